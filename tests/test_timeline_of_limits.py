@@ -5,14 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 
-from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
     BlockedEvent,
     EndEvent,
-    Event,
     FinishEvent,
     JumpEvent,
     PreemptEvent,
@@ -20,7 +18,6 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
-from batcher.settings import SchedulingSettings
 from batcher.trace.run import BlockedSpan, SlotSpan, SpanPreemption, Wait
 from batcher.trace.timeline import Timeline
 
@@ -213,23 +210,3 @@ def test_a_time_that_nobody_tells_lies_between_those_that_are_told():
     figures = Timeline.from_events(told).figures
     assert [figures.start_of(step) for step in range(5)] == [0.0, 10.0, 12.0, 12.0, 22.0]
     assert [figures.end_of(step) for step in range(4)] == [10.0, 12.0, 12.0, 22.0]
-
-
-def test_a_negative_prompt_catches_up_with_a_jump_in_several_steps() -> None:
-    """Both rows compute what was forced, in a step of prompts and in one that gives a token."""
-    request = Request(
-        prompt="abc",
-        max_tokens=10,
-        cfg_scale=0.0,
-        negative_prompt="A long negative prompt",
-        choice=["yes", "no", "not yet"],
-    )
-    engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(prefill_order="prefill-first"))
-    engine.add(request)
-    events: list[Event] = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    timeline = Timeline.from_events(events)
-    timeline.check_integrity()
-    assert [span.role for span in timeline.spans] == ["sample", "negative"]
-    assert [event.role for event in events if isinstance(event, PrefillEvent)].count("negative") > 1

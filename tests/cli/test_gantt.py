@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 from functools import cache
 
 import msgspec
@@ -13,7 +14,7 @@ from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
-from batcher.trace.run import Fork, SlotSpan, StepDrafts
+from batcher.trace.run import Fork, SlotSpan, SpanPreemption, StepDrafts
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 from cli.screen.live_state import RunState
 from cli.screen.terminal import cell_width
@@ -22,6 +23,7 @@ from cli.views.gantt import (
     UNICODE,
     Scale,
     bar_row,
+    choose_slots,
     choose_zoom,
     draft_marks,
     headline,
@@ -446,3 +448,73 @@ def test_a_terminal_is_filled_and_not_overflown(height, slots):
         assert len(lines) < max(height, 24)
         if timeline.num_steps == 30:
             assert num_rows == min(slots, max(height - 8, 4))
+
+
+# -- which slots get a row -------------------------------------------------------------------------
+
+PREEMPTION = SpanPreemption("kv", "other", 0, 1, 1)
+
+
+def slot_span(slot, steps=1, *, name="r", outcome="length"):
+    preemption = PREEMPTION if outcome == "preempted" else None
+    return SlotSpan(slot, name, 0, 0, steps, outcome, preemption=preemption)
+
+
+def choose(spans, num_slots, num_rows, request_ids=frozenset()):
+    held, _, reason = choose_slots(spans, range(num_slots), range(99), num_rows, request_ids)
+    return [*held], reason
+
+
+AGING = [slot_span(slot, 10 + slot, name=f"r{slot}") for slot in range(20)]
+TROUBLE = [
+    *(slot_span(slot, outcome="preempted") for slot in (3, 4, 5, 5)),
+    *(slot_span(6, outcome="error") for _ in range(3)),
+]
+
+
+@pytest.mark.parametrize(
+    ("spans", "num_slots", "num_rows", "request_ids", "slots", "reason"),
+    [
+        ([slot_span(1)], 3, 3, (), [0, 1, 2], ""),
+        ([slot_span(5), slot_span(7)], 9, 3, (), [0, 5, 7], "2 slots in use"),
+        (
+            *(AGING + TROUBLE, 20, 4, (), [0, 5, 6, 19]),
+            "slots: 2 with most preemptions or failures, 1 idlest, 1 busiest",
+        ),
+        (AGING[:9], 9, 3, {"r5"}, [0, 5, 8], "slots: 1 asked for, 1 idlest, 1 busiest"),
+        ([slot_span(slot) for slot in range(9)], 9, 2, (), [0, 1], "slots: 2 equally busy"),
+    ],
+)
+def test_the_slots_that_tell_the_most_are_shown_and_why(
+    spans, num_slots, num_rows, request_ids, slots, reason
+):
+    assert choose(spans, num_slots, num_rows, request_ids) == (slots, reason)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 11),
+            st.integers(1, 5),
+            st.sampled_from(["length", "error", "preempted"]),
+            st.sampled_from("abc"),
+        )
+    ),
+    st.integers(1, 12),
+    st.sampled_from([frozenset(), frozenset("a")]),
+)
+def test_every_row_is_filled_and_nothing_that_tells_more_is_left_out(drawn, num_rows, asked):
+    spans = [slot_span(slot, steps, outcome=end, name=name) for slot, steps, end, name in drawn]
+    slots, reason = choose(spans, 12, num_rows, asked)
+    assert slots == sorted(set(slots))
+    assert len(slots) == num_rows
+    assert bool(reason) == (num_rows < 12)
+    counts = [int(word) for word in reason.split() if word.isdecimal()]
+    assert sum(counts) in (0, num_rows) or reason.endswith(" in use")
+    used = {each.slot for each in spans}
+    assert used <= set(slots) or set(slots) <= used
+    wanted = {each.slot for each in spans if each.id in asked}
+    assert wanted <= set(slots) or set(slots) <= wanted
+    if not wanted and len(used) > num_rows > 1:
+        trouble = Counter(each.slot for each in spans if each.outcome != "length")
+        assert max(trouble.values(), default=0) == max((trouble[slot] for slot in slots), default=0)

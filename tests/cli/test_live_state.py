@@ -13,7 +13,6 @@ from reference_units import play_units, samples, unit_workloads
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
-    BlockedEvent,
     DropEvent,
     FinishEvent,
     JumpEvent,
@@ -34,14 +33,6 @@ from cli.views.gantt import Scale
 def observe(state, events):
     feed(state.fold, events)
     state.catch_up()
-
-
-def test_a_request_without_a_slot_is_counted_and_forgotten():
-    state = RunState(1)
-    observe(state, [ArriveEvent(0, 0.0, "a", 0, "input", 5, 0)])
-    observe(state, [FinishEvent(0, 0.0, "a", 0, None, "length", None, 0)])
-    assert (state.num_done, state.num_failed, state.num_tokens(9)) == (1, 0, 0)
-    assert not list(state.fold.open)
 
 
 @given(unit_workloads(), st.integers(0, 2**32))
@@ -171,15 +162,6 @@ def test_tokens_to_come_are_estimated_from_what_was_used_of_max_tokens():
     assert state.num_tokens_left(9, 8) == pytest.approx(55 - 10 + 8 * 55)
     observe(state, [FinishEvent(9, 9.0, "b", 0, 1, "stop", None, 10)])
     assert state.num_tokens_left(9, 8) == pytest.approx(8 * 10)
-
-
-def test_what_holds_back_the_first_of_the_queue_is_known_until_it_is_admitted():
-    state = RunState(2)
-    held = BlockedEvent(0, 0.0, "a", 0, "kv", 5)
-    observe(state, [ArriveEvent(0, 0.0, "a", 0, "input", 3, 4), held])
-    assert state.fold.blocked is held
-    observe(state, [AdmitEvent(2, 2.0, "a", 0, 0, "empty")])
-    assert state.fold.blocked is None
 
 
 # -- the whole run, in little ----------------------------------------------------------------------

@@ -16,7 +16,6 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
 from batcher.trace.files import read_trace
 from batcher.trace.run import label_of
-from batcher.trace.timeline import Timeline
 from cli.screen.live_picture import Longest, Picture
 from cli.screen.theme import UNICODE
 from cli.views import recording
@@ -57,8 +56,6 @@ def arrivals_in(events):
 
 
 BACKLOGS = {
-    "later": [{"max_tokens": 40}, *[{"max_tokens": 2, "arrival_time": 1_000}] * 57],
-    "out of order": [{"max_tokens": 3, "arrival_time": time} for time in (9, 0, 20, 0, 4, 4)],
     "beams and samples": [
         {"max_tokens": 5, "num_beams": 2},
         {"max_tokens": 3, "n": 2, "best_of": 4, "temperature": 1},
@@ -72,9 +69,7 @@ BACKLOGS = {
     ],
     "bad lines": [{"max_tokens": 6}, {"max_tokens": -1}, *[{"max_tokens": 3}] * 4],
 }
-
-
-ORDERS = [("fcfs", 2), ("sjf", 4), ("fcfs", 4), ("sjf", 2), ("fcfs", 3)]
+ORDERS = [("fcfs", 4), ("sjf", 2), ("fcfs", 3)]
 
 
 @pytest.mark.parametrize(
