@@ -16,6 +16,7 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
 from batcher.trace.files import read_trace
 from batcher.trace.run import label_of
+from batcher.trace.timeline import Timeline
 from cli.screen.live_picture import Longest, Picture
 from cli.screen.theme import UNICODE
 from cli.views import recording
