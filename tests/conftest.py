@@ -25,6 +25,12 @@ settings.register_profile("thorough", max_examples=USUAL, deadline=None, derando
 settings.load_profile("quick")
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Start a worker more than there are cores: many tests wait for processes."""
+    return (yield) + 1
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Collect the tests without looks for garbage, of which there is none: it takes a fifth less.
