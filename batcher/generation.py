@@ -103,11 +103,7 @@ def generate_many(
 
 
 def _model(model: LLM | Model | str, request: Request, call_settings: CallSettings | None) -> Model:
-    """Return `model` as a Model; an LLM is asked about a prompt of ids in `request` first.
-
-    Raises:
-        BatchdecodeError: it is none, or says something wrong of itself.
-    """
+    # an LLM is asked about a prompt of ids in `request` first
     if isinstance(model, str) or has_attribute(model, "forward"):
         return as_model(model)
     missing = missing_methods(model)
@@ -124,12 +120,6 @@ def _model(model: LLM | Model | str, request: Request, call_settings: CallSettin
 def _request(
     prompt: str | Iterable[int], max_tokens: int | None, n: int, sampling: Mapping[str, Any]
 ) -> Request:
-    """Return the request for that.
-
-    Raises:
-        BatchdecodeError: `sampling` has what is no field of it, or, a RequestError, no LLM could
-            decode the request; the engine knows more about this one.
-    """
     for name in sampling:
         if name not in SAMPLING:
             hint = suggest(name, SAMPLING) or f"known: {', '.join(SAMPLING)}"
@@ -152,11 +142,6 @@ def _request(
 
 
 def _results(model: Model, request: Request, *, batch_size: int) -> list[Result]:
-    """Return the results of `request`, one for every sample.
-
-    Raises:
-        BatchdecodeError: the request is not valid, or a sample failed.
-    """
     engine = Engine(model, batch_size)
     engine.add(request)
     results: list[Result] = []

@@ -358,7 +358,12 @@ def top_candidates(logits: FloatArray, top_k: int) -> Iterator[Candidates]:
     rows = flat // vocab_size
     token_ids = flat - rows * vocab_size  # a third of what divmod takes
     values = logits.reshape(-1)[flat]
-    (tops,) = (values >= _kth_largest(rows, values, num_rows, top_k)[rows]).nonzero()
+    counts = np.bincount(rows, minlength=num_rows)
+    width = max(top_k, int(counts.max()))
+    table = np.full((num_rows, width), -np.inf, np.float32)
+    table[rows, _columns(rows, counts)] = values
+    kth_largest = np.sort(table, axis=-1)[:, width - top_k]  # of a row with fewer -inf
+    (tops,) = (values >= kth_largest[rows]).nonzero()
     rows, token_ids, values = rows[tops], token_ids[tops], values[tops]
     counts = np.bincount(rows, minlength=num_rows)
     if (counts == top_k).all():  # nearly always
@@ -396,19 +401,6 @@ def _lower_bound(logits: FloatArray, top_k: int) -> FloatArray:
     maxima = np.sort(chunks.max(axis=1), axis=-1)  # faster than np.partition for so few
     bound: FloatArray = np.maximum(maxima[:, place : place + 1], LOWEST)
     return bound
-
-
-def _kth_largest(rows: IntArray, values: FloatArray, num_rows: int, k: int) -> FloatArray:
-    """Return [num_rows] the k-th largest value of every row, -inf where it has fewer.
-
-    rows: [n] ascending, the row of each of `values`.
-    """
-    counts = np.bincount(rows, minlength=num_rows)
-    width = max(k, int(counts.max()))
-    table = np.full((num_rows, width), -np.inf, np.float32)
-    table[rows, _columns(rows, counts)] = values
-    kth: FloatArray = np.sort(table, axis=-1)[:, width - k]
-    return kth
 
 
 def temper(logits: Floats, temperature: float) -> Floats:

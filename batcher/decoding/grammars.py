@@ -475,11 +475,7 @@ def with_large_stack(function: Callable[[], T]) -> T:
 
 
 def _lark_grammar(source: ConstraintSource) -> str:
-    """Return the Lark grammar of a constraint, ready for llguidance.
-
-    Raises:
-        GrammarError: `source` states nothing that llguidance could be given.
-    """
+    """Return the Lark grammar of a constraint, ready for llguidance."""
     match source.kind:
         case "json_schema":
             schema = json.loads(source.text)

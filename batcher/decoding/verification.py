@@ -368,10 +368,6 @@ def _read(output: bytes, repeated: list[str]) -> Any:
     """Return the value that is written in `output`, its numbers as Decimals.
 
     repeated: gets the names that an object has twice; the last value of each counts.
-
-    Raises:
-        ValueError: it is no JSON.
-        UndecidedError: it cannot be read here.
     """
 
     def refuse_constant(name: str) -> None:
@@ -613,30 +609,10 @@ class Enforceable(Struct, frozen=True):
     unenforced: tuple[str, ...] = ()
 
 
-def enforceable_part(
+def _loosened(
     tokenizer: "LLTokenizer", source: ConstraintSource
-) -> Enforceable | GrammarError:
-    """Return what llguidance can enforce of a constraint, or why that is nothing.
-
-    The caller's thread has to have a stack of STACK_SIZE: see `with_large_stack`.
-    """
-    if source.kind != "json_schema":
-        found = compile_source(tokenizer, source)
-        return found if isinstance(found, GrammarError) else Enforceable(source)
-    try:
-        return _loosened(tokenizer, source)
-    except GrammarError as error:
-        return error
-    except RecursionError:
-        return GrammarError(("json_schema",), NESTED)
-
-
-def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable | GrammarError:
-    """Return what llguidance can enforce of a schema, loosened no further than it has to be.
-
-    Raises:
-        GrammarError: it holds an integer that cannot be kept, or what is no schema.
-    """
+) -> tuple[ConstraintSource, tuple[str, ...]]:
+    """Return what llguidance can enforce of a schema, loosened no further than it has to be."""
     left_out: set[str] = set()
     schema = _changed(json.loads(source.text), partial(_as_is_read, left_out))
     matcher = matcher_of(tokenizer, schema_source(schema))
@@ -659,7 +635,7 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
         schema = _changed(schema, partial(change, left_out))
         matcher = matcher_of(tokenizer, schema_source(schema))
     if matcher.is_error():
-        return grammar_error(tokenizer, schema_source(schema), matcher.get_error())
+        raise grammar_error(tokenizer, schema_source(schema), matcher.get_error())
     matcher.compute_bitmask()
     for warning in matcher.get_grammar_warnings():  # or of an unknown format, an annotation
         if keys := _UNKNOWN_KEYS.search(warning):
@@ -672,8 +648,8 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
     if unenforced and (doubt := find_doubt(json.loads(source.text))):
         path, what = doubt
         message = f"nothing here can check {what}, so that {', '.join(unenforced)} cannot be kept"
-        return GrammarError(("json_schema", *path), message)
-    return Enforceable(schema_source(schema), unenforced)
+        raise GrammarError(("json_schema", *path), message)
+    return schema_source(schema), unenforced
 
 
 def _changed(schema: Any, change: Change, path: Path = ()) -> Any:
@@ -736,10 +712,6 @@ def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
     """Write a schema as llguidance reads it right, and without the bounds that it cannot keep.
 
     Its dialect by name, its patterns with dashes escaped, its integers without a fraction.
-
-    Raises:
-        GrammarError: it has an integer that llguidance would take for another, or bounds within
-            which hardly any integer would be right.
     """
     made = schema.copy()
     if "$schema" in schema:
@@ -787,11 +759,7 @@ def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
 
 
 def _exact_value(value: Any, path: Path) -> Any:
-    """Return what an output has to be with its integers written as such.
-
-    Raises:
-        GrammarError: llguidance would take one of them for another.
-    """
+    """Return what an output has to be with its integers written as such."""
     if isinstance(value, dict):
         return {name: _exact_value(part, (*path, name)) for name, part in value.items()}
     if isinstance(value, list):
@@ -933,11 +901,17 @@ def _answer_all() -> None:
             limit = int(held) * 1024 + max_bytes
             resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        found = enforceable_part(tokenizer, ConstraintSource(kind, text))
+        source, unenforced = ConstraintSource(kind, text), tuple[str, ...]()
+        try:
+            if kind == "json_schema":
+                source, unenforced = _loosened(tokenizer, source)
+            elif isinstance(found := compile_source(tokenizer, source), GrammarError):
+                raise found
+            answer: dict[str, object] = {"text": source.text, "unenforced": unenforced}
+        except GrammarError as error:
+            answer = {"path": error.path, "message": str(error)}
+        except RecursionError:
+            answer = {"path": (kind,), "message": NESTED}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if isinstance(found, GrammarError):
-            answer = {"path": found.path, "message": str(found)}
-        else:
-            answer = {"text": found.source.text, "unenforced": found.unenforced}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -62,7 +62,20 @@ class LogitTable:
 
     def __init__(self, choices: IntArray, vocab_size: int) -> None:
         """Take the choices: [parts of speech, choices] what follows, as often as it does."""
-        self._logits = _ranked_logits(choices, vocab_size)
+        # By rank, from 1 on.  A token comes up after an exponential time whose rate is its
+        # frequency, and ranks are the order of these (Efraimidis and Spirakis, Information
+        # Processing Letters 97(5), 2006).
+        counts = np.stack([np.bincount(line, minlength=vocab_size) for line in choices])[:, None]
+        sizes = len(choices), NUM_RANKINGS, vocab_size
+        part, ranking, token = (np.arange(size, dtype=np.uint64) for size in sizes)
+        bits = uniform_bits(part[:, None, None], ranking[:, None], token)
+        times = -np.log((bits + 0.5) / 2**52) / counts.clip(1)
+        times[np.broadcast_to(counts == 0, sizes)] += _BEYOND_THE_GRAMMAR
+        by_rank = TOP_LOGIT - ZIPF_EXPONENT * np.log(np.arange(2, vocab_size + 2))
+        logits = np.empty(sizes)
+        np.put_along_axis(logits, times.argsort(axis=-1), by_rank[None, None], -1)
+        logits -= np.where(counts == 0, GRAMMAR_GAP, 0)
+        self._logits: FloatArray = logits.astype(np.float32).reshape(-1, vocab_size)
         self._sharpnesses = np.array(SHARPNESSES, np.float32)[:, None]
         self._buffer = np.empty((0, vocab_size), np.float32)
 
@@ -91,25 +104,6 @@ def uniform_bits(part: BitsOrInt, ranking: BitsOrInt, token: BitsOrInt) -> BitsO
     """Return 52 random bits: where in (0, 1) the token's number for this ranking lies."""
     bits = scramble((part << 32) + (ranking << 16) + token)
     return bits >> 12  # type: ignore[return-value]  # numpy's stubs lose the sign, numpy does not
-
-
-def _ranked_logits(choices: IntArray, vocab_size: int) -> FloatArray:
-    """Return [parts * NUM_RANKINGS, vocab] the logits by rank, from 1 on.
-
-    A token comes up after an exponential time whose rate is its frequency, and ranks are the order
-    of these (Efraimidis and Spirakis, Information Processing Letters 97(5), 2006).
-    """
-    counts = np.stack([np.bincount(line, minlength=vocab_size) for line in choices])[:, None]
-    sizes = len(choices), NUM_RANKINGS, vocab_size
-    part, ranking, token = (np.arange(size, dtype=np.uint64) for size in sizes)
-    bits = uniform_bits(part[:, None, None], ranking[:, None], token)
-    times = -np.log((bits + 0.5) / 2**52) / counts.clip(1)
-    times[np.broadcast_to(counts == 0, sizes)] += _BEYOND_THE_GRAMMAR
-    by_rank = TOP_LOGIT - ZIPF_EXPONENT * np.log(np.arange(2, vocab_size + 2))
-    logits = np.empty(sizes)
-    np.put_along_axis(logits, times.argsort(axis=-1), by_rank[None, None], -1)
-    logits -= np.where(counts == 0, GRAMMAR_GAP, 0)
-    return logits.astype(np.float32).reshape(-1, vocab_size)
 
 
 # The hash of the simulated model, h <- (h + token) * M modulo 2^64, of one token or of many.

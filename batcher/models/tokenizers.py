@@ -255,20 +255,18 @@ class CheckedTokenizer:
         self.apply_chat_template = attribute_of(inner, "apply_chat_template", None)
         self._inner, self._lock = inner, Lock()
         self._largest = MAX_INT if vocab_size is None else vocab_size - 1
-        self.prefix_token_ids = self._read_prefix(attribute_of(inner, "prefix_token_ids", ()))
-        self._last: tuple[str, list[int]] | None = None
-        encode = attribute_of(inner, "encode_with_special", None)
-        if encode is not None:
-            self.encode_with_special = partial(self._encode, encode=encode)
-
-    def _read_prefix(self, given: Any) -> list[int]:
-        tokens = _read_tokens(given)
-        if tokens is None or not all(0 <= token <= self._largest for token in tokens):
+        given = attribute_of(inner, "prefix_token_ids", ())
+        prefix = _read_tokens(given)
+        if prefix is None or not all(0 <= token <= self._largest for token in prefix):
             raise BatchdecodeError(
                 f"the tokenizer's prefix_token_ids are {shown(given)}, "
                 f"which is no list of token ids from 0 to {self._largest}"
             )
-        return tokens
+        self.prefix_token_ids = prefix
+        self._last: tuple[str, list[int]] | None = None
+        encode = attribute_of(inner, "encode_with_special", None)
+        if encode is not None:
+            self.encode_with_special = partial(self._encode, encode=encode)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, in a list of the caller's own.

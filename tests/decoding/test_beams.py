@@ -236,13 +236,6 @@ def test_where_no_token_is_eos_a_stop_leaves_enough_beams_too() -> None:
     assert steps == [BeamStep(tokens=[1, 2], parents=[0, 0])]
 
 
-def test_a_search_ends_when_the_beams_are_no_better_than_what_has_finished() -> None:
-    equal = np.full((3, 3), -1.0)
-    assert len(run(markov(equal), num_beams=2, max_tokens=9).steps) == 1
-    better = [[-1, -1, -1], [-1, -0.99, -1], [-1, -1, -1]]
-    assert len(run(markov(better), num_beams=2, max_tokens=9).steps) == 8
-
-
 def test_a_place_that_no_beam_needs_doubles_the_best_beam() -> None:
     search, steps, _ = run(
         markov([[-1, -1], [-1.5, -0.5]]), num_beams=5, max_steps=1, ends=lambda _: False
@@ -257,25 +250,6 @@ def test_a_search_all_of_whose_beams_die_has_failed_and_says_how_far_it_came() -
     assert search.has_failed
     [(tokens, score, has_ended)] = search.results()
     assert (tokens, score, has_ended) == ([2], -2.0, False)
-
-
-def test_a_stop_ends_a_hypothesis_as_eos_does() -> None:
-    table = log_softmax([[0, 0, 0], [-9, 0, 3], [-9, 2, 3]])
-    results = run(
-        markov(table),
-        num_beams=2,
-        max_tokens=5,
-        early_stopping=True,
-        ends=lambda row: row[-2:] == [2, 1],
-    ).search.results()
-    assert [(h.tokens, h.has_ended) for h in results] == [([2, 2, 1], True), ([2, 1], True)]
-
-
-def test_only_the_best_num_beams_candidates_may_finish() -> None:
-    """The third best is EOS: it is looked at, and passed over."""
-    table = log_softmax([[0, 0, 0], [1, 2, 3], [0, 0, 0]])
-    assert found(table, num_beams=3, max_tokens=2, length_penalty=-1)[0] == [EOS]
-    assert [EOS] not in found(table, num_beams=2, max_tokens=2, length_penalty=-1)
 
 
 @pytest.mark.parametrize("length_penalty", [-1e6, -400.0, 400.0, 1e6])

@@ -184,29 +184,6 @@ def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() ->
     assert len(table._places) < 900
 
 
-def test_what_stands_in_a_free_slot_is_ignored() -> None:
-    table = StopMatcher(3, 256, BYTES)
-    table.open(1, stops_at(stop="ab"))
-    assert len(table.watched) == 1
-    assert table.would_end(1, 98) is False
-    assert table.advance(np.array([0, 97, 0])) == []
-    assert table.would_end(1, 98)
-    for garbage in (-5, 2**40, *range(5 * 256), 2 * 256 + 97, 98):
-        assert table.advance(np.array([garbage, 97, garbage])) == []
-    assert table.advance(np.array([-1, 98, 98])) == [1]
-    table.close(1)
-    assert len(table.watched) == 0
-
-
-def test_a_row_with_nothing_to_watch_for_costs_nothing() -> None:
-    table = StopMatcher(2, 256, BYTES)
-    table.open(0, stops_at())
-    assert len(table.watched) == 0
-    table.open(0, stops_at(stop="a"))
-    table.fork(1, 0)
-    assert len(table.watched) == 0
-
-
 @pytest.mark.parametrize("vocab_size", [10**8, 2**31 - 1])
 def test_a_vocabulary_far_beyond_the_tokenizer_takes_no_memory(vocab_size: int) -> None:
     table = StopMatcher(4, vocab_size, BYTES)

@@ -114,28 +114,6 @@ def test_suspended_rows_tell_what_the_model_has_to_compute_again() -> None:
     assert own == negative
 
 
-def test_a_place_that_no_beam_needs_has_the_tokens_of_the_best() -> None:
-    rows = SlottedRows([request("fewer ways than beams")])
-    rows.admit(Random(0), never)
-    rows.compute()
-    [first] = rows.running.values()
-    rows.suspend(first)
-    [(_, suspended)] = rows.suspended
-    assert len({tuple(tokens) for tokens in suspended.tokens}) == 2
-    assert [len(tokens) for tokens in suspended.tokens] == [1, 1, 1]
-
-
-def test_a_plain_row_is_not_in_the_way_of_those_that_stay() -> None:
-    rows = SlottedRows([request("plain")])
-    rows.admit(Random(0), never)
-    rows.compute()
-    [first] = rows.running.values()
-    rows.suspend(first)
-    assert not rows.runner.rows._states
-    assert not rows.runner.tokens.first_rows
-    assert not rows.runner.stops.watched
-
-
 def test_a_row_stands_in_its_automaton_where_it_stood_though_the_table_was_cleared() -> None:
     """Between leaving and coming back all lines are made anew."""
     table = StopMatcher(2, MODEL.vocab_size, MODEL.tokenizer)

@@ -98,11 +98,6 @@ def test_a_row_that_the_model_gives_up_fails_with_its_words() -> None:
     assert results[1].error.message == "step 2: context is full"
 
 
-def test_ctrl_c_in_a_model_is_no_failure_of_it() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        decoded(lambda _: fail(KeyboardInterrupt()))
-
-
 def test_a_cache_may_raise_anything() -> None:
     model = Faulty(ModelOutput)
     model.release = lambda _: fail(OwnError("mine"))
@@ -178,11 +173,6 @@ def test_logits_are_laid_out_row_by_row_however_they_came() -> None:
         assert output.logits.flags.c_contiguous
         assert output.logits.dtype == np.float32
         assert (output.logits == LOGITS).all()
-
-
-def test_a_model_that_gives_logits_for_every_row_needs_no_tokens() -> None:
-    logits = np.zeros((3, 4))
-    assert answer_to(ModelOutput(None, {}, logits), [0, 1, 3]).tokens.tolist() == [0, 0, 0, 0]
 
 
 def test_logits_that_are_too_large_become_infinite() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from batcher import BatchdecodeError, ByteTokenizer, Request, RequestError, decode, generate
 from batcher.foreign import RaisedError
-from batcher.models.callables import CallableModel
 from batcher.models.loading import as_model
 
 
@@ -113,16 +112,6 @@ def test_what_a_model_says_of_itself_is_checked(attributes: dict, fault: str) ->
         as_model(model_with(**attributes))
 
 
-def test_the_largest_vocabularies() -> None:
-    assert as_model(model_with(vocab_size=2**24, gives="logits")).vocab_size == 2**24
-    assert as_model(model_with(vocab_size=2**31)).vocab_size == 2**31
-
-
-def test_an_adapter_that_was_made_by_hand_is_checked_as_well() -> None:
-    with pytest.raises(BatchdecodeError, match="vocab_size is neither"):
-        decode([Request(prompt="")], model=CallableModel(model_with(vocab_size=0)))
-
-
 class NoStop:
     def next_token_logits(self, _: list[int]) -> list[float]:
         return [1.0]
@@ -164,19 +153,6 @@ def test_a_model_that_says_it_is_paged_has_to_be() -> None:
 
     with pytest.raises(BatchdecodeError, match="says that it is_paged, and lacks allocate_pages"):
         as_model(Paged())
-
-
-class OwnError(BaseException):
-    """Not an Exception."""
-
-
-def test_whatever_a_model_raises_when_it_is_made_is_told() -> None:
-    class Unmade:
-        def __init__(self) -> None:
-            raise OwnError("mine")
-
-    with pytest.raises(RaisedError, match="cannot make a Unmade: OwnError: mine"):
-        as_model(Unmade)
 
 
 def test_a_name_that_no_file_can_hold_is_no_name() -> None:

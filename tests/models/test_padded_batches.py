@@ -48,13 +48,6 @@ def test_a_padded_batch_has_the_tokens_of_the_ragged_one(rows, side) -> None:
     assert (input_ids.dtype, mask.dtype, lengths.dtype) == (np.int64, np.bool_, np.int64)
 
 
-def test_the_batch_stays_as_it_is() -> None:
-    batch, _ = batch_of([([7], "decode"), ([1, 2], "last")])
-    batch.padded("left").input_ids[:] = 9
-    assert batch.tokens[0] == 7
-    assert batch.chunks[0].token_ids == [1, 2]
-
-
 def test_there_are_two_sides() -> None:
     with pytest.raises(BatchdecodeError, match="on the left or on the right, not 'both'"):
         Batch(1).padded("both")  # type: ignore[arg-type]

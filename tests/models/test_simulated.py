@@ -172,17 +172,6 @@ def test_eos_comes_as_often_as_the_settings_say(rate: float) -> None:
     )
 
 
-def test_the_seed_decides() -> None:
-    one, same, other = (
-        decode(
-            [{"prompt": "x", "ignore_eos": True}], model=SimulatedModel(SimulatedSettings(seed=s))
-        )
-        for s in (1, 1, 2)
-    )
-    assert one == same
-    assert one[0].tokens != other[0].tokens
-
-
 def test_a_golden_text() -> None:
     """Results stay the same from release to release; the reference says that they are right."""
     [result] = decode([{"prompt": "Tell me a story", "max_tokens": 24}])

@@ -116,25 +116,6 @@ def test_it_is_switched_off_and_on_again_and_says_why() -> None:
     assert play.wanted[0] > 2
 
 
-def test_a_new_row_begins_with_what_others_have_shown() -> None:
-    play = Play("dearer soon", [0.0, 0.0])
-    for _ in range(100):
-        play.step()
-    play.lengths.open(2)
-    assert play.lengths._rows[2].num_drafts == 0
-    play = Play("a bit dearer", [0.0, 0.0])
-    for _ in range(100):
-        play.step()
-    play.lengths.open(2)
-    play.lengths._credit = -1e9  # no probes
-    assert play.lengths.wanted([0, 1, 2]) == {}
-    play = Play("all alike", [1.0, 1.0])
-    for _ in range(10):
-        play.step()
-    play.lengths.open(2)
-    assert play.lengths.wanted([0, 1, 2])[2] == MOST
-
-
 def test_a_row_that_shows_more_is_given_more() -> None:
     play = Play("a bit dearer", [0.9, 0.0, 0.0])
     for _ in range(200):
@@ -142,19 +123,6 @@ def test_a_row_that_shows_more_is_given_more() -> None:
     numbers = [play.lengths._rows[slot].num_drafts for slot in range(3)]
     assert numbers[0] > 2
     assert numbers[1:] == [0, 0]
-
-
-def test_a_tile_is_filled_to_its_last_token() -> None:
-    play = Play("in tiles", [0.9] * 5)
-    for _ in range(50):
-        play.step()
-    play.lengths._credit = -1e9  # no probes
-    numbers = []
-    for _ in range(50):
-        play.step()
-        numbers.append(sum(play.wanted.values()))
-    assert max(numbers) == 11
-    assert sum(numbers) > 50 * 10
 
 
 @given(

@@ -92,11 +92,6 @@ def test_without_an_eos_token_a_row_at_its_end_allows_nothing():
     assert (ids_allowed(row, 9), may_end(row), must_end(row), row.failure) == ([], True, True, None)
 
 
-def test_eos_is_no_text_even_if_its_tokenizer_gives_it_some():
-    row = row_of("regex", "ab", [b"a", b"b", b"a"])
-    assert ids_allowed(row, 3) == [2]
-
-
 def test_an_eos_beyond_the_tokenizer_ends_outputs():
     row = row_of("regex", "a", [b"a"], vocab_size=70, eos_token_ids=(65,))
     assert ids_allowed(row, 70) == [0]
@@ -115,18 +110,6 @@ def test_a_token_that_is_not_allowed_is_a_bug_of_the_caller(token):
     row = row_of("regex", "a|", TINY)
     with pytest.raises(InvariantError, match=f"token {token} "):
         row.advance(token)
-
-
-def test_a_fork_moves_on_by_itself():
-    row = row_of("regex", "a(b|c)", TINY)
-    row.advance(1)
-    before = ids_allowed(row, len(TINY))
-    fork = row.fork()
-    row.advance(2)
-    assert ids_allowed(fork, len(TINY)) == before == [2, 7]
-    fork.advance(7)
-    assert must_end(row)
-    assert must_end(fork)
 
 
 def test_a_row_without_a_way_out_says_why_and_allows_nothing():

@@ -36,13 +36,6 @@ def test_what_takes_too_much_memory_is_refused_and_the_next_one_is_not(fresh):
     assert fresh.make(GOOD, 10) == Enforceable(GOOD)
 
 
-def test_what_has_passed_is_not_tried_again(fresh):
-    assert fresh.make(GOOD, 10) == Enforceable(GOOD)
-    fresh.close()
-    assert fresh.make(GOOD, 10) == Enforceable(GOOD)
-    assert fresh._process is None
-
-
 def test_a_trial_that_was_interrupted_leaves_no_answer_for_the_next(fresh, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt

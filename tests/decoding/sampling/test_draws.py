@@ -99,11 +99,3 @@ def test_a_draw_of_a_large_vocabulary_is_that_of_the_definition(
 ) -> None:
     params = SamplingParams(temperature=temperature, **fields)
     check(some_logits(kind, 0, 1, 49_152), params)
-
-
-def test_a_sum_on_the_cut_is_added_up_in_order() -> None:
-    keys, weights = np.arange(8.0), np.full(8, 0.125)
-    assert filters._cut(keys, weights, 0.5, 2**-50) is None
-    found = filters._cut(keys, weights, 0.51, 2**-50)
-    assert found == filters.Cut(4.0, 1)
-    assert filters._cut(keys // 4, weights, 0.8, 2**-50) == filters.Cut(1.0, 3)

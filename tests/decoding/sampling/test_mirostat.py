@@ -61,14 +61,6 @@ def test_mu_begins_at_twice_tau_and_moves_by_the_surprise_before_the_cut() -> No
     assert sampler._mu[0] == pytest.approx(1.5 - 0.5 * (1 - 0.75))  # though it was certain
 
 
-def test_version_2_keeps_up_to_mu_or_the_most_likely() -> None:
-    bits = np.array([[1.0, 2, 3, 3]])
-    for mu, expected in [(0.0, 1), (1.0, 1), (2.5, 2), (3.0, 4)]:
-        logits = -bits * math.log(2)
-        filters.keep_below(logits, np.array([mu + 1e-9]))
-        assert np.isfinite(logits).sum() == expected
-
-
 def test_version_1_keeps_as_many_as_zipf_says() -> None:
     ranks = np.arange(1, 1001)
     for exponent in (0.8, 1.0, 1.3):
