@@ -10,7 +10,6 @@ from cli.run.worker import (
     Decode,
     Died,
     Failed,
-    Wanted,
     Worker,
     decode_instruction,
     decode_report,
@@ -78,9 +77,7 @@ class InnerWorkers:
         worker = self.workers[number]
         if worker is None:
             try:
-                worker = self.workers[number] = Worker(
-                    self.options, number, Wanted.by(self.options), self.restarts[number]
-                )
+                worker = self.workers[number] = Worker(self.options, number, self.restarts[number])
             except BatchdecodeError as error:
                 return [Failed(str(error))]
             reports = [worker.ready()]

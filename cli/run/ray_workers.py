@@ -16,7 +16,6 @@ import re
 import shutil
 import socket
 import time
-import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
@@ -25,24 +24,19 @@ from threading import Event as Flag
 from threading import Thread
 from typing import Any, NamedTuple, Self
 
-from batcher.errors import BatchdecodeError, LostModelError, describe
+from batcher.errors import BatchdecodeError
 from batcher.events import RestartEvent
-from batcher.garbage import look_seldom
 
 from ..screen.terminal import counted
 from .problems import say
 from .run_options import RunOptions
 from .worker import (
     Died,
-    Failed,
     Inbox,
     Instruction,
-    Report,
-    StoppedByModel,
+    StartedWorker,
     Told,
     Waiting,
-    Wanted,
-    Worker,
     decode_instruction,
     decode_report,
     frame_of,
@@ -144,7 +138,7 @@ class Actors:
             raise BatchdecodeError(message) from None
         self._ray: Any = ray
         self._options, self._num_workers, self._waiting = options, num_workers, waiting
-        self._address, self._wanted = address, Wanted.by(options)
+        self._address = address
         self._share = Share(1.0, 0.0)
         self._peers: dict[int, _Peer] = {}
         self._has_woken, self._is_over = Flag(), Flag()
@@ -187,7 +181,7 @@ class Actors:
 
     def start(self, number: int, restart: RestartEvent | None = None) -> None:
         remote = self._ray.remote(scheduling_strategy="SPREAD", **self._share._asdict())
-        what = self._options, number, self._wanted, restart, Path.cwd()
+        what = self._options, number, restart, Path.cwd()
         with self._room("where the command runs"):
             self._peers[number] = _Peer(remote(ActorWorker).remote(*what))
 
@@ -361,21 +355,12 @@ class Actors:
 
 
 class ActorWorker:
-    """An actor: a worker, which is made by the first exchange.
-
-    folder: where the command runs, and this does if there is such a one on its machine.
-    """
+    """An actor; folder: where the command runs, and this does if its machine has such a folder."""
 
     def __init__(
-        self,
-        options: RunOptions,
-        number: int,
-        wanted: Wanted,
-        restart: RestartEvent | None,
-        folder: Path,
+        self, options: RunOptions, number: int, restart: RestartEvent | None, folder: Path
     ) -> None:
-        self._what = options, number, wanted, restart
-        self._worker: Worker | None = None
+        self._worker = StartedWorker(options, number, restart)
         self._inbox, self._unsent = Inbox(decode_instruction), bytearray()
         if folder.is_dir():
             os.chdir(folder)
@@ -397,31 +382,10 @@ class ActorWorker:
             self._inbox.add(piece)
         if len(self._unsent) >= PIECE_BYTES:
             return _cut_piece(self._unsent), False
-        for report in self._reports():
+        for report in self._worker.exchange(self._inbox.take()):
             self._unsent += frame_of(report)
         piece = _cut_piece(self._unsent)
-        return piece, not self._unsent and (self._worker is None or self._worker.is_idle)
-
-    def _reports(self) -> Iterator[Report]:
-        """Do what was said, and go on for a while; yield what comes of it.
-
-        Raises:
-            LostModelError: as above.
-        """
-        try:
-            if self._worker is None:
-                self._worker = Worker(*self._what)
-                look_seldom()
-                yield self._worker.ready()
-            yield from self._worker.exchange(self._inbox.take())
-        except LostModelError:
-            raise
-        except KeyboardInterrupt:  # while the model was loaded
-            yield StoppedByModel()
-        except BatchdecodeError as error:
-            yield Failed(str(error))
-        except Exception as error:  # noqa: BLE001 - it is raised where the others are
-            yield Failed(describe(error), traceback.format_exc())
+        return piece, self._worker.is_idle and not self._unsent
 
 
 def _cut_piece(stream: bytearray) -> bytes:

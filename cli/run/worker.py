@@ -25,7 +25,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -342,7 +342,7 @@ class Worker:
     """
 
     def __init__(
-        self, options: RunOptions, number: int, wanted: Wanted, restart: RestartEvent | None = None
+        self, options: RunOptions, number: int, restart: RestartEvent | None = None
     ) -> None:
         setup = EngineSetup(options)
         if not isinstance(setup.engine, Engine):
@@ -353,7 +353,7 @@ class Worker:
         self._engine = setup.engine
         if restart is not None:
             self._engine.go_on_from(restart.step, restart.time)
-        self._number, self._batch, self._wanted = number, options.batch, wanted
+        self._number, self._batch, self._wanted = number, options.batch, Wanted.by(options)
         self._report = ProblemReport("")
         self._tracebacks = ModelTracebacks(self._report, is_quiet=options.quiet)
         self._parser = setup.parser(self._report.tell)
@@ -512,6 +512,45 @@ class Worker:
         )
 
 
+class StartedWorker:
+    """A worker that is made by the first exchange, and reports whatever ends it.
+
+    arguments: of Worker.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = arguments
+        self._worker: Worker | None = None
+        self._has_begun = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self._has_begun if self._worker is None else self._worker.is_idle
+
+    def exchange(self, instructions: Sequence[Instruction]) -> Iterator[Report]:
+        """Do what is said, and go on for a while; yield what comes of it, first that it is ready.
+
+        Raises:
+            LostModelError: another worker may go on with what this one cannot.
+            EOFError, ConnectionError: whoever takes the reports has gone.
+        """
+        self._has_begun = True
+        try:
+            if self._worker is None:
+                self._worker = Worker(*self._arguments)
+                look_seldom()
+                yield self._worker.ready()
+            yield from self._worker.exchange(instructions)
+        except LostModelError:
+            raise
+        except KeyboardInterrupt:  # while the model was loaded
+            yield StoppedByModel()
+        except BatchdecodeError as error:
+            yield Failed(str(error))
+        except Exception as error:  # noqa: BLE001 - it is told where the others are
+            yield Failed(describe(error), traceback.format_exc())
+
+
 class GivenLines(Source):
     """The lines that a worker was given and has not begun.
 
@@ -600,8 +639,7 @@ class Inbox(Generic[AnyMessage]):
     """What has come of a stream of frames, in whatever pieces; decode: makes a message of bytes."""
 
     def __init__(self, decode: Callable[[memoryview], AnyMessage]) -> None:
-        self._decode = decode
-        self._buffer, self._end = bytearray(CHUNK_BYTES), 0
+        self._decode, self._buffer = decode, bytearray()
 
     def read(self, source: socket.socket) -> int:
         """Take in what has come through a socket; return how many bytes, 0 if no more will come.
@@ -609,36 +647,27 @@ class Inbox(Generic[AnyMessage]):
         Raises:
             OSError: nothing has come yet, or nothing more will.
         """
-        self._make_room(1)
-        with memoryview(self._buffer) as buffer:
-            num_read = source.recv_into(buffer[self._end :])
-        self._end += num_read
-        return num_read
+        piece = source.recv(CHUNK_BYTES)
+        self._buffer += piece
+        return len(piece)
 
     def add(self, piece: bytes) -> None:
-        self._make_room(len(piece))
-        self._buffer[self._end : self._end + len(piece)] = piece
-        self._end += len(piece)
+        self._buffer += piece
 
     def take(self) -> list[AnyMessage]:
         """Return the messages that are whole by now."""
         found, start = [], 0
         with memoryview(self._buffer) as buffer:
-            while self._end - start >= _LENGTH.size:
+            while len(buffer) - start >= _LENGTH.size:
                 first = start + _LENGTH.size
                 end = first + _LENGTH.unpack_from(buffer, start)[0]
-                if end > self._end:
+                if end > len(buffer):
                     break
-                found.append(self._decode(buffer[first:end]))
+                with buffer[first:end] as frame:
+                    found.append(self._decode(frame))
                 start = end
-            if start:
-                self._end -= start
-                buffer[: self._end] = buffer[start : start + self._end]
+        del self._buffer[:start]
         return found
-
-    def _make_room(self, num_bytes: int) -> None:
-        if self._end + num_bytes > len(self._buffer):
-            self._buffer.extend(bytes(max(len(self._buffer), num_bytes)))
 
 
 class Processes:
@@ -649,7 +678,6 @@ class Processes:
 
     def __init__(self, options: RunOptions, num_workers: int, waiting: Waiting) -> None:
         self._options, self._num_workers, self._waiting = options, num_workers, waiting
-        self._wanted = Wanted.by(options)
         _check_open_files(num_workers)
         # A server to fork from has imported what a worker needs, and has no threads.
         self._context = get_context("forkserver")
@@ -671,7 +699,7 @@ class Processes:
     def start(self, number: int, restart: RestartEvent | None = None) -> None:
         ours, theirs = socket.socketpair()
         process = self._context.Process(
-            target=serve, args=(theirs, self._options, number, self._wanted, restart, self._folder)
+            target=serve, args=(theirs, self._options, number, restart, self._folder)
         )
         try:
             with helpers_started(), threads_shared(self._num_workers):
@@ -800,7 +828,6 @@ def serve(
     own_end: socket.socket,
     options: RunOptions,
     number: int,
-    wanted: Wanted,
     restart: RestartEvent | None,
     folder: str,
 ) -> None:
@@ -822,21 +849,14 @@ def serve(
             found = inbox.take()
         return found
 
+    worker = StartedWorker(options, number, restart)
     with own_end, suppress(ConnectionError):
         try:
-            worker = Worker(options, number, wanted, restart)
-            look_seldom()
-            send(worker.ready())
             while True:
-                for report in worker.exchange(receive(is_waiting=worker.is_idle)):
+                instructions = receive(is_waiting=worker.is_idle)
+                for report in worker.exchange(instructions):
                     send(report)
         except (EOFError, ConnectionError):  # the parent was killed
             shutil.rmtree(folder, ignore_errors=True)
-        except KeyboardInterrupt:  # while the model was loaded
-            send(StoppedByModel())
         except LostModelError as error:  # another worker's may be well
             sys.exit(str(error))
-        except BatchdecodeError as error:
-            send(Failed(str(error)))
-        except Exception as error:  # noqa: BLE001 - it is told where the others are
-            send(Failed(describe(error), traceback.format_exc()))

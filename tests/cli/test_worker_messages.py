@@ -23,11 +23,10 @@ class Trickle:
     def __init__(self, content, sizes):
         self.content, self.sizes = content, sizes
 
-    def recv_into(self, buffer):
-        size = self.sizes.pop() if self.sizes else len(buffer)
-        part, self.content = self.content[: min(size, len(buffer))], self.content[size:]
-        buffer[: len(part)] = part
-        return len(part)
+    def recv(self, most):
+        size = min(self.sizes.pop() if self.sizes else most, most)
+        part, self.content = self.content[:size], self.content[size:]
+        return part
 
 
 REPORTS = st.lists(st.sampled_from([0, 1, 7, 300, CHUNK_BYTES, 5 * CHUNK_BYTES]), max_size=6).map(
