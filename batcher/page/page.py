@@ -104,7 +104,6 @@ class PageRun(NamedTuple):
 
 
 def page_runs(timelines: Sequence[PageTimeline], title: str) -> list[PageRun]:
-    """Return what a page shows of a run: each worker as one, or the run itself if there is one."""
     if len(timelines) == 1:
         return [PageRun(title, timelines[0])]
     return [
@@ -113,12 +112,10 @@ def page_runs(timelines: Sequence[PageTimeline], title: str) -> list[PageRun]:
 
 
 def title_of(path: str) -> str:
-    """Return what a run is called on a page: its file without the folders."""
     return path.rpartition("/")[2]
 
 
 def page_title(name: str) -> str:
-    """Return the title of a document about what is called `name`, as HTML."""
     return html.escape(f"{name} - batchdecode")
 
 

@@ -432,7 +432,6 @@ class Timeline:
 
     @property
     def workers(self) -> list[Self]:
-        """What happened in each worker; of a run of one, that is itself."""
         return self.parts or [self]
 
     def of_worker(self, worker: int | None) -> Self:
@@ -485,7 +484,6 @@ class Timeline:
         return found
 
     def go_on_to(self, num_steps: int) -> None:
-        """Take note that the run has taken `num_steps` at least, if nothing else tells."""
         self.num_steps = max(self.num_steps, num_steps)
 
     def close(self) -> None:
@@ -664,7 +662,6 @@ class Timeline:
 
     @property
     def has_figures(self) -> bool:
-        """Whether the events tell when steps ended and what they computed."""
         return bool(self.figures.ends)
 
     @property

@@ -209,7 +209,6 @@ class Controls:
         self._pace = pace
 
     def obey(self, scene: Scene) -> bool:
-        """Do what keys ask for that were pressed since; return whether there were any."""
         keys = self.keyboard.pressed()
         for key in keys:
             if isinstance(key, Pasted):

@@ -525,7 +525,6 @@ def plan_map(num_slots: int, width: int, num_rows: int) -> Map:
 
 
 def heat_map(scene: Scene, longest: Longest, width: int, num_rows: int) -> list[Line]:
-    """Return the map and the rows beside or below it, in at most `num_rows` lines."""
     num_slots, lines = len(scene.run.slots), list[Line]()
     has_title = num_rows > 1
     shape = plan_map(num_slots, width, num_rows - has_title)
@@ -600,7 +599,6 @@ def _shared_cell(scene: Scene, numbers: Sequence[int], *, has_dots: bool) -> Par
 
 
 def worth_seeing(scene: Scene, longest: Longest, width: int, num_lines: int) -> list[Line]:
-    """Return what went wrong, and the requests that are about to end, or run for the longest."""
     lines: list[Line] = []
     if scene.notes and num_lines > 2 * MANY:
         lines = [[("preempted or failed", LABEL)]]
@@ -785,7 +783,6 @@ class Browser:
 
 
 def slot_of(found: Found | None) -> int | None:
-    """Return the slot that a sequence holds, if it does."""
     if not isinstance(found, RequestTimeline) or found.finish is not None:
         return None
     return None if found.admission is None else found.admission.event.slot
@@ -810,7 +807,6 @@ def whereabouts(scene: Scene, found: Found) -> str:
 
 
 def help_lines(groups: Iterable[Sequence[tuple[str, str]]], width: int) -> list[Line]:
-    """Return what keys do, line by line, with a blank line between groups."""
     found = list(groups)
     column = max(len(keys) for group in found for keys, _ in group) + 2
     lines: list[Line] = []

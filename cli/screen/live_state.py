@@ -107,7 +107,6 @@ class QueueDepths:
         self._size = 1  # how many steps have one length at most
 
     def add(self, step: int, length: int) -> None:
-        """Take in how long it was after `step`, one after those before."""
         if self._steps and step // self._size == self._steps[-1] // self._size:
             self._lengths[-1] = max(self._lengths[-1], length)
             return
@@ -140,7 +139,6 @@ class QueueDepths:
 
 
 def _halved(cells: Counts) -> Counts:
-    """Return every two of `cells` as one, and as many again that are empty."""
     sums = cells[:, ::2] + cells[:, 1::2]
     return np.concatenate([sums, np.zeros_like(sums)], axis=1)
 
@@ -188,7 +186,6 @@ class SlotState:
 
     @property
     def request(self) -> RequestTimeline:
-        """Its newest sequence; one that asks for nothing before the first."""
         return self._fold.slots.get(self._number, NOBODY)
 
     @property
@@ -212,7 +209,6 @@ class SlotState:
 
     @property
     def outcome(self) -> str | None:
-        """The reason why it left the slot; None while it has not."""
         admission, finish = self._admission, self.request.finish
         if admission is not None and admission.preempt is not None:
             return "preempted"
@@ -356,7 +352,6 @@ class RunState:
         self._drafts, self._dropped = deque(maxlen=0), deque(maxlen=0)
 
     def timeline(self, run: RunEvent, num_steps: int) -> Timeline:
-        """Return what a gantt shows of the sequences that are kept."""
         sequences = [*self.ends, *self.fold.open]
         return Timeline.from_sequences(
             run, num_steps, sequences, self._drafts, self.restarts, set(self._dropped)
@@ -498,7 +493,6 @@ class Lately:
         self._noted: deque[tuple[float, Note]] = deque(maxlen=MAX_NOTED)  # until when
 
     def take(self, run: RunState, fresh: Mapping[int, Mark], now: float) -> None:
-        """Take in what `run` has noted, and what has happened in slots, by their numbers."""
         marks, until = self.marks, self._marked
         for place in [place for place, end in until.items() if end <= now]:
             marks[place] = ""
@@ -515,7 +509,6 @@ class Lately:
 
 
 def newest_ends(run: RunState) -> list[FinishEvent]:
-    """Return the last ends that were none by failure, newest first."""
     ends = (found.finish for found in reversed(run.ends) if found.finish is not None)
     return list(islice((end for end in ends if end.reason not in FAILURES), MAX_NEWEST))
 
@@ -672,7 +665,6 @@ def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Momen
 
 
 def kept(facts: Sequence[Fact], width: int) -> list[Fact]:
-    """Return those of `facts` that fit into `width` with gaps between, in their order."""
     found = list(facts)
     while found and sum(len(fact.text) + len(GAP) for fact in found) - len(GAP) > width:
         found.remove(min(found))

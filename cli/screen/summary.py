@@ -158,7 +158,6 @@ def render_summary(
 
 
 def headline(summary: RunSummary, separator: str, more: Sequence[str], num_unread: int = 0) -> str:
-    """Return how many outputs came to which end, how long the run was, and `more` of it."""
     unread = f"{num_unread:,} not begun" if num_unread else ""
     if not summary.requests:
         return unread or "no requests"
@@ -184,7 +183,6 @@ def idle_causes(summary: RunSummary) -> dict[str, str]:
 def timed_lines(
     summary: RunSummary, kv_bytes: BytesPerToken = NOT_TOLD, unit: Unit = "seconds"
 ) -> list[str]:
-    """Return the lines on what steps computed and, where they are not alike, how long they took."""
     latencies = _fields(summary.latencies)
     times = [f"{name} {_times_of(each, unit)}" for name, each in latencies.items() if each]
     groups = [times, _rates(summary, unit), _memory(summary, kv_bytes), _steps(summary)]

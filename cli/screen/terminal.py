@@ -271,7 +271,6 @@ def pad(text: str, width: int) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
-    """Return rows as lines of columns; those with the numbers `right` are set to the right."""
     widths = [max(map(cell_width, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -451,7 +450,6 @@ class Keyboard:
         self._is_listening = self.is_gone = False
 
     def pressed(self) -> list[Key]:
-        """Return the keys that were pressed since, without waiting for any."""
         data = b""
         try:
             self._is_listening = not self.is_gone and self._terminal.is_ours
@@ -502,7 +500,6 @@ class InputLine:
         self._accept = accept
 
     def press(self, key: str) -> bool:
-        """Take in a key; return whether more are to come."""
         if key == "enter":
             self._accept(self.typed)
             return False
@@ -538,7 +535,6 @@ class Pace:
         return self.is_paused or self.delay > 0
 
     def press(self, key: str) -> bool:
-        """Do what a key asks for; return whether it asks for anything here."""
         match key:
             case " ":
                 self.is_paused, self._num_let = not self.is_paused, 0

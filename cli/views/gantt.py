@@ -88,7 +88,6 @@ def _shown(slots: Collection[int], timeline: Timeline) -> str:
 
 
 def percent_of(part: int, whole: int) -> str:
-    """Return a share such that 0% is nothing and 100% is all."""
     return whole_percent(part / whole) if whole else "0%"
 
 
@@ -298,7 +297,6 @@ class Scale:
 
     @classmethod
     def fit(cls, steps: range, max_cells: int, max_cells_per_step: int) -> "Scale":
-        """Return the widest scale that shows `steps` in at most `max_cells`."""
         num_steps = len(steps)
         if num_steps > max_cells:
             return cls(steps, max_cells)
@@ -412,7 +410,6 @@ def bar_row(
 
 
 def styled(row: str, styles: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the parts of `row` that have one style; styles: of its cells."""
     cell, parts = 0, list[tuple[str, str]]()
     for char in row:
         width = cell_width(char)
@@ -815,7 +812,6 @@ def draft_marks(drafts: Iterable[StepDrafts], scale: Scale) -> dict[int, dict[in
 
 
 def legend_of(scale: Scale, most_drafted: int) -> str:
-    """Return what the marks say; most_drafted: the most drafts of a step."""
     if len(f"{most_drafted}/{most_drafted}") + GAP <= scale.cells_per_step:
         return "n/m drafts accepted"
     return "n drafts accepted" if scale.cells_per_step else "n drafts accepted a step"

@@ -66,7 +66,6 @@ def _latency(metric: str, percent: str) -> Column:
 
 
 def time_text(metric: str, seconds: float, *, in_steps: bool) -> str:
-    """Return a latency in the unit that the columns have it in."""
     if in_steps:
         return f"{number(seconds)} step{'' if seconds == 1 else 's'}"
     unit, scale = UNITS[metric]
@@ -108,7 +107,6 @@ COLUMNS = {
 
 
 def class_columns(cells: "Iterable[GridCell]") -> list[Column]:
-    """Return a column for the goodput of each class of requests that a comparison tells apart."""
     outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
     return [
         Column(
@@ -123,7 +121,6 @@ def class_columns(cells: "Iterable[GridCell]") -> list[Column]:
 
 
 def column_of(name: str) -> Column:
-    """Return the column called `name`."""
     if name in COLUMNS:
         return COLUMNS[name]
     near = get_close_matches(name, COLUMNS, n=1)

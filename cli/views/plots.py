@@ -110,7 +110,6 @@ class Chart(Struct, frozen=True):
 
     @property
     def is_log(self) -> bool:
-        """Whether latencies differ so much that their logarithms are what is shown."""
         shortest, longest = self._range()
         return shortest > 0 and longest > LOG_RATIO * shortest
 
@@ -130,7 +129,6 @@ class Chart(Struct, frozen=True):
 
     @property
     def top(self) -> float:
-        """The throughput at the upper edge: a bit more than the highest, and more than 0."""
         return (max(point.tokens_per_s for point in self.points) or 1.0) * HEADROOM
 
     @property
@@ -216,7 +214,6 @@ def _latency_title(name: str, percent: str) -> str:
 
 
 def _lines(points: Iterator[tuple[str, Point]]) -> dict[str, list[Point]]:
-    """Return `points` by their lines; those that come to the same are one with all their names."""
     lines: dict[str, dict[tuple[float, float], list[Point]]] = {}
     for line, point in points:
         place = point.latency, point.tokens_per_s

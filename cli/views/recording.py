@@ -258,7 +258,6 @@ class Recording:
 
     @cached_property
     def worst_bubble(self) -> int | None:
-        """The step with which the worst bubble begins; None if there is none."""
         bubble = worst_bubble(self.timeline)
         return None if bubble is None else bubble.start
 
@@ -410,7 +409,6 @@ class Playback:
         return self.recording.num_steps - 1
 
     def seek(self, step: int) -> Scene:
-        """Return the scene after `step`, one of the run; the one before it is gone."""
         first, recording = max(step - NUM_WATCHED + 1, 0), self.recording
         # What is unpacked lives on: looking for garbage in it would take half of the time.
         is_collecting = gc.isenabled()

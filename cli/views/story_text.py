@@ -269,7 +269,6 @@ def tell(story: Story, length: Length = SHORT) -> list[str]:
 
 
 def _lines(story: Story, length: Length) -> Iterator[str]:
-    """Yield a sentence for each thing that happened to a request that has arrived, and the sums."""
     arrived, ended = story.arrived, story.ended
     if arrived is None:
         return
@@ -324,7 +323,6 @@ def _lines(story: Story, length: Length) -> Iterator[str]:
 
 
 def names(labels: Sequence[str]) -> str:
-    """Return some of `labels`, and how many more there are."""
     shown = list(labels[:MAX_NAMES])
     if len(labels) > MAX_NAMES:
         return f"{', '.join(shown[:-1])} and {len(labels) - MAX_NAMES + 1} more"
@@ -332,7 +330,6 @@ def names(labels: Sequence[str]) -> str:
 
 
 def span_of(start: int, end: int) -> str:
-    """Return the steps [start, end) in words."""
     return f"step {start:,}" if end - start == 1 else f"steps {start:,}-{end - 1:,}"
 
 

@@ -267,7 +267,6 @@ class Bars:
 
     @property
     def are_legible(self) -> bool:
-        """Whether there are few enough of them, and most of them wide enough, to be told apart."""
         if len(self.spans) > MAX_BARS:
             return False
         ends = (self._axis.place(span.start, span.end) for span in self.spans)
