@@ -67,11 +67,6 @@ class RunSetup(EngineSetup):
             self.model.report = lambda text: self.report.tell(printable_lines(text))
 
     @property
-    def _is_followed(self) -> bool:
-        """Whether nobody asks for it, but a pipe is not waited for: a server's time goes on."""
-        return isinstance(self.model, RemoteModel) and not self.requests.is_file
-
-    @property
     def replaying(self) -> Replaying:
         """What becomes of the results of an earlier run; see Answers."""
         if isinstance(self.model, RemoteModel):
@@ -87,13 +82,15 @@ class RunSetup(EngineSetup):
         """
         options = self.options
         keep_going = options.keep_going or options.max_errors is not None
+        # a server's time goes on, so its run does not wait for a pipe
+        is_followed = isinstance(self.model, RemoteModel) and not self.requests.is_file
         try:
             source = open_source(
                 self.requests,
                 self.parser(self.report.tell),
                 self.report,
                 keep_going=keep_going,
-                follow=options.follow or self._is_followed,
+                follow=options.follow or is_followed,
                 waiting=self._waiting,
                 wake=self.engine.wake,
             )
@@ -271,7 +268,7 @@ class Run:
         loop, stop, view, report = self._loop, self._stop, self._view, self._setup.report
         answers, earlier = loop.answers, self._resumption.earlier
         engine, num_shown = loop.engine, 0
-        is_shown = view.is_watched or self._pace.is_slow
+        pace = self._pace
         stop.before_wait, stop.before_pause = self._show_all, view.step_aside
         note = self._readers.take
         note([engine.run_event()])
@@ -289,8 +286,13 @@ class Run:
                     view.write_message(report.take())
                 if (num_steps := engine.num_steps) > num_shown:
                     num_shown = num_steps
-                    if is_shown:
-                        self._show_step(num_steps - 1)
+                    if view.is_watched:
+                        view.after_step(num_steps - 1)
+                    if pace.is_slow:
+                        pace.begin(time.monotonic())
+                        while (seconds := pace.time_left(time.monotonic())) > 0:
+                            with stop.waiting():
+                                view.wait(seconds)
                 elif view.is_watched:
                     view.keep_up()
                 if stop.received is not None:
@@ -302,16 +304,6 @@ class Run:
             raise
         self._write_rest()
         note([engine.end_event()])
-
-    def _show_step(self, step: int) -> None:
-        if self._view.is_watched:
-            self._view.after_step(step)
-        pace = self._pace
-        if pace.is_slow:
-            pace.begin(time.monotonic())
-            while (seconds := pace.time_left(time.monotonic())) > 0:
-                with self._stop.waiting():
-                    self._view.wait(seconds)
 
     def _show_all(self) -> float:
         """Write and show everything before the run waits; return when to do so again, see View."""
