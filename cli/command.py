@@ -340,7 +340,6 @@ def _show_all(ctx: Any, param: Any, value: bool) -> None:  # noqa: ARG001, FBT00
 
 
 def _declared(annotation: Any) -> Any:
-    """Return what an annotation declares: an option, an argument, a group, or nothing."""
     return get_args(annotation)[1] if get_origin(annotation) is Annotated else None
 
 

@@ -147,7 +147,6 @@ def _alike(name: str, context: Any) -> str:
 
 
 def _nearest(option: str, known: Sequence[str], cutoff: float) -> str:
-    """Return the option most like `option`, apart from its dashes; itself if none is."""
     names = {opt.removeprefix("--"): opt for opt in reversed(known)}
     near = get_close_matches(option.removeprefix("--"), names, n=1, cutoff=cutoff)
     return names[near[0]] if near else option

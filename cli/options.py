@@ -88,7 +88,6 @@ _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
 
 def _sentence(words: str, default: str = "", more: str = "") -> str:
-    """Return the words of a setting as help has them."""
     words = _LINK.sub(r"\1", words).replace("`", "")
     shown = f"  [default: {default}]" if default else ""
     return f"{words[0].upper()}{words[1:]}{more}.{shown}"
@@ -309,7 +308,6 @@ class SchedulingOptions:
         return 0 if draft is None else draft.per_token or 0
 
     def _draft(self, model: "Model", block_size: int) -> "DraftCache | None":
-        """Return the size of the cache of a draft model, None if there is none."""
         if self.speculation is None:
             return None
         from batcher.engine.speculating import draft_cache_of  # noqa: PLC0415 - seldom

@@ -186,7 +186,6 @@ def _rows(section: Topic) -> Iterator[Topic]:
 
 @cache
 def _key(name: str) -> str:
-    """Return a name as it is compared: by its words, however they are joined."""
     return " ".join(re.split(r"[\s_/-]+", name.lower())).strip()
 
 

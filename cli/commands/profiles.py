@@ -189,7 +189,6 @@ def table_of(reports: Sequence[StepTimeReport], width: int | None = None) -> str
 
 
 def _lines(texts: Sequence[str], width: int | None) -> list[str]:
-    """Return texts as lines of so many cells at most, None for any number."""
     return [line for text in texts for line in ([text] if width is None else wrapped(text, width))]
 
 
