@@ -15,8 +15,8 @@ from batcher.errors import BatchdecodeError
 from batcher.models.base import Tokenizer, bytes_of
 from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.speculation.settings import SpeculationSettings
-from batcher.verifying.verifying import Case, Difference, Verdict, make_cases, needs_of
-from batcher.verifying.verifying import verify as verify_outputs
+from batcher.verifying import Case, Difference, Verdict, make_cases, needs_of
+from batcher.verifying import verify as verify_outputs
 
 from ..command import OUTPUT, command, flag, option
 from ..models import capabilities_of, load, model_again

@@ -7,7 +7,7 @@ from msgspec import to_builtins
 from batcher import Request, SimulatedModel
 from batcher.scheduling.queue import POLICIES
 from batcher.scheduling.scheduler import check_effects, check_settings
-from batcher.verifying.verifying import Needs, arranged, make_cases, needs_of
+from batcher.verifying import Needs, arranged, make_cases, needs_of
 
 SMALL = Needs(1, [(1, 40), (1, 7)])
 needs = st.builds(

@@ -12,7 +12,7 @@ from batcher.result import (
     TopLogprob,
     Usage,
 )
-from batcher.verifying.verifying import first_difference
+from batcher.verifying import first_difference
 
 
 def logprob(value, *tops):

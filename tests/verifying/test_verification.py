@@ -17,7 +17,7 @@ from batcher.models.loading import as_model
 from batcher.requests.lines import RequestParser
 from batcher.requests.validation import ModelCapabilities
 from batcher.scheduling.kv_cache import KVCache
-from batcher.verifying.verifying import make_cases, needs_of, verify
+from batcher.verifying import make_cases, needs_of, verify
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 sys.path.insert(0, str(SAMPLES))
