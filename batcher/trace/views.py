@@ -293,7 +293,13 @@ class _Process:
         window = self._timeline.window(self._selection)
         steps = range(window.start, window.stop + 1)
         place, end, last = {"ph": "C", "pid": self.pid}, steps.start, None
-        for first, stop, count in cut(clip(counts, steps), self._turning_points(steps)):
+        # The steps before which the clock may have jumped, ascending.
+        figures = self._timeline.figures
+        num_told, known = len(figures.ends) + 1, figures.known_steps
+        beyond = known[bisect_left(known, max(steps.start, num_told)) :]
+        told = range(steps.start, min(steps.stop, num_told))
+        points = chain(told, takewhile(lambda step: step < steps.stop, beyond))
+        for first, stop, count in cut(clip(counts, steps), points):
             end_before, start, end = self._end_before(first), self.start_of(first), stop
             if end_before < start and last:
                 yield place | {"ts": end_before, "name": name, "args": {name: 0}}
@@ -303,14 +309,6 @@ class _Process:
             last = count
         if end < steps.stop and last != 0:
             yield place | {"ts": self._end_before(end), "name": name, "args": {name: 0}}
-
-    def _turning_points(self, steps: range) -> Iterator[int]:
-        """Yield, ascending, those of `steps` before which the clock may have jumped."""
-        figures = self._timeline.figures
-        num_told, known = len(figures.ends) + 1, figures.known_steps
-        beyond = known[bisect_left(known, max(steps.start, num_told)) :]
-        told = range(steps.start, min(steps.stop, num_told))
-        return chain(told, takewhile(lambda step: step < steps.stop, beyond))
 
 
 def _key_of(sequence: SlotSpan | SequenceName) -> SequenceKey:

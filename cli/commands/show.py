@@ -22,7 +22,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event, RunEvent
-from batcher.explaining.differences import RunComparison, compare
+from batcher.explaining.differences import compare
 from batcher.explaining.story import answer_of, read_requests
 from batcher.fields import read_number
 from batcher.hf.settings import LOADING_SETTINGS
@@ -469,38 +469,31 @@ def show_diff(
         if json:
             print_json(comparison)
         elif html:
+            from batcher.page.page import (  # noqa: PLC0415 - the text starts faster without
+                PageDifference,
+                PageFacts,
+                PageRun,
+                PageTimeline,
+                encode_page,
+                page_title,
+                title_of,
+            )
+
+            step = None if comparison.parting is None else comparison.parting.step
+            changed = [change.label for change in comparison.changes[:top]]
+            facts = PageFacts(diff=PageDifference(step, [*told, *results], changed))
             with user_code_prints_to_stderr():
-                both = ((source_a.name, events_a), (source_b.name, events_b))
-                page = _page_of(both, comparison, [*told, *results], top)
+                runs = [
+                    PageRun(title_of(name), PageTimeline.from_events(events))
+                    for name, events in ((source_a.name, events_a), (source_b.name, events_b))
+                ]
+                title = page_title(printable(" and ".join(run.name for run in runs)))
+                page = encode_page(runs, facts, PAGE_WORDS, title)
                 with output_sink(output) as sink:
                     write_lines(page, sink)
         else:
             _print_lines([*_in_columns(told), *results])
     return 0 if comparison.is_equal else 1
-
-
-def _page_of(
-    runs: Iterable[tuple[str, Iterable[Event]]],
-    comparison: RunComparison,
-    lines: list[str],
-    top: int,
-) -> Iterator[bytes]:
-    from batcher.page.page import (  # noqa: PLC0415 - the text starts faster without
-        PageDifference,
-        PageFacts,
-        PageRun,
-        PageTimeline,
-        encode_page,
-        page_title,
-        title_of,
-    )
-
-    step = None if comparison.parting is None else comparison.parting.step
-    changed = [change.label for change in comparison.changes[:top]]
-    facts = PageFacts(diff=PageDifference(step, lines, changed))
-    shown = [PageRun(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
-    title = page_title(printable(" and ".join(run.name for run in shown)))
-    return encode_page(shown, facts, PAGE_WORDS, title)
 
 
 def _in_columns(lines: list[str]) -> list[str]:

@@ -342,19 +342,17 @@ class InteractiveTerminal:
         self.output = Terminal(os.dup(1), encoding, wants_color(color, 1, environ), environ)
         self.glyphs: Glyphs = UNICODE if can_print(encoding) else ASCII
         self.display = ScreenLive(self.output)
-        self.keyboard = Keyboard(self._keyboard_descriptor(), self.output)
+        keyboard_fd = 0
+        if not is_same_terminal(0, self.output.fd):  # it is that of the session
+            try:
+                keyboard_fd = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                raise BatchdecodeError(
+                    "--play needs a keyboard: stdin is something else, and /dev/tty cannot be "
+                    f"opened: {error.strerror}"
+                ) from error
+        self.keyboard = Keyboard(keyboard_fd, self.output)
         self._next_frame = time.monotonic() + READING_SECONDS
-
-    def _keyboard_descriptor(self) -> int:
-        if is_same_terminal(0, self.output.fd):
-            return 0
-        try:
-            return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise BatchdecodeError(
-                "--play needs a keyboard: stdin is something else, and /dev/tty cannot be opened: "
-                f"{error.strerror}"
-            ) from error
 
     def with_progress(self, events: Iterable[Event], name: str) -> Iterator[Event]:
         """Yield `events`, and say now and then how far they are read.

@@ -4,13 +4,11 @@ import json
 import os
 import pty
 import re
-import subprocess
 
 import pytest
-from command_server import command_line
 from hypothesis import given
 from msgspec.structs import replace
-from process import ENVIRONMENT, batchdecode, lines_of, start
+from process import batchdecode, lines_of, start
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 
 from batcher.engine.engine import Engine
@@ -377,21 +375,6 @@ def test_many_rounds_are_one_line_that_adds_up_and_all_tells_each():
     assert sum("resumed in" in line for line in whole) == len(story.spans) - 1
     waits = [part for part in story.parts if part.phase == "wait"]
     assert sum(line.startswith("  waited") for line in whole) == len(waits)
-
-
-def test_lines_break_between_words_at_the_width_of_the_terminal(traces):
-    for columns in (40, 200):
-        done = subprocess.run(
-            [*command_line(), "trace", "why", "c", "tight.jsonl"],
-            env=ENVIRONMENT | {"COLUMNS": str(columns)},
-            cwd=traces,
-            capture_output=True,
-            check=True,
-        )
-        lines = done.stdout.decode().splitlines()
-        assert max(map(len, lines)) <= columns
-        assert all(line.startswith("  ") for line in lines[1:])
-        assert "preempted: it admits nobody" in " ".join(" ".join(lines).split())
 
 
 def test_two_kinds_of_step_time_are_one_line():

@@ -57,19 +57,6 @@ def test_a_story_and_the_summary_tell_of_a_request_that_waited_too_long_for_the_
     assert "  7 admissions by --aging, whatever the policy" in "\n".join(timed_lines(summary))
 
 
-def test_nothing_is_told_of_age_where_the_policy_or_urgency_decided():
-    for settings in (
-        {"policy": "priority"},
-        {"policy": "fcfs"},
-        {"policy": "priority", "aging": 1, "preempt_for": "priority"},
-    ):
-        events = events_of(OVERTAKEN, 1, **settings)
-        assert not any(story.spans[0].aging for story in stories_of(events).values())
-        metrics = RunMetrics()
-        metrics.observe(events)
-        assert not metrics.summary().aged
-
-
 JOBS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 12).map(float), st.integers(1, 4)),
     min_size=1,
