@@ -511,8 +511,8 @@ def test_every_reason_for_which_one_is_blocked_has_its_words():
 
 def test_an_overloaded_server_is_shown_live(folder):
     options = ("-b", 4, "--live", "always", "--trace", "t.jsonl", "-o", "out.jsonl")
-    slow = [answer("a", first=1.0)]  # two of these are as many as are allowed after the refusal
-    behaviours = {"p0": [refusal(429), answer("a")], "p1": [answer("a", first=0.3)]}
+    slow = [answer("a", first=0.5)]  # two of these are as many as are allowed after the refusal
+    behaviours = {"p0": [refusal(429), answer("a")], "p1": [answer("a", first=0.15)]}
     with FaultServer(behaviours | {"p2": slow, "p3": slow}) as server:
         done = batchdecode("run", "r.jsonl", "--model", server.name, *options, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -285,22 +285,11 @@ def test_workers_that_cannot_start_end_the_run(folder):
 # -- as processes ---------------------------------------------------------------------------------
 
 
-def test_processes_give_the_results_of_one_engine(folder):
-    requests = folder / "requests.jsonl"
-    done = batchdecode("run", requests, "--keep-going", "--workers", 2, "-b", 4, "--keep-order")
-    (folder / "out.jsonl").write_bytes(done.stdout)
-    assert written(folder / "out.jsonl") == alone(folder, keep_order=True)[0]
-    assert "2 workers · 8 slots" in done.stderr
-
-
 def test_trace_and_numbers_are_those_of_the_results(folder):
     trace, numbers = folder / "trace.jsonl", folder / "numbers.json"
-    requests, out = folder / "requests.jsonl", folder / "traced.jsonl"
-    done = batchdecode(
-        *("run", requests, "--keep-going", "--workers", 3, "-b", 2, "-o", out, "-q", "--force"),
-        *("--trace", trace, "--summary-json", numbers),
-    )
-    assert done.returncode == 1
+    out = folder / "traced.jsonl"
+    options = options_of(folder, out.name, batch=2, trace=str(trace), summary_json=str(numbers))
+    assert run_inner(options)[0] == 1
     written_lines = [json.loads(line) for line in out.read_bytes().splitlines()]
     results = [result for result in written_lines if "slot" in result]  # a row has none
     held = [result for result in results if result["slot"] is not None]
@@ -341,9 +330,11 @@ def test_an_empty_input_has_a_summary_too(tmp_path, capfd):
 
 def test_a_pipe_and_gzip_are_read(folder):
     packed = gzip.compress((folder / "requests.jsonl").read_bytes())
-    done = batchdecode("run", "--keep-going", "--workers", 2, "-b", 4, "-q", stdin=packed)
+    command = ("run", "--keep-going", "--workers", 2, "-b", 4, "--keep-order")
+    done = batchdecode(*command, stdin=packed)
     (folder / "out.jsonl").write_bytes(done.stdout)
-    assert as_set(written(folder / "out.jsonl")) == as_set(alone(folder)[0])
+    assert written(folder / "out.jsonl") == alone(folder, keep_order=True)[0]
+    assert "2 workers · 8 slots" in done.stderr
 
 
 def test_what_is_answered_is_in_the_file_while_the_run_waits(tmp_path):
@@ -419,22 +410,6 @@ def workers_of(process):
     return [worker for child in children_of(process.pid) for worker in children_of(child)]
 
 
-def test_killed_workers_are_replaced(models, undisturbed):
-    command = ("run", "requests.jsonl", "--model", "killing:sleepy", "-b", 2, "-q")
-    running = start(*command, "--workers", 2, cwd=models, command=COMMAND)
-    killed = 0
-    deadline = time.monotonic() + 60
-    while killed < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-        for pid in workers_of(running)[:1]:
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
-    out, _ = running.communicate(timeout=60)
-    assert killed == 2
-    (models / "out.jsonl").write_bytes(out)
-    assert as_set(written(models / "out.jsonl")) == undisturbed
-
-
 def test_a_run_of_which_every_request_kills_workers_ends(tmp_path, capfd):
     requests = lines_of(*workload(40))
     (tmp_path / "requests.jsonl").write_bytes(requests)
@@ -454,7 +429,7 @@ def test_a_model_that_interrupts_stops_the_run(models):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_worker_remains_and_the_run_goes_on(models, undisturbed, number):
+def test_no_worker_remains_and_the_run_goes_on_whoever_is_killed(models, undisturbed, number):
     command = ("run", "requests.jsonl", "--model", "killing:sleepy", "-b", 2, "-o", "out.jsonl")
     running = start(*command, "--workers", 2, cwd=models, command=COMMAND)
     deadline = time.monotonic() + 60
@@ -471,17 +446,24 @@ def test_no_worker_remains_and_the_run_goes_on(models, undisturbed, number):
         time.sleep(0.05)
     assert len(workers) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
-    done = batchdecode(*command, "--workers", 3, "--resume", "-q", cwd=models)
-    assert done.returncode == 0, done.stderr
+    running = start(*command, "--workers", 2, "--resume", cwd=models, command=COMMAND)
+    while not (workers := workers_of(running)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(workers[0], signal.SIGKILL)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 0, told
+    assert b"1 worker replaced" in told
     assert as_set(written(models / "out.jsonl")) == undisturbed
 
 
-def test_a_finished_run_of_workers_leaves_nothing_to_do(tmp_path):
-    (tmp_path / "in").write_bytes(lines_of(*workload(6), "no request"))
-    command = ["run", "in", "-o", "out", "--workers", "2", "--keep-going"]
-    assert batchdecode(*command, cwd=tmp_path).returncode == 1
-    before = (tmp_path / "out").read_bytes()
-    done = batchdecode(*command, "--resume", cwd=tmp_path)
-    told = "nothing to do: out has all results of 7 requests; 1 failed (see --retry-failed)\n"
-    assert (done.returncode, done.stderr) == (1, told)
-    assert (tmp_path / "out").read_bytes() == before
+def test_a_finished_run_of_workers_leaves_nothing_to_do(tmp_path, capfd):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(6), "no request"))
+    assert run_inner(options_of(tmp_path))[0] == 1
+    before = (tmp_path / "results.jsonl").read_bytes()
+    again = options_of(tmp_path, force=False, resume=True, quiet=False)
+    capfd.readouterr()
+    assert run_inner(again)[0] == 1
+    told = f"{again.output} has all results of 7 requests; 1 failed (see --retry-failed)"
+    assert capfd.readouterr().err == f"nothing to do: {told}\n"
+    assert (tmp_path / "results.jsonl").read_bytes() == before

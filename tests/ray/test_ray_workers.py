@@ -72,30 +72,6 @@ def test_a_killed_actor_is_replaced(folder):
     assert b"1 worker replaced" in told
 
 
-def test_a_poison_request_fails_alone(folder):
-    model = ("--model", "killing:fatal", "--workers", "2", "--on", "ray")
-    running = command_in(folder, *model)
-    out, told = running.communicate()
-    results = [json.loads(line) for line in out.splitlines()]
-    failed = [each["error"]["code"] for each in results if each["finish_reason"] == "error"]
-    assert (running.returncode, len(results), failed) == (1, 40, ["worker-died"])
-    assert b"5 workers replaced" in told
-
-
-def test_a_killed_driver_leaves_no_actor_and_goes_on(folder):
-    model = ("--model", "killing:sleepy", "-o", "out.jsonl")
-    running = command_in(folder, *model, "--workers", "2", "--on", "ray")
-    assert wait_for(actors)
-    time.sleep(1)
-    kill(running.pid)
-    running.communicate()
-    assert wait_for(lambda: not actors())
-    again = command_in(folder, *model, "--workers", "3", "--on", "ray", "--resume", "-q")
-    _, told = again.communicate()
-    assert again.returncode == 0, told
-    assert results_of((folder / "out.jsonl").read_bytes()) == alone(folder, *model[:2])
-
-
 def test_a_cluster_that_is_not_there_is_told(folder):
     running = command_in(folder, "--workers", "2", "--on", "ray:127.0.0.1:1")
     _, told = running.communicate()

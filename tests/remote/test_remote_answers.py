@@ -28,7 +28,7 @@ def test_each_request_has_the_answer_that_it_asked_for_and_slots_are_never_more_
 
 
 def test_rows_do_not_wait_for_each_other():
-    behaviours = {"slow": [answer("s", first=0.5)], "quick": [answer("q")]}
+    behaviours = {"slow": [answer("s", first=0.15)], "quick": [answer("q")]}
     run = answered(FaultServer(behaviours), asking("slow", "quick"))
     assert [result.id for result in run.results] == ["quick", "slow"]
 
@@ -122,29 +122,25 @@ def test_token_ids_are_those_that_the_server_tells(choice, tokens, logprobs):
     ] == logprobs
 
 
-STOPS = ("stop", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "STOP")
-LENGTHS = ("length", "max_tokens", "model_length", "MAX_TOKENS")
-ERRORS = (
-    "abort",
-    "error",
-    "cancelled",
-    "insufficient_system_resource",
-    "repetition",
-    "end",
-    "null",
-)
-FINISHES = dict.fromkeys(STOPS, "stop") | dict.fromkeys(LENGTHS, "length")
+ENDS = {  # by the reasons of servers: ours, and the code of the error
+    ("stop", None): "stop tool_calls function_call eos eos_token stop_sequence STOP",
+    ("length", None): "length max_tokens model_length MAX_TOKENS",
+    ("error", "server-error"):
+        "abort error cancelled insufficient_system_resource repetition end null",
+    ("error", "content-filter"): "content_filter CONTENT_FILTER",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("theirs", [*FINISHES, *ERRORS, "content_filter", "CONTENT_FILTER"])
 @pytest.mark.parametrize("form", [str, lambda reason: {"type": reason, "matched": 2}])
-def test_finish_reasons_are_mapped_and_unknown_ones_are_errors(theirs, form):
-    server = FaultServer(usual=answer("a", finish=form(theirs)))
-    [result] = answered(server, asking("a")).results
-    assert result.finish_reason == FINISHES.get(theirs, "error")
-    codes = dict.fromkeys(ERRORS, "server-error") | {"content_filter": "content-filter"}
-    assert (result.error and result.error.code) == codes.get(theirs, codes.get(theirs.lower()))
-    assert (result.text, result.stop_reason) == ("a", None)
+def test_finish_reasons_are_mapped_and_unknown_ones_are_errors(form):
+    expected = {theirs: ours for ours, several in ENDS.items() for theirs in several.split()}
+    server = FaultServer({name: [answer("a", finish=form(name))] for name in expected})
+    found = answered(server, asking(*expected), max_attempts=1).by_id
+    assert {
+        name: (result.finish_reason, result.error and result.error.code)
+        for name, result in found.items()
+    } == expected
+    assert {(result.text, result.stop_reason) for result in found.values()} == {("a", None)}
 
 
 def choices(*parts, then=None):
@@ -486,14 +482,14 @@ def test_the_numbers_of_a_run_are_those_of_the_wall():
 
 def test_policies_and_arrivals_are_those_of_any_run():
     requests = [
-        Request(prompt="late", id="late", arrival_time=0.3),
+        Request(prompt="late", id="late", arrival_time=0.15),
         Request(prompt="b", id="b", priority=2),
         Request(prompt="c", id="c", priority=1),
     ]
     settings = SchedulingSettings(policy="priority")
     run = answered(FaultServer(), requests, batch=1, settings=settings)
     assert [event.id for event in run.kinds(AdmitEvent)] == ["c", "b", "late"]
-    assert run.kinds(AdmitEvent)[-1].time >= 0.3
+    assert run.kinds(AdmitEvent)[-1].time >= 0.15
 
 
 def test_what_a_server_schedules_is_refused():

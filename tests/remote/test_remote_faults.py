@@ -216,12 +216,12 @@ def test_a_strict_server_that_refuses_what_no_row_states_is_told_so(name):
 
 
 def test_retry_after_is_kept():
-    server = FaultServer({"a": [refusal(503, Retry_After="0.4"), answer("a")]})
+    server = FaultServer({"a": [refusal(503, Retry_After="0.2"), answer("a")]})
     run = answered(server, asking("a"))
     [retry] = run.kinds(RetryEvent)
-    assert 0.4 <= retry.delay <= 0.4 + QUICK["backoff"]
+    assert 0.2 <= retry.delay <= 0.2 + QUICK["backoff"]
     [first] = run.kinds(ReceiveEvent)
-    assert first.time >= 0.4
+    assert first.time >= 0.2
 
 
 @pytest.mark.parametrize(
