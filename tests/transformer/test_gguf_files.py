@@ -27,6 +27,9 @@ def header(num_tensors=0, num_fields=0, version=3, magic=b"GGUF"):
     return magic + struct.pack("<IQQ", version, num_tensors, num_fields)
 
 
+ONE_FIELD, NUMBER = header(num_fields=1) + text("a"), struct.pack("<II", U32, 1)
+
+
 def tensor(name=b"a", shape=(32,), kind=0, offset=0):
     sizes = struct.pack(f"<{len(shape)}Q", *shape)
     return (
@@ -255,27 +258,12 @@ def test_a_damaged_header_is_an_error_or_another_model(tmp_path, changes):
         (header(num_fields=HUGE), "cut off or damaged"),
         (header(num_tensors=HUGE), "cut off or damaged"),
         (header(num_fields=1) + struct.pack("<Q", HUGE) + bytes(99), "cut off or damaged"),
-        (header(num_fields=1) + text("a") + struct.pack("<I", 99), "of kind 99, which is unknown"),
-        (
-            header(num_fields=1) + text("a") + struct.pack("<IIQ", ARRAY, U64, HUGE),
-            "cut off or damaged",
-        ),
-        (
-            header(num_fields=1) + text("a") + struct.pack("<IIQ", ARRAY, TEXT, HUGE),
-            "cut off or damaged",
-        ),
-        (
-            header(num_fields=1) + text("a") + struct.pack("<IIQ", ARRAY, ARRAY, 1),
-            "of kind 9, which is unknown",
-        ),
-        (
-            header(num_fields=1) + struct.pack("<Q", 1) + b"\xff" + struct.pack("<II", U32, 1),
-            "is not UTF-8",
-        ),
-        (
-            header(num_fields=2) + 2 * (text("a") + struct.pack("<II", U32, 1)),
-            "'a' stands twice in its metadata",
-        ),
+        (ONE_FIELD + struct.pack("<I", 99), "of kind 99, which is unknown"),
+        (ONE_FIELD + struct.pack("<IIQ", ARRAY, U64, HUGE), "cut off or damaged"),
+        (ONE_FIELD + struct.pack("<IIQ", ARRAY, TEXT, HUGE), "cut off or damaged"),
+        (ONE_FIELD + struct.pack("<IIQ", ARRAY, ARRAY, 1), "of kind 9, which is unknown"),
+        (ONE_FIELD.replace(b"a", b"\xff") + NUMBER, "is not UTF-8"),
+        (header(num_fields=2) + 2 * (text("a") + NUMBER), "'a' stands twice in its metadata"),
         (header(num_tensors=1) + tensor(shape=(1,) * 5), "'a' has 5 dimensions"),
         (header(num_tensors=1) + tensor(shape=()), "'a' has 0 dimensions"),
         (header(num_tensors=1) + tensor(shape=(0, 4)), r"'a': the shape \[4, 0\] has a size of z"),

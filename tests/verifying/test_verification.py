@@ -4,10 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples import examples, mostly_heavy
+from examples import mostly_heavy
 from grouped_model import GroupedModel
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batcher import Request, SimulatedModel
@@ -78,31 +76,6 @@ def test_a_model_with_groups_of_layers_is_proven(kinds):
     assert found.exercised.cached_tokens
 
 
-@given(
-    st.lists(
-        st.builds(
-            Request,
-            prompt=st.lists(st.integers(0, 3), max_size=12),
-            max_tokens=st.integers(0, 9),
-            arrival_time=st.integers(0, 9).map(float),
-            priority=st.integers(0, 2),
-            session=st.sampled_from([None, None, "a", "b"]),
-        ),
-        min_size=1,
-        max_size=7,
-    ),
-    st.integers(0, 99),
-)
-@examples(15)
-def test_small_requests_of_all_kinds_are_proven(requests, seed):
-    named = [
-        Request(**{name: getattr(request, name) for name in FIELDS}, id=str(place))
-        for place, request in enumerate(requests)
-    ]
-    assert verdict_of(named, num_cases=12, seed=seed).difference is None
-
-
-FIELDS = ("prompt", "max_tokens", "arrival_time", "priority", "session")
 PLAIN = requests_of("scheduling/requests.jsonl")
 
 
