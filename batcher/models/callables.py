@@ -280,7 +280,6 @@ class CallableModel(PrefixModel):
 T = TypeVar("T")
 Function = Callable[..., Any]
 Arguments = Sequence[Any]
-Job = Callable[[], None]
 Waiting = Callable[[], AbstractContextManager[None]]
 
 GRACE = 0.3  # seconds
@@ -406,10 +405,16 @@ class BackgroundLoop:
     """An event loop in a thread of its own."""
 
     def __init__(self) -> None:
-        self._loop, is_over = asyncio.new_event_loop(), Event()
-        work = (self._loop, is_over)
+        self._loop = loop = asyncio.new_event_loop()
+        is_over = Event()
+        work = (loop, is_over)
         Thread(target=_run_until_over, args=work, name="batcher-loop", daemon=True).start()
-        stop = weakref.finalize(self, self._loop.call_soon_threadsafe, partial(_end, *work))
+
+        def end() -> None:
+            is_over.set()
+            loop.stop()
+
+        stop = weakref.finalize(self, loop.call_soon_threadsafe, end)
         stop.atexit = False  # the thread is a daemon
 
     def run(self, coroutine: Coroutine[Any, Any, T], waiting: Waiting = nullcontext) -> T:
@@ -432,7 +437,7 @@ class Workers:
     """Runs each call in a thread that no other call holds; threads are used again."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Future[Any], Function, Arguments] | None] = SimpleQueue()
         self._num_idle = Semaphore(0)
         stop = weakref.finalize(self, self._jobs.put, None)
         stop.atexit = False  # the threads are daemons
@@ -443,7 +448,7 @@ class Workers:
         if not self._num_idle.acquire(blocking=False):
             work = (self._jobs, self._num_idle)
             Thread(target=_work, args=work, name="batcher-worker", daemon=True).start()
-        self._jobs.put(lambda: _complete(future, function, arguments))
+        self._jobs.put((future, function, arguments))
         return future
 
 
@@ -465,27 +470,20 @@ def _run_until_over(loop: asyncio.AbstractEventLoop, is_over: Event) -> None:
                 runner.get_loop().run_forever()
 
 
-def _end(loop: asyncio.AbstractEventLoop, is_over: Event) -> None:
-    is_over.set()
-    loop.stop()
-
-
-def _work(jobs: SimpleQueue[Job | None], num_idle: Semaphore) -> None:
+def _work(jobs: SimpleQueue[Any], num_idle: Semaphore) -> None:
     while (job := jobs.get()) is not None:
-        job()
+        future, function, arguments = job
+        if future.set_running_or_notify_cancel():
+            try:
+                with child_ends_here():
+                    answer = function(*arguments)
+            except BaseException as error:  # noqa: BLE001 - a future does not take every exception
+                answer = failure_of(error)
+            future.set_result(answer)
+        del job, future, function, arguments  # an idle thread keeps nothing alive
+        answer = None
         num_idle.release()
     jobs.put(None)  # for the next worker
-
-
-def _complete(future: Future[Any], function: Function, arguments: Arguments) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        with child_ends_here():
-            answer = function(*arguments)
-    except BaseException as error:  # noqa: BLE001 - a future does not take every exception
-        answer = failure_of(error)
-    future.set_result(answer)
 
 
 # An adapter that makes a Model of an object that gives the logits after one list of tokens.

@@ -11,7 +11,7 @@ whose model has such layers goes on from the token before its drafts, and from n
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -55,7 +55,10 @@ class SequenceDecoder(Protocol):
         """Return a cache that holds the same."""
 
 
-class DecoderModel:
+Decoder = TypeVar("Decoder", bound="SequenceDecoder | CausalModel")
+
+
+class DecoderModel(Generic[Decoder]):
     """What is known of a model of any decoder.
 
     name, settings: what finds it again.  max_context: how many tokens a row may have.
@@ -69,36 +72,29 @@ class DecoderModel:
 
     def __init__(
         self,
-        sizes: ModelSizes,
-        tokenizer: Tokenizer,
-        name: str,
-        settings: dict[str, Any],
-        max_context: int | None,
-    ) -> None:
-        self.name, self.settings, self.tokenizer = name, settings, tokenizer
-        self.vocab_size, self.eos_token_ids = sizes.vocab_size, sizes.eos_token_ids
-        self.eos_token_id = next(iter(sizes.eos_token_ids), None)
-        self.max_context = max_context or sizes.max_position_embeddings
-        self.session_overflow: str | None = settings.get("session_overflow")
-
-
-class SlotModel(DecoderModel):
-    """A decoder with the caches of all rows, by slot.
-
-    Nothing of a row shows in another: they are computed one by one.
-    """
-
-    def __init__(
-        self,
-        decoder: SequenceDecoder,
+        decoder: Decoder,
         tokenizer: Tokenizer,
         name: str,
         settings: dict[str, Any],
         max_context: int | None = None,
     ) -> None:
-        super().__init__(decoder.config, tokenizer, name, settings, max_context)
-        self._decoder = decoder
+        self._decoder, sizes = decoder, decoder.config
+        self.name, self.settings, self.tokenizer = name, settings, tokenizer
+        self.vocab_size, self.eos_token_ids = sizes.vocab_size, sizes.eos_token_ids
+        self.eos_token_id = next(iter(sizes.eos_token_ids), None)
+        self.max_context = max_context or sizes.max_position_embeddings
+        self.session_overflow: str | None = settings.get("session_overflow")
         self.allocate(0)
+
+    def allocate(self, num_slots: int) -> None:
+        raise NotImplementedError
+
+
+class SlotModel(DecoderModel[SequenceDecoder]):
+    """A decoder with the caches of all rows, by slot.
+
+    Nothing of a row shows in another: they are computed one by one.
+    """
 
     def twin(self) -> Self:
         """Return a model of the same weights, with caches of its own."""
@@ -163,7 +159,7 @@ class _Row(NamedTuple):
         return 0 if self.chunk is None else self.chunk.num_drafts
 
 
-class TransformerModel(DecoderModel):
+class TransformerModel(DecoderModel[CausalModel]):
     """A decoder that keeps what rows have computed, by slot or in pages.
 
     cache_windows: how far back each group of layers reads, see `cache_windows_of`.
@@ -185,7 +181,6 @@ class TransformerModel(DecoderModel):
         max_context: int | None = None,
         layout: Layout = "ragged",
     ) -> None:
-        super().__init__(decoder.config, tokenizer, name, settings, max_context)
         self._groups = decoder.cache_groups
         self.cache_windows = tuple(group.window for group in self._groups)
         self._cache_size = decoder.cache_size
@@ -193,8 +188,7 @@ class TransformerModel(DecoderModel):
         self.recomputes_drafts = any(group.is_recurrent for group in self._groups)
         self.verifies_trees = self.verifies_drafts and not self.recomputes_drafts
         self.layout: Layout = layout
-        self._decoder = decoder
-        self.allocate(0)
+        super().__init__(decoder, tokenizer, name, settings, max_context)
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Return what a block takes: room for keys and values, and for states if there are any."""
