@@ -305,7 +305,7 @@ class ConstraintCompiler:
         *,
         is_strict: bool = False,
     ) -> None:
-        self.num_misses = self._num_rows = self._num_cached_chars = 0
+        self.num_misses = self._num_rows = 0
         self.times = ConstraintTimes()
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_ids, self._timeout, self._is_strict = eos_token_ids, timeout, is_strict
@@ -358,16 +358,13 @@ class ConstraintCompiler:
             self.times.compile += took
             self.times.longest_compile = max(took, self.times.longest_compile)
             self.num_misses += 1
-        else:
-            self._num_cached_chars -= len(source.text)
-        if source not in self._known:  # another thread may have been sooner
-            self._num_cached_chars += len(source.text)
         self._known[source] = known
+        num_chars = sum(len(each.text) for each in [*self._known])
         while len(self._known) > 1 and (
-            len(self._known) > MAX_CACHED or self._num_cached_chars > MAX_CACHED_CHARS
+            len(self._known) > MAX_CACHED or num_chars > MAX_CACHED_CHARS
         ):  # what was used longest ago is forgotten
             forgotten, _ = self._known.popitem(last=False)
-            self._num_cached_chars -= len(forgotten.text)
+            num_chars -= len(forgotten.text)
         if isinstance(known, GrammarError):
             raise known.with_traceback(None)
         return known
