@@ -623,11 +623,6 @@ class TimeSeries:
         index = max(ceil(time / self.interval) - 1, self._first_open, 0)
         return self._bins.setdefault(index, _Bin())
 
-    def widen(self, interval: float) -> None:
-        """Make intervals as long as `interval`, to which theirs can be doubled."""
-        while self.interval < interval:
-            self._double()
-
     def _double(self) -> None:
         bins, self._bins = self._bins, {}
         self.interval *= 2
@@ -658,4 +653,5 @@ def with_one_interval(all_series: Collection[TimeSeries]) -> None:
     """Make the intervals of several as long as the longest, before rows are given at the end."""
     widest = max(series.interval for series in all_series)
     for series in all_series:
-        series.widen(widest)
+        while series.interval < widest:
+            series._double()  # noqa: SLF001 - of this file
