@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import count
 
 import pytest
 from examples import mostly_heavy
@@ -53,23 +54,26 @@ def check_equal(told, summary):
 
 
 def observed(options, monkeypatch, **how):
-    """Carry out a run; return what is told whenever a worker has said something."""
-    collectors, all_told = [], []
+    """Carry out a run; return what is told at the end, and when workers have said something."""
+    collectors, all_told, num_taken = [], [], count()
     monkeypatch.setattr(Exposition, "tell", lambda _, told: collectors.append(told))
     take = WorkersRun.take_answered
 
     def looking(self, number, answered):
         take(self, number, answered)
-        told = {}
-        for family in collectors[0].collect():
-            for name, labels, value, *_ in family.samples:
-                key = name, labels["engine"], *sorted(labels.items())
-                told[key] = value
-        all_told.append(told)
+        if not next(num_taken) % 5:
+            all_told.append(told_now())
+
+    def told_now():
+        return {
+            (name, labels["engine"], *sorted(labels.items())): value
+            for family in collectors[0].collect()
+            for name, labels, value, *_ in family.samples
+        }
 
     monkeypatch.setattr(WorkersRun, "take_answered", looking)
     _, workers = run_inner(options, **how)
-    return all_told, workers
+    return [*all_told, told_now()], workers
 
 
 @pytest.mark.parametrize("seed", mostly_heavy(range(3), 0))
