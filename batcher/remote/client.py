@@ -108,11 +108,6 @@ class Client:
         return False
 
     async def model_names(self) -> list[str]:
-        """Return the names of the server's models.
-
-        Raises:
-            ServerFailure: it lists none.
-        """
         try:
             async with (
                 asyncio.timeout(self._settings.connect_timeout),
@@ -147,10 +142,14 @@ class Client:
                 if response.is_success:
                     yield response
                     return
-                target = _target_of(response)
-                if target is None:
+                try:
+                    url = response.url.join(response.headers.get("location", ""))
+                except httpx.InvalidURL:
+                    raise await self._refused(response) from None
+                is_safe = url.scheme in {"https", response.url.scheme}
+                is_here = is_safe and url.host == response.url.host
+                if not (response.has_redirect_location and is_here):
                     raise await self._refused(response)
-            url = target
         message = f"{MAX_REDIRECTS} redirects, the last to {url}"
         raise ServerFailure("answer", message, is_worth_retry=False)
 
@@ -295,17 +294,6 @@ class _BoundedStream(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-
-def _target_of(response: httpx.Response) -> httpx.URL | None:
-    if not response.has_redirect_location:
-        return None
-    try:
-        target = response.url.join(response.headers["location"])
-    except httpx.InvalidURL:
-        return None
-    is_safe = target.scheme in {"https", response.url.scheme}
-    return target if is_safe and target.host == response.url.host else None
 
 
 async def _read(response: httpx.Response, limit: int = MAX_LIST) -> bytes:

@@ -79,7 +79,6 @@ class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
     num_told: int = 0
 
     def take_told(self) -> tuple[list[int] | None, str]:
-        """Return the ids since the last call, None if they are not known, and the text."""
         text, self.text = self.text, ""
         ids = self.reply.token_ids
         start, self.num_told = self.num_told, len(ids or ())
@@ -222,7 +221,6 @@ class Attempts:
         return bool(self._returning)
 
     def listen(self, until: float | None) -> News:
-        """Wait until something arrives, or until `until`; return what has arrived."""
         if not self._news:
             self._wait(SHORT_WAIT if until is None else min(SHORT_WAIT, until - self._now()))
         if not self._news and (until is None or until > self._now()):
@@ -303,7 +301,6 @@ class Attempts:
         return client.without_key(failure)
 
     def _note_bug(self, task: asyncio.Task[None]) -> None:
-        """Let `listen` raise what a task has raised, as nothing else would end its row."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._bug = error
             self._wakeup.set()
@@ -472,11 +469,12 @@ class RemoteEngine:
         return self._queue.peek(self._clock.now)
 
     def run_event(self) -> RunEvent:
+        extra = self._model.settings.extra_body
         return RunEvent(
             batch=self.batch_size,
             policy=self._settings.policy,
             model=self._model.name,
-            settings=self._model.traced_settings,
+            settings={"extra_body": extra} if extra else {},
             scheduling=self._settings.beside_policy,
             step_time=self._clock.settings,
             layout="remote",
@@ -564,12 +562,10 @@ class RemoteEngine:
         return self._outcome(tokens)
 
     def hand_out(self) -> StepOutcome:
-        """Return what has come of requests that need no slot, without taking a step."""
         self._join_arrivals()
         return self._outcome([])
 
     def wake(self) -> None:
-        """Let a step that waits come back, as if something had been heard; for any thread."""
         self._attempts.wake()
 
     def close(self) -> None:
@@ -715,7 +711,10 @@ class RemoteEngine:
             if failure.is_overlong and failure.retry_after is not None:
                 self._model.has_refused_waits = True
                 self._report_wait(failure, failure.retry_after)
-            self._finish(row, "error", failure.as_failure(attempt.num_attempts), step)
+            num_attempts = attempt.num_attempts
+            attempts = f" (attempt {num_attempts})" if num_attempts > 1 else ""
+            why = Failure(failure.code, f"{failure}{attempts}", failure.status)
+            self._finish(row, "error", why, step)
 
     def _report_wait(self, failure: ServerFailure, seconds: float) -> None:
         until = self._measure() + seconds

@@ -109,10 +109,6 @@ class RemoteModel:
             self.replaced.append(str(named))
         return served
 
-    @property
-    def traced_settings(self) -> dict[str, Any]:
-        return {"extra_body": self.settings.extra_body} if self.settings.extra_body else {}
-
     def capabilities(self, num_slots: int) -> ModelCapabilities:
         """Return what requests are checked against; the server checks what depends on the model."""
         from batcher.remote.protocol import SERVED  # noqa: PLC0415 - if there is a server

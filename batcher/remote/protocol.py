@@ -12,7 +12,6 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from batcher.errors import Failure
 from batcher.events import RetryReason
 from batcher.request import REQUEST_FIELDS, Request, ServerRequest
 
@@ -74,10 +73,6 @@ class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than 
     @property
     def is_forbidden(self) -> bool:
         return self.status == FORBIDDEN and self.code == "server-error"
-
-    def as_failure(self, num_attempts: int) -> Failure:
-        attempts = f" (attempt {num_attempts})" if num_attempts > 1 else ""
-        return Failure(self.code, f"{self}{attempts}", self.status)
 
 
 def refusal(status: int, body: bytes, retry_after: float | None) -> ServerFailure:

@@ -204,7 +204,6 @@ class Reply:
 
     @property
     def function_call(self) -> dict[str, str] | None:
-        """The same in OpenAI's older form."""
         return None if self._function_call is None else self._function_call.called
 
     @property
@@ -483,11 +482,10 @@ def _read_logprobs(logprobs: dict[str, Any]) -> list[TokenLogprob]:
 
 
 def _told(token: int | str, logprob: float, top: list[tuple[int | str, float]]) -> TokenLogprob:
-    return TokenLogprob(token, _bounded(logprob), [TopLogprob(o, _bounded(v)) for o, v in top])
+    def bounded(value: float) -> float:
+        return max(round(float(value), NUM_DIGITS), LOWEST_LOGPROB)
 
-
-def _bounded(logprob: float) -> float:
-    return max(round(float(logprob), NUM_DIGITS), LOWEST_LOGPROB)
+    return TokenLogprob(token, bounded(logprob), [TopLogprob(o, bounded(v)) for o, v in top])
 
 
 def _token(told: dict[str, Any]) -> int | str:

@@ -404,7 +404,6 @@ class Worker:
                 yield Failed(str(error), traceback, is_input=isinstance(error, InputError))
 
     def _check(self, numbers: list[int], texts: list[bytes]) -> Checked:
-        """Return what lines are by themselves."""
         checked = Checked([], [], {}, {}, [], {})
         arrivals = []
         for place, (number, text) in enumerate(zip(numbers, texts, strict=True)):
@@ -450,7 +449,6 @@ class Worker:
                 self._note_events([RejectEvent(engine.num_steps, engine.now, name, 0, DIED)])
 
     def _decode(self) -> Iterator[Report]:
-        """Take steps until there is enough to report, or nothing to do."""
         until, self.is_idle = time.monotonic() + REPORT_SECONDS, False
         try:
             for outcome in self._loop:
@@ -482,7 +480,6 @@ class Worker:
             self._events += [event_of_worker(e, self._number, self._batch) for e in events]
 
     def _answered(self) -> Iterator[Answered]:
-        """Yield what has come since the last time, if anything has."""
         loop, engine, said = self._loop, self._engine, self._report.take()
         indexes, answers = self._order.take()
         if not (indexes or said or self._events or self._wanted.state):
@@ -622,7 +619,7 @@ class AsTheyCome:
         return iter(())
 
     def close(self) -> None:
-        """Do nothing: there is no file."""
+        pass  # there is no file
 
 
 # -- processes ------------------------------------------------------------------------------------

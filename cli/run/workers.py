@@ -147,7 +147,7 @@ class InputLines(ABC):
 
     @property
     def num_to_answer(self) -> int | None:
-        """How many there are that no earlier run has answered, if that is known."""
+        """The number of lines without an answer of an earlier run; None if that is not known."""
         return None
 
     @property
