@@ -87,18 +87,19 @@ def places(drawn, num_workers, seed, kind):
     return run, [lives for _, lives in found], list(read_trace(trace.splitlines(keepends=True)))
 
 
-ARGUMENTS = (
+cases = given(
     st.lists(english_requests(), min_size=1, max_size=12),
     st.integers(2, 4),
     st.integers(0, 2**32),
     st.sampled_from(list(SETTINGS)),
 )
-cases = given(*ARGUMENTS)
 
 
 @cases
 @examples(60)
-def test_a_trace_is_what_all_engines_did_one_after_the_other(drawn, num_workers, seed, kind):
+def test_a_trace_and_its_numbers_are_what_all_engines_did_one_after_the_other(
+    drawn, num_workers, seed, kind
+):
     run, of_places, events = places(drawn, num_workers, seed, kind)
     timeline = Timeline.from_events(events)
     timeline.check_integrity()
@@ -118,13 +119,6 @@ def test_a_trace_is_what_all_engines_did_one_after_the_other(drawn, num_workers,
     restarts = [life.restart for lives in of_places for life in lives if life.restart is not None]
     assert Counter(each.step for each in timeline.restarts) == Counter(r.step for r in restarts)
     assert list(encode_chrome(timeline))
-
-
-@cases
-@examples(60)
-def test_the_numbers_of_a_place_are_those_of_its_engines(drawn, num_workers, seed, kind):
-    _, _, events = places(drawn, num_workers, seed, kind)
-    timeline = Timeline.from_events(events)
     metrics = RunMetrics(worker_series=[None] * num_workers)
     metrics.observe(events)
     summary = metrics.summary()

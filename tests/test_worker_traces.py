@@ -81,17 +81,13 @@ def test_it_is_the_timelines_of_the_workers_side_by_side(drawn, num_workers, see
 
 @given(drawn_requests, st.integers(2, 4), SEEDS, st.sampled_from(list(SETTINGS)))
 @examples(30)
-def test_how_their_lines_come_in_the_trace_does_not_matter(drawn, num_workers, seed, kind):
+def test_views_do_not_depend_on_the_order_of_workers_and_a_story_is_that_of_its_worker(
+    drawn, num_workers, seed, kind
+):
     own, events = traced(drawn, num_workers, seed, kind)
     again = interleaved(own, BATCH, Random(seed + 1))
     for view in (encode_spans, encode_steps, encode_csv, encode_chrome):
         assert list(view(Timeline.from_events(events))) == list(view(Timeline.from_events(again)))
-
-
-@given(drawn_requests, st.integers(2, 4), SEEDS, st.sampled_from(list(SETTINGS)))
-@examples(30)
-def test_a_story_is_that_of_the_worker(drawn, num_workers, seed, kind):
-    own, events = traced(drawn, num_workers, seed, kind)
     found = {story.id: story for story in answer_of(read_requests(events)).stories}
     assert len(found) == len(drawn)
     for worker, run in enumerate(own):
