@@ -92,7 +92,6 @@ class GrammarRow:
         return (1 << self._run[0]).to_bytes(max(len(mask), self._run[0] // 8 + 1), "little")
 
     def allows(self, token: int) -> bool:
-        """Return whether `token` may come next."""
         mask = self.packed_mask()
         return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 

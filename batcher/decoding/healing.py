@@ -43,7 +43,6 @@ class VocabularyIndex:
         return self._bytes_of[token_id] if token_id < len(self._bytes_of) else b""
 
     def is_proper_prefix(self, text: bytes) -> bool:
-        """Return whether a token starts with `text` and goes on."""
         return self._starting_with(text).stop > self._equal_to(text).stop
 
     def _only_beginning(self, text: bytes) -> int | None:
@@ -154,7 +153,6 @@ class HealingRow:
         self.remaining = self.remaining[len(self._index.bytes_of(token)) :]
 
     def advance_forced(self, num_tokens: int) -> None:
-        """Follow the output by the first `num_tokens` of its `forced_tokens`."""
         for token in self.forced_tokens(num_tokens):
             self.advance(token)
 

@@ -79,7 +79,6 @@ def acceptance_noise(keys: Bits, positions: IntArray) -> Floats:
 
 
 def gumbel_noise(hashes: Bits) -> Floats:
-    """Return the noise that each of `hashes` stands for."""
     noise: Floats = -np.log(-np.log(_uniform(hashes)))
     return noise
 
@@ -545,7 +544,6 @@ class Sampler:
         return tokens
 
     def move_on(self, slots: IntArray, numbers: IntArray) -> None:
-        """Move memoryless rows on by so many tokens; slots, numbers: [rows]."""
         self._positions[slots] += numbers
 
     @contextmanager

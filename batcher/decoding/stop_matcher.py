@@ -112,7 +112,6 @@ class StopMatcher:
         return place
 
     def resume(self, slot: int, place: AutomatonPlace | None) -> None:
-        """Let a row go on in `slot`, whose row is forgotten, from where it stood."""
         if place is not None:
             self.open(slot, *place)
 

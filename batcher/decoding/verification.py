@@ -883,7 +883,6 @@ TRIALS = Trials()
 
 
 def serve() -> None:
-    """Answer tasks until there are no more."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with_large_stack(_answer_all)

@@ -321,22 +321,18 @@ class VerifyingModel(PagedModel, Protocol):
 
 
 def can_page(model: Model) -> TypeGuard[PagedModel]:
-    """Return whether `model` can keep its cache in pages."""
     return bool(getattr(model, "is_paged", False))
 
 
 def can_score(model: Model) -> TypeGuard[ScoringModel]:
-    """Return whether `model` can tell the logits after every token of a prompt."""
     return bool(getattr(model, "scores_prompts", False))
 
 
 def can_verify(model: Model) -> TypeGuard[VerifyingModel]:
-    """Return whether `model` can verify drafts."""
     return bool(getattr(model, "verifies_drafts", False))
 
 
 def can_verify_trees(model: Model) -> TypeGuard[VerifyingModel]:
-    """Return whether `model` can verify drafts that are a tree."""
     return can_verify(model) and bool(getattr(model, "verifies_trees", False))
 
 

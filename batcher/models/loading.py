@@ -380,7 +380,6 @@ def _adapted(
 
 
 def missing_methods(model: object) -> list[str]:
-    """Return the methods that `model` lacks to be an LLM."""
     methods = ("next_token_logits", "get_stop_token_id")
     return [method for method in methods if not callable(getattr(model, method, None))]
 

@@ -498,7 +498,6 @@ def pages_of(batch: Batch) -> Pages:
 
 
 def cell_of(pages: Pages, slot: int, position: int) -> int:
-    """Return the cell of the token at `position` of the row in `slot`."""
     block, offset = divmod(position, pages.block_size)
     return NUM_FIXED + pages.tables[slot][block] * pages.block_size + offset
 
@@ -596,7 +595,6 @@ class _Computed(Struct, gc=False):
 
     @property
     def hashes(self) -> Hashes:
-        """The hash after each of its tokens."""
         if self.made is None:
             self.made = hashes_after(self.before, self.token_ids)
         return self.made

@@ -202,7 +202,6 @@ class WordTokenizer:
 
 
 def byte_id(byte: int | str) -> int:
-    """Return the token id of a byte, or of a character of one byte."""
     return FIRST_BYTE_ID + (byte if isinstance(byte, int) else ord(byte))
 
 

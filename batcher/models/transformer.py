@@ -150,12 +150,10 @@ class _Row(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are computed."""
         return 1 if self.chunk is None else len(self.chunk.token_ids)
 
     @property
     def num_drafts(self) -> int:
-        """How many of them are drafts."""
         return 0 if self.chunk is None else self.chunk.num_drafts
 
 
