@@ -151,6 +151,8 @@ class SchedulerOutput(Struct, Generic[S], eq=False):
     num_drafts: of rows that speculate, how many drafts there is room for, of those wanted.
     blocked: news of why nobody else was admitted.
     budget: how many more tokens it may compute.
+    num_kept: how many known tokens of each row are left for a later step: 1 in a step that only
+    computes prompts.
     """
 
     preempted: list[Preemption[S]] = []
@@ -162,6 +164,7 @@ class SchedulerOutput(Struct, Generic[S], eq=False):
     is_decode_step: bool = True
     blocked: Blocked[S] | None = None
     budget: int = 0
+    num_kept: int = 0
     has_continued: bool = False
 
 
@@ -271,15 +274,18 @@ class Scheduler(Generic[S]):
         ):
             return NO_CHANGES
         self._step, self._now = step, now
-        output: SchedulerOutput[S] = SchedulerOutput()
+        output: SchedulerOutput[S] = SchedulerOutput(budget=self._max_tokens)
         if self._is_prefill_first:
-            self._schedule_prompts(output, self._max_tokens, 1)
+            output.num_kept = 1
+            self._schedule_prompts(output)
             if output.num_scheduled_tokens:
                 output.is_decode_step = False
                 return output
+            output.num_kept = 0
         if kv_cache is not None:
             self._grow(output, kv_cache)
-        self._schedule_prompts(output, self._max_tokens - batch.num_decoding, 0)
+        output.budget = self._max_tokens - batch.num_decoding
+        self._schedule_prompts(output)
         if output.prefill_finished and batch.prefilling:
             batch.prefilling = [first for first in batch.prefilling if not first.is_decoding]
         if num_wanted:
@@ -288,61 +294,59 @@ class Scheduler(Generic[S]):
 
     def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
         """Spend what is left of the step's budget and of the free blocks on drafts."""
-        kv_cache, budget, num_drafts = self.kv_cache, output.budget, dict[S, int]()
+        kv_cache, num_drafts = self.kv_cache, dict[S, int]()
         num_computed_tokens = self.batch.decode_step + 1  # beside the offset of each
         scheduled, has_changed = output.num_scheduled_tokens, bool(output.preempted)
         for row, wanted in num_wanted.items():
             if has_changed and (not row.is_decoding or row in scheduled):  # perhaps it came back
                 continue
-            num = min(wanted, budget)
+            num = min(wanted, output.budget)
             if kv_cache is not None and num > 0:
                 num = kv_cache.extend_for_drafts(row, num_computed_tokens + row.offset, num)
             if num > 0:
                 num_drafts[row] = num
-                budget -= num
-        output.num_drafts, output.budget = num_drafts, budget
+                output.budget -= num
+        output.num_drafts = num_drafts
 
-    def _schedule_prompts(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> None:
-        """Spend `budget` on tokens that are known: of running groups, then of those that wait.
+    def _schedule_prompts(self, output: SchedulerOutput[S]) -> None:
+        """Spend the budget on tokens that are known: of running groups, then of those that wait.
 
-        num_kept: how many of each are left for a later step, 0 or 1.  With prefill-first there is a
-        second pass, for decode steps, in which nobody is admitted who was not in the first.
+        With prefill-first there is a second pass, for decode steps, in which nobody is admitted who
+        was not in the first.
         """
-        is_second = self._is_prefill_first and not num_kept
+        is_second = self._is_prefill_first and not output.num_kept
         if self._urgency is not None and not (is_second or output.preempted):
-            budget = self._admit_urgent(output, self._urgency, budget, num_kept)
+            self._admit_urgent(output, self._urgency)
         if self.batch.prefilling:
             just_admitted = {*map(self.batch.first_of, output.num_scheduled_tokens)}
             for first in self.batch.prefilling.copy():
-                if budget <= 0:
+                if output.budget <= 0:
                     break
                 if first.state is State.RUNNING and first not in just_admitted:  # else preempted
-                    budget -= self._continue(output, first, budget, num_kept)
+                    self._continue(output, first)
         if output.preempted:
             self._note_blocked(output, self._ordering.first(self._now), "preemption")
         elif self.queue.num_slots and not is_second:
-            budget = self._admit_waiting(output, budget, num_kept)
-        output.budget = budget
+            self._admit_waiting(output)
 
-    def _continue(self, output: SchedulerOutput[S], first: S, budget: int, num_kept: int) -> int:
-        """Compute more of what a running group knows; return how many tokens the step computes."""
+    def _continue(self, output: SchedulerOutput[S], first: S) -> None:
+        """Compute more of what a running group knows."""
         output.has_continued = True
-        scheduled, spent = output.num_scheduled_tokens, 0
-        for row, num_tokens in self._split(first, budget, num_kept).items():
+        scheduled = output.num_scheduled_tokens
+        for row, num_tokens in self._split(first, output).items():
             start, stop = row.num_computed_tokens, row.num_computed_tokens + num_tokens
             if self.kv_cache is not None:
                 if self.kv_cache.has_windows:
                     self.kv_cache.slide(row, start - scheduled.get(row, 0))
                 if not self._make_room(output, row, stop):
-                    return spent
+                    return
                 self.kv_cache.extend(row, stop)
                 self.kv_cache.compute(row, start, stop)
             row.num_computed_tokens = stop
             scheduled[row] = scheduled.get(row, 0) + num_tokens
-            spent += num_tokens
-        if not num_kept:
+            output.budget -= num_tokens
+        if not output.num_kept:
             self._finish_prefill(output, first)
-        return spent
 
     def lengthen_admitted(self, output: SchedulerOutput[S], first: S, num_more: int) -> None:
         """Let a group that this step admits begin with `num_more` tokens more.
@@ -359,15 +363,14 @@ class Scheduler(Generic[S]):
         if first in output.prefill_finished:
             output.prefill_finished.remove(first)
             batch.go_back_to_prefill(first)
-        num_kept = int(not output.is_decode_step)
-        shares, kv_cache = self._split(first, output.budget, num_kept), self.kv_cache
+        shares, kv_cache = self._split(first, output), self.kv_cache
         if kv_cache is None or kv_cache.has_room(  # without anybody giving way
             sum(
                 kv_cache.num_blocks_to_grow(row, row.num_computed_tokens + more)
                 for row, more in shares.items()
             )
         ):
-            output.budget -= self._continue(output, first, output.budget, num_kept)
+            self._continue(output, first)
             batch.prefilling = [other for other in batch.prefilling if not other.is_decoding]
 
     def batch_stats(self, output: SchedulerOutput[S]) -> BatchStats:
@@ -403,26 +406,16 @@ class Scheduler(Generic[S]):
 
     # -- what a step computes of a group ---------------------------------------------------------
 
-    def _share(self, sequence: S, budget: int, num_kept: int) -> int:
-        """Return how many tokens of a sequence without others to compute, within `budget`.
-
-        num_kept: how many are left for a later step, 0 or 1.
-        """
-        num_left = sequence.num_tokens - sequence.num_computed_tokens - num_kept
-        if num_left > budget or num_left > self._max_chunk:
-            return min(budget, self._max_chunk)
-        return max(num_left, 0)
-
-    def _split(self, first: S, budget: int, num_kept: int) -> dict[S, int]:
-        """Return how many tokens of which row to compute, within `budget`.
+    def _split(self, first: S, output: SchedulerOutput[S]) -> dict[S, int]:
+        """Return how many tokens of which row to compute, within the budget.
 
         The rows of one group have to meet their last tokens in the same step.
-
-        num_kept: how many of each are left for a later step, 0 or 1.
         """
+        budget, num_kept = output.budget, output.num_kept
         if not first.others:
-            num_tokens = self._share(first, budget, num_kept)
-            return {first: num_tokens} if num_tokens else {}
+            num_left = first.num_tokens - first.num_computed_tokens - num_kept
+            num_tokens = min(num_left, budget, self._max_chunk)
+            return {first: num_tokens} if num_tokens > 0 else {}
         rows = first.computed_group
         most = min(budget, max(self._max_chunk, len(rows)))
         if sum(row.num_tokens - row.num_computed_tokens for row in rows) > most:
@@ -437,56 +430,48 @@ class Scheduler(Generic[S]):
 
     # -- the waiting queue -----------------------------------------------------------------------
 
-    def _admit_waiting(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> int:
-        """Fill free slots from the waiting queue, lowest slot first, as long as the head fits.
-
-        Returns what is left of the budget.
-        """
+    def _admit_waiting(self, output: SchedulerOutput[S]) -> None:
+        """Fill free slots from the waiting queue, lowest slot first, as long as the head fits."""
         batch, now = self.batch, self._now
         if self._is_static and batch.num_occupied:
             self._note_blocked(output, self._ordering.first(now), "batch")
-            return budget
-        num_free = batch.num_free
-        while num_free and (first := self._ordering.first(now)) is not None:
-            if first.num_slots > num_free:
+            return
+        while batch.num_free and (first := self._ordering.first(now)) is not None:
+            if first.num_slots > batch.num_free:
                 break
-            if budget < first.num_slots:
+            if output.budget < first.num_slots:
                 self._note_blocked(output, first, "tokens")
                 break
-            num_tokens = self._open(output, first, budget, num_kept)
-            if num_tokens is None:
+            if not self._admit(output, first):
                 break
-            num_free -= first.num_slots
-            budget -= num_tokens
-        return budget
 
-    def _open(self, output: SchedulerOutput[S], first: S, budget: int, num_kept: int) -> int | None:
-        """Admit a group if there are blocks for it.
+    def _admit(self, output: SchedulerOutput[S], first: S) -> bool:
+        """Give a group its slots and blocks, and compute what the budget allows of its tokens.
 
-        Returns how many tokens of it the step computes; None if there is no room.
+        Returns whether there were blocks for it: else it is given nothing.
         """
-        kv_cache = self.kv_cache
+        batch, scheduled, kv_cache = self.batch, output.num_scheduled_tokens, self.kv_cache
         if kv_cache is not None:
-            num_given = self._take_blocks(output, kv_cache, first, budget, num_kept)
-            if num_given is None:
-                return None
-        elif not first.others:
-            num_given = self._share(first, budget, num_kept)
-            if num_given:
-                first.num_computed_tokens = output.num_scheduled_tokens[first] = num_given
+            if not self._take_blocks(output, kv_cache, first):
+                return False
+        elif first.others:
+            for row, num_tokens in self._split(first, output).items():
+                row.num_computed_tokens = scheduled[row] = num_tokens
+                output.budget -= num_tokens
         else:
-            shares = self._split(first, budget, num_kept)
-            for row, num_tokens in shares.items():
-                row.num_computed_tokens = num_tokens
-            output.num_scheduled_tokens.update(shares)
-            num_given = sum(shares.values())
+            num_tokens = first.num_tokens - output.num_kept
+            if num_tokens > output.budget or num_tokens > self._max_chunk:
+                num_tokens = min(output.budget, self._max_chunk)
+            if num_tokens > 0:
+                first.num_computed_tokens = scheduled[first] = num_tokens
+                output.budget -= num_tokens
         self.queue.take(first)
         self.blocked = None
-        self.batch.admit(first)
+        batch.admit(first)
         output.admitted.append(first)
-        if num_kept or not self._finish_prefill(output, first):
-            self.batch.prefilling.append(first)
-        return num_given
+        if output.num_kept or not self._finish_prefill(output, first):
+            batch.prefilling.append(first)
+        return True
 
     def _finish_prefill(self, output: SchedulerOutput[S], first: S) -> bool:
         """Let a group decode from now on if all it knows is computed; return whether it is."""
@@ -505,18 +490,16 @@ class Scheduler(Generic[S]):
         output: SchedulerOutput[S],
         kv_cache: "KVCache[S]",
         first: S,
-        budget: int,
-        num_kept: int,
-    ) -> int | None:
-        """Give a group that is to be admitted its blocks, if there is room.
+    ) -> bool:
+        """Give a group that is to be admitted its blocks, and compute what the budget allows of it.
 
-        Returns how many tokens of it the step computes; None if there is no room.
+        Returns whether there is room.
         """
-        refusal = self._refusal
+        budget, refusal = output.budget, self._refusal
         if refusal is not None and refusal.first is first:
             if self._would_refuse(kv_cache, refusal, budget):
                 self._note_blocked(output, first, "kv", refusal.num_needed)
-                return None
+                return False
             self._refusal = None
         is_alone = self.batch.num_free == len(self.batch.slots)
         if first.others:
@@ -524,7 +507,7 @@ class Scheduler(Generic[S]):
             matches = self._matches_of(first)
             for row, match in zip(rows, matches, strict=True):
                 row.num_computed_tokens = match.num_tokens
-            shares = self._split(first, budget, num_kept)
+            shares = self._split(first, output)
             stops = [row.num_computed_tokens + shares.get(row, 0) for row in rows]
             if not shares:  # their last tokens may be computed in this very step
                 stops = [row.num_tokens for row in rows]
@@ -535,19 +518,20 @@ class Scheduler(Generic[S]):
             if kv_cache.has_room(num_needed):
                 num_needed = 0
         else:
-            stop, most = first.num_tokens - num_kept, min(budget, self._max_chunk)
+            stop, most = first.num_tokens - output.num_kept, min(budget, self._max_chunk)
             num_needed = kv_cache.admit(first, stop, most, is_alone=is_alone)
         if num_needed:
             outlook = kv_cache.outlook(first)
             self._refusal = _Refusal(first, budget, is_alone, outlook, num_needed)
             self._note_blocked(output, first, "kv", num_needed)
-            return None
+            return False
         scheduled = output.num_scheduled_tokens
         if not first.others:
             num_given = first.num_computed_tokens - first.num_cached_tokens
             if num_given:
                 scheduled[first] = num_given
-            return num_given
+                output.budget -= num_given
+            return True
         for row, match in zip(rows, matches, strict=True):
             kv_cache.attach(row, match)
         for row, match, stop in zip(rows, matches, stops, strict=True):
@@ -557,8 +541,9 @@ class Scheduler(Generic[S]):
             start = row.num_computed_tokens
             row.num_computed_tokens = start + num
             kv_cache.compute(row, start, start + num)
-        scheduled.update(shares)
-        return sum(shares.values())
+            scheduled[row] = num
+            output.budget -= num
+        return True
 
     def _matches_of(self, first: S) -> list[PrefixMatch]:
         kv_cache = self.kv_cache
@@ -727,10 +712,8 @@ class Scheduler(Generic[S]):
         urgency = self._urgency
         return urgency is not None and bool(urgency.ahead(self.batch.firsts, now))
 
-    def _admit_urgent(
-        self, output: SchedulerOutput[S], urgency: Urgency[S], budget: int, num_kept: int
-    ) -> int:
-        """Admit, ahead of the queue, those that may not wait; return what is left of the budget.
+    def _admit_urgent(self, output: SchedulerOutput[S], urgency: Urgency[S]) -> None:
+        """Admit, ahead of the queue, those that may not wait.
 
         Those that give way to them free tokens of the step, if they were to decode.  They come
         back in a later step, even if there is room: they have still to be taken out of their slots.
@@ -750,16 +733,14 @@ class Scheduler(Generic[S]):
                 passed_over = degree
                 continue
             rows = [row for victim in victims for row in victim.computed_group]
-            freed = 0 if num_kept else sum(row.is_decoding for row in rows)
-            if budget + freed < first.num_slots:
+            freed = 0 if output.num_kept else sum(row.is_decoding for row in rows)
+            if output.budget + freed < first.num_slots:
                 break
+            output.budget += freed
             for victim in victims:
                 self._preempt(output, victim, first, urgency.measure)
-            num_tokens = self._open(output, first, budget + freed, num_kept)
-            if num_tokens is None:
+            if not self._admit(output, first):
                 raise InvariantError(f"{first.id!r} has no room, and others gave way to it")
-            budget += freed - num_tokens
-        return budget
 
     def _victims_of(self, first: S, urgency: Urgency[S]) -> list[S] | None:
         """Return who gives way to one that waits, as few as will do; None if all are not enough."""
