@@ -7,11 +7,13 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 # Two workers with two threads each wait for each other; numpy reads this when it is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
+from _pytest.assertion import rewrite
 from examples import PART, USUAL
 from hypothesis import settings
 
@@ -31,13 +33,28 @@ def pytest_xdist_auto_num_workers():
     return (yield) + 1
 
 
+def compile_share(config):
+    """Compile what no worker has compiled yet, this one its share; else each would compile all."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        return
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in sorted(Path(__file__).parent.rglob("test_*.py"))[number::count]:
+        compiled = path.parent / "__pycache__" / f"{path.stem}{rewrite.PYC_TAIL}"
+        if not compiled.exists():
+            compiled.parent.mkdir(exist_ok=True)
+            stat, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, stat, compiled)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection():
+def pytest_collection(session):
     """Collect the tests without looks for garbage, of which there is none: it takes a fifth less.
 
     They are not looked through afterwards, either.
     """
     gc.disable()
+    compile_share(session.config)
     try:
         return (yield)
     finally:
