@@ -175,7 +175,9 @@ class Actors:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        for peer in self._peers.values():
+            self._kill(peer)
+        self._peers.clear()
         self._is_over.set()
         self._ray.shutdown()
 
@@ -217,17 +219,8 @@ class Actors:
     def wake(self) -> None:
         self._has_woken.set()
 
-    def close(self) -> None:
-        for peer in self._peers.values():
-            self._kill(peer)
-        self._peers.clear()
-
     def _reports(self, number: int) -> list[Told]:
-        """Return what has come of the first call of a worker, which is over.
-
-        Raises:
-            BatchdecodeError: Ray has no room for its reports.
-        """
+        """Return what has come of the first call of a worker, which is over."""
         peer = self._peers[number]
         try:
             with self._room(f"where worker {number} runs"):
@@ -265,11 +258,6 @@ class Actors:
         return Died(how, is_machine=is_gone or _LOST_MACHINE in how)
 
     def _check_cluster(self) -> None:
-        """Do nothing as long as there is a cluster.
-
-        Raises:
-            BatchdecodeError: it is lost.
-        """
         now = time.monotonic()
         if now - self._checked_at > HEAD_SECONDS / 2:  # this process was stopped itself
             self._answered_at = now
@@ -286,11 +274,7 @@ class Actors:
             )
 
     def _check_room(self) -> None:
-        """Report that no worker has room.
-
-        Raises:
-            BatchdecodeError: none has had any for too long.
-        """
+        """Report that no worker has room, and end the run if none has had any for too long."""
         now = time.monotonic()
         if any(peer.machine_id for peer in self._peers.values()):
             self._had_room_at, self._has_noted = now, False
@@ -342,7 +326,6 @@ class Actors:
         return [each["Resources"] for each in self._ray.nodes() if each["Alive"]]
 
     def _look_after_cluster(self) -> None:
-        """Note again and again which machines are there, until the run is over."""
         while not self._is_over.wait(LOOK_SECONDS):
             with suppress(OSError, self._ray.exceptions.RayError):
                 socket.create_connection(self._head, KNOCK_SECONDS).close()

@@ -309,9 +309,6 @@ class Transport(Protocol):
     def wake(self) -> None:
         """Let `receive` come back.  Any thread may call this."""
 
-    def close(self) -> None:
-        """End all workers, whatever they are doing."""
-
 
 class Wanted(NamedTuple):
     """What is reported beside answers.
@@ -691,7 +688,12 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        for peer in self._peers.values():
+            peer.process.kill()
+        for peer in self._peers.values():
+            peer.end()
+        self._peers.clear()
+        self._selector.close()
 
     def start(self, number: int, restart: RestartEvent | None = None) -> None:
         ours, theirs = socket.socketpair()
@@ -742,14 +744,6 @@ class Processes:
     def wake(self) -> None:
         with suppress(BlockingIOError):
             os.write(self._waker, b"\0")
-
-    def close(self) -> None:
-        for peer in self._peers.values():
-            peer.process.kill()
-        for peer in self._peers.values():
-            peer.end()
-        self._peers.clear()
-        self._selector.close()
 
     def _watch(self, number: int, peer: "_Peer") -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
