@@ -132,6 +132,12 @@ class RequestParser:
         Raises:
             ValueError, RecursionError: something is.
         """
+        if b'"body"' in line:
+            row = msgspec.json.decode(line)
+            body = row.get("body") if isinstance(row, dict) else None
+            # As many colons as keys: none is there twice, and no string or other object has one.
+            if isinstance(body, dict) and len(row) + len(body) == line.count(b":"):
+                return self._convert(row, line_number)
         keys = _KEY.findall(line)
         if b"" in keys:
             keys = _KEY.findall(line.replace(rb"\"", b""))
