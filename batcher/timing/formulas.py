@@ -61,8 +61,9 @@ class ConvexStepTime:
 
     def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
         ramps, total = self.ramps(num_sequences, kv_read), 0
-        if len(ramps) == 1:  # soonest
-            return sum_of_ramp(*ramps[0], num_steps)
+        first, slope = max(ramps)
+        if len(ramps) == 1 or is_highest(first, slope, num_steps - 1, ramps):  # nearly always
+            return sum_of_ramp(first, slope, num_steps)
         for first, slope, length in highest_of(ramps):
             if length is None or num_steps <= length:
                 return total + sum_of_ramp(first, slope, num_steps)
@@ -71,14 +72,28 @@ class ConvexStepTime:
         return total
 
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
+        ramps = self.ramps(num_sequences, kv_read)
+        first, slope = max(ramps)
+        num_steps = least_steps(first, slope, ticks)
+        if len(ramps) == 1 or is_highest(first, slope, num_steps - 1, ramps):
+            return num_steps
         num_steps = 0
-        for first, slope, length in highest_of(self.ramps(num_sequences, kv_read)):
+        for first, slope, length in highest_of(ramps):
             there = ticks if length is None else sum_of_ramp(first, slope, length)
             if there >= ticks:
                 return num_steps + least_steps(first, slope, ticks)
             ticks -= there
             num_steps += length or 0
         return num_steps
+
+
+def is_highest(first: int, slope: int, last: int, ramps: list[tuple[int, int]]) -> bool:
+    """Return whether the ramp that is highest at first is so at step `last`, too."""
+    end = first + slope * last
+    for begin, more in ramps:  # noqa: SIM110 - all() takes twice as long
+        if begin + more * last > end:
+            return False
+    return True
 
 
 def highest_of(ramps: list[tuple[int, int]]) -> Iterator[tuple[int, int, int | None]]:
