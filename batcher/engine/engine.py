@@ -144,6 +144,7 @@ class Engine:
         self._tokenizer = tokenizer = model.tokenizer
         self._maker = SequenceMaker(model, context_of(model), self._runner.heal)
         self._sessions = Sessions(model, self._maker, clock, self._queue.add, self._end_turn)
+        self._has_sessions = False
         self._can_replay = not settings.is_paged and settings.preempt_for is None
         self._reads_all = settings.sees_all
         self._latest_arrival = 0.0  # that a request has named
@@ -232,8 +233,9 @@ class Engine:
             )
         if input_index is None:
             input_index = self._num_requests
-        turn = Turn(request, request_id, input_index, reason, replayed, is_streamed)
-        sequences = self._maker.make(*turn)
+        sequences = self._maker.make(
+            request, request_id, input_index, reason, replayed, is_streamed
+        )
         self._num_open[request_id] = len(sequences)
         self._num_requests += 1
         if request.best_of is not None and request.best_of > 1:
@@ -241,6 +243,8 @@ class Engine:
         if request.arrival_time > self._latest_arrival:  # noqa: PLR1730 - max() takes longer
             self._latest_arrival = request.arrival_time
         if request.session is not None:
+            turn = Turn(request, request_id, input_index, reason, replayed, is_streamed)
+            self._has_sessions = True
             self._sessions.add(request.session, turn)
             return request_id
         for sequence in sequences:
@@ -282,7 +286,7 @@ class Engine:
         is_idle = self._batch.num_free == self.batch_size
         if not is_idle:
             self._update(scheduled, self._execute(scheduled))
-        if self._sessions:
+        if self._has_sessions:
             self._sessions.go_on()
         if self._is_checked:
             self.scheduler.check()
@@ -701,7 +705,7 @@ class Engine:
         if not self._num_open:  # what was to come in the future may have failed
             return True
         queue, batch, clock = self._queue, self._batch, self._clock
-        reads_all = self._reads_all or self._sessions  # turns arrive later than they are read
+        reads_all = self._reads_all or self._has_sessions  # turns arrive later than they are read
         if reads_all and self._latest_arrival <= clock.now:
             return True
         if queue.num_pending:
@@ -711,7 +715,7 @@ class Engine:
             self._join_arrivals()
         if self._latest_arrival > clock.now:
             return False
-        return bool(reads_all) or batch.num_free > queue.num_slots
+        return reads_all or batch.num_free > queue.num_slots
 
     @property
     def first_waiting(self) -> Sequence | None:

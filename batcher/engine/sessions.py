@@ -108,9 +108,6 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._ended: list[tuple[Sequence, Result]] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._sessions)
-
     @property
     def num_turns(self) -> int:
         """How many turns wait for the one before them."""
