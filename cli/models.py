@@ -13,7 +13,7 @@ from batcher.errors import BatchdecodeError
 from batcher.hf.settings import HF_SETTINGS, is_hf
 from batcher.models.base import Model
 from batcher.models.loading import as_model, load_model
-from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel, is_server, remote_model_of
+from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel, is_server
 from batcher.requests.validation import ModelCapabilities
 from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
 
@@ -71,9 +71,14 @@ def open_server(
             raise BatchdecodeError(
                 f"--{option.replace('_', '-')} means nothing to a server: {name} decides that"
             )
-    model = remote_model_of(name, options.server)
-    from batcher.remote.engine import RemoteEngine  # noqa: PLC0415 - optional
+    try:
+        from batcher.remote.client import remote_model_of  # noqa: PLC0415 - optional
+        from batcher.remote.engine import RemoteEngine  # noqa: PLC0415 - optional
+    except ImportError as error:
+        needs = "a server needs httpx and httpx-sse: pip install 'batchdecode[http]'"
+        raise BatchdecodeError(f"{needs} ({error.name} is missing)") from None
 
+    model = remote_model_of(name, options.server)
     engine = RemoteEngine(
         model,
         options.batch,

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from fault_server import FaultServer
 
 from batcher.events import Event
+from batcher.remote.client import remote_model_of
 from batcher.remote.engine import RemoteEngine
-from batcher.remote.model import RemoteModel, remote_model_of
+from batcher.remote.model import RemoteModel
 from batcher.request import Request
 from batcher.result import Result
 from batcher.trace.timeline import Timeline

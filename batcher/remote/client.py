@@ -10,7 +10,7 @@ import re
 import time
 import zlib
 from codecs import BOM_UTF8, getincrementaldecoder
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,14 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.models.callables import retry_after_of
-from batcher.remote.model import PREFIX, ServerAddress, ServerSettings
+from batcher.remote.model import (
+    PREFIX,
+    RemoteModel,
+    ServerAddress,
+    ServerSettings,
+    address_of,
+    settings_of,
+)
 from batcher.remote.protocol import MAX_SHOWN, Body, ServerFailure, error_text, refusal
 from batcher.remote.reply import StreamEvent, read_chunk
 
@@ -306,14 +313,15 @@ async def _read(response: httpx.Response, limit: int = MAX_LIST) -> bytes:
     return b"".join(parts)[:limit]
 
 
-def list_models(address: ServerAddress, settings: ServerSettings) -> list[str]:
-    """Return the models that a server lists; [] if it lists none, or the address names one.
+def remote_model_of(name: str, given: Mapping[str, Any]) -> RemoteModel:
+    """Return the model that `openai:URL[#NAME]` names; without a name, the server lists its models.
 
     Raises:
-        BatchdecodeError: it cannot be reached, or refuses the key.
+        BatchdecodeError: a setting is wrong, or the server cannot be reached or refuses the key.
     """
+    address, settings = address_of(name), settings_of(given)
     if address.model is not None:
-        return []
+        return RemoteModel(address, settings)
 
     async def ask() -> list[str]:
         client = Client(address, settings)
@@ -323,8 +331,8 @@ def list_models(address: ServerAddress, settings: ServerSettings) -> list[str]:
             await client.close()
 
     try:
-        return asyncio.run(ask())
+        return RemoteModel(address, settings, asyncio.run(ask()))
     except ServerFailure as failure:
         if failure.reason in {"connection", "timeout"} or failure.is_final:
             raise LostModelError(f"{address.url}: {failure}") from None
-        return []  # a server without a list of its models needs no name
+        return RemoteModel(address, settings)  # a server without a list of its models needs no name

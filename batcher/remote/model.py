@@ -74,9 +74,6 @@ def address_of(name: str) -> ServerAddress:
     return ServerAddress(url.rstrip("/"), model or None)
 
 
-_EXTRA = "a server needs httpx and httpx-sse: pip install 'batchdecode[http]'"
-
-
 class RemoteModel:
     """A model that a server runs.
 
@@ -141,18 +138,3 @@ def settings_of(given: Mapping[str, Any]) -> ServerSettings:
     for name in sorted(name for name in OF_STREAMS & extra.keys() if extra[name] is not None):
         raise BatchdecodeError(f"the extra body has `{name}`: each output is a stream of its own")
     return settings
-
-
-def remote_model_of(name: str, given: Mapping[str, Any]) -> RemoteModel:
-    """Return the model that `openai:URL[#NAME]` names; without a name, the server lists its models.
-
-    Raises:
-        BatchdecodeError: there is no such server, or a setting is none; or what HTTP needs is not
-            installed.
-    """
-    address, settings = address_of(name), settings_of(given)
-    try:
-        from batcher.remote.client import list_models  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise BatchdecodeError(f"{_EXTRA} ({error.name} is missing)") from None
-    return RemoteModel(address, settings, list_models(address, settings))

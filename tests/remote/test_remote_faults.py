@@ -30,9 +30,9 @@ from remote_runs import QUICK, answered, asking, carry_out, engine_of
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveEvent, RetryEvent
 from batcher.remote import client
-from batcher.remote.client import MAX_EVENT
+from batcher.remote.client import MAX_EVENT, remote_model_of
 from batcher.remote.engine import Attempt, News, RemoteEngine
-from batcher.remote.model import ServerSettings, address_of, remote_model_of
+from batcher.remote.model import ServerSettings, address_of
 from batcher.remote.protocol import ServerFailure, error_text
 from batcher.remote.reply import Reply, read_chunk
 from batcher.request import Request
