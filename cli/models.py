@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from batcher.engine import DrivenEngine
 from batcher.errors import BatchdecodeError
 from batcher.hf.settings import HF_SETTINGS, is_hf
 from batcher.models.base import Model
@@ -21,6 +20,9 @@ from .options import ModelOptions
 from .screen.terminal import can_animate, printable
 
 if TYPE_CHECKING:
+    from batcher.engine import Engine
+    from batcher.remote.engine import RemoteEngine
+
     from .run.run_options import RunOptions
 
 
@@ -56,7 +58,7 @@ def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
 
 def open_server(
     options: "RunOptions", waiting: Callable[[], AbstractContextManager[None]]
-) -> tuple[RemoteModel, DrivenEngine]:
+) -> "tuple[RemoteModel, RemoteEngine]":
     """Return the model of the server that the options name, and the engine that asks it.
 
     waiting: entered while nothing comes.
@@ -102,7 +104,7 @@ def is_real(name: str) -> bool:
     return name != "simulated" and not is_server(name)
 
 
-def capabilities_of(engine: DrivenEngine, options: ModelOptions) -> ModelCapabilities:
+def capabilities_of(engine: "Engine | RemoteEngine", options: ModelOptions) -> ModelCapabilities:
     """Return what requests are checked against, and how their prompts are read.
 
     Raises:

@@ -7,13 +7,13 @@ change: nothing is done per step for a row that is only decoded, sampled, stoppe
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Sequence as Ordered
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from batcher.decoding.stop_matcher import read_output
-from batcher.engine.driven import NOTHING_HAPPENED, NOTHING_REPLAYED, StepOutcome
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.recorder import Recorder, StepStats
 from batcher.engine.sequence import (
@@ -27,7 +27,15 @@ from batcher.engine.sequence import (
 )
 from batcher.engine.sessions import Sessions, Turn
 from batcher.errors import BatchdecodeError, Failure, InvariantError, RequestError, id_in_use
-from batcher.events import ArriveEvent, ArriveReason, EndEvent, FinishEvent, RequestEvent, RunEvent
+from batcher.events import (
+    ArriveEvent,
+    ArriveReason,
+    EndEvent,
+    FinishEvent,
+    RequestEvent,
+    RunEvent,
+    TokenEvent,
+)
 from batcher.foreign import check_members
 from batcher.lifecycle import ABORT, FINISH, Move
 from batcher.models.base import (
@@ -63,6 +71,22 @@ if TYPE_CHECKING:
     from batcher.speculation.settings import SpeculationSettings
 
 MAX_BATCH_SIZE = 2**20
+NOTHING_REPLAYED: Mapping[int, Result] = {}
+
+
+class StepOutcome(NamedTuple):
+    """What one step did.
+
+    events: in the order they happened.  results: of the samples that ended, first those that never
+    held a slot, then by slot.  tokens: what each row was given, by slot, if the engine streams.
+    """
+
+    events: Ordered[RequestEvent]
+    results: Ordered[Result]
+    tokens: Ordered[TokenEvent]
+
+
+NOTHING_HAPPENED = StepOutcome((), (), ())  # as in most steps
 
 
 class Engine:

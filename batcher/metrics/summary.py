@@ -707,7 +707,7 @@ class BlockCounts(Protocol):
 
 
 class WatchedEngine(Protocol):
-    """The numbers of an engine that any thread may read while it runs; see DrivenEngine."""
+    """The numbers of an engine that any thread may read while it runs; see Engine."""
 
     batch_size: int
 

@@ -21,7 +21,7 @@ import msgspec
 from batcher.decoding.constraints import MAX_CACHED, ConstraintCompiler
 from batcher.decoding.grammars import ConstraintSource
 from batcher.decoding.verification import UNDECIDED, Judgement, Look, Verifier
-from batcher.engine.driven import NOTHING_REPLAYED, StepOutcome
+from batcher.engine.engine import NOTHING_REPLAYED, StepOutcome
 from batcher.engine.sessions import Session, Turn
 from batcher.errors import BatchdecodeError, Failure, LostModelError, id_in_use
 from batcher.events import (
@@ -407,7 +407,7 @@ class RemoteEngine:
         self._num_requests = self._num_tokens = 0
         self.capabilities = model.capabilities(batch_size)
 
-    # -- what a driver looks at, see DrivenEngine ------------------------------------------------
+    # -- what a driver looks at, as of an Engine ------------------------------------------------
 
     block_use, constraint_times = None, None  # blocks and constraints are the server's business
     constraint_counts = 0, 0

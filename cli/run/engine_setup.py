@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from batcher.engine.driven import DrivenEngine
 from batcher.engine.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model, bytes_of
@@ -25,6 +24,8 @@ from .input import Waiting
 from .run_options import RunOptions
 
 if TYPE_CHECKING:
+    from batcher.remote.engine import RemoteEngine
+
     from ..commands.serve import ServeOptions
 
 
@@ -45,7 +46,7 @@ class EngineSetup:
         self.options = options
         with waiting():
             self.model: Model | RemoteModel
-            self.engine: DrivenEngine
+            self.engine: Engine | RemoteEngine
             if is_server(options.model):
                 self.model, self.engine = open_server(options, waiting)
             else:

@@ -4,10 +4,11 @@ No file and no terminal is touched here, so whoever iterates decides what become
 """
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batcher.engine.driven import DrivenEngine, StepOutcome
+from batcher.engine import Engine, StepOutcome
 from batcher.errors import InvariantError
 from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
 from batcher.request import Unread
@@ -17,6 +18,9 @@ from batcher.trace.run import label_of
 from ..screen.view import GaugeReading
 from .input import InputError, Line, Source, name_of
 from .results import Answers
+
+if TYPE_CHECKING:
+    from batcher.remote.engine import RemoteEngine
 
 MAX_HELD = 1024  # results, or bad lines, that wait for a step
 
@@ -33,7 +37,7 @@ class Loop:
 
     def __init__(
         self,
-        engine: DrivenEngine,
+        engine: "Engine | RemoteEngine",
         source: Source,
         answers: Answers,
         *,

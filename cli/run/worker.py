@@ -31,8 +31,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from batcher.engine.driven import StepOutcome
-from batcher.engine.engine import Engine
+from batcher.engine import Engine, StepOutcome
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import Event, RejectEvent, RestartEvent, RestartReason, RunEvent
 from batcher.foreign import RaisedError
