@@ -68,7 +68,6 @@ def refuse_stdout(path: str | None) -> str | None:
 
 
 def num_bytes(text: str | None) -> int | None:
-    """Return the bytes of a size such as 512MiB, 2GB or 1048576; a callback."""
     if text is None:
         return None
     found = _SIZE.fullmatch(text)
@@ -303,7 +302,6 @@ class SchedulingOptions:
         return type(self)(**given, kv_blocks=num_blocks)
 
     def draft_bytes_per_token(self, model: "Model") -> int:
-        """Return the bytes of a token in the cache of a draft model, 0 if they are unknown."""
         draft = self._draft(model, DEFAULT_BLOCK_SIZE)
         return 0 if draft is None else draft.per_token or 0
 

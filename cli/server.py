@@ -211,7 +211,6 @@ class ServerWatcher:
             view.keep_up()
 
     def while_idle(self) -> float | None:
-        """Write and draw what is left; return when to draw again, in seconds."""
         self._metrics.share()
         if self._trace is not None:
             self._trace.flush()
@@ -225,7 +224,6 @@ class ServerWatcher:
             self._view.write_message(printable_lines(f"{kind}\n"))
 
     def close(self) -> None:
-        """End the trace and the picture when the engine has ended."""
         if self._trace is not None:
             self._trace.write([*self._engine.hand_out().events, self._engine.end_event()])
             self._trace.close()
@@ -320,7 +318,6 @@ class Server:
         await self._web.serve_until_stopped()
 
     def _take(self, number: signal.Signals) -> None:
-        """Take no more requests; after a second signal, answer none."""
         engine = self._service.engine
         self._received.append(number)
         if len(self._received) > 1:
@@ -331,7 +328,6 @@ class Server:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return what a client is given as the address of a server."""
     host, port = listener.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
     return f"http://{where}:{port}/v1"
@@ -376,7 +372,6 @@ class WebServer(Granian):
 
 
 def _most_connections() -> int:
-    """Let this process open as many files as it may, and return how many may be connections."""
     num_files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if num_files == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -406,7 +401,6 @@ def _open_view(options: "ServeOptions", gauges: ServerGauges, policy: str) -> Vi
 
 
 def _access_of(options: "ServeOptions", address: str) -> Access:
-    """Return which requests may enter; see Gate."""
     origins = tuple(origin.lower().rstrip("/") for origin in options.allow_origin or ())
     hosts = None
     if ip_address(address).is_loopback:

@@ -198,7 +198,6 @@ class StopSignals:
 
     @property
     def name(self) -> str:
-        """The name of the received signal, for messages; of a key it is `you`."""
         if self.is_by_key:
             return "you"
         return self.received.name if self.received else "a KeyboardInterrupt that the model raised"
@@ -300,7 +299,6 @@ class StepWatch:
         os.close(reader)
 
     def _next_signal(self, reader: int, first: signal.Signals | None) -> bytes:
-        """Return the next signal, b"" at the end; before the first, tell of a step that goes on."""
         poll, before = select.poll(), None
         poll.register(reader, select.POLLIN)
         while first is None and not poll.poll(LOOK_EVERY * 1000):
@@ -312,7 +310,6 @@ class StepWatch:
 
 
 def exit_soon(status: int) -> None:
-    """Let this process end within a moment, whatever threads a model has left behind."""
     leave = Timer(GRACE, os._exit, (status,))
     leave.daemon = True
     leave.start()

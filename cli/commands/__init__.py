@@ -41,7 +41,6 @@ def command_of(name: str) -> Any:
 
 
 def all_options() -> Iterator[tuple[str, Any]]:
-    """Yield the name of a command and an option of it, for all commands and options."""
     for name in COMMANDS:
         for param in command_of(name).params:
             if param.param_type_name == "option" and param.expose_value and not param.hidden:

@@ -51,12 +51,10 @@ class Topic(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The words that `help` takes for this topic and no other."""
         return self.page if self.names[0] == self.page else f"{self.page} {self.names[0]}"
 
     @property
     def heading(self) -> str:
-        """The first line, without marks."""
         return self.text.partition("\n")[0].removeprefix("# ").replace("`", "")
 
 
@@ -133,7 +131,6 @@ def find(words: str) -> list[Topic]:
 
 
 def _rank(topic: Topic, words: str) -> int:
-    """Return the place of a topic among those named `words`, from 0."""
     if words.startswith("-"):
         return int(words not in topic.names)
     names = [name for name in topic.names if _key(name) == _key(words)]

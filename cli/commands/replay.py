@@ -131,7 +131,6 @@ class UsedLimit(Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The value as its option takes it."""
         return show_value(AXES[self.name], self.value)
 
 

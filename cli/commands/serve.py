@@ -41,7 +41,6 @@ def _usable_key(key: str | None) -> str | None:
 
 
 def _usable_origins(origins: list[str] | None) -> list[str] | None:
-    """Return origins as browsers write them, or raise."""
     for origin in origins or ():
         if not _ORIGIN.fullmatch(origin):
             raise typer.BadParameter(

@@ -401,7 +401,6 @@ def show_why(
 
 
 def _missing_input(request_id: str) -> str:
-    """Return the end of a message where nobody has said of which run the story is wanted."""
     line = shlex.join([request_id, "FILE"])
     return _missing_id(request_id) or (
         f": batchdecode trace why {line}, where FILE is a trace, which `batchdecode run --trace "
@@ -621,7 +620,6 @@ def _check_is_request(first_line: bytes, name: str) -> None:
 
 
 def _is_pipe(path: str) -> bool:
-    """Return whether what is read from `path` is gone then."""
     if path == STDIN:
         return not stat.S_ISREG(os.fstat(0).st_mode) or os.lseek(0, 0, os.SEEK_CUR) > 0
     try:

@@ -66,7 +66,6 @@ class EngineSetup:
             self.engine.capabilities = self.capabilities  # with the defaults of the run
 
     def parser(self, tell: Callable[[str], None]) -> RequestParser:
-        """Return what reads requests; `tell` takes what a person should know about all of them."""
         options, capabilities = self.options, self.capabilities
         is_hinted = capabilities.chat_template is not None and not (options.chat or options.quiet)
         if not is_hinted or isinstance(self.model, SimulatedModel):  # simulates no chat

@@ -206,7 +206,6 @@ def opened_as(path: str) -> str:
 
 
 def may_be_file(path: str) -> bool:
-    """Return whether writing to `path` changes a file, or would have to."""
     try:
         mode = Path(opened_as(path)).stat().st_mode
     except (OSError, ValueError):
@@ -384,7 +383,6 @@ class OutFile:
 
     @property
     def has_foreign_lines(self) -> bool:
-        """Whether others have written into it meanwhile, behind what was written here."""
         if self._descriptor is None or self._grown is None:
             return False
         return os.fstat(self._descriptor).st_size > self._grown.size

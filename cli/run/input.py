@@ -402,7 +402,6 @@ class Duplicates:
         self._first_numbers.append(first_number)
 
     def first_number(self, index: int) -> int | None:
-        """Return the number of the line that has the id of this one; None if no earlier has it."""
         found = bisect_left(self._indexes, index)
         if found == len(self._indexes) or self._indexes[found] != index:
             return None
@@ -560,7 +559,6 @@ def id_given_before(parsed: ParsedLine, line: bytes, number: int, first: int) ->
 
 
 def arrival_goes_back(parsed: ParsedLine, line: bytes, number: int, last: float) -> BadLine:
-    """Return what is wrong with a line of a pipe that arrives before the line before it."""
     message = f"arrival_time goes back from {last:g} to {parsed.request.arrival_time:g}"
     hint = "sort the requests by arrival_time, or give them as a file"
     problem = FieldProblem("arrival-order", ("arrival_time",), message, hint)
@@ -641,7 +639,6 @@ class Source:
             self.arrivals.take(line)
 
     def backlog(self, now: float) -> Unread:
-        """Return what the run has not taken, by what has arrived by `now`; of a pipe, nothing."""
         return NOTHING_UNREAD if self.arrivals is None else self.arrivals.left(now)
 
     def find(self, text: str) -> str | None:  # noqa: ARG002 - see FileSource
@@ -868,7 +865,6 @@ class FollowSource(Source):
 
 
 def name_of(line: Line, input_index: int) -> str:
-    """Return what a request will be called, the number of its place if it has no id."""
     found = line.request.id if isinstance(line, ParsedLine) else line.id
     return str(input_index + 1) if found is None else found
 

@@ -127,7 +127,6 @@ class ModelTracebacks(AbstractContextManager["ModelTracebacks"]):
             self._report.tell(printable_lines(text))
 
     def close(self) -> None:
-        """Have the report tell how many were not shown; nothing more will come."""
         more = {kind: count - 1 for kind, count in self._counts.items() if count > 1}
         for kind, count in list(more.items())[:_MAX_KINDS]:
             which = "" if len(self._counts) == 1 else f": {kind}"

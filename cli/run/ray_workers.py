@@ -67,7 +67,6 @@ class Share(NamedTuple):
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
 
     def num_on(self, machine: Mapping[str, float]) -> int:
-        """Return for how many workers a machine has room."""
         there = machine.get("CPU", 0.0), machine.get("GPU", 0.0)
         return min(
             round(has * _GRAINS) // round(wants * _GRAINS)

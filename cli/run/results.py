@@ -203,7 +203,6 @@ class Answers:
             self.rejected += [line] if self._order is None else self._order.put(input_index, line)
 
     def is_first_failure(self, request_id: str) -> bool:
-        """Take note that a result of a request is an error; return whether it is its first."""
         request = self._open.get(request_id)
         if request is None:  # it has no other one
             return True
@@ -253,7 +252,6 @@ class Answers:
         return [] if self._order is None else self._order.put(input_index, lines)
 
     def rest(self) -> Iterator[bytes]:
-        """Yield what is kept back for its turn, if there is an order; no result will come."""
         if self._order is not None:
             for request in self._open.values():
                 if request.form == "result" and request.kept:

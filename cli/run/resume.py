@@ -319,7 +319,6 @@ def parser_for_any_model() -> RequestParser:
 
 
 def _expected(requests: OpenInput) -> "Iterator[Expected]":
-    """Yield what the lines of the input are by themselves, each with its number."""
     lines, parser = requests.lines(), parser_for_any_model()
     while (line := lines.read()) is not None:
         parsed = parser.parse(line, lines.number)

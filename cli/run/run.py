@@ -68,7 +68,6 @@ class RunSetup(EngineSetup):
 
     @property
     def replaying(self) -> Replaying:
-        """What becomes of the results of an earlier run; see Answers."""
         if isinstance(self.model, RemoteModel):
             return "whole"
         return "steps" if self.options.scheduling.has_default_schedule else "never"
@@ -306,7 +305,6 @@ class Run:
         note([engine.end_event()])
 
     def _show_all(self) -> float:
-        """Write and show everything before the run waits; return when to do so again, see View."""
         self._results.flush()
         self._readers.flush()
         return self._view.refresh()
@@ -317,7 +315,6 @@ class Run:
         self._results.flush()
 
     def close(self) -> None:
-        """Write what is kept for a moment, and end the files, whatever one of them raises."""
         with ExitStack() as files:
             files.callback(self._results.close)
             files.callback(self._loop.answers.close)

@@ -152,7 +152,6 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _reason(error: Exception) -> str:
-    """Return in one line what went wrong, without the secrets of URLs."""
     if isinstance(error, UrlError):
         return str(error)
     if isinstance(error, TimeoutError) and not reason_of(error):

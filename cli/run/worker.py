@@ -600,13 +600,11 @@ class AsTheyCome:
         self._answers: list[bytes] = []
 
     def put(self, index: int, lines: bytes) -> list[bytes]:
-        """Take in the lines that answer the line `index`; nothing is to be written by now."""
         self._indexes.append(index)
         self._answers.append(lines)
         return []
 
     def take(self) -> tuple[list[int], list[bytes]]:
-        """Return what was put since the last time: the indexes, and the lines for each."""
         taken = self._indexes, self._answers
         self._indexes, self._answers = [], []
         return taken
@@ -648,7 +646,6 @@ class Inbox(Generic[AnyMessage]):
         self._buffer += piece
 
     def take(self) -> list[AnyMessage]:
-        """Return the messages that are whole by now."""
         found, start = [], 0
         with memoryview(self._buffer) as buffer:
             while len(buffer) - start >= _LENGTH.size:

@@ -147,7 +147,6 @@ class InputLines(ABC):
 
     @property
     def num_to_answer(self) -> int | None:
-        """The number of lines without an answer of an earlier run; None if that is not known."""
         return None
 
     @property
@@ -184,11 +183,9 @@ class InputLines(ABC):
             self._look_at(*found)
 
     def close(self) -> None:
-        """Read no more, and give out no more."""
         self._is_closed = self._has_read_all = True
 
     def lacking(self, index: int, answer: bytes) -> bytes:  # noqa: ARG002 - see FileLines
-        """Return what of the answer to a line is to be written."""
         return answer
 
     def _new_batch(self, lines: Block) -> LineBatch:
@@ -509,7 +506,6 @@ class _Member:
                 self.remarks.pop(index, None)
 
     def num_wanted(self, num_slots: int) -> int:
-        """Return how many lines more keep it busy until it is asked again; 0 for a few."""
         if self.num_bytes > MAX_AHEAD_BYTES:
             return max(0, num_slots - len(self.held))
         ahead = min(max(num_slots // 2, int(self._rate * AHEAD_SECONDS)), MAX_AHEAD_LINES)
@@ -543,7 +539,6 @@ class Driver:
         self._failed_checks: Counter[int] = Counter()  # by batch
 
     def start(self) -> RunEvent:
-        """Start the workers; return how a trace of one begins when one is ready."""
         for number in range(len(self._members)):
             self._transport.start(number)
         while self.run is None:
@@ -552,7 +547,6 @@ class Driver:
         return self.run
 
     def check(self, lines: InputLines) -> None:
-        """Have all lines checked."""
         while not lines.is_checked:
             self._give_batches(lines)
             if not lines.is_checked:
@@ -575,7 +569,6 @@ class Driver:
                     yield number, report
 
     def give_up(self, lines: InputLines) -> None:
-        """Give out no more, and have workers begin no more."""
         lines.close()
         self._again, self._suspects = Lines(), Lines()
         for number, member in enumerate(self._members):
@@ -1013,7 +1006,6 @@ class WorkersRun(Gauges):
             self.take_answered(number, told)
 
     def _show_all(self) -> float:
-        """Show what there is before the run waits; return when to do so again, see View."""
         self._results.flush()
         self._readers.flush()
         return self.view.refresh()

@@ -92,7 +92,6 @@ class FrameLive(ABC):
         """Leave `lines` instead of what is shown, and the cursor below them and a blank line."""
 
     def _drawn(self, lines: Sequence[Line], num_rows: int = 0) -> str:
-        """Return what draws lines from the cursor on, erases so many rows, and comes back."""
         rows = [*lines, *[[]] * (num_rows - len(lines))]
         if self._terminal.has_color:
             texts = colored(rows)
@@ -117,7 +116,6 @@ class FrameLive(ABC):
         return None
 
     def _write_at_once(self, text: str) -> OSError | None:
-        """Write, and drop a frame that is being made."""
         self._is_dropped = True
         try:
             self._terminal.write(text)
@@ -177,7 +175,6 @@ class InlineLive(FrameLive):
         return before, above, drawn
 
     def _num_rows(self) -> int:
-        """Return how many rows what is shown takes now, from the cursor's on."""
         columns, rows = self._terminal.size
         needed = len(self._shown)
         if columns < self._columns:  # it may have broken lines into several

@@ -184,7 +184,6 @@ class Scene:
         return bool(self.glyphs.dots)
 
     def name(self, text: str) -> str:
-        """Return an id that is safe to print; `?` is what cannot be shown."""
         name = printable(text)
         return name if self.has_unicode else name.encode("ascii", "replace").decode("ascii")
 
@@ -198,7 +197,6 @@ class Scene:
         return self.name(slot.label) if self.is_busy(slot) else NOBODY
 
     def phase(self, slot: SlotState) -> str:
-        """Return prefill, then what it does; in the step that ended it, why it ended."""
         if not self.is_busy(slot):
             return "idle"
         if slot.outcome is not None:
@@ -206,12 +204,10 @@ class Scene:
         return "prefill" if slot.is_prefilling(self.moment.step) else PHASES[slot.request.role]
 
     def progress(self, slot: SlotState) -> str:
-        """Return the tokens generated, of how many at most; nothing where none are."""
         most = slot.request.max_tokens if self.is_busy(slot) else 0
         return f"{slot.tokens_after(self.moment.step)}/{most}" if most else ""
 
     def drafts(self, slot: SlotState) -> str:
-        """Return how many drafts the step that is shown accepted, of how many; "" without any."""
         found = slot.drafts_of(self.moment.slot_step)
         return f"{found.accepted}/{found.drafted}" if found is not None else ""
 
@@ -677,7 +673,6 @@ class Browser:
         return True
 
     def paste(self, text: str) -> None:
-        """Add `text` to what is typed; it is nothing but text, so elsewhere it does nothing."""
         if self._prompt is not None:
             self._prompt.paste(text)
 
@@ -687,7 +682,6 @@ class Browser:
 
     @property
     def is_used(self) -> bool:
-        """Whether there may be something to say of where a person looks."""
         is_elsewhere = self._first_slot is not None or self.found is not None
         return is_elsewhere or self._prompt is not None or bool(self._message)
 

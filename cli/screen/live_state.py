@@ -216,7 +216,6 @@ class SlotState:
 
     @property
     def has_long_prefill(self) -> bool:
-        """Whether it takes more than one step up to its first token, as far as is known."""
         admission = self._admission
         return admission is not None and admission.first_token != admission.event.step
 
@@ -232,7 +231,6 @@ class SlotState:
 
     @property
     def label(self) -> str:
-        """Its name, without the middle if that is very long."""
         label = self.request.label
         if len(label) > MAX_LABEL:
             return label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
@@ -249,7 +247,6 @@ class SlotState:
         return "admitted" if self._num_seen > num_seen and not is_hidden else mark
 
     def is_prefilling(self, step: int) -> bool:
-        """Return whether the newest sequence has no more than its first token after `step`."""
         first_token = None if self._admission is None else self._admission.first_token
         return first_token is None or first_token >= self.own_step(step)
 
@@ -369,7 +366,6 @@ class RunState:
         return [_cache_use(request, request.admissions[-1]) for _, request in self._running()]
 
     def num_tokens(self, step: int) -> int:
-        """Return how many tokens the run has generated after `step`, those of all beams counted."""
         slots = self.slots
         running = sum(r.tokens_after(slots[n].own_step(step)) for n, r in self._running())
         return self._num_finished_tokens + self._num_kept() + running
@@ -672,14 +668,12 @@ def kept(facts: Sequence[Fact], width: int) -> list[Fact]:
 
 
 def clock(seconds: float) -> str:
-    """Return `seconds` as 0:03, 12:34 or 1:02:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def short(count: float) -> str:
-    """Return a count in a few characters: 87, 940, 12.3k, 4.56M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{number(count / size)}{unit}"

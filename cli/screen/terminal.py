@@ -186,7 +186,6 @@ def printable_lines(text: str) -> str:
 
 
 def cell_width(text: str) -> int:
-    """Return how many cells `text` takes; wide characters take two."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len  # noqa: PLC0415 - start-up time, and most text is ASCII
@@ -223,7 +222,6 @@ def cut_path(path: str, width: int, mark: str) -> str:
 
 
 def fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
-    """Return `parts` in as few lines as they fit in, at least one."""
     lines = [""]
     for part in parts:
         joined = f"{lines[-1]}{separator}{part}" if lines[-1] else part
@@ -301,18 +299,15 @@ UNFINISHED = 0.99  # the most that is shown of what still runs
 
 
 def counted(number: int, noun: str) -> str:
-    """Return `number` of `noun` in words: `1 slot`, `2,000 slots`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[object], word: str = "or") -> str:
-    """Return `a`, `a or b`, `a, b or c`."""
     *most, last = map(str, names)
     return f"{', '.join(most)} {word} {last}" if most else last
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it: `0.5 s`, `50 ms`."""
     return f"{number(seconds)} s" if seconds >= 0.1 else f"{number(seconds * 1000)} ms"  # noqa: PLR2004 - as people say it
 
 
@@ -401,7 +396,6 @@ class Keys:
         self._pasted: str | None = None  # so far; None while nothing is
 
     def take(self, data: bytes) -> list[Key]:
-        """Return the keys of `data`; nothing at all ends what might have gone on."""
         self._rest += self._decoder.decode(data)
         return list(self._complete(is_all=not data))
 
@@ -425,7 +419,6 @@ class Keys:
                 yield name
 
     def _take_pasted(self, before: str) -> Pasted | None:
-        """Take in more of what is pasted; return it if that is its end."""
         inside, end, rest = self._rest.partition(_PASTE_END)
         if not end:  # but the last characters may begin it
             cut = max(len(inside) - len(_PASTE_END) + 1, 0)
@@ -463,7 +456,6 @@ class Keyboard:
         return self._keys.take(data)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is a key, or `seconds` are over; return whether there is one."""
         descriptors = [self._fd] if self._is_listening and not self.is_gone else []
         return bool(select.select(descriptors, [], [], seconds)[0])
 
@@ -476,7 +468,6 @@ class Keyboard:
                 self._terminal.write(_HIDE_PASTES)
 
     def _listen(self) -> None:
-        """Let keys come one by one and unshown, whoever has changed that meanwhile."""
         modes = termios.tcgetattr(self._fd)
         if self._usual is None:
             self._usual = list(modes)

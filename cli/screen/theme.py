@@ -136,7 +136,6 @@ def line_width(line: Line) -> int:
 
 
 def joined(line: Line) -> Line:
-    """Return `line` with neighbours of one style in one part."""
     groups = groupby(line, itemgetter(1))
     return [("".join(text for text, _ in parts), style) for style, parts in groups]
 
@@ -157,14 +156,12 @@ def shade(share: float, glyphs: Glyphs) -> str:
 
 
 def levels(lengths: Iterable[int], glyphs: Glyphs) -> str:
-    """Return a row of columns as high as each of `lengths`, of which the longest is full."""
     shown = list(lengths)
     most = max([*shown, 1])
     return "".join(level(n / most, glyphs) if n else glyphs.nothing for n in shown)
 
 
 def level(share: float, glyphs: Glyphs) -> str:
-    """Return one cell, as high as `share` of 1; all of it only for 1."""
     highest = len(glyphs.levels) - 1
     return glyphs.levels[min(int(share * highest), highest)]
 

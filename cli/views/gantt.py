@@ -95,7 +95,6 @@ def percent_of(part: int, whole: int) -> str:
 
 
 def in_groups(slots: Sequence[int], max_groups: int) -> list[Sequence[int]]:
-    """Return `slots` in at most `max_groups` runs of the same size, the last one may be shorter."""
     size = -(-len(slots) // max_groups)
     return [slots[start : start + size] for start in range(0, len(slots), size)]
 
@@ -304,11 +303,9 @@ class Scale:
 
     @property
     def cells_per_step(self) -> int:
-        """How many cells show a step; 0 if several steps share one."""
         return self.num_cells // len(self.steps)
 
     def steps_at(self, cell: int) -> range:
-        """Return the steps that `cell` shows, at least one."""
         num_steps, origin = len(self.steps), self.steps.start
         first = cell * num_steps // self.num_cells
         return range(
@@ -316,14 +313,12 @@ class Scale:
         )
 
     def first_cell(self, step: int) -> int:
-        """Return the leftmost cell that shows `step`."""
         num_steps, offset = len(self.steps), step - self.steps.start
         if num_steps > self.num_cells:
             return self.last_cell(step)
         return offset * self.num_cells // num_steps
 
     def last_cell(self, step: int) -> int:
-        """Return the rightmost cell that shows `step`."""
         offset = step - self.steps.start
         return ((offset + 1) * self.num_cells - 1) // len(self.steps)
 
@@ -362,7 +357,6 @@ def highest_counts(counts: Iterable[Stretch], scale: Scale) -> list[int]:
 
 
 def level_row(counts: Sequence[int], peak: int, glyphs: ChartGlyphs) -> str:
-    """Return a row of columns as high as the count of each cell; `peak` is full."""
     highest = len(glyphs.levels) - 1
     return "".join(glyphs.levels[-(-count * highest // peak) if peak else 0] for count in counts)
 
@@ -465,7 +459,6 @@ def _room(cells: Sequence[str], bar: str) -> int:
 
 
 def _ending(span: SlotSpan, glyphs: ChartGlyphs) -> tuple[str, str]:
-    """Return what stands where `span` ends, and its style; "" where that is its bar."""
     if has_failed(span):
         return glyphs.broken, "failed"
     if span.outcome == "lost":
@@ -488,7 +481,6 @@ def id_frame(ids: Collection[str]) -> tuple[str, str]:
 
 
 def short_labels(spans: Collection[SlotSpan]) -> dict[str, str]:
-    """Return what to write for each label: it, without what all ids have in common."""
     before, after = map(len, id_frame({span.id for span in spans}))
     return {
         span.label: span.id[before : len(span.id) - after] + span.label[len(span.id) :]

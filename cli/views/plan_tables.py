@@ -193,7 +193,6 @@ def _group_rows(
 
 
 def _settings(cell: GridCell, axes: Sequence[Axis], cut: int | None) -> list[str]:
-    """Return the values of `axes`, each in at most `cut` cells."""
     values = [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
     if cut is None:
         return values
@@ -301,7 +300,6 @@ def _binding(cell: GridCell) -> str:
 
 
 def _failures(use: FleetUse, fleet: FleetFile | None) -> list[str]:
-    """Return what failed, nothing of a fleet that has no failures."""
     management = None if fleet is None else fleet.management
     if management is None or management.failures is None:
         return []
@@ -349,7 +347,6 @@ def headline(plan: Plan) -> str:
 
 
 def details(plan: Plan) -> list[str]:
-    """Return the lines about a plan below its headline: titles, and texts at most WIDTH wide."""
     rows = list(_details(plan))
     width = max(TITLE_WIDTH, *(len(title) + 1 for title, _ in rows))
     lines = []
@@ -476,7 +473,6 @@ def _relief(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 
 
 def _headroom(plan: Plan, metric: str, tail: float | None, limit: float) -> str:
-    """Return how far the asked share of requests stays below a limit."""
     percentile = f"p{plan.asked * 100:g}"
     if tail is None:
         return f"{percentile} never: too few requests come to their end"

@@ -222,7 +222,6 @@ def _lines(points: Iterator[tuple[str, Point]]) -> dict[str, list[Point]]:
 
 
 def _as_one(points: list[Point]) -> Point:
-    """Return a point for those that come to the same: of many, few have their names in it."""
     if len(points) <= MAX_TOGETHER:
         label = ", ".join(point.label for point in points)
     else:

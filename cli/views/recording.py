@@ -198,7 +198,6 @@ class Recording:
         return state
 
     def events_from(self, chapter: int) -> Iterator[tuple[int, list[Event]]]:
-        """Yield the steps from a chapter on with which something was told, and what that was."""
         for number in range(chapter, len(self.chapters)):
             steps, events = self._unpacked(number)
             start = 0

@@ -528,7 +528,6 @@ def _when(story: Story, num_steps: int, time: float) -> str:
 
 
 def time_of(seconds: float) -> str:
-    """Return a time such that a thousandth of a second shows, if it is not a whole number."""
     digits = 1 if round(seconds, 1) == round(seconds, 6) else 3
     return f"{seconds:,.{digits}f} s"
 

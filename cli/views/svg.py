@@ -85,7 +85,6 @@ class Row:
 
     @property
     def base_line(self) -> float:
-        """Where a small text in its middle stands."""
         return self.top + self.height / 2 + 4
 
 
@@ -111,7 +110,6 @@ class Drawing:
         element.text = text or None
 
     def open(self, tag: str, style: str = "", /, **numbers: Number) -> None:
-        """Draw an element that holds all that is drawn up to `close`."""
         self.add(tag, style, **numbers)
         self._parents.append(self._parents[-1][-1])
 
@@ -137,12 +135,10 @@ class Drawing:
 
 
 def px(number: float) -> str:
-    """Return a number of pixels, to a tenth."""
     return f"{number:.1f}".removesuffix(".0")
 
 
 def text_width(text: str) -> float:
-    """Return how many pixels a small text takes, at most, in usual fonts."""
     return cell_width(text) * CELL_WIDTH
 
 
@@ -189,7 +185,6 @@ class TimeAxis:
         return min(span.end, self.steps.stop) - max(span.start, self.steps.start)
 
     def place(self, start: int, end: int) -> tuple[float, float]:
-        """Return where the steps [start, end), as far as they are shown, begin and end."""
         start, end = max(start, self.steps.start), min(end, self.steps.stop)
         return self._at(self.start_of(start)), self._at(self.end_before(end))
 
@@ -591,7 +586,6 @@ def render_svg(
 
 
 def _style_sheet() -> str:
-    """Return the style of all classes, within this picture: its file may become part of a page."""
     dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, (_, look) in _COLORS.items())
     both = [*((name, look) for name, (look, _) in _COLORS.items()), *_ALWAYS.items()]
     light = "\n".join(f".{ROOT_CLASS} .{name}{{{look}}}" for name, look in both)
