@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from math import inf
 from operator import attrgetter
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 from msgspec import Struct
 
@@ -130,33 +130,8 @@ MAX_GONE = 256  # entries of a KeyOrder that are no more than forgotten
 MAX_MATCHED = 128  # that have waited longest: only for these is it looked up what is cached
 
 
-class Ordering(Protocol[S]):
-    """Sequences that wait."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[S]: ...
-
-    def __contains__(self, sequence: object) -> bool: ...
-
-    def push(self, sequence: S) -> None:
-        """Take in a sequence."""
-
-    def first(self, now: float) -> S | None:
-        """Return the one that is to be admitted first; None if there is none."""
-
-    def remove(self, sequence: S) -> None:
-        """Let one go; nearly always it is the first."""
-
-    def last(self, sequences: Iterable[S], now: float) -> S:
-        """Return the one of `sequences`, which are running, that is to be preempted first."""
-
-    def steady_until(self, now: float) -> float:
-        """Return until when the first stays that if none is pushed or removed; `now`: unknown."""
-
-
 class ArrivalOrder(Generic[S]):
-    """First come, first served: what is preempted came before all that wait."""
+    """Sequences that wait; first come, first served.  What is preempted came before all of them."""
 
     def __init__(self) -> None:
         self._waiting: deque[S] = deque()
@@ -180,18 +155,22 @@ class ArrivalOrder(Generic[S]):
             insort(waiting, sequence, key=queue_number)
 
     def first(self, now: float) -> S | None:  # noqa: ARG002 - as others need it
+        """Return the one that is to be admitted first; None if there is none."""
         return self._waiting[0] if self._waiting else None
 
     def remove(self, sequence: S) -> None:
+        """Let one go; nearly always it is the first."""
         if self._waiting[0] is sequence:
             self._waiting.popleft()
         else:
             self._waiting.remove(sequence)
 
     def steady_until(self, now: float) -> float:  # noqa: ARG002 - as above
+        """Return until when the first stays that if none is pushed or removed; `now`: unknown."""
         return inf
 
     def last(self, sequences: Iterable[S], now: float) -> S:  # noqa: ARG002 - as above
+        """Return the one of `sequences`, which are running, that is to be preempted first."""
         return max(sequences, key=queue_number)
 
 
@@ -288,6 +267,9 @@ class PrefixOrder(ArrivalOrder[S]):
         return now
 
 
+Ordering = ArrivalOrder[S] | KeyOrder[S]
+
+
 def ordering_of(settings: SchedulingSettings, num_cached: Callable[[S], int]) -> Ordering[S]:
     """Return the ordering that the settings name; num_cached: see PrefixOrder."""
     if settings.policy == LONGEST_PREFIX_MATCH:
@@ -308,13 +290,13 @@ class WaitingQueue(Generic[S]):
     num_pending: how many sequences have not joined the queue yet.
     """
 
-    def __init__(self, ordering: Ordering[S]) -> None:
+    def __init__(self, ordering: Ordering[S], urgency: "Urgency[S] | None" = None) -> None:
         self.num_slots = self.num_pending = 0
         self._num_added = self._num_joined = 0
         self._pending: deque[S] = deque()  # by arrival, those that were added in this order
         self._early: list[tuple[float, int, S]] = []  # a heap by arrival, the others
         self._arrived: list[S] = []  # since arrivals last joined
-        self._ordering = ordering
+        self._ordering, self._urgency = ordering, urgency
 
     @property
     def num_waiting(self) -> int:
@@ -365,6 +347,8 @@ class WaitingQueue(Generic[S]):
             sequence.queue_number = self._num_joined
             self._num_joined += 1
         self._ordering.push(sequence)
+        if self._urgency is not None:
+            self._urgency.push(sequence)
         self.num_slots += sequence.num_slots
 
     def peek(self, now: float) -> S | None:
@@ -376,6 +360,8 @@ class WaitingQueue(Generic[S]):
 
     def take(self, sequence: S) -> None:
         self._ordering.remove(sequence)
+        if self._urgency is not None:
+            self._urgency.remove(sequence)
         self.num_slots -= sequence.num_slots
 
     @property
@@ -406,15 +392,13 @@ class WaitingQueue(Generic[S]):
 Estimate = Callable[[BatchStats], float]
 """How many seconds a step that computes so much would take."""
 
-MAX_ASKED = (
-    128  # of those that may not wait: only for these is it looked up in a step what it takes
-)
+MAX_ASKED = 128  # of those that may not wait: only for these is it looked up what it takes
 
 
 class Urgency(Generic[S]):
-    """An order of the queue, and beside it the same sequences by their urgency.
+    """The sequences that wait, by their urgency.
 
-    measure: what makes it up: a smaller priority, or an earlier deadline.
+    ordering: of the queue.  measure: what makes it up: a smaller priority, or an earlier deadline.
     max_chunk: the tokens of one prompt that a step computes at most.
     """
 
@@ -427,36 +411,15 @@ class Urgency(Generic[S]):
         self._by_urgency: list[S] = []
         self._max_chunk, self._estimate = max_chunk, estimate
 
-    # -- as an Ordering --------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self._ordering)
-
-    def __iter__(self) -> Iterator[S]:
-        return iter(self._ordering)
-
-    def __contains__(self, sequence: object) -> bool:
-        return sequence in self._ordering
-
     def push(self, sequence: S) -> None:
-        self._ordering.push(sequence)
         insort(self._by_urgency, sequence, key=self._key)
 
-    def first(self, now: float) -> S | None:
-        return self._ordering.first(now)
-
     def remove(self, sequence: S) -> None:
-        self._ordering.remove(sequence)
         del self._by_urgency[bisect_left(self._by_urgency, self._key(sequence), key=self._key)]
 
-    def last(self, sequences: Iterable[S], now: float) -> S:  # noqa: ARG002 - as others need it
+    def last(self, sequences: Iterable[S]) -> S:
         """Return the least urgent: by another order, who lacks a block might take it back."""
         return max(sequences, key=self._key)
-
-    def steady_until(self, now: float) -> float:
-        return self._ordering.steady_until(now)
-
-    # -- who may not wait ------------------------------------------------------------------------
 
     def degree(self, sequence: S) -> float:
         """Return how urgent one is: the smaller, the more."""

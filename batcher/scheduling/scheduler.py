@@ -242,10 +242,8 @@ class Scheduler(Generic[S]):
         self._urgency: Urgency[S] | None = None
         if settings.preempt_for is not None:
             max_chunk = min(self._max_tokens, self._max_chunk)
-            self._ordering = self._urgency = Urgency(
-                self._ordering, settings.preempt_for, max_chunk, estimate
-            )
-        self.queue = WaitingQueue(self._ordering)
+            self._urgency = Urgency(self._ordering, settings.preempt_for, max_chunk, estimate)
+        self.queue = WaitingQueue(self._ordering, self._urgency)
         self.batch: RunningBatch[S] = RunningBatch(
             num_slots, 0 if kv_cache is None else kv_cache.block_size
         )
@@ -625,7 +623,10 @@ class Scheduler(Generic[S]):
             victims = self.batch.firsts
             if busy:
                 victims = [other for other in victims if other is first or other not in busy]
-            victim = self._ordering.last(victims, self._now)
+            if self._urgency is None:
+                victim = self._ordering.last(victims, self._now)
+            else:
+                victim = self._urgency.last(victims)
             self._preempt(output, victim, first, "kv")
             if victim is first:
                 return False
