@@ -27,11 +27,8 @@ from fleets import fleets
 from models import models
 from paging import paging
 from report import Row
-from sampling import sampling
 from serving import serving
 from simulation import simulation
-from speculation import speculation
-from workers import workers
 
 from batcher import Engine, Request, SimulatedModel
 
@@ -173,21 +170,6 @@ def drain(descriptor: int) -> None:
         pass  # how Linux reports that the other end of a terminal is closed
 
 
-def scaling(folder: Path) -> Iterator[Row]:
-    """Measure how time per token grows with the outputs and with the number of requests."""
-
-    def seconds_per_token(num_requests: int, length: int) -> float:
-        rows = workload.rows(num_requests, (length, length))
-        requests = [Request(**{**row, "stop_sequence": None}) for row in rows]
-        return 1 / engine_rate(requests, 64)
-
-    long = lambda: seconds_per_token(128, 10_000)  # noqa: E731 - three times the same
-    for num_requests, length in ((12_800, 10), (12_800, 100)):
-        grown = median_ratio(long, lambda: seconds_per_token(num_requests, length))  # noqa: B023
-        name = f"time per token, outputs of 10,000 tokens against {length}"
-        yield Row(name, f"{grown:.2f}x", "<= 1.3x")
-
-
 def million(folder: Path) -> Iterator[Row]:
     """Measure a pipe of a thousand, a hundred thousand and a million requests."""
     small = statistics.median(through_a_pipe(1_000).cpu - through_a_pipe(1).cpu for _ in range(9))
@@ -256,16 +238,12 @@ BENCHMARKS = {
         engine,
         paging,
         command,
-        scaling,
         million,
         startup,
-        sampling,
         models,
-        speculation,
         simulation,
         fleets,
         serving,
-        workers,
     )
 }
 
