@@ -309,7 +309,18 @@ class Engine:
             self._place(scheduled)
         is_idle = self._batch.num_free == self.batch_size
         if not is_idle:
-            self._update(scheduled, self._execute(scheduled))
+            decoded = self._execute(scheduled)
+            measured = None if stats is None else stats.measure(scheduled)
+            if speculator is not None:
+                speculator.settle(scheduled, decoded)
+            ending = self.scheduler.update(scheduled)
+            if ending or decoded is not NOTHING_DECODED:
+                self._end_rows(scheduled, decoded, ending)
+            clock.advance(measured)
+            if stats is not None:
+                stats.end_step(clock.now)
+            if speculator is not None:
+                speculator.end_step(scheduled, measured)
         if self._has_sessions:
             self._sessions.go_on()
         if self._is_checked:
@@ -410,24 +421,7 @@ class Engine:
             return runner.compute_prompts()
         if runner.num_replayed and runner.num_replayed == self._batch.num_occupied:
             return NOTHING_DECODED
-        if speculator is not None:
-            return speculator.execute(scheduled)
-        return runner.step(self._clock.step)
-
-    def _update(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
-        """Take in what the step has computed, and end it."""
-        clock, stats, speculator = self._clock, self._stats, self._speculator
-        measured = None if stats is None else stats.measure(scheduled)
-        if speculator is not None:
-            speculator.settle(scheduled, decoded)
-        ending = self.scheduler.update(scheduled)
-        if ending or decoded is not NOTHING_DECODED:
-            self._end_rows(scheduled, decoded, ending)
-        clock.advance(measured)
-        if stats is not None:
-            stats.end_step(clock.now)
-        if speculator is not None:
-            speculator.end_step(scheduled, measured)
+        return speculator.execute(scheduled) if speculator else runner.step(self._clock.step)
 
     def _end_rows(
         self, scheduled: SchedulerOutput[Sequence], decoded: Decoded, ending: Collection[int]
