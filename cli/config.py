@@ -191,11 +191,7 @@ def _unknown(key: str, known: Sequence[str]) -> str:
 
 @cache  # a pipe can be read only once
 def _read(path: str) -> tuple[list[FileSetting], tuple[tuple[Place, str], ...]]:
-    """Return the settings at the top level of the file, and its mistakes so far.
-
-    Raises:
-        ConfigError: it cannot be read, is not YAML, or is something else than settings.
-    """
+    """Return the settings at the top level of the file, and its mistakes so far."""
     import yaml  # noqa: PLC0415 - only when there is a file
 
     from batcher.plain_yaml import plain_events, read_text  # noqa: PLC0415 - as above

@@ -51,11 +51,7 @@ def main() -> None:
 
 
 def _carry_out(arguments: list[str]) -> None:
-    """Carry out a command line, and leave with its exit status.
-
-    Raises:
-        BatchdecodeError, WriteError, OSError: it could not be carried out.
-    """
+    """Carry out a command line, and leave with its exit status."""
     from typer._click.exceptions import NoArgsIsHelpError, UsageError  # noqa: PLC0415 - as above
 
     from .commands import app  # noqa: PLC0415 - as above

@@ -415,14 +415,7 @@ def _missing_id(argument: str) -> str:
 
 
 def show_diff(
-    path_a: str,
-    path_b: str,
-    *,
-    top: int,
-    json: bool,
-    html: bool,
-    output: str | None,
-    force: bool,
+    path_a: str, path_b: str, *, top: int, json: bool, html: bool, output: str | None, force: bool
 ) -> int:
     """Carry out `batchdecode trace diff`; return its exit status.
 
@@ -518,10 +511,7 @@ def open_twice(path: str | None) -> tuple[str, OpenInput]:
 
 
 def events_of(
-    path: str,
-    source: OpenInput,
-    run_options: Mapping[str, Any],
-    preset: Collection[str] = (),
+    path: str, source: OpenInput, run_options: Mapping[str, Any], preset: Collection[str] = ()
 ) -> Iterator[Event]:
     """Yield the events of the input.
 
@@ -554,11 +544,7 @@ def events_of(
     scheduling = SchedulingOptions(**given)
     return run_events(
         RunOptions(
-            input=path,
-            scheduling=scheduling,
-            checkpoint=checkpoint,
-            defaults=defaults,
-            **options,
+            input=path, scheduling=scheduling, checkpoint=checkpoint, defaults=defaults, **options
         )
     )
 

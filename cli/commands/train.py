@@ -55,8 +55,7 @@ class TrainOptions:
         int | None, option(TRAINING, "Number of optimizer steps.  [default: 1000]", "N", min=1)
     ] = None
     accumulate: Annotated[
-        int | None,
-        option(TRAINING, "Batches of gradients per step.  [default: 1]", "N", min=1),
+        int | None, option(TRAINING, "Batches of gradients per step.  [default: 1]", "N", min=1)
     ] = None
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"] | None,
@@ -132,7 +131,6 @@ def train(options: TrainOptions) -> int:
 
 
 def settings_of(options: TrainOptions) -> TrainingSettings:
-    """Return the settings of --config, or those by default, with what options say instead."""
     said = {} if options.config is None else settings_in(options.config, TrainingSettings)
     given = {name: getattr(options, name) for name in _OVERRIDING}
     given = {name: value for name, value in given.items() if value is not None}

@@ -296,11 +296,7 @@ class Actors:
 
     @contextmanager
     def _room(self, where: str) -> Iterator[None]:
-        """Hand something to Ray that it may store, or take it.
-
-        Raises:
-            BatchdecodeError: it has no room, though it has been set up to store small objects, too.
-        """
+        """Hand something to Ray that it may store, or take it."""
         exceptions = self._ray.exceptions
         try:
             yield

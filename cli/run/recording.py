@@ -473,11 +473,7 @@ def tell_summary(
             except (WriteError, OutputError) as error:
                 failures[name] = error
     if not options.quiet:
-        from ..screen.summary import (  # noqa: PLC0415 - as above
-            NOT_TOLD,
-            RunFiles,
-            render_summary,
-        )
+        from ..screen.summary import NOT_TOLD, RunFiles, render_summary  # noqa: PLC0415 - as above
 
         has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
         paths = (

@@ -747,11 +747,7 @@ class Processes:
 
 
 def _check_open_files(num_workers: int) -> None:
-    """Make sure that `ulimit -n` allows the files of that many workers, here and where they fork.
-
-    Raises:
-        BatchdecodeError: it does not.
-    """
+    """Make sure that `ulimit -n` allows the files of so many workers, here and where they fork."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     wanted = (
         len(list(Path("/proc/self/fd").iterdir())) + _OWN_FILES + _FILES_OF_WORKER * num_workers

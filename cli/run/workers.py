@@ -63,12 +63,7 @@ from .recording import (
     tell_summary,
 )
 from .results import InputOrder
-from .resume import (
-    EarlierResults,
-    Resumption,
-    conclude_finished,
-    parser_for_any_model,
-)
+from .resume import EarlierResults, Resumption, conclude_finished, parser_for_any_model
 from .run_options import RunOptions
 from .worker import (
     Answered,
@@ -330,11 +325,7 @@ class FileLines(InputLines):
         self._ahead = Lines()
 
     def _read_again(self) -> None:
-        """Read the lines that come next, without those that are answered.
-
-        Raises:
-            InputError: there are none, where some were when they were checked.
-        """
+        """Read the lines that come next, without those that are answered."""
         first = self._num_read_again
         numbers, texts = self._reader.read_block(BATCH_LINES)
         if not texts:
@@ -978,13 +969,7 @@ class WorkersRun(Gauges):
         return self._num_failed >= (self._options.max_errors or float("inf"))
 
     def _decode(self, stop: StopSignals) -> None:
-        """Have all lines decoded, and write what they are answered with.
-
-        Raises:
-            Interrupted: a signal came.
-            KeyboardInterrupt, FailedWorkerError, BatchdecodeError, InputError: see Driver.
-            WriteError, BrokenPipeError: the output takes no more.
-        """
+        """Have all lines decoded, and write what they are answered with."""
         earlier, order = self._resumption.earlier, self._order
         if earlier is not None and order is not None:
             for index, answer in earlier.kept():

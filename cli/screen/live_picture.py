@@ -25,7 +25,6 @@ from .live_state import (
     QueueDepths,
     RunState,
     SlotState,
-    clock,
     counts,
     kept,
     next_up,
@@ -36,6 +35,7 @@ from .live_state import (
 from .terminal import (
     InputLine,
     cell_width,
+    clock,
     counted,
     cut_middle,
     number,

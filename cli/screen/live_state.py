@@ -25,7 +25,7 @@ from batcher.trace.run import (
 from batcher.trace.timeline import MAX_STEPS, Stretch, Timeline
 
 from .summary import BLOCKED_CAUSES, RESTART_REASONS
-from .terminal import UNFINISHED, Terminal, counted, number, printable, whole_percent
+from .terminal import UNFINISHED, Terminal, clock, counted, number, printable, whole_percent
 from .view import GaugeReading, Gauges, RunPlan, View
 
 # A whole run in little, of whatever length: how busy slots were and how long the queue was.
@@ -58,7 +58,9 @@ class RunHistory:
     def held(self, slot: int, start: int, end: int) -> None:
         """Take in that a slot was used over the steps start..end, exclusive."""
         while end > self.steps_per_cell * NUM_CELLS:  # a cell is to stand for twice as many steps
-            self._busy, self._admissions = map(_halved, (self._busy, self._admissions))
+            for cells in (self._busy, self._admissions):
+                sums = cells[:, ::2] + cells[:, 1::2]
+                cells[:] = np.concatenate([sums, np.zeros_like(sums)], axis=1)
             self.steps_per_cell *= 2
         size, row = self.steps_per_cell, self._busy[slot // self._slots_per_row]
         first, last = start // size, (end - 1) // size
@@ -136,11 +138,6 @@ class QueueDepths:
         last = np.maximum(np.searchsorted(steps, edges[1:], "left"), first + 1)
         found: Counts = np.maximum.reduceat(lengths, np.stack([first, last], axis=1).ravel())[::2]
         return found
-
-
-def _halved(cells: Counts) -> Counts:
-    sums = cells[:, ::2] + cells[:, 1::2]
-    return np.concatenate([sums, np.zeros_like(sums)], axis=1)
 
 
 # The slots of a run now, kept from its events alone: nothing here is done per step.
@@ -665,12 +662,6 @@ def kept(facts: Sequence[Fact], width: int) -> list[Fact]:
     while found and sum(len(fact.text) + len(GAP) for fact in found) - len(GAP) > width:
         found.remove(min(found))
     return found
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def short(count: float) -> str:

@@ -14,6 +14,7 @@ from batcher.metrics.times import Distribution
 from .terminal import (
     aligned,
     can_print,
+    clock,
     counted,
     duration,
     fill,
@@ -123,10 +124,7 @@ def render_summary(
     mark, color = (marks.good, GREEN) if summary.ok or not summary.requests else (marks.bad, RED)
     if not is_complete:
         mark, color = marks.stopped, YELLOW
-    minutes, seconds = divmod(int(elapsed), 60)
-    hours, minutes = divmod(minutes, 60)
-    time = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-    time = f"{elapsed:.1f} s" if elapsed < MAX_SECONDS else time
+    time = f"{elapsed:.1f} s" if elapsed < MAX_SECONDS else clock(elapsed)
     lines = [f"{mark} {headline(summary, marks.separator, [time], num_unread)}"]
     in_steps = {name: times for name, times in _in_steps(summary).items() if times is not None}
     if summary.latencies is None and in_steps:

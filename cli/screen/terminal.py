@@ -311,6 +311,12 @@ def duration(seconds: float) -> str:
     return f"{number(seconds)} s" if seconds >= 0.1 else f"{number(seconds * 1000)} ms"  # noqa: PLR2004 - as people say it
 
 
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def number(value: float) -> str:
     """Return a number with three digits that count, more if it is longer: 0.421, 12.3, 1,234."""
     whole_digits = len(str(int(value)))

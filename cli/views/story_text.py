@@ -20,11 +20,7 @@ from batcher.events import (
     SpeculateEvent,
     SpeculateReason,
 )
-from batcher.explaining.differences import (
-    RunComparison,
-    SampleChange,
-    role_of,
-)
+from batcher.explaining.differences import RunComparison, SampleChange, role_of
 from batcher.explaining.story import (
     GAVE_WAY,
     SHORT_CAUSES,
