@@ -123,20 +123,6 @@ def test_each_replica_is_the_engine_with_what_it_was_sent(seed, name):
 
 @examples(150)
 @given(SEEDS, st.sampled_from(sorted(ROUTERS)))
-def test_every_sequence_comes_to_one_end(seed, name):
-    random = Random(seed)
-    requests = random_requests(random, may_stop=False)
-    workload, turns, _, _, result = run_logged(random, requests, router_of(name))
-    num_empty = sum(not one.has_failed and not one.max_tokens for one in turns.sequences)
-    num_served = sum(replica.num_served for replica in result.replicas)
-    assert num_served + result.num_failed + num_empty == len(workload.jobs)
-    assert len(result.times.arrival) == num_served
-    for one in turns.sequences:
-        assert one.has_failed or one.end_ticks / TICKS_PER_SECOND >= one.arrival_time
-
-
-@examples(150)
-@given(SEEDS, st.sampled_from(sorted(ROUTERS)))
 def test_turns_follow_each_other_wherever_they_are_sent(seed, name):
     random = Random(seed)
     requests = random_requests(random, may_stop=False)

@@ -1,4 +1,4 @@
-"""Rows with drafts, any of which may be accepted, in every kind of cache.
+"""Rows come, go, share blocks and have drafts that may be accepted, in every kind of cache.
 
 What a row comes to, and what it would come to after each draft, is that of its tokens alone.
 """
@@ -285,7 +285,7 @@ def check(model: TransformerModel, reference: TransformerModel, num_seeds: int =
         assert min(drafting.num_accepted, drafting.num_rejected) > 10
 
 
-@pytest.mark.parametrize("kind", mostly_heavy(KINDS, "plain", "window"))
+@pytest.mark.parametrize("kind", mostly_heavy(KINDS, "plain", "window", "gemma3", "qwen3-next"))
 def test_drafts_are_verified_to_the_bit(kind: str) -> None:
     check(tiny_model(**KINDS[kind]), tiny_model(**KINDS[kind]))
 
