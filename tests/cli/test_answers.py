@@ -74,13 +74,6 @@ def shown(lines):
     return found
 
 
-def test_a_plain_request_is_answered_once_and_leaves_nothing():
-    answers = answers_of()
-    assert opened(answers, "a", 7) == []
-    assert not answers._open
-    assert shown(answers.take([result("a")])) == [("a", [0])]
-
-
 def test_samples_are_answered_as_they_come():
     answers = answers_of()
     opened(answers, "a", n=3)
@@ -112,12 +105,6 @@ def test_the_best_samples_stay_in_the_order_they_are_handed_out_in(has_order):
     lines = answers.take([*outcome, result("row", 3), result("row", 2)])
     samples_of_b = [("b", [0]), ("b", [1])] if has_order else [("b", [1]), ("b", [0])]
     assert shown(lines) == [("a", [4]), ("a", [1]), *samples_of_b, ("row", [3, 2])]
-
-
-def test_a_row_of_the_best_samples_that_is_there_is_not_written_again():
-    answers = answers_of(Earlier({"row": [0, 1]}))
-    opened(answers, "row", form="completion", n=2, best_of=5)
-    assert answers.take([result("row", 1), result("row", 3)]) == []
 
 
 def test_there_are_no_more_results_than_asked_for_where_failures_have_made_others_the_best():

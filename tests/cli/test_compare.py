@@ -170,18 +170,6 @@ def test_sorted_the_best_comes_first():
     assert [cell["settings"]["batch"] for cell in cells] == [16, 8, 4]
 
 
-def test_lengths_that_are_not_known_are_decoded_for():
-    done = batchdecode("compare", ROOT / "samples" / "requests.jsonl", "--batch", "8")
-    run = batchdecode(
-        "run", ROOT / "samples" / "requests.jsonl", "--summary-json", "/dev/stdout", "-q"
-    )
-    assert "25 requests of 27 may end before max_tokens: all are decoded once" in done.stderr
-    assert "5.84" in done.stdout.decode(), "the throughput of the run itself"
-    assert b'"steps":152' in run.stdout.replace(b" ", b"")
-    (cell,) = rows_of(ROOT / "samples" / "requests.jsonl", "--batch", "8")
-    assert cell["outcome"]["steps"] == 152
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -55,15 +55,6 @@ def check_files(folder):
         assert total == pytest.approx(times["mean"] * times["count"], rel=1e-6)
 
 
-@pytest.mark.parametrize("more", [(), ("--quiet",)], ids=str)
-def test_the_file_ends_with_the_numbers_of_the_summary(tmp_path, more):
-    command = ("run", "-o", "r", "--metrics-file", "m.prom", "--summary-json", "s", *LIMITS, *more)
-    done = batchdecode(*command, stdin=REQUESTS, cwd=tmp_path)
-    assert done.returncode == 0
-    check_files(tmp_path)
-    assert list(tmp_path.glob("m.prom.*")) == []
-
-
 def test_another_address_is_told_where_the_metrics_are():
     with Exposition(("127.0.0.1", 0), None) as exposition:
         for path in ("/", "/metric", "/metrics/"):

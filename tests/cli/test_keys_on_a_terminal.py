@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 from command_terminal import CommandTerminal
@@ -49,17 +48,6 @@ def test_no_byte_depends_on_keys(folder):
     assert [(folder / name).read_bytes() for name in ("out", "trace")] == expected
 
 
-def test_a_paused_run_has_written_what_was_due_and_makes_no_step(folder):
-    with running(folder, *SLOW, "--trace", "trace") as terminal:
-        terminal.see("1/40 done")
-        terminal.press(b" ")
-        terminal.see("paused")
-        written = [(folder / name).read_bytes() for name in ("out", "trace")]
-        assert written[0].count(b"\n") == written[1].count(b'"finish"') >= 1
-        time.sleep(0.3)
-        assert [(folder / name).read_bytes() for name in ("out", "trace")] == written
-
-
 def paused_and_sent(number):
     def send(terminal):
         terminal.press(b" ")
@@ -90,18 +78,6 @@ def test_however_a_run_ends_the_terminal_is_as_before(folder, how):
         terminal.see(message)
         assert not terminal.screen.is_alternate
         assert not terminal.screen.emulator.cursor.hidden
-
-
-def test_a_step_that_takes_long_can_be_looked_at_and_is_ended_by_q(folder):
-    (folder / "slow.py").write_text("import time\ndef next_tokens(rows):\n    time.sleep(60)\n")
-    with running(folder, *RUN, "--model", "slow:next_tokens") as terminal:
-        terminal.see("step 0 has taken")
-        terminal.press(b"?")
-        terminal.see("one step, and pause")
-        terminal.press(b"q")
-        terminal.see("when the model has ended step 0")
-        terminal.press(b"\x03")
-        assert terminal.ended() == 130
 
 
 def test_ctrl_z_gives_the_terminal_back_and_fg_takes_keys_again(folder):

@@ -8,17 +8,6 @@ from emulated_run import Run, Screen, inline, long_requests
 from cli.screen.view import View
 
 
-@pytest.mark.parametrize("start", [Run, inline])
-def test_the_picture_follows_a_resize(start):
-    run = start(long_requests(300), 8, Screen(80, 24)).steps(5)
-    for columns, rows in ((60, 20), (30, 6), (120, 12)):
-        run.screen.emulator.resize(rows, columns)
-        run.steps(2)
-        lines = run.screen.lines()
-        assert sum("/300 done" in line for line in lines) == 1
-        assert all(len(line) < columns for line in lines)
-
-
 def test_results_stand_above_the_picture_whole_and_in_order():
     run = inline(long_requests(8), screen=Screen(40, 20))
     expected = []

@@ -152,12 +152,6 @@ def test_lines_that_suffer_from_the_same_are_counted_and_others_shown(tmp_path):
     assert "4 invalid of 4 lines" in done.stderr
 
 
-def test_what_openai_answered_is_told_from_what_it_was_asked():
-    row = {"id": "batch_req_1", "custom_id": "a", "response": {"status_code": 200}, "error": None}
-    done = batchdecode("check", stdin=lines_of(row))
-    assert done.stderr.startswith("error: <stdin> holds the results of a run, and no requests")
-
-
 def test_blank_lines_hide_nothing_of_that():
     done = batchdecode("check", stdin=b"Once upon\n\n\na time\n\nthere was\n")
     assert done.stderr.count("error[") == 1

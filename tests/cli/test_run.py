@@ -1,4 +1,3 @@
-import gzip
 import json
 import os
 import subprocess
@@ -48,18 +47,6 @@ def requests(tmp_path):
     return write(tmp_path / "requests.jsonl", lines_of(*workload(60)))
 
 
-def test_the_design_example_takes_its_steps(tmp_path, capfdbinary):
-    path = write(tmp_path / "in", DESIGN)
-    assert run_here(path, batch=2) == 0
-    rows = results(capfdbinary.readouterr().out)
-    assert [(row["id"], row["slot"], row["steps"]["finished"]) for row in rows] == [
-        ("b", 1, 0),
-        ("a", 0, 2),
-        ("c", 1, 2),
-        ("d", 0, 6),
-    ]
-
-
 def test_events_of_a_run_are_those_of_its_trace(tmp_path, requests):
     trace = tmp_path / "trace"
     run_here(requests, batch=3, trace=str(trace), output=str(tmp_path / "out"))
@@ -103,17 +90,6 @@ def test_in_the_order_of_the_input_the_results_of_a_request_stand_together(tmp_p
     assert sorted(ordered.read_bytes().splitlines()) == sorted(out.read_bytes().splitlines())
 
 
-def test_the_summary_counts_the_constraints_that_were_compiled(tmp_path):
-    path, summary = tmp_path / "in", tmp_path / "summary"
-    request = {"prompt": "x", "choice": [" yes", " no"]}
-    for num_requests in (0, 5):
-        write(path, lines_of({"prompt": "x"}, *[request] * num_requests))
-        run_here(path, output=f"{tmp_path}/{num_requests}", summary_json=str(summary))
-        counts = json.loads(summary.read_bytes())["constraints"]
-        assert counts["compiled"] == min(num_requests, 1)
-        assert counts["cache_hits"] >= num_requests - 1
-
-
 @pytest.mark.parametrize(
     ("fields", "code"), [({"regex": "(("}, "invalid-grammar"), ({"num_beams": 4}, "too-few-slots")]
 )
@@ -124,38 +100,6 @@ def test_what_no_step_can_do_is_found_before_the_first(tmp_path, fields, code):
         assert done.returncode == 2
         assert f"error[{code}]" in done.stderr
         assert "1 invalid of 2 lines" in done.stderr
-
-
-def test_compressed_files_in_and_out(tmp_path, requests):
-    packed = tmp_path / "in.gz"
-    packed.write_bytes(gzip.compress(lines_of(*workload(60))))
-    plain, out, trace = tmp_path / "out", tmp_path / "out.gz", tmp_path / "trace.gz"
-    run_here(requests, output=str(plain), trace=str(tmp_path / "trace"))
-    run_here(packed, output=str(out), trace=str(trace))
-    assert gzip.decompress(out.read_bytes()) == plain.read_bytes()
-    assert gzip.decompress(trace.read_bytes()) == (tmp_path / "trace").read_bytes()
-    again = tmp_path / "again.gz"
-    run_here(packed, output=str(again))
-    assert again.read_bytes() == out.read_bytes()
-
-
-def test_an_openai_row_is_answered_in_its_form(tmp_path, capfdbinary):
-    row = {
-        "custom_id": "o",
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": {"prompt": "x", "max_tokens": 2},
-    }
-    bad_row = row | {"custom_id": "p", "body": {"prompt": 1}}
-    path = write(tmp_path / "in", lines_of(row, bad_row, {"id": "plain", "prompt": "x"}))
-    assert run_here(path, keep_going=True) == 1
-    rows = results(capfdbinary.readouterr().out)
-    by_id = {row.get("custom_id") or row["id"]: row for row in rows}
-    assert by_id["o"]["response"]["status_code"] == 200
-    assert by_id["o"]["response"]["body"]["model"] == "simulated"
-    assert by_id["p"]["response"]["body"]["model"] == "simulated"
-    assert by_id["p"]["error"]["code"]
-    assert "steps" in by_id["plain"]
 
 
 def test_a_bad_file_is_refused_and_nothing_is_touched(tmp_path):
@@ -245,20 +189,6 @@ def test_max_errors_ends_the_reading_and_the_rest_is_drained(tmp_path):
     assert [row["id"] for row in results(done.stdout)] == ["r0", "r1", "r2", "r3", "r4", "r1", "7"]
     assert "stopped after 2 failed requests; 7 results went to stdout" in done.stderr
     assert "5 ok  2 failed  5 not begun   " in done.stderr
-
-
-def test_a_model_error_is_a_failed_request(tmp_path):
-    (tmp_path / "moody.py").write_text(
-        "def next_tokens(rows):\n    return [-1 if row[0] == 7 else 5 for row in rows]\n"
-    )
-    path = write(tmp_path / "in", lines_of(*[{"prompt": [p], "max_tokens": 2} for p in (1, 7, 3)]))
-    done = batchdecode("run", path, "--model", "moody:next_tokens", "-q", cwd=tmp_path)
-    assert done.returncode == 1
-    assert {row["id"]: row["finish_reason"] for row in results(done.stdout)} == {
-        "1": "length",
-        "2": "error",
-        "3": "length",
-    }
 
 
 def test_a_byte_order_mark_is_accepted_with_one_warning(tmp_path):

@@ -8,7 +8,7 @@ import time
 from typing import get_args
 
 import pytest
-from examples import mostly_heavy, rest_heavy
+from examples import mostly_heavy
 from fault_server import FaultServer, answer, chunks, refusal, reset
 from process import COMMAND, batchdecode, lines_of, start
 
@@ -112,10 +112,9 @@ def test_a_wait_that_is_too_long_is_told_once_and_the_run_goes_on_later(folder, 
     assert {each["finish_reason"] for each in results(folder).values()} == {"stop"}
 
 
-@pytest.mark.parametrize("shown", ["-q", "--live=always"])
-def test_a_long_wait_is_told_while_it_lasts(folder, shown):
+def test_a_long_wait_is_told_while_it_lasts(folder):
     with FaultServer(usual=refusal(429, "daily limit", Retry_After="3600")) as server:
-        command = ("run", "r.jsonl", "--model", server.name, "-o", "out.jsonl", shown)
+        command = ("run", "r.jsonl", "--model", server.name, "-o", "out.jsonl", "-q")
         process = start(*command, cwd=folder, command=COMMAND)
         told = b""
         while b"--max-wait SECONDS limits such waits" not in told:
@@ -150,43 +149,6 @@ def test_an_address_that_lacks_v1_is_told_so(folder):
     assert f"HTTP 404: Not Found; is it {server.name}?" in lacking.stderr
     assert "HTTP 404: Not Found" in whole.stderr
     assert "is it" not in whole.stderr
-
-
-def test_rows_of_openai_come_back_as_rows(folder):
-    rows = [
-        {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions",
-         "body": {"model": "big", "messages": [{"role": "user", "content": "hi"}],
-                  "tools": [{"type": "function"}], "max_tokens": 5}},
-        {"custom_id": "d", "method": "POST", "url": "/v1/completions",
-         "body": {"model": "big", "prompt": "hi", "user": "u", "logprobs": 1}},
-    ]  # fmt: skip
-    (folder / "r.jsonl").write_bytes(lines_of(*rows))
-    call = {"index": 0, "id": "1", "function": {"name": "f", "arguments": "{}"}}
-    told = {"logprobs": {"tokens": ["hi"], "token_logprobs": [-0.5], "top_logprobs": [{"ho": -1}]}}
-    behaviours = {
-        "hi": [
-            chunks({"choices": [{"delta": {"tool_calls": [call]}}]}, then=answer(finish="stop")),
-            chunks({"choices": [{"text": "hi", **told}]}, then=answer()),
-        ]
-    }
-    with FaultServer(behaviours, models=("big", "small")) as server:
-        done = batchdecode(
-            *("run", "r.jsonl", "--model", f"{server.name}#small", "-b", 1), cwd=folder
-        )
-    assert done.returncode == 0, done.stderr
-    chat, completion = (json.loads(line)["response"] for line in done.stdout.splitlines())
-    assert (chat["status_code"], chat["body"]["object"]) == (200, "chat.completion")
-    [choice] = chat["body"]["choices"]
-    assert (choice["finish_reason"], choice["message"]["tool_calls"][0]["id"]) == (
-        "tool_calls",
-        "1",
-    )
-    [choice] = completion["body"]["choices"]
-    assert (choice["text"], choice["logprobs"]["tokens"]) == ("hi", ["hi"])
-    assert choice["logprobs"]["top_logprobs"] == [{"ho": -1.0}]
-    first, second = server.bodies
-    assert (first["tools"], second["user"]) == ([{"type": "function"}], "u")
-    assert (first["model"], second["model"]) == ("small", "small")
 
 
 SAID = [{"role": "user", "content": "hi"}]
@@ -269,20 +231,6 @@ def test_a_row_keeps_its_model_if_the_server_lists_it(folder, models, name, row_
     assert done.returncode == (2 if sent is None else 0), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("kind", "outcome"), [({}, "incomplete"), ({"schema": {"type": "array"}}, "complete")]
-)
-def test_a_schema_of_json_object_is_checked(folder, kind, outcome):
-    line = row(messages=SAID, response_format={"type": "json_object", **kind})
-    (folder / "r.jsonl").write_bytes(lines_of(line))
-    with FaultServer(usual=answer("[1]")) as server:
-        run(folder, server)
-    [told] = map(json.loads, (folder / "out.jsonl").read_text().splitlines())
-    [choice] = told["response"]["body"]["choices"]
-    assert choice["batchdecode"].get("constraint") == outcome
-    assert (told["error"] is None) == (outcome == "complete")
-
-
 def test_extra_body_with_null_removes_any_field(folder):
     fields = {"temperature": 0, "seed": 3, "tools": [], "top_k": 5}
     (folder / "r.jsonl").write_bytes(lines_of({"prompt": "hi", **fields}))
@@ -291,30 +239,6 @@ def test_extra_body_with_null_removes_any_field(folder):
         done = run(folder, server, "--extra-body", null)
     assert done.returncode == 0, done.stderr
     assert server.bodies == [{"prompt": "hi", "stream": True}]
-
-
-def test_extra_body_overrides_rows_but_for_their_own(folder):
-    row_fields = {"temperature": 0, "user": "a", "max_completion_tokens": 5}
-    own = {"extra_body": {"seed": 1, "metadata": {}}}
-    (folder / "r.jsonl").write_bytes(lines_of({"messages": SAID, **row_fields, **own}))
-    given = {"temperature": 1, "user": "b", "max_completion_tokens": 6, "seed": 2, "metadata": None}
-    with FaultServer() as server:
-        done = run(folder, server, "--extra-body", json.dumps(given))
-    assert done.returncode == 0, done.stderr
-    [body] = server.bodies
-    expected = {"temperature": 1, "user": "b", "max_completion_tokens": 6, "seed": 1}
-    assert {name: body.get(name) for name in given} == expected | {"metadata": None}
-
-
-@pytest.mark.parametrize(
-    ("seed", "seeds"), [({}, [None, 1952177954, 1952177955]), ({"seed": 0}, [0, 1, 2])]
-)
-def test_samples_differ_on_a_server_that_repeats_itself(folder, seed, seeds):
-    (folder / "r.jsonl").write_bytes(lines_of({"id": "a", "prompt": "hi", "n": 3, **seed}))
-    with FaultServer() as server:
-        done = run(folder, server, "-b", 1)
-    assert done.returncode == 0, done.stderr
-    assert [body.get("seed") for body in server.bodies] == seeds
 
 
 def test_the_status_of_a_row_is_the_server_s(folder):
@@ -376,64 +300,47 @@ def test_a_text_is_a_message_with_chat(folder):
     assert (body["top_k"], "max_tokens" in body) == (5, False)
 
 
-@pytest.mark.parametrize(
-    ("line", "field"),
-    rest_heavy(
-        5,
-        [
-            ({"prompt": "a", "states": {"a": [{"on": "b", "to": None}]}}, "states"),
-            ({"prompt": "a", "heal": True}, "heal"),
-            ({"prompt": "a", "num_beams": 2}, "num_beams"),
-            ({"prompt": "a", "stop_sequence": [[1, 2]]}, "stop_sequence"),
-            ({"prompt": [{"length": 5}]}, "prompt"),
-            ({"messages": []}, "messages"),
-            ({"messages": [{"role": "user"}], "prompt": "a"}, "messages"),
-            ({"prompt": "a", "extra_body": 5}, "extra_body"),
-            ({"prompt": "a", "extra_body": {"n": 2}}, "extra_body.n"),
-            ({"prompt": [5], "session": "s"}, "prompt"),
-            ({"prompt": "a", "toools": []}, "toools"),
-        ],
-    ),
-)
-def test_what_a_server_cannot_be_told_is_refused_by_name(folder, line, field):
-    (folder / "r.jsonl").write_bytes(lines_of(line))
+def test_what_a_server_cannot_be_told_is_refused_by_name(folder):
+    fields = {
+        "states": {"prompt": "a", "states": {"a": [{"on": "b", "to": None}]}},
+        "heal": {"prompt": "a", "heal": True},
+        "num_beams": {"prompt": "a", "num_beams": 2},
+        "stop_sequence": {"prompt": "a", "stop_sequence": [[1, 2]]},
+        "prompt": {"prompt": [{"length": 5}]},
+        "messages": {"messages": []},
+        "extra_body": {"prompt": "a", "extra_body": 5},
+        "extra_body.n": {"prompt": "a", "extra_body": {"n": 2}},
+        "toools": {"prompt": "a", "toools": []},
+    }
+    (folder / "r.jsonl").write_bytes(lines_of(*fields.values()))
     with FaultServer() as server:
         done = run(folder, server)
     assert done.returncode == 2
-    assert f"`{field}`" in done.stderr
+    assert f"{len(fields)} invalid of {len(fields)} lines" in done.stderr
+    assert [f"`{field}`" for field in fields if f"`{field}`" not in done.stderr] == []
     assert not server.requests
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("command", "message"),
     [
-        (("--kv-blocks", "8"), "--kv-blocks means nothing to a server"),
-        (("--profile", "wall"), "--profile means nothing to a server"),
-        (("--draft", "ngram"), "--draft means nothing to a server"),
-        (("--weights", "int8"), "--weights means nothing to a server"),
-        (("--extra-body", "[1]"), "--extra-body is no JSON object"),
-        (("--extra-body", "{"), "--extra-body, character 2: the line ends"),
-        (("--extra-body", '{"stream": false}'), "the extra body has `stream`"),
-        (("--max-rate", "nan"), "--max-rate must be a number from 0.000001 to 1,000,000, not nan"),
+        ("run --model SERVER --kv-blocks 8", "--kv-blocks means nothing to a server"),
+        ("run --model SERVER --profile wall", "--profile means nothing to a server"),
+        ("run --model SERVER --draft ngram", "--draft means nothing to a server"),
+        ("run --model SERVER --weights int8", "--weights means nothing to a server"),
+        ("run --model SERVER --extra-body [1]", "--extra-body is no JSON object"),
+        ("run --model SERVER --extra-body {", "--extra-body, character 2: the line ends"),
+        ('run --model SERVER --extra-body {"stream":false}', "the extra body has `stream`"),
+        ("run --model SERVER --max-rate nan", "--max-rate must be a number from 0.000001 to"),
+        ("check --model SERVER", "only `batchdecode run` asks one"),
+        ("run --max-rate 5", "--max-rate is for the model of a server; simulated is none"),
     ],
 )
-def test_options_that_mean_nothing_to_a_server_are_refused(folder, options, message):
-    with FaultServer() as server:
-        done = run(folder, server, *options)
+def test_options_that_mean_nothing_are_refused(folder, command, message):
+    words = command.replace("SERVER", "openai:http://127.0.0.1:1/v1").split()
+    done = batchdecode(*words, "r.jsonl", cwd=folder)
     assert done.returncode == 2
     assert message in done.stderr
-
-
-def test_a_model_of_a_server_is_for_run_alone(folder):
-    done = batchdecode("check", "r.jsonl", "--model", "openai:http://127.0.0.1:1/v1", cwd=folder)
-    assert done.returncode == 2
-    assert "only `batchdecode run` asks one" in done.stderr
-
-
-def test_options_of_servers_are_for_servers(folder):
-    done = batchdecode("run", "r.jsonl", "--max-rate", "5", cwd=folder)
-    assert done.returncode == 2
-    assert "--max-rate is for the model of a server; simulated is none" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -507,14 +414,3 @@ def test_a_line_of_a_pipe_is_sent_while_others_are_silent(folder):
 def test_every_reason_for_which_one_is_blocked_has_its_words():
     assert set(BLOCKED_CAUSES) == set(get_args(BlockedReason))
     assert set(SHORT_CAUSES) > set(get_args(BlockedReason))
-
-
-def test_an_overloaded_server_is_shown_live(folder):
-    options = ("-b", 4, "--live", "always", "--trace", "t.jsonl", "-o", "out.jsonl")
-    slow = [answer("a", first=0.5)]  # two of these are as many as are allowed after the refusal
-    behaviours = {"p0": [refusal(429), answer("a")], "p1": [answer("a", first=0.15)]}
-    with FaultServer(behaviours | {"p2": slow, "p3": slow}) as server:
-        done = batchdecode("run", "r.jsonl", "--model", server.name, *options, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "steps blocked: an overloaded server" in done.stderr
-    assert '"reason":"concurrency"' in (folder / "t.jsonl").read_text()

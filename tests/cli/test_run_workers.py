@@ -92,23 +92,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("keep_order", [False, True])
-@pytest.mark.parametrize("num_workers", mostly_heavy([1, 2, 7, 64], 7))
-def test_the_results_are_those_of_one_engine(folder, num_workers, keep_order):
-    expected, expected_status = alone(folder, keep_order=keep_order)
-    status, _ = run_inner(options_of(folder, keep_order=keep_order), num_workers)
-    found = written(folder / "results.jsonl")
-    assert status == expected_status
-    assert as_set(found) == as_set(expected)
-    assert found == expected or not keep_order
-
-
-def test_a_line_that_was_read_ahead_is_answered_though_all_slots_are_empty(tmp_path):
-    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(3)))
-    assert run_inner(options_of(tmp_path, batch=1), num_workers=1)[0] == 0
-    assert len(written(tmp_path / "results.jsonl")) == 3
-
-
 REQUESTS = st.lists(
     st.one_of(
         st.fixed_dictionaries(

@@ -1,6 +1,4 @@
 import json
-from itertools import groupby
-from operator import itemgetter
 
 import pytest
 from process import batchdecode, lines_of, workload
@@ -62,19 +60,6 @@ def test_the_token_events_of_a_row_are_its_result_piece_by_piece_in_the_order_of
     assert in_order == sorted(in_order)
     plain = batchdecode("run", "-q", "-b", 4, stdin=REQUESTS).stdout
     assert [row for _, row in rows] == [json.loads(line) for line in plain.splitlines()]
-
-
-def test_events_tell_the_state_if_there_are_any():
-    states = {"start": [{"on": ".", "to": "rest"}], "rest": [{"on": " this", "to": "start"}]}
-    request = {"prompt": "Once", "max_tokens": 90, "states": states, "ignore_eos": True}
-    events, rows = streamed(lines_of(request))
-    told = [(event["state"], event["text"]) for _, event in events if event["text"]]
-    joined = [
-        (state, "".join(text for _, text in pieces))
-        for state, pieces in groupby(told, key=itemgetter(0))
-    ]
-    assert joined == [(part["state"], part["text"]) for part in rows[0][1]["segments"]]
-    assert len(joined) > 2
 
 
 @pytest.mark.parametrize(

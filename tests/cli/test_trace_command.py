@@ -121,15 +121,6 @@ def test_what_is_not_there_is_refused(shown, design_trace, options, complaint):
         shown(design_trace, **options)
 
 
-def test_a_mistyped_request_id_gets_those_like_it(shown, tmp_path):
-    path = tmp_path / "trace"
-    path.write_bytes(encode_events(play(jobs_of(*[1] * 200), 4).events))
-    with pytest.raises(
-        BatchdecodeError, match=r"--request r1177: .*; did you mean r177, r117 or .*spans lists all"
-    ):
-        shown(path, request=("r1177",))
-
-
 def test_the_output_must_not_be_the_trace(shown, design_trace):
     with pytest.raises(BatchdecodeError, match="must be different files"):
         shown(design_trace, output=str(design_trace))
@@ -251,15 +242,6 @@ def test_on_a_terminal_of_no_locale_the_gantt_is_ascii(tmp_path):
 
 
 # -- requests, which are run for their trace -------------------------------------------------------
-
-
-def test_bad_requests_are_reported_as_by_run(tmp_path):
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(b'{"promt":"x"}\n')
-    done = command(str(path))
-    assert done.returncode == 2
-    assert b"did you mean `prompt`?" in done.stderr
-    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,6 @@ def test_the_content_of_a_file_tells_and_not_its_name(name, data, tmp_path):
     assert by_stdin == done.stdout
 
 
-def test_a_packed_trace_is_read_from_a_pipe(tmp_path):
-    path = tmp_path / "run.trace.jsonl"
-    batchdecode("run", "-q", "-", "--trace", path, stdin=REQUESTS)
-    shown = batchdecode("trace", "-", stdin=gzip.compress(path.read_bytes()))
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout == batchdecode("trace", path).stdout
-
-
 class Trickle(io.RawIOBase):
     """Gives its bytes in pieces of the sizes that are drawn."""
 
