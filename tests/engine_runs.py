@@ -1,14 +1,11 @@
 """Runs of an engine for tests: all that comes out of it, and requests in few words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
-from batcher.events import (
-    Event,
-    TokenEvent,
-)
+from batcher.events import Event, TokenEvent
 
 
 class Run(NamedTuple):
@@ -17,14 +14,18 @@ class Run(NamedTuple):
     tokens: list[TokenEvent]
 
 
-def run(requests: Sequence[Request], batch_size: int = 4, *, model: Any = None) -> Run:
-    engine = Engine(model or SimulatedModel(), batch_size, is_streaming=True)
+def run(requests: Iterable[Request], batch_size: int = 4, *, model: Any = None) -> Run:
+    return drained(Engine(model or SimulatedModel(), batch_size, is_streaming=True), requests)
+
+
+def traced(engine: Engine, requests: Iterable[Request] = ()) -> list[Event]:
+    """Return all events of a run, the first and the last among them."""
+    return [engine.run_event(), *drained(engine, requests).events, engine.end_event()]
+
+
+def drained(engine: Engine, requests: Iterable[Request] = ()) -> Run:
     for request in requests:
         engine.add(request)
-    return drained(engine)
-
-
-def drained(engine: Engine) -> Run:
     done = Run([], [], [])
     while engine.has_work:
         outcome = engine.step()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_runs import drained
 
 import batcher
 from batcher import BatchdecodeError, Engine, Request, Result, SimulatedModel, decode
@@ -134,9 +135,7 @@ def test_what_is_changed_later_was_added_as_it_was() -> None:
     engine.add(Request(prompt=prompt, max_tokens=2, allowed_token_ids=allowed))
     prompt.append(7)
     allowed[0] = 49
-    results = []
-    while engine.has_work:
-        results += engine.step().results
+    results = drained(engine).results
     assert (results[0].tokens, results[0].usage.prompt_tokens) == ([48, 48], 2)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from control_requests import SCHEMA, control_requests
-from engine_runs import fields, of_kind, run
+from engine_runs import drained, fields, of_kind, run
 from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,10 +43,7 @@ def test_what_only_its_own_grammar_can_judge_goes_unchecked() -> None:
 def test_a_constraint_that_one_request_has_is_not_said_to_be_reused() -> None:
     for num_requests in (1, 3):
         engine = Engine(SimulatedModel(), 2)
-        for number in range(num_requests):
-            engine.add(fields(id=str(number), regex="[ab]+c"))
-        while engine.has_work:
-            engine.step()
+        drained(engine, [fields(id=str(n), regex="[ab]+c") for n in range(num_requests)])
         assert engine.constraint_counts == (1, num_requests - 1)
 
 

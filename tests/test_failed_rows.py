@@ -1,18 +1,24 @@
-"""What fails, fails alone: a row without a token, a partner, an output that breaks its rules."""
+"""What fails, fails alone, with those that were to go on from what it has not computed."""
 
+from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_runs import fields, run
+from engine_runs import drained, fields, run
+from msgspec.structs import replace
+from test_scheduling_invariance import Outputs, alone
+from test_scheduling_invariance import run as outputs_of
 
-from batcher import ModelOutput, Request, SimulatedModel
+from batcher import ModelOutput, Request, Result, SimulatedModel
 from batcher.decoding.constraints import GrammarRow
 from batcher.engine import Engine
-from batcher.errors import RequestError
+from batcher.errors import ModelError, RequestError
 from batcher.models.base import Batch
 from batcher.models.callables import CallableModel
 from batcher.models.simulated import SimulatedSettings
+from batcher.settings import SchedulingSettings
 
 
 @pytest.mark.parametrize(
@@ -76,11 +82,8 @@ class Interrupted(SimulatedModel):
     """A model that fails all rows of its first call."""
 
     def forward(self, batch: Batch) -> ModelOutput:
-        return replace_output(super().forward(batch), dict.fromkeys(batch.slots.tolist(), "no"))
-
-
-def replace_output(output: ModelOutput, failed: dict[int, str]) -> ModelOutput:
-    return ModelOutput(output.tokens, failed, output.logits)
+        output = super().forward(batch)
+        return ModelOutput(output.tokens, dict.fromkeys(batch.slots.tolist(), "no"), output.logits)
 
 
 def test_tokens_forced_before_a_failure_are_streamed() -> None:
@@ -176,3 +179,115 @@ def test_a_row_that_failed_has_not_stopped_whatever_stands_at_its_slot() -> None
     assert failed.error is not None
     assert failed.error.message == "step 2: no more"
     assert (stopped.finish_reason, stopped.tokens[2:]) == ("stop", [0])
+
+
+# -- blocks that others go on from -----------------------------------------------------------------
+
+SHARED = list(range(10, 30))
+BAD_TOKEN = 499
+BAD = Request(id="bad", prompt=[*SHARED, BAD_TOKEN], max_tokens=5, ignore_eos=True)
+GOOD = Request(id="good", prompt=[*SHARED, 5], max_tokens=5, ignore_eos=True)
+OTHER = Request(id="other", prompt=[*SHARED[1:], 5], max_tokens=5, ignore_eos=True)
+
+
+class FailsOnAToken(SimulatedModel):
+    """Computes nothing of a prompt with BAD_TOKEN in it, and says that its row has failed."""
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        bad = {chunk.slot for chunk in batch.chunks if BAD_TOKEN in chunk.token_ids}
+        kept, is_yielding = batch.chunks, batch._is_yielding.copy()
+        batch.chunks = [chunk for chunk in kept if chunk.slot not in bad]
+        for slot in bad:
+            batch._is_yielding[slot] = False
+        output = super().forward(batch)
+        batch.chunks, batch._is_yielding = kept, is_yielding
+        return ModelOutput(output.tokens, dict.fromkeys(bad, "boom"), output.logits)
+
+
+class FailsWithoutPages(FailsOnAToken):
+    is_paged = False
+
+
+def results_of(model: SimulatedModel, requests: Iterable[Request]) -> dict[str, Result]:
+    settings = SchedulingSettings(kv_blocks=40, block_size=4)
+    engine = Engine(model, 4, settings=settings, is_checked=True)
+    for request in requests:
+        engine.add(request)
+    return {result.id: result for result in drained(engine).results}
+
+
+@pytest.mark.parametrize("is_attentive", [False, True])
+def test_who_shares_what_was_not_computed_fails_and_nobody_else(*, is_attentive: bool) -> None:
+    alone = results_of(SimulatedModel(), [OTHER])["other"]
+    results = results_of(FailsOnAToken(is_attentive=is_attentive), [BAD, GOOD, OTHER])
+    assert results["bad"].error.message == "step 0: boom"
+    message = "step 0: its first tokens are those of request 'bad', which failed: boom"
+    assert results["good"].error.message == message
+    assert (results["good"].error.code, results["good"].tokens) == ("model-error", [])
+    assert results["other"].tokens == alone.tokens
+
+
+def test_a_later_request_finds_nothing_of_what_failed() -> None:
+    later = Request(id="later", prompt=GOOD.prompt, max_tokens=5, ignore_eos=True, arrival_time=3.0)
+    alone = results_of(SimulatedModel(), [GOOD])["good"]
+    assert results_of(FailsOnAToken(), [BAD, later])["later"].tokens == alone.tokens
+
+
+def test_a_model_with_a_cache_of_its_own_computes_everything_itself() -> None:
+    alone = results_of(SimulatedModel(), [GOOD])["good"]
+    results = results_of(FailsWithoutPages(), [BAD, GOOD])
+    assert results["bad"].finish_reason == "error"
+    assert results["good"].tokens == alone.tokens
+
+
+@pytest.mark.parametrize("max_batch_tokens", [8, 30])
+def test_who_shares_it_in_chunks_may_fail_and_is_given_no_other_tokens(
+    max_batch_tokens: int,
+) -> None:
+    settings = SchedulingSettings(kv_blocks=60, block_size=4, max_batch_tokens=max_batch_tokens)
+    engine = Engine(FailsOnAToken(is_attentive=True), 4, settings=settings, is_checked=True)
+    requests = [BAD, GOOD, replace(OTHER, prompt=[*SHARED, 6, 7, 8, 9, 9, 9])]
+    for request in requests:
+        engine.add(request)
+    outputs = outputs_of(engine)
+    assert outputs["bad", 0].finish_reason == "error"
+    for request in requests[1:]:
+        found = outputs[request.id, 0]
+        expected = alone(SimulatedModel, request)[request.id, 0]
+        assert found == expected or (found.finish_reason, found.tokens) == ("error", [])
+
+
+class FailsOnce(SimulatedModel):
+    """A model that raises in one of its calls, before it has done anything."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(is_attentive=True)
+        self._number, self._calls = number, count()
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        if next(self._calls) == self._number:
+            raise ModelError("out of memory")
+        return super().forward(batch)
+
+
+def test_a_beam_does_not_go_on_from_a_copy_that_a_call_of_prompts_alone_was_to_make() -> None:
+    beams = Request(id="beams", prompt=[40] * 5, max_tokens=24, num_beams=3, n=3, ignore_eos=True)
+    later = [
+        Request(id=f"late{n}", prompt=[50 + n] * 9, max_tokens=2, arrival_time=n)
+        for n in range(2, 20, 2)
+    ]
+    settings = SchedulingSettings(
+        prefill_order="prefill-first", max_batch_tokens=5, block_size=4, kv_blocks=90
+    )
+    good: Outputs = {}
+    for request in [beams, *later]:
+        good |= alone(SimulatedModel, request)
+    num_failed = 0
+    for number in range(30):
+        engine = Engine(FailsOnce(number), 5, settings=settings, is_checked=True)
+        for request in [beams, *later]:
+            engine.add(request)
+        for name, result in outputs_of(engine).items():
+            num_failed += result.finish_reason == "error"
+            assert result.finish_reason == "error" or result == good[name], (number, name)
+    assert 30 < num_failed < 30 * len(good) / 3

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from engine_runs import drained, run
+from engine_runs import drained, run, traced
 from examples import mostly_heavy
 from reference_logits import reference_logits
 
@@ -101,12 +101,9 @@ def test_a_row_that_was_preempted_tells_nothing_twice():
     for name in "ab":
         fields = {"max_tokens": 16, "ignore_eos": True, "prompt_logprobs": 2}
         engine.add(Request(id=name, prompt=PROMPT[:16], **fields))
-    preempted, told = 0, []
-    while engine.has_work:
-        outcome = engine.step()
-        preempted += sum(type(event) is PreemptEvent for event in outcome.events)
-        told += [result.prompt_logprobs for result in outcome.results]
-    assert preempted
+    done = drained(engine)
+    told = [result.prompt_logprobs for result in done.results]
+    assert any(type(event) is PreemptEvent for event in done.events)
     assert told == [ALONE[:16]] * 2
 
 
@@ -149,10 +146,8 @@ def test_what_is_scored_is_not_read_from_the_cache_but_written_to_it():
     engine.add(Request(id="first", prompt_logprobs=0, **fields))
     engine.add(Request(id="again", prompt_logprobs=0, **fields))
     engine.add(Request(id="plain", **fields))
-    cached = {}
-    while engine.has_work:
-        events = engine.step().events
-        cached |= {event.id: event.cached for event in events if type(event) is AdmitEvent}
+    events = drained(engine).events
+    cached = {event.id: event.cached for event in events if type(event) is AdmitEvent}
     assert cached["first"] == cached["again"] == 0
     assert cached["plain"] == (len(PROMPT) - 1) // 4 * 4
 
@@ -181,10 +176,7 @@ def test_a_prompt_alone_has_no_first_token_in_the_metrics():
     engine = Engine(MODEL, 2, settings=SchedulingSettings(max_batch_tokens=9), is_measured=True)
     engine.add(Request(id="alone", prompt=PROMPT, prompt_logprobs=0, max_tokens=0))
     engine.add(Request(id="b", prompt=PROMPT, max_tokens=3, ignore_eos=True))
-    events = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    metrics.observe([*events, engine.end_event()])
+    metrics.observe(traced(engine))
     summary = metrics.summary()
     assert summary.generated_tokens == 3
     assert summary.latencies.ttft.count == summary.first_token.count == 1
@@ -257,9 +249,7 @@ def test_a_model_that_does_not_score_what_it_should_fails_that_row(pieces, messa
     engine = Engine(Scorer(pieces), 4, settings=SchedulingSettings(prefill_order=order))
     engine.add(Request(id="bad", prompt=[0, 1, 2], prompt_logprobs=1, max_tokens=2))
     engine.add(Request(id="good", prompt=[0, 1, 2], max_tokens=2))
-    results = {}
-    while engine.has_work:
-        results |= {result.id: result for result in engine.step().results}
+    results = {result.id: result for result in drained(engine).results}
     assert results["bad"].error.code == "model-error"
     assert re.search(message, results["bad"].error.message)
     assert results["bad"].prompt_logprobs is None

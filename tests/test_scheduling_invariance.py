@@ -6,7 +6,6 @@ Invariant 7 with all that a request can ask for, under all that a schedule can b
 from collections.abc import Callable
 from typing import NamedTuple
 
-import pytest
 from control_requests import control_requests
 from examples import examples
 from hypothesis import currently_in_test_context, event, given, settings
@@ -23,9 +22,8 @@ from scheduling_settings import (
 )
 from soaking import kept
 
-from batcher import Engine, ModelOutput, Request, Result, SimulatedModel
+from batcher import Engine, Request, Result, SimulatedModel
 from batcher.events import AdmitEvent, PreemptEvent
-from batcher.models.base import Batch
 from batcher.models.callables import CallableModel
 from batcher.requests.validation import num_slots_needed
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
@@ -155,21 +153,6 @@ def test_a_model_without_pages_gives_the_same(case: Case) -> None:
     check(case, tiny_model, tiny_model)
 
 
-class FailingModel(SimulatedModel):
-    """Computes nothing of a chunk with the token 499 in it, and says so."""
-
-    def forward(self, batch: Batch) -> ModelOutput:
-        failed = {chunk.slot for chunk in batch.chunks if 499 in chunk.token_ids}
-        whole = batch.chunks, batch._is_yielding
-        batch.chunks = [chunk for chunk in batch.chunks if chunk.slot not in failed]
-        batch._is_yielding = batch._is_yielding.copy()
-        for slot in failed:
-            batch._is_yielding[slot] = False
-        output = super().forward(batch)
-        batch.chunks, batch._is_yielding = whole
-        return ModelOutput(output.tokens, dict.fromkeys(failed, "no memory"), output.logits)
-
-
 def test_the_first_token_of_a_row_that_was_preempted_is_its_first() -> None:
     settings = SchedulingSettings(kv_blocks=6, block_size=4)
     engine = Engine(attentive(), 2, settings=settings, is_checked=True)
@@ -182,25 +165,3 @@ def test_the_first_token_of_a_row_that_was_preempted_is_its_first() -> None:
         first_tokens |= {result.id: result.steps.first_token for result in outcome.results}
     assert preempted == {"r1"}
     assert first_tokens == {"r0": 0, "r1": 0}
-
-
-@pytest.mark.parametrize("max_batch_tokens", [None, 8, 30])
-def test_a_row_that_fails_does_not_spoil_those_that_share_its_blocks(
-    max_batch_tokens: int | None,
-) -> None:
-    """They may fail, too, but they never give tokens that they would not give alone."""
-    shared = list(range(10, 30))
-    requests = [
-        Request(id=name, prompt=[*shared, *own], max_tokens=5, ignore_eos=True)
-        for name, own in (("bad", [499]), ("good", [5]), ("other", [6, 7, 8, 9, 9, 9]))
-    ]
-    settings = SchedulingSettings(kv_blocks=60, block_size=4, max_batch_tokens=max_batch_tokens)
-    engine = Engine(FailingModel(is_attentive=True), 4, settings=settings, is_checked=True)
-    for request in requests:
-        engine.add(request)
-    outputs = run(engine)
-    assert outputs["bad", 0].finish_reason == "error"
-    for request in requests[1:]:
-        found = outputs[request.id, 0]
-        expected = alone(SimulatedModel, request)[request.id, 0]
-        assert found == expected or (found.finish_reason, found.tokens) == ("error", [])

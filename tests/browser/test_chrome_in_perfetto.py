@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from engine_runs import drained
 from trace_processor import TraceProcessor, perfetto_address
 
 from batcher import Engine, Request, SimulatedModel
@@ -60,10 +61,7 @@ def crowded():
         engine.add(Request(id=f"r{number}", prompt=[5] * (5 + number % 3), max_tokens=9))
         if not number % 4:
             engine.add(Request(id=f"b{number}", prompt=[5] * 6, max_tokens=7, num_beams=2))
-    events = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    return Timeline.from_events(events)
+    return Timeline.from_events([engine.run_event(), *drained(engine).events])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What tells that a request was admitted for its age, and not by the policy."""
 
+from engine_runs import traced
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,10 +27,7 @@ def events_of(jobs, batch, **settings):
                 ignore_eos=True,
             )
         )
-    events = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    return [*events, engine.end_event()]
+    return traced(engine)
 
 
 def stories_of(events):

@@ -1,6 +1,7 @@
 import json
 from collections import defaultdict
 
+from engine_runs import traced
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
@@ -353,12 +354,11 @@ def test_what_was_found_of_nobody_that_is_shown_is_in_no_flow():
 
 def test_every_hit_of_an_engine_on_another_request_is_a_flow():
     engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(kv_blocks=20, block_size=2))
-    for number in range(6):
-        engine.add(Request(id=f"r{number}", prompt=[5] * (5 + number), max_tokens=1 + number % 3))
-    events = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    timeline = Timeline.from_events(events)
+    requests = [
+        Request(id=f"r{number}", prompt=[5] * (5 + number), max_tokens=1 + number % 3)
+        for number in range(6)
+    ]
+    timeline = Timeline.from_events(traced(engine, requests))
     ends = [name for phase, name, _, _ in arrows_of(timeline) if phase == "f"]
     assert ends == [f"cached: r{number}" for number in range(1, 6)]
 

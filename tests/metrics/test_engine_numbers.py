@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+from engine_runs import drained, traced
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import ArriveEvent, PreemptEvent, StepsEvent
@@ -22,7 +23,7 @@ LIMITED = {
 
 def decoded(settings, batch=4, num_requests=40):
     """The events and results of requests that come faster than they are served."""
-    random, events, results = Random(7), [], []
+    random = Random(7)
     engine = Engine(SimulatedModel(), batch, settings=settings)
     for number in range(num_requests):
         prompt = [random.randrange(1, 200) for _ in range(random.randint(1, 60))]
@@ -34,12 +35,9 @@ def decoded(settings, batch=4, num_requests=40):
             ignore_eos=number % 2 == 0,
         )
         engine.add(request)
-    events.append(engine.run_event())
-    while engine.has_work:
-        outcome = engine.step()
-        events += outcome.events
-        results += outcome.results
-    return [*events, engine.end_event()], results
+    run = engine.run_event()
+    done = drained(engine)
+    return [run, *done.events, engine.end_event()], done.results
 
 
 def summary_of(events):
@@ -82,10 +80,7 @@ def test_preemptions_for_who_is_more_urgent_are_told_without_a_limit_of_blocks()
     engine = Engine(SimulatedModel(), 1, settings=SchedulingSettings(preempt_for="priority"))
     engine.add(Request(prompt=[5], id="a", max_tokens=9, ignore_eos=True, priority=5))
     engine.add(Request(prompt=[6], id="v", max_tokens=2, ignore_eos=True, arrival_time=3.0))
-    events = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    preemptions = summary_of([*events, engine.end_event()]).preemptions
+    preemptions = summary_of(traced(engine)).preemptions
     assert (preemptions.count, preemptions.recomputed_tokens) == (1, 3)
 
 
@@ -103,10 +98,8 @@ def test_slots_idle_before_a_preemption_wait_for_who_arrives_next():
                 ignore_eos=True,
             )
         )
-    events = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    idle = summary_of([*events, engine.end_event()]).idle
+    events = traced(engine)
+    idle = summary_of(events).idle
     assert any(isinstance(event, PreemptEvent) for event in events)
     assert (idle.arrivals, idle.too_few) == (3, 0)
     assert (idle.tail, idle.kv, idle.preemption) == (8, 12, 2)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from engine_runs import drained
 
 from batcher import ByteTokenizer, Engine, Request
 from batcher.models.loading import as_model
@@ -42,12 +43,7 @@ def alone(prompt, max_tokens):
 def results_of(requests, **settings):
     model = as_model(SlotModel(Sums(), ByteTokenizer(), "sums", {}))
     engine = Engine(model, 4, settings=SchedulingSettings(**settings))
-    for request in requests:
-        engine.add(request)
-    results = []
-    while engine.has_work:
-        results += engine.step().results
-    return {(result.id, result.index): result for result in results}
+    return {(result.id, result.index): result for result in drained(engine, requests).results}
 
 
 SCHEDULES = [

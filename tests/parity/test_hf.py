@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 from consoles import ROOT
+from engine_runs import drained
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -57,11 +58,8 @@ def prompts():
 
 def results_of(model, requests, schedule, speculation=None):
     engine = Engine(model, 3, settings=SchedulingSettings(**schedule), speculation=speculation)
-    for number, request in enumerate(requests):
-        engine.add(Request(id=str(number), ignore_eos=True, **request))
-    results = []
-    while engine.has_work:
-        results += engine.step().results
+    asked = [Request(id=str(n), ignore_eos=True, **more) for n, more in enumerate(requests)]
+    results = drained(engine, asked).results
     assert not [result.error for result in results if result.error]
     return sorted(results, key=lambda result: (int(result.id), result.index))
 

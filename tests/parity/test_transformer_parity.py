@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from engine_runs import drained  # noqa: E402 - as above
 from one_forward import logits_after_each  # noqa: E402 - after what may be missing
 
 from batcher import ByteTokenizer, Engine, Request  # noqa: E402 - as above
@@ -115,10 +116,8 @@ def test_it_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     assert np.abs(logits - expected).max() < 1e-4
 
     engine = Engine(TransformerModel(ours, ByteTokenizer(), name, {}), 3)
-    engine.add(Request(prompt=token_ids[:40].tolist(), max_tokens=64, ignore_eos=True))
-    results = []
-    while engine.has_work:
-        results += engine.step().results
+    request = Request(prompt=token_ids[:40].tolist(), max_tokens=64, ignore_eos=True)
+    [result] = drained(engine, [request]).results
     with torch.no_grad():
         generated = theirs.generate(
             torch.tensor(token_ids[:40])[None],
@@ -127,7 +126,7 @@ def test_it_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
             eos_token_id=None,
             pad_token_id=0,
         )
-    assert results[0].tokens == generated[0, 40:].tolist()
+    assert result.tokens == generated[0, 40:].tolist()
 
 
 def test_the_golden_cases_are_those_of_transformers() -> None:

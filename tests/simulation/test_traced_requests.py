@@ -1,5 +1,6 @@
 """The requests of a trace are those of a log of the same run."""
 
+import engine_runs
 import pytest
 
 from batcher import Engine, Request
@@ -13,13 +14,7 @@ from batcher.trace.files import encode_events
 
 def traced(requests, **options):
     """The lines of the trace of a run, numbered, and its events."""
-    engine = Engine(SimulatedModel(), 2, **options)
-    events = [engine.run_event()]
-    for request in requests:
-        engine.add(request)
-    while engine.has_work:
-        events += engine.step().events
-    events.append(engine.end_event())
+    events = engine_runs.traced(Engine(SimulatedModel(), 2, **options), requests)
     return [*enumerate(encode_events(events).splitlines(keepends=True), 1)], events
 
 

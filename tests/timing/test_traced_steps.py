@@ -5,6 +5,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
+from engine_runs import drained
 from numpy.testing import assert_allclose
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
@@ -21,9 +22,7 @@ def traced(clock: object) -> list[tuple[int, bytes]]:
     for number, size in enumerate([9, 2, 4, 5]):
         arrival = 40.0 if number > 1 else 0.0
         engine.add(Request(prompt=[5] * size, max_tokens=4, ignore_eos=True, arrival_time=arrival))
-    events = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
+    events = [engine.run_event(), *drained(engine).events]
     return [*enumerate(map(msgspec.json.encode, events), 1)]
 
 

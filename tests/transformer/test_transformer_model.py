@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from control_requests import SCHEMA
 from drafters import Oracle
+from engine_runs import drained
 from examples import mostly_heavy
 from msgspec.structs import replace
 from tiny import KINDS, QWEN3_NEXT, tiny_model
@@ -192,11 +193,7 @@ def test_recurrent_states_are_not_turned_back() -> None:
 
 
 def test_an_empty_prompt_is_an_error_of_its_row() -> None:
-    engine = Engine(tiny_model(), 2)
-    engine.add(Request(prompt=[], max_tokens=3))
-    engine.add(Request(prompt=[1], max_tokens=1))
-    results = []
-    while engine.has_work:
-        results += engine.step().results
+    requests = [Request(prompt=[], max_tokens=3), Request(prompt=[1], max_tokens=1)]
+    results = drained(Engine(tiny_model(), 2), requests).results
     assert [result.finish_reason for result in results] == ["error", "length"]
     assert "needs a token to begin with" in results[0].error.message
