@@ -131,11 +131,7 @@ def model_settings(path: str) -> dict[str, dict[str, Any]]:
 
 
 def settings_in(path: str, record: type["Struct"]) -> dict[str, Any]:
-    """Return the settings in the file `path`, all of which are fields of `record`.
-
-    Raises:
-        ConfigError: the file cannot be read, or has something else.
-    """
+    """Return the settings in the file `path`, all of which are fields of `record`."""
     settings, problems = _read(path)
     _raise_all(path, [*problems, *_problems_of(settings, record)])
     return {setting.key: setting.value for setting in settings}

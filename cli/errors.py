@@ -1,4 +1,9 @@
-"""Errors of the command line that every command may end with."""
+"""Errors of the command line that every command may end with.
+
+Rule: what a person can put right raises BatchdecodeError, or a kind of it such as InputError or
+OutputError, and its message ends the command.  What writes raises WriteError where its file or
+stdout takes no more, and BrokenPipeError where the reader has gone.
+"""
 
 
 def reason_of(error: Exception) -> str:

@@ -30,9 +30,6 @@ def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
     """Return the model that the options name.
 
     is_shown: whether a bar may be drawn.
-
-    Raises:
-        BatchdecodeError: there is no such model, or an option has no effect on it.
     """
     name, given = options.model, options.checkpoint
     if is_server(name):
@@ -62,9 +59,6 @@ def open_server(
     """Return the model of the server that the options name, and the engine that asks it.
 
     waiting: entered while nothing comes.
-
-    Raises:
-        BatchdecodeError: there is none, it cannot be reached, or an option means nothing to it.
     """
     scheduling, name = options.scheduling, options.model
     unfit = {**options.checkpoint, **scheduling.given, "call_timeout": options.call_timeout}

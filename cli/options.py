@@ -313,11 +313,7 @@ class SchedulingOptions:
         return draft_cache_of(self.speculation, model, block_size)
 
     def settings(self) -> SchedulingSettings:
-        """Return the settings that decide the schedule.
-
-        Raises:
-            BatchdecodeError: an option has no effect.
-        """
+        """Return the settings that decide the schedule."""
         from batcher.scheduling.scheduler import check_effects  # noqa: PLC0415 - heavy
 
         settings = SchedulingSettings(**self.values)
@@ -325,11 +321,7 @@ class SchedulingOptions:
         return settings
 
     def step_time(self) -> "StepTime | None":
-        """Return the duration of steps; None for a second, or for the time on the wall.
-
-        Raises:
-            BatchdecodeError: there is no such profile.
-        """
+        """Return the duration of steps; None for a second, or for the time on the wall."""
         if self.profile is None or self.profile == WALL:
             return None
         from batcher.timing.profiles import step_time_of  # noqa: PLC0415 - with it comes yaml

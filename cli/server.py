@@ -116,9 +116,6 @@ def bound(
 
     is_shared: whether other sockets may have the address, too.  port: instead of that of the
     options.
-
-    Raises:
-        BatchdecodeError: the address cannot be used.
     """
     port = options.port if port is None else port
     try:

@@ -59,11 +59,7 @@ class Topic(Struct, frozen=True):
 
 
 def pages() -> dict[str, list[Topic]]:
-    """Return a topic for each page, named as its file, by the headings of docs/README.md.
-
-    Raises:
-        BatchdecodeError: the documentation is not installed.
-    """
+    """Return a topic for each page, named as its file, by the headings of docs/README.md."""
     found = [_PACKAGE / "docs", _PACKAGE.parent / "docs"]  # in an installation, and in a clone
     folder = next((path for path in found if (path / "README.md").is_file()), None)
     if folder is None:

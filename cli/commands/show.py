@@ -97,12 +97,7 @@ MAX_IDS_COMPARED = 20_000
 
 
 def show_trace(options: "TraceOptions") -> int:
-    """Carry out `batchdecode trace`; return its exit status.
-
-    Raises:
-        BatchdecodeError: the input, an option, a file or the terminal is not right.
-        WriteError, BrokenPipeError: the output takes no more.
-    """
+    """Carry out `batchdecode trace`; return its exit status."""
     if options.play:
         return _play(options)
     for name, value in (("speed", options.speed), ("from", options.from_step)):
@@ -352,10 +347,6 @@ def show_why(
     """Carry out `batchdecode trace why`.
 
     With `longest` the input is the first argument.
-
-    Raises:
-        BatchdecodeError: the input is not right, or has no such request.
-        WriteError, BrokenPipeError: the output takes no more.
     """
     if longest:
         if path is not None:
@@ -417,12 +408,7 @@ def _missing_id(argument: str) -> str:
 def show_diff(
     path_a: str, path_b: str, *, top: int, json: bool, html: bool, output: str | None, force: bool
 ) -> int:
-    """Carry out `batchdecode trace diff`; return its exit status.
-
-    Raises:
-        BatchdecodeError: an input is not right.
-        WriteError, BrokenPipeError: the output takes no more.
-    """
+    """Carry out `batchdecode trace diff`; return its exit status."""
     if path_a == path_b == STDIN:
         raise BatchdecodeError("A and B are both stdin: give a file for one of them")
     (again_a, source_a), (again_b, source_b) = open_twice(path_a), open_twice(path_b)
@@ -498,11 +484,7 @@ def _print_lines(lines: Iterable[str]) -> None:
 
 
 def open_twice(path: str | None) -> tuple[str, OpenInput]:
-    """Return the input, and the path it can be opened by again; a pipe is kept as stdin.
-
-    Raises:
-        BatchdecodeError: there is no such input, or it cannot be read.
-    """
+    """Return the input, and the path it can be opened by again; a pipe is kept as stdin."""
     path = path or STDIN
     if _is_pipe(path):
         _keep_as_stdin(path)

@@ -96,11 +96,7 @@ class Exposition:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write the file a last time, and answer no more.
-
-        Raises:
-            WriteError: the file cannot be written any more.
-        """
+        """Write the file a last time, and answer no more."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -131,9 +127,6 @@ class SeriesWriter:
 
     interval: in seconds, None for what TimeSeries takes.  all_series: one for each worker, of which
     the rows tell if there are several.
-
-    Raises, in all but its constructor:
-        WriteError, BrokenPipeError: see Sink.
     """
 
     def __init__(self, sink: Sink, interval: float | None, num_workers: int = 1) -> None:
@@ -187,12 +180,7 @@ def write_report(
     run: RunEvent,
     source_name: str,
 ) -> None:
-    """Write the report of a run that is over, or was broken off, by the timelines of its workers.
-
-    Raises:
-        InvariantError: its events contradict each other.
-        WriteError, OutputError: there is no such file, or no room in it.
-    """
+    """Write the report of a run that is over, or was broken off, from its workers' timelines."""
     from batcher.page.page import (  # noqa: PLC0415 - plain runs start faster without
         PageFacts,
         encode_page,

@@ -178,11 +178,7 @@ def _temporary_place(url: str) -> Path:
 
 
 def open_sink(path: str, *, append: bool = False) -> Sink:
-    """Return a sink for a pipe, a device or a URL, which gets all at its end; see OutFile.
-
-    Raises:
-        OutputError: the file cannot be opened.
-    """
+    """Return a sink for a pipe, a device or a URL, which gets all at its end; see OutFile."""
     if is_url(path):
         return UploadSink(path)
 
@@ -434,9 +430,6 @@ class UploadedResults(OutFile):
     Until then they stay there, and a run can be resumed there.
 
     waiting: entered during the upload; a signal breaks that off.
-
-    Raises:
-        OutputError: nothing can be uploaded there, or there is no temporary folder.
     """
 
     def __init__(self, url: str, waiting: Callable[[], AbstractContextManager[None]]) -> None:
@@ -495,9 +488,6 @@ def check_distinct(
     """Make sure that no two of the run's files are one and the same.
 
     input_path: tells of an input at a URL where it is.
-
-    Raises:
-        OutputError: two of them are.
     """
     used: dict[object, str] = {(input_status.st_dev, input_status.st_ino): "the input"}
     if input_path is not None and is_url(input_path):
@@ -530,9 +520,6 @@ def check_writable(path: str) -> None:
     """Make sure that the file `path` can be opened for writing; what it holds stays.
 
     Of a URL that there is a store for it; that is not asked.
-
-    Raises:
-        OutputError: it cannot.
     """
     try:
         if is_url(path):
@@ -555,9 +542,6 @@ def check_replaceable(
 
     is_ours: tells from the beginning of what a file holds whether we have written that; None where
     a person may have written, or mended, it.
-
-    Raises:
-        OutputError: the file holds something else.
     """
     start = b""
     if is_url(path):
@@ -591,32 +575,19 @@ LINES_OF_BLOCK = 256
 
 
 def print_text(text: str) -> None:
-    """Write an answer for people to stdout; what its encoding lacks becomes escapes.
-
-    Raises:
-        WriteError, BrokenPipeError: stdout takes no more.
-    """
+    """Write an answer for people to stdout; what its encoding lacks becomes escapes."""
     stdout = sys.__stdout__ or sys.stdout  # the other one may lead to stderr
     _write(stdout_sink(), text.encode(stdout.encoding, "backslashreplace"))
 
 
 def print_json(answer: object) -> None:
-    """Write an answer for programs to stdout, as indented JSON.
-
-    Raises:
-        WriteError, BrokenPipeError: stdout takes no more.
-    """
+    """Write an answer for programs to stdout, as indented JSON."""
     _write(stdout_json_sink(), msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
 
 
 @contextmanager
 def output_sink(path: str | OutFile | None) -> Iterator[Sink]:
-    """Give what --output leads to, a file that is written as a whole; None is stdout.
-
-    Raises:
-        OutputError: the file cannot be opened.
-        WriteError, BrokenPipeError: it, or stdout, takes no more.
-    """
+    """Give what --output leads to, a file that is written as a whole; None is stdout."""
     if path is None:
         yield stdout_sink()
     else:
@@ -626,21 +597,13 @@ def output_sink(path: str | OutFile | None) -> Iterator[Sink]:
 
 
 def check_no_terminal(what: str, path: str | None) -> None:
-    """Make sure that `what`, which is for a browser, does not go to a terminal; None is stdout.
-
-    Raises:
-        BatchdecodeError: it would.
-    """
+    """Make sure that `what`, which is for a browser, does not go to a terminal; None is stdout."""
     if path is None and os.isatty(1):
         raise BatchdecodeError(f"{what} is for a browser: give -o FILE.html")
 
 
 def write_lines(lines: Iterable[bytes], sink: Sink) -> None:
-    """Write `lines` to `sink`, many at once.
-
-    Raises:
-        WriteError, BrokenPipeError: it takes no more.
-    """
+    """Write `lines` to `sink`, many at once."""
     remaining = iter(lines)
     while block := b"".join(islice(remaining, LINES_OF_BLOCK)):
         sink.write(block)

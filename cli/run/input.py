@@ -148,9 +148,6 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
     """Return the opened input; `-` or None is stdin.
 
     waiting: entered while a FIFO opens, or what is at a URL is copied.
-
-    Raises:
-        InputError: there is no such input, or it cannot be read.
     """
     if path is not None and is_url(path):
         try:
@@ -882,10 +879,6 @@ def open_source(
     """Return the source that suits the input; a file is surveyed, and its problems reported.
 
     wake: called, by another thread, when more of what is followed has come.
-
-    Raises:
-        InputError: the file cannot be read.
-        InvalidInput: the file has bad lines, and they are not to be skipped.
     """
     if follow:
         return FollowSource(RequestReader(requests.lines(), parser), waiting, wake)

@@ -325,9 +325,6 @@ class EventReaders:
     """Passes the events of a run on to its trace, numbers, series, report and spans.
 
     metrics: its numbers, if they are asked for.  observer: takes events for them, with `lock`.
-
-    Raises:
-        OutputError: a file cannot be opened.
     """
 
     def __init__(self, opened: OpenRun, num_workers: int = 1) -> None:

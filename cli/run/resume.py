@@ -208,11 +208,7 @@ class Resumption:
         return lines
 
     def open_results(self, output: str) -> Sink:
-        """Return what results are written to, behind those that were there; others are gone.
-
-        Raises:
-            OutputError: it cannot be opened.
-        """
+        """Return what results are written to, behind those that were there; others are gone."""
         results = self.file.open(append=self.earlier is not None)
         if not self.is_possible:
             return results
@@ -222,9 +218,6 @@ class Resumption:
         """Write down that the run has begun.
 
         The file of results must be open by then, and so rid of those of another run.
-
-        Raises:
-            OutputError, WriteError: it cannot be written.
         """
         if self._output is not None and self._record is not None:
             if self.earlier is None:
@@ -232,11 +225,7 @@ class Resumption:
             _write_record(self._output, self._record)
 
     def finish(self) -> None:
-        """Write down that the run has come to its end.
-
-        Raises:
-            OutputError, WriteError: it cannot be written.
-        """
+        """Write down that the run has come to its end."""
         if self._output is not None and self._record is not None:
             _write_record(self._output, replace(self._record, finished=True))
             Path(self._output + REST).unlink(missing_ok=True)
@@ -426,9 +415,6 @@ class SummedSink:
 
     So a line without a checksum was changed, or put there by others.
     append: whether the results before these are kept.
-
-    Raises:
-        OutputError: the file of checksums cannot be opened.
     """
 
     def __init__(self, results: Sink, output: str, *, append: bool) -> None:

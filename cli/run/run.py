@@ -51,11 +51,7 @@ if TYPE_CHECKING:
 
 
 class RunSetup(EngineSetup):
-    """What is decoded, and by what.
-
-    Raises:
-        BatchdecodeError: there is no such model, or it cannot have such a batch.
-    """
+    """What is decoded, and by what."""
 
     def __init__(
         self, options: RunOptions, requests: OpenInput, waiting: Waiting = nullcontext
@@ -108,11 +104,7 @@ class RunSetup(EngineSetup):
 
 
 def run_events(options: RunOptions) -> Iterator[Event]:
-    """Yield the events of a run; nothing is written but problems of the input, to stderr.
-
-    Raises:
-        BatchdecodeError: the input or the model is not right.
-    """
+    """Yield the events of a run; nothing is written but problems of the input, to stderr."""
     with open_input(options.input, nullcontext) as requests:
         setup = RunSetup(options, requests)
         with closing(setup.engine):

@@ -197,11 +197,7 @@ class RunOptions(DecodingOptions):
 
     @property
     def limits(self) -> "Slo | None":
-        """What --slo says.
-
-        Raises:
-            BatchdecodeError: that is no list of limits.
-        """
+        """What --slo says."""
         if self.slo is None:
             return None
         from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - few runs have some
@@ -214,11 +210,7 @@ class RunOptions(DecodingOptions):
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """The address and the port that --metrics-port says.
-
-        Raises:
-            BatchdecodeError: it is no port.
-        """
+        """The address and the port that --metrics-port says."""
         if self.metrics_port is None:
             return None
         address, _, port = self.metrics_port.rpartition(":")
@@ -231,11 +223,7 @@ class RunOptions(DecodingOptions):
 
     @property
     def server(self) -> dict[str, Any]:
-        """What the options and the file of --config say of a server.
-
-        Raises:
-            BatchdecodeError: --extra-body is no JSON object.
-        """
+        """What the options and the file of --config say of a server."""
         given = dict(self.server_settings)
         for name in ("max_rate", "max_wait"):
             if getattr(self, name) is not None:
@@ -254,11 +242,7 @@ class RunOptions(DecodingOptions):
         return given
 
     def check(self) -> None:
-        """Make sure that no option asks for what another one rules out.
-
-        Raises:
-            BatchdecodeError: one does, or asks for what makes no sense.
-        """
+        """Make sure that no option asks for what another one rules out."""
         _ = self.limits
         if self.quiet and (where := self.metrics_address) is not None and not where[1]:
             raise BatchdecodeError("--metrics-port 0 needs a run without --quiet, to tell the port")

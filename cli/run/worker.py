@@ -332,9 +332,6 @@ class Worker:
     number: which worker it is, from 0: it has the slots from number * options.batch on.
     is_idle: it has nothing to do until it is told more.
     restart: where it goes on, if it is in the place of one that has died.
-
-    Raises:
-        BatchdecodeError: there is no such model, or it cannot have such a batch.
     """
 
     def __init__(

@@ -782,9 +782,6 @@ class WorkersRun(Gauges):
     """A run whose workers are ready: what they report goes to its results, trace, view and numbers.
 
     run: how the trace of a worker begins.
-
-    Raises:
-        OutputError: a file cannot be opened.
     """
 
     def __init__(

@@ -241,12 +241,7 @@ def _value(trial: Trial) -> str:
 
 
 def show_plot(plot: str, charts: Sequence[Chart]) -> None:
-    """Draw charts where `plot` says; those without any point are left out.
-
-    Raises:
-        BatchdecodeError: there is no point at all.
-        WriteError: the file takes no more.
-    """
+    """Draw charts where `plot` says; those without any point are left out."""
     charts = [chart for chart in charts if chart.lines]
     if not charts:
         raise BatchdecodeError(f"--plot {plot}: there is nothing to plot, as nothing was served")
