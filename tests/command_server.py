@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 TESTS = Path(__file__).parent
+SHARED_SERVER = "COMMAND_SERVER"  # in the environment: the socket of one that is running
 NEED_TORCH = ("batcher.training.", "batcher.hf.")
 KEPT_MEMORY = {  # a page that a command has given back and takes anew costs a fault
     name: str(2**30) for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
@@ -40,7 +41,13 @@ OF_OTHERS = ("fsspec.implementations.http", "gguf", "jinja2", "llguidance", "tok
 
 @cache
 def command_line() -> list[str]:
-    """Start the server of this process, and return how a command line for it begins."""
+    """Return how a command line for the server begins, which is started if none is shared."""
+    path = os.environ.get(SHARED_SERVER) or start_server()
+    return [sys.executable, "-I", "-S", str(TESTS / "command_client.py"), path]
+
+
+def start_server() -> str:
+    """Start a server that ends with this process; return the path of its socket."""
     folder = Path(tempfile.mkdtemp())
     path = str(folder / "socket")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -54,7 +61,7 @@ def command_line() -> list[str]:
         )
     atexit.register(shutil.rmtree, folder)
     atexit.register(server.communicate)
-    return [sys.executable, "-I", "-S", str(TESTS / "command_client.py"), path]
+    return path
 
 
 class Command(NamedTuple):

@@ -12,6 +12,7 @@ from pathlib import Path
 # Two workers with two threads each wait for each other; numpy reads this when it is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import command_server
 import pytest
 from _pytest.assertion import rewrite
 from examples import PART, USUAL
@@ -31,6 +32,12 @@ settings.load_profile("quick")
 def pytest_xdist_auto_num_workers():
     """Start a worker more than there are cores: many tests wait for processes."""
     return (yield) + 1
+
+
+def pytest_configure(config):
+    """Let workers share one server of commands, which takes seconds to start."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ[command_server.SHARED_SERVER] = command_server.start_server()
 
 
 def compile_share(config):
