@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from batcher.models.base import IntArray, bytes_of, join_bytes
-from batcher.request import Request, Transition
+from batcher.request import Request
 from batcher.requests.validation import ANY_STATE
 from batcher.result import StopReason
 
@@ -136,26 +136,7 @@ def stop_automaton(request: Request, eos_token_ids: tuple[int, ...]) -> StopAuto
     automaton = _only_stops(token_ids, tuple(sequences), tuple(texts), ends)
     if request.states is None:
         return automaton
-    return _with_states(request.states, request.initial_state, automaton.exits[0])
-
-
-@lru_cache(1024)  # so that most equal automata are one, which is faster to look up
-def _only_stops(
-    token_ids: tuple[int, ...],
-    sequences: tuple[tuple[int, ...], ...],
-    texts: tuple[str, ...],
-    eos_token_ids: tuple[int, ...],
-) -> StopAutomaton:
-    exits = [Exit((token_id,), END, token_id) for token_id in token_ids]
-    exits += [Exit(sequence, END, sequence) for sequence in sequences]
-    exits += [Exit(text.encode(), END, text) for text in texts]
-    exits += [Exit((token_id,), END, None) for token_id in eos_token_ids]
-    return StopAutomaton((tuple(exits),))
-
-
-def _with_states(
-    states: dict[str, list[Transition]], initial_state: str | None, exits: tuple[Exit, ...]
-) -> StopAutomaton:
+    states, initial_state, exits = request.states, request.initial_state, automaton.exits[0]
     names = [name for name in states if name != ANY_STATE]
     if initial_state is not None:
         names.sort(key=lambda name: name != initial_state)  # the others stay in order
@@ -176,6 +157,20 @@ def _with_states(
         ),
         tuple(names),
     )
+
+
+@lru_cache(1024)  # so that most equal automata are one, which is faster to look up
+def _only_stops(
+    token_ids: tuple[int, ...],
+    sequences: tuple[tuple[int, ...], ...],
+    texts: tuple[str, ...],
+    eos_token_ids: tuple[int, ...],
+) -> StopAutomaton:
+    exits = [Exit((token_id,), END, token_id) for token_id in token_ids]
+    exits += [Exit(sequence, END, sequence) for sequence in sequences]
+    exits += [Exit(text.encode(), END, text) for text in texts]
+    exits += [Exit((token_id,), END, None) for token_id in eos_token_ids]
+    return StopAutomaton((tuple(exits),))
 
 
 class Match(NamedTuple):

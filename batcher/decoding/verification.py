@@ -180,34 +180,31 @@ class _Reading:
         if character in _SIGNS:
             return _SIGNS[character]
         if character == "[":
-            return self._set()
+            is_negated = self._take("^")
+            ranges: Ranges = []
+            if self._regex[self._at : self._at + 1] == "]":
+                raise _DoubtfulError  # empty to some, a bracket to others
+            while not self._take("]"):
+                item = self._set_item(in_any=not is_negated)
+                is_range = self._regex[self._at : self._at + 1] == "-" and (
+                    self._regex[self._at + 1 : self._at + 2] not in {"]", ""}
+                )
+                if is_range:
+                    self._at += 1
+                    end = self._set_item(in_any=not is_negated)
+                    if not _is_single(item) or not _is_single(end):  # a class ends no range
+                        item = [*item, *end, (ord("-"), ord("-"))]
+                    elif end < item:
+                        raise _DoubtfulError
+                    else:
+                        item = [(item[0][0], end[0][0])]
+                ranges += item
+            return _one_of(_complement(ranges) if is_negated else ranges)
         if character in "(*+?{":
             raise _DoubtfulError
         if character == "\\":
             return _one_of(self._escape(in_any=True))
         return _one_of([(ord(character), ord(character))])
-
-    def _set(self) -> str:
-        is_negated = self._take("^")
-        ranges: Ranges = []
-        if self._regex[self._at : self._at + 1] == "]":
-            raise _DoubtfulError  # empty to some, a bracket to others
-        while not self._take("]"):
-            item = self._set_item(in_any=not is_negated)
-            is_range = self._regex[self._at : self._at + 1] == "-" and (
-                self._regex[self._at + 1 : self._at + 2] not in {"]", ""}
-            )
-            if is_range:
-                self._at += 1
-                end = self._set_item(in_any=not is_negated)
-                if not _is_single(item) or not _is_single(end):  # a class ends no range
-                    item = [*item, *end, (ord("-"), ord("-"))]
-                elif end < item:
-                    raise _DoubtfulError
-                else:
-                    item = [(item[0][0], end[0][0])]
-            ranges += item
-        return _one_of(_complement(ranges) if is_negated else ranges)
 
     def _set_item(self, *, in_any: bool) -> Ranges:
         character = self._next()
@@ -344,7 +341,12 @@ class JsonCheck:
             base,
             {keyword: partial(self._look, check) for keyword, check in keywords.items()},
             type_checker=base.TYPE_CHECKER.redefine_many(
-                {"number": lambda _, value: _is_number(value), "integer": _is_integer}
+                {
+                    "number": lambda _, value: (
+                        isinstance(value, int | Decimal) and not isinstance(value, bool)
+                    ),
+                    "integer": _is_integer,
+                }
             ),
         )
         made.evolve = attrs.evolve  # a `$schema` within would make it another class
@@ -389,10 +391,6 @@ def _read(output: bytes, repeated: list[str]) -> Any:
         )
     except (ArithmeticError, RecursionError) as error:
         raise UndecidedError from error
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
 
 def _is_integer(_: object, value: object) -> bool:

@@ -106,7 +106,16 @@ def load(
         tokenizer = None
         if not is_folder or any((Path(source) / name).is_file() for name in _TOKENIZERS):
             tokenizer = as_tokenizer(AutoTokenizer.from_pretrained(source, **given))
-        sizes = _sizes_of(model)
+        config = model.config.get_text_config()
+        ends = getattr(model.generation_config, "eos_token_id", None)
+        ends = getattr(config, "eos_token_id", None) if ends is None else ends
+        ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        if not all(isinstance(end, int) for end in ends):
+            raise BatchdecodeError(f"eos_token_id is {ends}, which are no token ids")
+        context = getattr(config, "max_position_embeddings", None) or MAX_CONTEXT
+        sizes = Sizes(
+            config.vocab_size, context, tuple(end for end in ends if end < config.vocab_size)
+        )
     return model, sizes, tokenizer, _digest(model)
 
 
@@ -142,17 +151,6 @@ def reading(source: str) -> Iterator[None]:
             said = "it comes with Python code, which runs with --trust-remote-code alone"
         short = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
         raise BatchdecodeError(f"{source}: it cannot be loaded: {short}") from error
-
-
-def _sizes_of(model: Any) -> Sizes:
-    config = model.config.get_text_config()
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    ends = getattr(config, "eos_token_id", None) if ends is None else ends
-    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    if not all(isinstance(end, int) for end in ends):
-        raise BatchdecodeError(f"eos_token_id is {ends}, which are no token ids")
-    context = getattr(config, "max_position_embeddings", None) or MAX_CONTEXT
-    return Sizes(config.vocab_size, context, tuple(end for end in ends if end < config.vocab_size))
 
 
 def _digest(model: Any) -> str:

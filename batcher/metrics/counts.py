@@ -300,7 +300,12 @@ class SlotUse:
         if step != self.integrated_steps:
             self._integrate(step)
         if self.undecided:
-            self._decide(arrive)
+            for start, end, num_idle, reason in self.undecided:
+                arrived = min(max(start, arrive.step), end)
+                cause = "empty_queue" if arrive.reason == "follow" else "arrivals"
+                self._count(cause, (arrived - start) * num_idle)
+                self._count(reason or "too_few", (end - arrived) * num_idle)
+            self.undecided.clear()
         self._reason = None
         self.num_occupied += 1
 
@@ -351,14 +356,6 @@ class SlotUse:
         if self.num_occupied < self.num_slots:
             num_idle = self.num_slots - self.num_occupied
             self.undecided.append(_Idle(start, step, num_idle, self._reason))
-
-    def _decide(self, arrive: ArriveEvent) -> None:
-        for start, end, num_idle, reason in self.undecided:
-            arrived = min(max(start, arrive.step), end)
-            cause = "empty_queue" if arrive.reason == "follow" else "arrivals"
-            self._count(cause, (arrived - start) * num_idle)
-            self._count(reason or "too_few", (end - arrived) * num_idle)
-        self.undecided.clear()
 
     def _count(self, cause: str, slot_steps: int) -> None:
         self.idle[cause] = self.idle.get(cause, 0) + slot_steps

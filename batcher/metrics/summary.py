@@ -425,7 +425,18 @@ class RunMetrics:
         for event in events:  # no `match`: it takes twice as long, three times a request
             if type(event) is ArriveEvent:
                 found: RequestTimeline | None = fold.arrive(event)
-                self._arrive(event)
+                counted = self.counted
+                counted.num_unfinished += 1
+                if counted.first_arrival is None or event.time < counted.first_arrival:
+                    counted.first_arrival = event.time
+                if event.index:
+                    num_left, ended = self._samples.get(event.id, (1, []))
+                    self._samples[event.id] = num_left + 1, ended
+                else:
+                    counted.num_requests += 1
+                    counted.prompt_tokens += event.prompt_tokens
+                if event.deadline is not None and self._timed is None and self.run is not None:
+                    self._timed = TimedMetrics(self.run, None, None)  # from the first of them on
             elif type(event) is AdmitEvent:
                 found = fold.admit(event)
                 self._admit(event, found)
@@ -568,20 +579,6 @@ class RunMetrics:
                     speculation.costs.take(event, self._end)
                 if event.ends:
                     self._end = event.ends[-1]
-
-    def _arrive(self, event: ArriveEvent) -> None:
-        counted = self.counted
-        counted.num_unfinished += 1
-        if counted.first_arrival is None or event.time < counted.first_arrival:
-            counted.first_arrival = event.time
-        if event.index:
-            num_left, ended = self._samples.get(event.id, (1, []))
-            self._samples[event.id] = num_left + 1, ended
-        else:
-            counted.num_requests += 1
-            counted.prompt_tokens += event.prompt_tokens
-        if event.deadline is not None and self._timed is None and self.run is not None:
-            self._timed = TimedMetrics(self.run, None, None)  # from the first of them on
 
     def _admit(self, event: AdmitEvent, found: RequestTimeline) -> None:
         arrive = found.arrive

@@ -250,7 +250,20 @@ class CheckedTokenizer:
     def __init__(self, inner: Any, vocab_size: int | None) -> None:
         if not (has_attribute(inner, "encode") and has_attribute(inner, "token_bytes")):
             raise BatchdecodeError("the tokenizer lacks encode or token_bytes")
-        self.token_bytes = _read_table(inner.token_bytes)
+        table = inner.token_bytes
+        if isinstance(table, str | bytes | bytearray | Mapping) or not isinstance(table, Iterable):
+            kind = type(table).__name__
+            raise BatchdecodeError(f"the tokenizer's token_bytes is a {kind}, not a list of bytes")
+        entries = list(islice(table, MAX_TABLE + 1))
+        if len(entries) > MAX_TABLE:
+            raise BatchdecodeError(
+                f"the tokenizer's token_bytes has more than {MAX_TABLE:,} entries"
+            )
+        if not set(map(type, entries)) <= {bytes}:
+            index = next(index for index, entry in enumerate(entries) if type(entry) is not bytes)
+            kind = type(entries[index]).__name__
+            raise BatchdecodeError(f"the tokenizer's token_bytes[{index}] is a {kind}, not bytes")
+        self.token_bytes = entries
         self.apply_chat_template = attribute_of(inner, "apply_chat_template", None)
         self._inner, self._lock = inner, Lock()
         self._largest = MAX_INT if vocab_size is None else vocab_size - 1
@@ -312,20 +325,6 @@ def checked_tokenizer(tokenizer: Tokenizer, vocab_size: int | None) -> Tokenizer
         and (vocab_size is None or len(tokenizer.token_bytes) <= vocab_size)
     )
     return tokenizer if is_sure else CheckedTokenizer(tokenizer, vocab_size)
-
-
-def _read_table(table: Any) -> list[bytes]:
-    if isinstance(table, str | bytes | bytearray | Mapping) or not isinstance(table, Iterable):
-        kind = type(table).__name__
-        raise BatchdecodeError(f"the tokenizer's token_bytes is a {kind}, not a list of bytes")
-    entries = list(islice(table, MAX_TABLE + 1))
-    if len(entries) > MAX_TABLE:
-        raise BatchdecodeError(f"the tokenizer's token_bytes has more than {MAX_TABLE:,} entries")
-    if not set(map(type, entries)) <= {bytes}:
-        index = next(index for index, entry in enumerate(entries) if type(entry) is not bytes)
-        kind = type(entries[index]).__name__
-        raise BatchdecodeError(f"the tokenizer's token_bytes[{index}] is a {kind}, not bytes")
-    return entries
 
 
 def _read_tokens(answer: Any) -> list[int] | None:

@@ -252,7 +252,12 @@ class TransformerModel(DecoderModel[CausalModel]):
         if not rows:
             logits, draft_logits = self._no_logits(batch)
             return ModelOutput(self._tokens, failed, logits, draft_logits=draft_logits)
-        hidden = self._hidden(rows)
+        parts = [rows]
+        if self.layout == "padded":
+            parts = [[*part] for _, part in groupby(rows, lambda row: row.chunk is None)]
+        spans = [[span for row in part for span in row.spans] for part in parts]
+        outputs = [self._decoder.forward(part, self._store, self._states) for part in spans]
+        hidden = outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
         ends = np.cumsum([row.num_tokens for row in rows])
         chunk_logits = {
             row.slot: self._logits_of(hidden[end - row.num_tokens : end])
@@ -261,14 +266,6 @@ class TransformerModel(DecoderModel[CausalModel]):
         }
         logits, draft_logits = self._choose(batch, rows, hidden, ends)
         return ModelOutput(self._tokens, failed, logits, chunk_logits, draft_logits)
-
-    def _hidden(self, rows: list[_Row]) -> FloatArray:
-        parts = [rows]
-        if self.layout == "padded":
-            parts = [[*part] for _, part in groupby(rows, lambda row: row.chunk is None)]
-        spans = [[span for row in part for span in row.spans] for part in parts]
-        hidden = [self._decoder.forward(part, self._store, self._states) for part in spans]
-        return hidden[0] if len(hidden) == 1 else np.concatenate(hidden)
 
     def _choose(
         self, batch: Batch, rows: list[_Row], hidden: FloatArray, ends: IntArray

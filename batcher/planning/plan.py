@@ -653,24 +653,23 @@ class _Trials:
 
     def score(self, number: int) -> Score:
         if number not in self._ahead:
-            self._measure_ahead()
+            known = {
+                number: score_of(self._question, outcome)
+                for number, outcome in (self.outcomes | self._ahead).items()
+            }
+            ladder, num_tried = self._ladder, len(self.outcomes)
+            numbers = likely(
+                known, self._question.asked, ladder.rungs, ladder.start, self._num_jobs
+            )
+            deployments = [ladder.deployment_of(number) for number in numbers]
+            value = ladder.value_of(numbers[0])
+            outcomes = self._workers.all_answers(
+                deployments, lambda done: self._on_tried(num_tried, value, done / len(numbers))
+            )
+            self._ahead.update(zip(numbers, outcomes, strict=True))
         self.outcomes[number] = outcome = self._ahead.pop(number)
         self._on_trial(self.trial_of(number))
         return score_of(self._question, outcome)
-
-    def _measure_ahead(self) -> None:
-        known = {
-            number: score_of(self._question, outcome)
-            for number, outcome in (self.outcomes | self._ahead).items()
-        }
-        ladder, num_tried = self._ladder, len(self.outcomes)
-        numbers = likely(known, self._question.asked, ladder.rungs, ladder.start, self._num_jobs)
-        deployments = [ladder.deployment_of(number) for number in numbers]
-        value = ladder.value_of(numbers[0])
-        outcomes = self._workers.all_answers(
-            deployments, lambda done: self._on_tried(num_tried, value, done / len(numbers))
-        )
-        self._ahead.update(zip(numbers, outcomes, strict=True))
 
     def trial_of(self, number: int) -> Trial:
         outcome = self.outcomes[number]

@@ -302,11 +302,6 @@ class Reply:
         elif ids and self.token_ids is not None:
             self.token_ids += ids
         self.num_tokens += num_tokens
-        self._take_end(choice)
-        return self._take_text("".join(text for kind, text in parts if kind == "text"))
-
-    def _take_end(self, choice: _Choice) -> None:
-        """Take in why the answer ends, if it does; an empty text is no reason."""
         reason: Any = choice.finish_reason
         stop: Any = choice.stop_reason
         if isinstance(reason, dict):  # SGLang's own form
@@ -318,6 +313,7 @@ class Reply:
             self.finish_reason = str(reason)
         if stop in (*self._stops, *self._stop_ids) and not self._has_stopped:
             self.stop_reason = stop
+        return self._take_text("".join(text for kind, text in parts if kind == "text"))
 
     def _take_text(self, text: str) -> str:
         """Add a text; return what no stop can take back.

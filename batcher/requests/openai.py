@@ -638,28 +638,25 @@ class Reading:
                     own[name], self._paths[name] = line[synonym], (synonym,)
         self.named = defaults_of(self.values, capabilities) | own
         if not self.values.keys().isdisjoint(spellings):
-            self._respell(find_given(fields, spellings), own, spellings)
-
-    def _respell(self, given: Found, own: dict[str, Any], spellings: Mapping[str, Reader]) -> None:
-        respelled: dict[str, Any] = {}
-        for found in given:
-            if isinstance(found, FieldProblem):
-                self.problems.append(replace(found, path=(*self.prefix, *found.path)))
-                continue
-            field, _, path = found
-            other = respelled.get(field)
-            has_own_name = self.url is None or field in BODY_FIELDS[self.url]
-            if other is None and field not in spellings and has_own_name:
-                other = own.get(field)
-            try:
-                respelled[field] = merged(found, other)
-            except (ValueError, TypeError):  # the other: an extra_body that is no object
-                self.problems.append(_alike((*self.prefix, *path), self.path_of(field)))
-            else:
-                if field != "extra_body":  # it has parts of several fields
-                    self._paths[field] = (*self.prefix, *path)
-        self.named |= respelled
-        self.is_echoing = "prompt_logprobs" in respelled
+            respelled: dict[str, Any] = {}
+            for found in find_given(fields, spellings):
+                if isinstance(found, FieldProblem):
+                    self.problems.append(replace(found, path=(*self.prefix, *found.path)))
+                    continue
+                field, _, path = found
+                other = respelled.get(field)
+                has_own_name = self.url is None or field in BODY_FIELDS[self.url]
+                if other is None and field not in spellings and has_own_name:
+                    other = own.get(field)
+                try:
+                    respelled[field] = merged(found, other)
+                except (ValueError, TypeError):  # the other: an extra_body that is no object
+                    self.problems.append(_alike((*self.prefix, *path), self.path_of(field)))
+                else:
+                    if field != "extra_body":  # it has parts of several fields
+                        self._paths[field] = (*self.prefix, *path)
+            self.named |= respelled
+            self.is_echoing = "prompt_logprobs" in respelled
 
     is_echoing = False  # only an echo with logprobs asks so for those of the prompt
 

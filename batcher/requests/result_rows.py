@@ -274,7 +274,13 @@ def _choice(
             told = [*result.prompt_logprobs, *result.logprobs]
             if result.prompt_logprobs:
                 extras = replace(extras, prompt_logprobs=None)
-        offsets = _text_offsets((item.token for item in told), bytes_of, len(result.text))
+        end = len(result.text)
+        decoder = getincrementaldecoder("utf-8")("replace")
+        offsets, offset = [], 0
+        for token in (item.token for item in told):
+            offsets.append(min(offset, end))
+            text = token.encode() if isinstance(token, str) else bytes_of(token)
+            offset += len(decoder.decode(text))
         logprobs = choice_logprobs(told, offsets)
     return CompletionChoice(
         index=place,
@@ -302,22 +308,22 @@ def choice_logprobs(
     )
 
 
-def _text_offsets(tokens: Iterable[int | str], bytes_of: BytesOf, end: int) -> list[int]:
-    """Return where each token begins, in characters; at `end` what is left out of the text."""
-    decoder = getincrementaldecoder("utf-8")("replace")
-    offsets, offset = [], 0
-    for token in tokens:
-        offsets.append(min(offset, end))
-        text = token.encode() if isinstance(token, str) else bytes_of(token)
-        offset += len(decoder.decode(text))
-    return offsets
-
-
 def _results_of(row: ResultRow) -> Iterable[Result]:
     for choice in row.response.body.choices:
         fields = asdict(choice.batchdecode)
         if choice.logprobs is not None:
-            told = _read_logprobs(choice.logprobs)
+            logprobs = choice.logprobs
+            columns = zip(
+                logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+            )
+            told = [
+                PromptLogprob(
+                    read_token(token),
+                    logprob,
+                    [TopLogprob(read_token(other), value) for other, value in (top or {}).items()],
+                )
+                for token, logprob, top in columns
+            ]
             if told and told[0].logprob is None:  # of an echoed prompt
                 num_prompt = fields["usage"].prompt_tokens
                 fields["prompt_logprobs"], told = told[:num_prompt], told[num_prompt:]
@@ -329,19 +335,6 @@ def _results_of(row: ResultRow) -> Iterable[Result]:
             stop_reason=choice.stop_reason,
             **fields,
         )
-
-
-def _read_logprobs(logprobs: ChoiceLogprobs) -> list[PromptLogprob]:
-    """Return what `_choice` made these of; raise a ValueError if it did not."""
-    columns = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
-    return [
-        PromptLogprob(
-            read_token(token),
-            logprob,
-            [TopLogprob(read_token(other), value) for other, value in (top or {}).items()],
-        )
-        for token, logprob, top in columns
-    ]
 
 
 # -- chats -----------------------------------------------------------------------------------------

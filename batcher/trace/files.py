@@ -32,21 +32,19 @@ def encode_events(events: Iterable[Event]) -> bytes:
     """Return `events`, of which only the first may be the start of a run, as lines of a trace."""
     lines: list[Event | dict[str, Any]] = list(events)
     if lines and isinstance(lines[0], RunEvent):
-        lines[0] = _as_written(lines[0])
+        event = lines[0]
+        fields = msgspec.structs.asdict(event)
+        left_out = {
+            name
+            for name in ("scheduling", "step_time", "speculation", "defaults")
+            if not fields[name]
+        }
+        if event.layout == "ragged":
+            left_out.add("layout")
+        if event.workers == 1:
+            left_out.add("workers")
+        lines[0] = {"event": "run"} | {k: v for k, v in fields.items() if k not in left_out}
     return _encoder.encode_lines(lines)
-
-
-def _as_written(event: RunEvent) -> dict[str, Any]:
-    """Return what stands for the start of a run: sections that say nothing are left out."""
-    fields = msgspec.structs.asdict(event)
-    left_out = {
-        name for name in ("scheduling", "step_time", "speculation", "defaults") if not fields[name]
-    }
-    if event.layout == "ragged":
-        left_out.add("layout")
-    if event.workers == 1:
-        left_out.add("workers")
-    return {"event": "run"} | {k: v for k, v in fields.items() if k not in left_out}
 
 
 def is_trace(first_line: bytes) -> bool:

@@ -90,7 +90,17 @@ class SortedRecords(Generic[Record]):
         self._held.append((key, record))
         self._num_records += 1
         if len(self._held) >= MAX_HELD:
-            self._write_run()
+            if self._file is None:
+                import tempfile  # noqa: PLC0415 - only for long runs
+
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
+                weakref.finalize(self, self._file.close)
+            self._held.sort(key=itemgetter(0))
+            start = self._file.tell()
+            self._file.write(_encoder.encode_lines(self._held))
+            self._file.flush()
+            self._runs.append(_Run(self._held[0][0], start, self._file.tell()))
+            self._held = []
 
     def __len__(self) -> int:
         return self._num_records
@@ -112,19 +122,6 @@ class SortedRecords(Generic[Record]):
                 heappop(heads)
             else:
                 heapreplace(heads, (following[0], number, following[1], run))
-
-    def _write_run(self) -> None:
-        if self._file is None:
-            import tempfile  # noqa: PLC0415 - only for long runs
-
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
-            weakref.finalize(self, self._file.close)
-        self._held.sort(key=itemgetter(0))
-        start = self._file.tell()
-        self._file.write(_encoder.encode_lines(self._held))
-        self._file.flush()
-        self._runs.append(_Run(self._held[0][0], start, self._file.tell()))
-        self._held = []
 
     def _read_run(self, run: _Run) -> Iterator[tuple[Key, Record]]:
         if self._file is None:

@@ -267,7 +267,23 @@ class Trainer:
         self.settings, self.material = settings, material
         self.step, self.losses = 0, Losses([], {})
         torch.manual_seed(settings.seed)
-        self.model = Llama(config_of(settings, material))
+        self.model = Llama(
+            TransformerConfig(
+                "llama",
+                vocab_size=material.vocab_size,
+                num_layers=settings.num_layers,
+                hidden_size=settings.hidden_size,
+                num_heads=settings.num_heads,
+                num_kv_heads=settings.num_heads,
+                head_dim=settings.hidden_size // settings.num_heads,
+                intermediate_size=settings.intermediate_size,
+                rms_norm_eps=1e-5,
+                max_position_embeddings=settings.seq_length,
+                rope=RopeSettings(),
+                ties_embeddings=True,
+                eos_token_ids=(material.end_id,),
+            )
+        )
         decayed = [weight for weight in self.model.parameters() if weight.ndim > 1]
         others = [weight for weight in self.model.parameters() if weight.ndim == 1]
         self._optimizer = torch.optim.AdamW(
@@ -383,21 +399,3 @@ class Trainer:
             "corpus": self.material.digest,
             "target": None if target is None else target.digest(),
         }
-
-
-def config_of(settings: TrainingSettings, material: Material) -> TransformerConfig:
-    return TransformerConfig(
-        "llama",
-        vocab_size=material.vocab_size,
-        num_layers=settings.num_layers,
-        hidden_size=settings.hidden_size,
-        num_heads=settings.num_heads,
-        num_kv_heads=settings.num_heads,
-        head_dim=settings.hidden_size // settings.num_heads,
-        intermediate_size=settings.intermediate_size,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=settings.seq_length,
-        rope=RopeSettings(),
-        ties_embeddings=True,
-        eos_token_ids=(material.end_id,),
-    )

@@ -116,7 +116,12 @@ def tiles_of(num_out: int, num_in: int) -> Tiles:
     wanted = counts.most_common(1)[0][0]
     tiles = []
     for size, places in found.items():
-        first, stop = _longest_run([bits == wanted for bits in places])
+        best, start = (0, 0), 0
+        for at, is_wanted in enumerate([*[bits == wanted for bits in places], False]):
+            if not is_wanted:
+                best = max(best, (start, at), key=lambda run: run[1] - run[0])
+                start = at + 1
+        first, stop = best
         if first < stop:
             tiles.append(Tile(size, first, stop - first))
     return Tiles(tiles)
@@ -130,15 +135,6 @@ def _bits(weight: FloatArray, rows: FloatArray, size: int) -> list[bytes | None]
         is_equal &= (products[-1] == multiply(weight, np.asfortranarray(company))).all(0)
     places = zip(np.concatenate(products).T, is_equal, strict=True)
     return [place.tobytes() if is_same else None for place, is_same in places]
-
-
-def _longest_run(wanted: list[bool]) -> tuple[int, int]:
-    best, start = (0, 0), 0
-    for at, is_wanted in enumerate([*wanted, False]):
-        if not is_wanted:
-            best = max(best, (start, at), key=lambda run: run[1] - run[0])
-            start = at + 1
-    return best
 
 
 # Weights as integers of eight bits: symmetric, for a whole matrix or for each of its rows.

@@ -209,7 +209,11 @@ class GatedDeltaNet:
         convolution = step.states.convolution[self.cache]
         delta = step.states.delta[self.cache]
         channels, gate = self._split(self.qkvz(x))
-        strength, decay = self._strength_and_decay(self.ba(x))
+        projected = self.ba(x)
+        groups = projected.reshape(len(projected), self.settings.num_key_heads, -1)
+        strength, fading = np.split(groups, 2, axis=2)
+        decay = np.exp(-self.fading * softplus(fading + self.fading_bias))
+        strength, decay = sigmoid(strength)[..., None, None], decay[..., None, None]
         recalled = np.zeros_like(gate)  # padding is in no wave
         for wave in step.waves:
             mixed = self._convolve(channels, wave, convolution)
@@ -237,13 +241,6 @@ class GatedDeltaNet:
         channels = np.concatenate([part.reshape(num_tokens, -1) for part in parts], 1)
         gate = groups[:, :, first_gate:].reshape(num_tokens, -1, sizes.value_head_dim)
         return channels, gate
-
-    def _strength_and_decay(self, projected: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two numbers from 0 to 1 for each head, [tokens, key heads, group, 1, 1]."""
-        groups = projected.reshape(len(projected), self.settings.num_key_heads, -1)
-        strength, fading = np.split(groups, 2, axis=2)
-        decay = np.exp(-self.fading * softplus(fading + self.fading_bias))
-        return sigmoid(strength)[..., None, None], decay[..., None, None]
 
     def _convolve(self, channels: FloatArray, wave: Wave, states: FloatArray) -> FloatArray:
         """Return what each token is together with those just before it, [tokens, channels]."""

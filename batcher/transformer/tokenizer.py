@@ -213,7 +213,18 @@ class ChatTokenizer(TransformerTokenizer):
         text = "".join(parts)
         if not tokenize:
             return text
-        return self._encode_marked(text, list(accumulate(map(len, parts[:-1]))))
+        marks = list(accumulate(map(len, parts[:-1])))
+        self._check(text)
+        with self._knowing_special():
+            [encoding] = self._inner.encode_batch([text], add_special_tokens=False)
+        token_ids: list[int] = []
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            index = bisect_right(marks, start)
+            if token_id in self._special_ids and index < len(marks) and marks[index] <= end:
+                token_ids += self.encode(text[start:end])
+            else:
+                token_ids.append(token_id)
+        return token_ids
 
     def _marked(
         self, messages: Sequence[Mapping[str, Any]]
@@ -250,20 +261,6 @@ class ChatTokenizer(TransformerTokenizer):
         """Return how many of the last characters begin a special token, at most; 0 for none."""
         sizes = range(min(self._longest - 1, len(text)), 0, -1)
         return next((size for size in sizes if text[-size:] in self._beginnings), 0)
-
-    def _encode_marked(self, text: str, marks: list[int]) -> list[int]:
-        """Return the token ids of a chat in which marks stood at those places of `text`."""
-        self._check(text)
-        with self._knowing_special():
-            [encoding] = self._inner.encode_batch([text], add_special_tokens=False)
-        token_ids: list[int] = []
-        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            index = bisect_right(marks, start)
-            if token_id in self._special_ids and index < len(marks) and marks[index] <= end:
-                token_ids += self.encode(text[start:end])
-            else:
-                token_ids.append(token_id)
-        return token_ids
 
 
 def tokenizer_of(
