@@ -104,7 +104,17 @@ class BeamSearch:
         an impossible token.  The first step needs [1, vocab] only: one place has a beam.
         ends: whether a token chosen at a place ends that hypothesis.
         """
-        candidates = self._best_candidates(log_probs)
+        totals = np.array([beam.total for beam in self._running], np.float32)
+        sums = log_probs[[beam.place for beam in self._running]]
+        with np.errstate(over="ignore"):  # to -inf, which is impossible too
+            sums += totals[:, None]
+        vocab_size, flat = sums.shape[1], sums.reshape(-1)
+        [(_, [indices], [values])] = top_candidates(flat[None], self._num_candidates)
+        best = indices[np.argsort(-values, kind="stable")][: np.isfinite(values).sum()]
+        candidates = [
+            _Candidate(self._running[index // vocab_size], index % vocab_size, flat[index])
+            for index in best[: self._num_candidates].tolist()
+        ]
         if not candidates:
             self.has_failed = not self._finished
             if self._finished:
@@ -171,19 +181,6 @@ class BeamSearch:
             for beam in self._running
         ]
         return [*self._finished, *cut][: self._num_results]
-
-    def _best_candidates(self, log_probs: FloatArray) -> list[_Candidate]:
-        totals = np.array([beam.total for beam in self._running], np.float32)
-        sums = log_probs[[beam.place for beam in self._running]]
-        with np.errstate(over="ignore"):  # to -inf, which is impossible too
-            sums += totals[:, None]
-        vocab_size, flat = sums.shape[1], sums.reshape(-1)
-        [(_, [indices], [values])] = top_candidates(flat[None], self._num_candidates)
-        best = indices[np.argsort(-values, kind="stable")][: np.isfinite(values).sum()]
-        return [
-            _Candidate(self._running[index // vocab_size], index % vocab_size, flat[index])
-            for index in best[: self._num_candidates].tolist()
-        ]
 
     def _score(self, total: np.float32, num_tokens: int) -> float:
         with np.errstate(over="ignore", under="ignore"):

@@ -288,7 +288,23 @@ class _Parser:
                 characters.append(json.dumps(self._character("a '\"' to close the text")))
             return characters or ['""']
         if self._take("["):
-            return [self._character_class()]
+            begin = self._at - 1
+            negation = "^" if self._take("^") else ""
+            ranges = []
+            while not self._take("]"):
+                offset = self._at
+                low = high = self._character("a ']' to close the class")
+                if self._text.startswith("-", self._at) and not self._text.startswith(
+                    "-]", self._at
+                ):
+                    self._at += 1
+                    high = self._character("a ']' to close the class")
+                if low > high:
+                    raise GbnfError(self._text, offset, "a range whose end comes before its start")
+                ranges.append(f"\\u{{{ord(low):x}}}-\\u{{{ord(high):x}}}")
+            if not ranges:
+                raise GbnfError(self._text, begin, "a class without characters")
+            return [f"/[{negation}{''.join(ranges)}]/"]
         if self._take("("):
             self._nesting += 1
             if self._nesting > _MAX_NESTING:
@@ -307,23 +323,6 @@ class _Parser:
             offset = self._at
             return [_Reference(self._name(), offset)]
         return []
-
-    def _character_class(self) -> str:
-        begin = self._at - 1
-        negation = "^" if self._take("^") else ""
-        ranges = []
-        while not self._take("]"):
-            offset = self._at
-            low = high = self._character("a ']' to close the class")
-            if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
-                self._at += 1
-                high = self._character("a ']' to close the class")
-            if low > high:
-                raise GbnfError(self._text, offset, "a range whose end comes before its start")
-            ranges.append(f"\\u{{{ord(low):x}}}-\\u{{{ord(high):x}}}")
-        if not ranges:
-            raise GbnfError(self._text, begin, "a class without characters")
-        return f"/[{negation}{''.join(ranges)}]/"
 
     def _character(self, wanted: str) -> str:
         if not self._text.startswith("\\", self._at):

@@ -61,7 +61,12 @@ class VocabularyIndex:
         Those are the tokens that start with `text`, and those that `text` starts with if the
         vocabulary can write the rest as well: without a token for each byte it may not.
         """
-        can_write = self._can_write(text)
+        size = len(text)
+        can_write = [True] * size
+        for begin in reversed(range(1, size)):
+            can_write[begin] = bool(self._starting_with(text[begin:])) or any(
+                can_write[end] and self._equal_to(text[begin:end]) for end in range(begin + 1, size)
+            )
         found = [self._starting_with(text)]
         found += [self._equal_to(text[:size]) for size in range(1, len(text)) if can_write[size]]
         return np.concatenate([self._ids[places.start : places.stop] for places in found])
@@ -83,15 +88,6 @@ class VocabularyIndex:
             if self.is_proper_prefix(tail):
                 num_kept, forced = place, tail
         return list(prompt_tokens[:num_kept]), forced
-
-    def _can_write(self, text: bytes) -> list[bool]:
-        size = len(text)
-        can_write = [True] * size
-        for begin in reversed(range(1, size)):
-            can_write[begin] = bool(self._starting_with(text[begin:])) or any(
-                can_write[end] and self._equal_to(text[begin:end]) for end in range(begin + 1, size)
-            )
-        return can_write
 
     def _starting_with(self, prefix: bytes) -> range:
         size = len(prefix)

@@ -116,7 +116,12 @@ def load(
         sizes = Sizes(
             config.vocab_size, context, tuple(end for end in ends if end < config.vocab_size)
         )
-    return model, sizes, tokenizer, _digest(model)
+    found = sha256(model.config.to_json_string().encode())
+    for name, weight in sorted(model.state_dict().items()):
+        begin = weight.flatten()[:_DIGESTED].to("cpu", torch.float64)
+        found.update(f"{name} {weight.dtype} {[*weight.shape]}".encode())
+        found.update(begin.numpy().tobytes())
+    return model, sizes, tokenizer, f"sha256:{found.hexdigest()[:16]}"
 
 
 @contextmanager
@@ -151,12 +156,3 @@ def reading(source: str) -> Iterator[None]:
             said = "it comes with Python code, which runs with --trust-remote-code alone"
         short = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
         raise BatchdecodeError(f"{source}: it cannot be loaded: {short}") from error
-
-
-def _digest(model: Any) -> str:
-    found = sha256(model.config.to_json_string().encode())
-    for name, weight in sorted(model.state_dict().items()):
-        begin = weight.flatten()[:_DIGESTED].to("cpu", torch.float64)
-        found.update(f"{name} {weight.dtype} {[*weight.shape]}".encode())
-        found.update(begin.numpy().tobytes())
-    return f"sha256:{found.hexdigest()[:16]}"

@@ -358,7 +358,21 @@ class SimulatedModel:
             if chunk.is_scored
         }
         if pages is None:
-            does_yield = self._prefill(batch)
+            parts, has_part = self._parts, False
+            for chunk in batch.chunks:
+                slot, token_ids = chunk.slot, chunk.token_ids
+                before = self.begin_hash if chunk.start == 0 else self._hash_before(chunk)
+                if not batch.holds(slot):
+                    has_part = True
+                    parts[slot] = hash_after(before, token_ids)
+                    continue
+                if parts:
+                    parts.pop(slot, None)
+                if not token_ids:
+                    before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
+                self._hashes[slot] = hash_after(before, token_ids, len(token_ids) - 1)
+                self._tokens[slot] = token_ids[-1]
+            does_yield = not has_part or batch.slots.size > 0
         if not chunk_logits and draft_logits is None:
             return self._output, does_yield
         output = ModelOutput(self._tokens, chunk_logits=chunk_logits, draft_logits=draft_logits)
@@ -376,23 +390,6 @@ class SimulatedModel:
         choices = self.choices[(hashes >> np.uint64(HASH_SHIFT)).view(np.int64) + lines]
         logits = np.empty((len(tokens), self.vocab_size), np.float32)
         return self._logit_table.gather(lines // NUM_CHOICES, hashes, choices, logits)
-
-    def _prefill(self, batch: Batch) -> bool:
-        parts, has_part = self._parts, False
-        for chunk in batch.chunks:
-            slot, token_ids = chunk.slot, chunk.token_ids
-            before = self.begin_hash if chunk.start == 0 else self._hash_before(chunk)
-            if not batch.holds(slot):
-                has_part = True
-                parts[slot] = hash_after(before, token_ids)
-                continue
-            if parts:
-                parts.pop(slot, None)
-            if not token_ids:
-                before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
-            self._hashes[slot] = hash_after(before, token_ids, len(token_ids) - 1)
-            self._tokens[slot] = token_ids[-1]
-        return not has_part or batch.slots.size > 0
 
     def _hash_before(self, chunk: Chunk) -> int:
         if chunk.start == 0:

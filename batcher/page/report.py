@@ -57,18 +57,6 @@ def render_report(
         f'<article class="report">\n<h1>{_shown(name)}</h1>\n'
         f"<p>{_shown(headline)}</p>\n<h2>Timeline</h2>\n</article>\n"
     )
-    below = (
-        '<article class="report">\n'
-        + _section("Times", _spread_table(spreads, unit))
-        + _section("Why slots were idle", _idle(summary, numbers["idle"], idle_causes))
-        + f'<div class="columns">{tables}</div>\n'
-        + _section("What reproduces it", _settings(run))
-        + "</article>\n"
-    )
-    return above, below
-
-
-def _settings(run: RunEvent) -> str:
     options = [f"--batch {run.batch}", f"--policy {run.policy}"]
     options += [f"--workers {run.workers}"] if run.workers > 1 else []
     options += [f"--{name.replace('_', '-')} {value}" for name, value in run.scheduling.items()]
@@ -85,7 +73,20 @@ def _settings(run: RunEvent) -> str:
         for title, text in rows.items()
         if text
     ]
-    return f"<table>{''.join(cells)}</table>"
+    times = []
+    for path, spread in spreads.items():
+        own_unit = unit if path.startswith(_LATENCIES) else "steps"
+        if spread["max"]:
+            times.append((f"{_words(path.rpartition('.')[2])}, {own_unit}", path, spread))
+    below = (
+        '<article class="report">\n'
+        + _section("Times", _grid(_SPREAD, times) if times else "")
+        + _section("Why slots were idle", _idle(summary, numbers["idle"], idle_causes))
+        + f'<div class="columns">{tables}</div>\n'
+        + _section("What reproduces it", f"<table>{''.join(cells)}</table>")
+        + "</article>\n"
+    )
+    return above, below
 
 
 def _listed(settings: Mapping[str, Any]) -> str:
@@ -148,16 +149,6 @@ def _table(rows: Iterable[tuple[str, Any]], within: str, unit: str) -> str:
 def _records(path: str, records: list[dict[str, Any]]) -> str:
     rows = [(str(n), f"{path}.{n}", record) for n, record in enumerate(records)]
     return _grid([_words(name) for name in records[0]], rows)
-
-
-def _spread_table(spreads: Mapping[str, Mapping[str, Any]], unit: str) -> str:
-    """Return distributions as a table; unit: of latencies, all others are in steps."""
-    rows = []
-    for path, spread in spreads.items():
-        own_unit = unit if path.startswith(_LATENCIES) else "steps"
-        if spread["max"]:
-            rows.append((f"{_words(path.rpartition('.')[2])}, {own_unit}", path, spread))
-    return _grid(_SPREAD, rows) if rows else ""
 
 
 def _grid(titles: Iterable[str], rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:

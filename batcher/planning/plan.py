@@ -484,7 +484,23 @@ class Edge(Struct, frozen=True, kw_only=True):
         ]
         attempts = [each for found in together(chains, self.measure_all) for each in found]
         if self.enough is not None:
-            attempts = self._with_reaches(attempts, self.enough)
+            enough = self.enough
+            directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
+            for attempt in attempts:
+                if attempt.score[0] >= self.question.asked:
+                    directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
+            furthest_last = sorted(
+                directions.values(), key=lambda tried: max(each.score for each in tried)
+            )
+            reaching = [self._furthest(tried) for tried in furthest_last[-MAX_REACHES:]]
+            reaches = dict(together(reaching, self.measure_all))
+            most = enough - self.ladder.step_at(enough)
+            attempts = [
+                replace(attempt, reached=reaches[attempt.base])
+                if reaches.get(attempt.base, enough) <= most
+                else attempt
+                for attempt in attempts
+            ]
         furthest = min(
             (each.reached for each in attempts if each.reached is not None), default=None
         )
@@ -550,26 +566,6 @@ class Edge(Struct, frozen=True, kw_only=True):
                 break
             before = outcome
         return attempts
-
-    def _with_reaches(self, attempts: list[_Attempt], enough: int) -> list[_Attempt]:
-        """Return `attempts`; of a limit and direction the one that reaches furthest has its reach.
-
-        It must be about a hundredth beyond `enough`.
-        """
-        directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
-        for attempt in attempts:
-            if attempt.score[0] >= self.question.asked:
-                directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
-        best = sorted(directions.values(), key=lambda tried: max(each.score for each in tried))
-        chains = [self._furthest(tried) for tried in best[-MAX_REACHES:]]
-        reaches = dict(together(chains, self.measure_all))
-        most = enough - self.ladder.step_at(enough)
-        return [
-            replace(attempt, reached=reaches[attempt.base])
-            if reaches.get(attempt.base, enough) <= most
-            else attempt
-            for attempt in attempts
-        ]
 
     def _furthest(self, tried: list[_Attempt]) -> Chain[tuple[Deployment, int]]:
         """Return which of `tried` reaches furthest, and how far.

@@ -70,7 +70,18 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
                 yield place, self._work(self._shared, task, _seldom(partial(on_part, place)))
             return
         places = iter(range(len(tasks)))
-        self._start(min(self._num_jobs, len(tasks)) - len(self._processes))
+        context = get_context("spawn")
+        num_before = len(self._connections)
+        with helpers_started():
+            for _ in range(min(self._num_jobs, len(tasks)) - len(self._processes)):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=serve, args=(theirs, self._work), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(ours)
+        for connection in self._connections[num_before:]:  # they are starting up meanwhile
+            _send(connection, self._shared)
         busy: dict[Connection, int] = {}
         for connection, place in zip(self._connections, places, strict=False):
             _send(connection, tasks[place])
@@ -103,21 +114,6 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
             found[place] = answer
             note_part(place, 1.0)
         return [found[place] for place in range(len(tasks))]
-
-    def _start(self, num_processes: int) -> None:
-        """Start more processes, which ignore signals: this one ends them."""
-        context = get_context("spawn")
-        num_before = len(self._connections)
-        with helpers_started():
-            for _ in range(num_processes):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=serve, args=(theirs, self._work), daemon=True)
-                process.start()
-                theirs.close()
-                self._processes.append(process)
-                self._connections.append(ours)
-        for connection in self._connections[num_before:]:  # they are starting up meanwhile
-            _send(connection, self._shared)
 
 
 def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:

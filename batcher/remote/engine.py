@@ -553,7 +553,16 @@ class RemoteEngine:
         if not self._running:
             return self.hand_out()
         num_rows = len(self._running)
-        news = self._attempts.listen(self._next_time())
+        times = []
+        arrival = self._queue.next_arrival
+        if arrival is not None:
+            times.append(self._measure() + max(arrival - self._clock.elapsed(), 0.0))
+        has_next = bool(self._free and self._queue.num_waiting and not self._is_halted)
+        if self._attempts.has_returning or has_next:
+            start = self._rate.start_of_next(self._measure())
+            if start is not None:
+                times.append(start)
+        news = self._attempts.listen(min(times, default=None))
         clock.advance(None)
         tokens = self._take(news)
         ends, none = [clock.now], [0]
@@ -638,19 +647,6 @@ class RemoteEngine:
             named = extra.get("model") or (request.extra_body or {}).get("model")
             body = body_of(request, row.index, model.model_for(named), extra, row.context)
             attempts.send(row, body)
-
-    def _next_time(self) -> float | None:
-        """Return when something happens for certain, as `measure` has it; None if nothing will."""
-        times = []
-        arrival = self._queue.next_arrival
-        if arrival is not None:
-            times.append(self._measure() + max(arrival - self._clock.elapsed(), 0.0))
-        has_next = bool(self._free and self._queue.num_waiting and not self._is_halted)
-        if self._attempts.has_returning or has_next:
-            start = self._rate.start_of_next(self._measure())
-            if start is not None:
-                times.append(start)
-        return min(times, default=None)
 
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:

@@ -313,16 +313,11 @@ class Reply:
             self.finish_reason = str(reason)
         if stop in (*self._stops, *self._stop_ids) and not self._has_stopped:
             self.stop_reason = stop
-        return self._take_text("".join(text for kind, text in parts if kind == "text"))
-
-    def _take_text(self, text: str) -> str:
-        """Add a text; return what no stop can take back.
-
-        Of several stops the first to end counts, then the longest, then the first in their order.
-        """
+        text = "".join(text for kind, text in parts if kind == "text")
         if self._has_stopped:
             self.token_ids = None if text else self.token_ids
             return ""
+        # Of several stops the first to end counts, then the longest, then the first in their order.
         held = self._held + text
         is_early = self.num_tokens <= self._min_tokens  # no stop counts yet
         found = ((held.find(stop), stop) for stop in (() if is_early else self._stops))
@@ -332,13 +327,13 @@ class Reply:
             self._has_stopped, self.stop_reason, self._held = True, stop, ""
             if end < len(held):
                 self.token_ids = None
-            told = held[: end if self._keeps_stop else end + length]
+            sure_text = held[: end if self._keeps_stop else end + length]
         else:
             sure = len(held) if is_early else max(len(held) - self._num_held, 0)
-            told, self._held = held[:sure], held[sure:]
-        if told:
-            self._texts.append(told)
-        return told
+            sure_text, self._held = held[:sure], held[sure:]
+        if sure_text:
+            self._texts.append(sure_text)
+        return sure_text
 
     def _take_call(self, part: Any) -> None:
         """Take in a call, or a further part of one.

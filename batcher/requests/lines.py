@@ -143,7 +143,14 @@ class RequestParser:
             keys = _KEY.findall(line.replace(rb"\"", b""))
         distinct = set(keys)
         if len(distinct) < len(keys) or b"" in distinct:
-            distinct = _read_keys(line)
+            from batcher.requests.json_spans import read_distinct  # noqa: PLC0415 - as in `parse`
+
+            value = read_distinct(line)
+            if not isinstance(value, dict):
+                raise ValueError("not an object")
+            body = value.get("body")
+            names = value.keys() | (body.keys() if isinstance(body, dict) else ())
+            distinct = {name.encode(errors="replace") for name in names}
         if self.is_respelling or not distinct.isdisjoint(_OTHER_KEYS):
             return self._convert(msgspec.json.decode(line), line_number)
         if distinct <= _FREE_KEYS:
@@ -219,19 +226,3 @@ def find_too_many(line: bytes, line_number: int) -> "Problem | None":
     start = line[:CONTEXT].decode(errors="replace")
     problem = FieldProblem("too-many-parts", (), message, hint)
     return make_problem(problem, line_number, start, TextSpan(0, 1))
-
-
-def _read_keys(line: bytes) -> set[bytes]:
-    """Return the keys of the line and of its body, which no other object's keys are mixed with.
-
-    Raises:
-        ValueError: an object in the line has two equal keys, or the line is not one.
-    """
-    from batcher.requests.json_spans import read_distinct  # noqa: PLC0415 - as in `parse`
-
-    value = read_distinct(line)
-    if not isinstance(value, dict):
-        raise ValueError("not an object")  # noqa: TRY004 - as the decoders say it
-    body = value.get("body")
-    names = value.keys() | (body.keys() if isinstance(body, dict) else ())
-    return {name.encode(errors="replace") for name in names}

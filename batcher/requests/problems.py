@@ -348,7 +348,21 @@ class _Line:
             yield problem, self._span_of(problem)
         if self._url is not None:
             yield from self._check_names((), ROW_FIELDS)
-            yield from self._check_row()
+            method, url, body = (self._fields.get(name) for name in ROW_FIELDS[1:])
+            if method not in (None, "POST"):
+                message = f'`method` must be "POST", not {show(method)}'
+                yield FieldProblem("unsupported-option", ("method",), message), None
+            if url_of(self._fields) is None:
+                expected = " or ".join(f'"{value}"' for value in URLS)
+                message = f"`url` must be {expected}, not {show(url)}"
+                yield FieldProblem("unsupported-option", ("url",), message), None
+            if "body" not in self._fields:
+                yield self._missing((), "body")
+            elif not isinstance(body, dict):
+                message = f"`body` must be an object, not {show(body)}"
+                yield FieldProblem("invalid-type", ("body",), message), None
+            else:
+                yield from self._check_request_names(BODY_FIELDS[self._url or ""])
         else:
             if isinstance(self._fields.get("prompt_tokens"), str):
                 message = "`prompt_tokens` must be a list of token ids, not a string"
@@ -381,39 +395,6 @@ class _Line:
         is_there = names[0] in values or any(values.get(name) is not None for name in names)
         if not (is_there or is_misspelt):
             yield self._missing(path, names[0])
-        yield from self._check_options()
-
-    def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
-        keys: dict[str, TextSpan] = {}
-        start = json_spans.find_value(self._text, path).start
-        for name, span, _ in json_spans.find_members(self._text, start):
-            place = (*path, cut(name))
-            if name in keys:
-                yield _doubled(place, keys[name]), span
-            elif name not in allowed and not (
-                name in UNSUPPORTED and self._holder(place).get(name) is None
-            ):
-                yield _unknown(place, allowed), span
-            keys.setdefault(name, span)
-
-    def _check_row(self) -> Iterator[Finding]:
-        method, url, body = (self._fields.get(name) for name in ROW_FIELDS[1:])
-        if method not in (None, "POST"):
-            message = f'`method` must be "POST", not {show(method)}'
-            yield FieldProblem("unsupported-option", ("method",), message), None
-        if url_of(self._fields) is None:
-            expected = " or ".join(f'"{value}"' for value in URLS)
-            message = f"`url` must be {expected}, not {show(url)}"
-            yield FieldProblem("unsupported-option", ("url",), message), None
-        if "body" not in self._fields:
-            yield self._missing((), "body")
-        elif not isinstance(body, dict):
-            message = f"`body` must be an object, not {show(body)}"
-            yield FieldProblem("invalid-type", ("body",), message), None
-        else:
-            yield from self._check_request_names(BODY_FIELDS[self._url or ""])
-
-    def _check_options(self) -> Iterator[Finding]:
         values = self._values
         for option, supported in OPTIONS[self._url].items():
             value, path = values.get(option), (*self._prefix, option)
@@ -429,6 +410,19 @@ class _Line:
                 own = own_name(option, Request.__struct_fields__)
                 hint = hint if own is None else HINT.format(own)
                 yield FieldProblem("unsupported-option", path, message, hint), None
+
+    def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
+        keys: dict[str, TextSpan] = {}
+        start = json_spans.find_value(self._text, path).start
+        for name, span, _ in json_spans.find_members(self._text, start):
+            place = (*path, cut(name))
+            if name in keys:
+                yield _doubled(place, keys[name]), span
+            elif name not in allowed and not (
+                name in UNSUPPORTED and self._holder(place).get(name) is None
+            ):
+                yield _unknown(place, allowed), span
+            keys.setdefault(name, span)
 
     def _missing(self, path: Path, name: str) -> Finding:
         start = json_spans.find_value(self._text, path).start

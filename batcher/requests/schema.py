@@ -88,7 +88,17 @@ def _describe(definitions: dict[str, Schema]) -> None:
                 properties[name] = _nullable(properties[name])
             properties[name]["description"] = _plain(field.words)
     on = definitions["Transition"]["properties"]["on"]
-    _make_exact(definitions["Request"]["properties"], on["anyOf"])
+    properties = definitions["Request"]["properties"]
+    text, ids = on["anyOf"]
+    any_ids = {name: value for name, value in ids.items() if name != "minItems"}
+    segments = _list_of({"$ref": "#/$defs/PromptSegment"})
+    properties["prompt"]["anyOf"] = [_STRING, any_ids, segments]
+    texts = _list_of(text) | {"minItems": 0}  # an empty list is no stop
+    properties["stop_sequence"]["anyOf"] = [text, ids, _list_of(ids), texts, _NULL]
+    biases, states = properties["logit_bias"]["anyOf"][0], properties["states"]["anyOf"][0]
+    biases["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
+    states["propertyNames"] = {"minLength": 1, "maxLength": MAX_NAME}
+    states["not"] = {"propertyNames": {"const": ANY_STATE}}
     segment = definitions["PromptSegment"]  # which fields exclude or need each other
     segment["oneOf"] = [_given(**{name: {"not": _NULL}}) for name in ("text", "tokens", "length")]
     segment["if"] = _given(seed={"enum": [0, None]})
@@ -102,20 +112,6 @@ def _nullable(schema: Schema) -> Schema:
     if "enum" in schema:
         return schema | {"enum": [*schema["enum"], None]}
     return schema | {"type": [schema["type"], "null"]}
-
-
-def _make_exact(properties: dict[str, Schema], marker: list[Schema]) -> None:
-    """State what types cannot: lists of one kind, and the names in objects; marker: text or ids."""
-    text, ids = marker
-    any_ids = {name: value for name, value in ids.items() if name != "minItems"}
-    segments = _list_of({"$ref": "#/$defs/PromptSegment"})
-    properties["prompt"]["anyOf"] = [_STRING, any_ids, segments]
-    texts = _list_of(text) | {"minItems": 0}  # an empty list is no stop
-    properties["stop_sequence"]["anyOf"] = [text, ids, _list_of(ids), texts, _NULL]
-    biases, states = properties["logit_bias"]["anyOf"][0], properties["states"]["anyOf"][0]
-    biases["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
-    states["propertyNames"] = {"minLength": 1, "maxLength": MAX_NAME}
-    states["not"] = {"propertyNames": {"const": ANY_STATE}}
 
 
 def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:

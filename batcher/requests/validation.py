@@ -324,30 +324,24 @@ def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> 
         for problem in check_token_ids(value, path, capabilities):
             yield replace(problem, hint=_DO_NOT_MIX)
     else:
-        yield from _check_segments(value, path, capabilities)
-
-
-def _check_segments(
-    items: Sequence[object], path: Path, capabilities: ModelCapabilities
-) -> Problems:
-    is_uniform = True
-    total = 0
-    for index, item in enumerate(items):
-        if isinstance(item, PromptSegment):
-            yield from _check_segment(item, (*path, index), capabilities)
-            length: object = item.length
-            if isinstance(length, int) and _SEGMENT_LENGTH.holds(length):
-                total += length
-        elif is_uniform:
-            is_uniform = False
-            problem = wrong("invalid-type", (*path, index), "a segment, an object", item)
-            yield replace(problem, hint=_DO_NOT_MIX)
-    if total > MAX_SEGMENTS_LENGTH:
-        message = (
-            f"the segments of {quote(path)} have {total} tokens by `length`; "
-            f"at most {MAX_SEGMENTS_LENGTH} are allowed"
-        )
-        yield FieldProblem("invalid-value", path, message)
+        is_uniform = True
+        total = 0
+        for index, item in enumerate(value):
+            if isinstance(item, PromptSegment):
+                yield from _check_segment(item, (*path, index), capabilities)
+                length: object = item.length
+                if isinstance(length, int) and _SEGMENT_LENGTH.holds(length):
+                    total += length
+            elif is_uniform:
+                is_uniform = False
+                problem = wrong("invalid-type", (*path, index), "a segment, an object", item)
+                yield replace(problem, hint=_DO_NOT_MIX)
+        if total > MAX_SEGMENTS_LENGTH:
+            message = (
+                f"the segments of {quote(path)} have {total} tokens by `length`; "
+                f"at most {MAX_SEGMENTS_LENGTH} are allowed"
+            )
+            yield FieldProblem("invalid-value", path, message)
 
 
 def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabilities) -> Problems:

@@ -188,7 +188,24 @@ def diagnose(
     for model in (target, draft):
         if model.gives == "tokens":
             raise BatchdecodeError(f"{model.name} gives no logits, so there is nothing to compare")
-    checks = [_tokenizer_check(rows, target, draft)]
+    own_bytes, draft_bytes = target.tokenizer.token_bytes, draft.tokenizer.token_bytes
+    used = sorted({token for row in rows for token in (*row.prompt, *row.output)})
+    others = [token for token in used if bytes_of(token, own_bytes) != bytes_of(token, draft_bytes)]
+    ends, other_ends = (
+        " or ".join(map(str, sorted(eos_token_ids_of(model)))) or "no token"
+        for model in (target, draft)
+    )
+    text = f"both read all {len(used)} tokens alike"
+    if others:
+        first = others[0]
+        text = (
+            f"{len(others)} of {len(used)} tokens are others for the draft: {first} is "
+            f"{bytes_of(first, own_bytes)!r}, and {bytes_of(first, draft_bytes)!r} for the draft"
+        )
+    elif ends != other_ends:
+        text = f"texts end with {ends}, and with {other_ends} for the draft"
+    is_fault = bool(others) or ends != other_ends
+    checks = [CauseCheck(cause="tokenizer", is_fault=is_fault, overlap=None, text=text)]
     if max(max([*row.prompt, *row.output]) for row in rows) >= (draft.vocab_size or 0):
         return Diagnosis(
             num_rows=len(rows),
@@ -310,24 +327,3 @@ def _overlaps(wanted: Sequence[Floats], drawn: Sequence[Floats]) -> Floats:
         width = min(len(ours), len(theirs))
         overlaps.append(float(np.minimum(ours[:width], theirs[:width]).sum()))
     return np.array(overlaps)
-
-
-def _tokenizer_check(rows: Sequence[TargetOutput], target: Model, draft: Model) -> CauseCheck:
-    ours, theirs = target.tokenizer.token_bytes, draft.tokenizer.token_bytes
-    used = sorted({token for row in rows for token in (*row.prompt, *row.output)})
-    others = [token for token in used if bytes_of(token, ours) != bytes_of(token, theirs)]
-    ends, other_ends = (
-        " or ".join(map(str, sorted(eos_token_ids_of(model)))) or "no token"
-        for model in (target, draft)
-    )
-    text = f"both read all {len(used)} tokens alike"
-    if others:
-        first = others[0]
-        text = (
-            f"{len(others)} of {len(used)} tokens are others for the draft: {first} is "
-            f"{bytes_of(first, ours)!r}, and {bytes_of(first, theirs)!r} for the draft"
-        )
-    elif ends != other_ends:
-        text = f"texts end with {ends}, and with {other_ends} for the draft"
-    is_fault = bool(others) or ends != other_ends
-    return CauseCheck(cause="tokenizer", is_fault=is_fault, overlap=None, text=text)

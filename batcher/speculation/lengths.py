@@ -90,7 +90,17 @@ class AutoLengths:
             self._review(decoding)
         wanted = {slot: self._rows[slot].num_drafts for slot in decoding}
         self._trim(wanted)
-        self._probe(wanted)
+        num_rows, num_tokens = len(wanted), len(wanted) + sum(wanted.values())
+        slot = min((s for s in wanted if s > self._last_probed), default=min(wanted))
+        number = min(max(2 * wanted[slot], 1), self._max_drafts)
+        num_more = number - wanted[slot]
+        seconds = self._step_seconds(num_rows, num_tokens)
+        longer = self._step_seconds(num_rows, num_tokens + num_more)
+        cost = max(longer - seconds, 0.0) + num_more * self._draft_seconds(1)
+        if self._credit >= cost:
+            self._credit -= cost
+            self._last_probed, wanted[slot] = slot, number
+        self._credit = min(self._credit + PROBE_SHARE * seconds, max(cost, seconds))
         return {slot: number for slot, number in wanted.items() if number}
 
     def learn(self, drafts: Iterable[tuple[int, int, int]]) -> None:
@@ -165,19 +175,6 @@ class AutoLengths:
                 heapreplace(last, (rows[slot].acceptance ** wanted[slot], slot))
             else:
                 heappop(last)
-
-    def _probe(self, wanted: dict[int, int]) -> None:
-        num_rows, num_tokens = len(wanted), len(wanted) + sum(wanted.values())
-        slot = min((s for s in wanted if s > self._last_probed), default=min(wanted))
-        number = min(max(2 * wanted[slot], 1), self._max_drafts)
-        num_more = number - wanted[slot]
-        seconds = self._step_seconds(num_rows, num_tokens)
-        longer = self._step_seconds(num_rows, num_tokens + num_more)
-        cost = max(longer - seconds, 0.0) + num_more * self._draft_seconds(1)
-        if self._credit >= cost:
-            self._credit -= cost
-            self._last_probed, wanted[slot] = slot, number
-        self._credit = min(self._credit + PROBE_SHARE * seconds, max(cost, seconds))
 
     def _look_at(self, row: "_Row") -> None:
         shown, shared = row.shown, self._shared

@@ -162,7 +162,18 @@ def load_profile(text: str) -> tuple[str, Profile]:
         profile = catalog.find(name, profiles, f"profile in {path}:")
     if overhead is None:
         return name, profile
-    return f"{name}{text.removeprefix(kernels)}", with_overhead(profile, overhead)
+    if profile.model is None:
+        raise CatalogError(
+            "what an engine takes is counted by layer: a profile has to name its model"
+        )
+    num_layers = load_model_shape(profile.model).num_hidden_layers
+    return f"{name}{text.removeprefix(kernels)}", replace(
+        profile,
+        t0=round(profile.t0 + _US_PER_MS * overhead.gap_seconds(num_layers), 9),
+        least=max(profile.least, overhead.least_ms(num_layers)),
+        error=f"without what the engine takes: {profile.error}",
+        source=f"{profile.source}; the engine: {overhead.source}",
+    )
 
 
 # What an engine takes beside its kernels is counted by layer, for each layer is as many kernels;
@@ -201,22 +212,6 @@ def split_overhead(text: str) -> tuple[str, Overhead | None]:
         return text, None
     kernels, engine = found.groups()
     return kernels, catalog.load(engine, Overhead, "overheads.yaml", "engine")
-
-
-def with_overhead(profile: Profile, overhead: Overhead) -> Profile:
-    """Return `profile` with the overhead of an engine beside its kernels."""
-    if profile.model is None:
-        raise CatalogError(
-            "what an engine takes is counted by layer: a profile has to name its model"
-        )
-    num_layers = load_model_shape(profile.model).num_hidden_layers
-    return replace(
-        profile,
-        t0=round(profile.t0 + _US_PER_MS * overhead.gap_seconds(num_layers), 9),
-        least=max(profile.least, overhead.least_ms(num_layers)),
-        error=f"without what the engine takes: {profile.error}",
-        source=f"{profile.source}; the engine: {overhead.source}",
-    )
 
 
 # What --profile names: a step time, and where it runs.

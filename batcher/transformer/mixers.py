@@ -208,7 +208,19 @@ class GatedDeltaNet:
             raise InvariantError("recurrent layers, and no cells for their states")
         convolution = step.states.convolution[self.cache]
         delta = step.states.delta[self.cache]
-        channels, gate = self._split(self.qkvz(x))
+        # Projected, each key head has its query, its key, and all values and gates of its group.
+        projected = self.qkvz(x)
+        sizes, num_tokens = self.settings, len(projected)
+        groups = projected.reshape(num_tokens, sizes.num_key_heads, -1)
+        first_value = 2 * sizes.key_head_dim
+        first_gate = first_value + sizes.value_size // sizes.num_key_heads
+        parts = (
+            groups[:, :, : sizes.key_head_dim],
+            groups[:, :, sizes.key_head_dim : first_value],
+            groups[:, :, first_value:first_gate],
+        )
+        channels = np.concatenate([part.reshape(num_tokens, -1) for part in parts], 1)
+        gate = groups[:, :, first_gate:].reshape(num_tokens, -1, sizes.value_head_dim)
         projected = self.ba(x)
         groups = projected.reshape(len(projected), self.settings.num_key_heads, -1)
         strength, fading = np.split(groups, 2, axis=2)
@@ -223,24 +235,6 @@ class GatedDeltaNet:
         normed = rms_norm(recalled, self.norm, self.eps)
         normed *= silu(gate)
         return self.output(normed.reshape(len(x), -1))
-
-    def _split(self, projected: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return what is mixed [tokens, channels], and gates [tokens, value heads, head_dim].
-
-        Projected, each key head has its query, its key, and all values and gates of its group.
-        """
-        sizes, num_tokens = self.settings, len(projected)
-        groups = projected.reshape(num_tokens, sizes.num_key_heads, -1)
-        first_value = 2 * sizes.key_head_dim
-        first_gate = first_value + sizes.value_size // sizes.num_key_heads
-        parts = (
-            groups[:, :, : sizes.key_head_dim],
-            groups[:, :, sizes.key_head_dim : first_value],
-            groups[:, :, first_value:first_gate],
-        )
-        channels = np.concatenate([part.reshape(num_tokens, -1) for part in parts], 1)
-        gate = groups[:, :, first_gate:].reshape(num_tokens, -1, sizes.value_head_dim)
-        return channels, gate
 
     def _convolve(self, channels: FloatArray, wave: Wave, states: FloatArray) -> FloatArray:
         """Return what each token is together with those just before it, [tokens, channels]."""

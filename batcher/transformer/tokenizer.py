@@ -538,10 +538,25 @@ def _sentencepiece(fields: _Fields, is_gemma: bool) -> "Tokenizer":  # noqa: FBT
     unknown = fields.unk is not None and fields.unk < len(tokens)
     steps = [normalizers.Prepend(SPACE)] if fields.adds_space else []
     with calling("its tokenizer cannot be used:"):
+        # All pairs of tokens that are one together, those of the lowest rank first; of those that
+        # make the same token, the one with the longest first part.
+        kinds = chain(fields.token_types, repeat(NORMAL))
+        rank_of = {
+            token: rank
+            for token, rank, kind in zip(tokens, ranks, kinds, strict=False)
+            if kind not in {UNKNOWN, CONTROL, BYTE}
+        }
+        found = [
+            (rank, -size, token)
+            for token, rank in rank_of.items()
+            for size in range(1, len(token) if len(token) <= MAX_PIECE else 0)
+            if token[:size] in rank_of and token[size:] in rank_of
+        ]
+        found.sort(key=itemgetter(0, 1))
         encoder = Tokenizer(
             models.BPE(
                 vocabulary,
-                _merges_of(tokens, ranks, fields.token_types),
+                [(token[:-minus], token[-minus:]) for _, minus, token in found],
                 unk_token=tokens[fields.unk or 0] if unknown else None,
                 fuse_unk=True,
                 byte_fallback=True,
@@ -550,29 +565,6 @@ def _sentencepiece(fields: _Fields, is_gemma: bool) -> "Tokenizer":  # noqa: FBT
         encoder.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
         _add_whole(encoder, fields, tokens)
     return encoder
-
-
-def _merges_of(
-    tokens: list[str], ranks: Sequence[float], token_types: list[int]
-) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that are one together, those of the lowest rank first.
-
-    Of the pairs that make the same token, the one with the longest first part goes first.
-    """
-    kinds = chain(token_types, repeat(NORMAL))
-    rank_of = {
-        token: rank
-        for token, rank, kind in zip(tokens, ranks, kinds, strict=False)
-        if kind not in {UNKNOWN, CONTROL, BYTE}
-    }
-    found = [
-        (rank, -size, token)
-        for token, rank in rank_of.items()
-        for size in range(1, len(token) if len(token) <= MAX_PIECE else 0)
-        if token[:size] in rank_of and token[size:] in rank_of
-    ]
-    found.sort(key=itemgetter(0, 1))
-    return [(token[:-minus], token[-minus:]) for _, minus, token in found]
 
 
 def _ids_of(tokens: list[str]) -> dict[str, int]:
