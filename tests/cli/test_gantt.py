@@ -13,7 +13,7 @@ from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
-from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
+from batcher.events import DropEvent
 from batcher.trace.run import Fork, SlotSpan, SpanPreemption, StepDrafts
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 from cli.screen.live_state import RunState
@@ -330,21 +330,6 @@ def test_a_scale_shows_every_step_once_and_in_order(start, num_steps, max_cells,
     for step in scale.steps:
         cells = [cell for cell in range(scale.num_cells) if step in scale.steps_at(cell)]
         assert (scale.first_cell(step), scale.last_cell(step)) == (cells[0], cells[-1])
-
-
-def test_the_title_says_how_many_failed_whether_they_had_slots_or_not():
-    run = RunEvent(batch=2, model="test", settings={})
-    ends = {"a": "error", "b": "error", "c": "aborted", "d": "length"}
-    arrivals = [ArriveEvent(0, 0.0, name, 0, "input", 1, 1) for name in ends]
-    held = [("a", 0), ("d", 1)]
-    admitted = [AdmitEvent(0, 0.0, name, 0, slot, "empty") for name, slot in held]
-    slots = dict(held)
-    ended = [
-        FinishEvent(0, 0.0, name, 0, slots.get(name), reason, None, 1)
-        for name, reason in ends.items()
-    ]
-    title, *_ = render_gantt(Timeline.from_events([run, *arrivals, *admitted, *ended]))
-    assert title == "1 step · 2 slots · 100% busy · 4 requests · 2 failed · 1 aborted"
 
 
 def test_a_long_prefill_and_a_preemption_have_marks():

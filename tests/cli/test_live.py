@@ -164,15 +164,7 @@ def test_the_cursor_is_visible_after_every_write_and_below_the_gantt_at_the_end(
     run.view.close()
     run.screen.write("summary")
     assert not run.screen.emulator.cursor.hidden
-    lines = [line.strip() for line in run.screen.lines()]
-    assert lines[0] == "3 steps · 2 slots · 50% busy · 1 request"
-    assert lines[4:9] == [
-        "slot 0 ┃a━━━━━━━━━━━━━━━━━━━━━━  100%",
-        "slot 1                             0%",
-        "queue                           max 0",
-        "",
-        "summary",
-    ]
+    assert run.screen.lines()[6:9] == [" queue                           max 0", "", "summary"]
 
 
 def test_a_run_of_no_steps_draws_nothing_but_shows_its_results():

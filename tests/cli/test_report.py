@@ -3,11 +3,10 @@
 import html.parser
 import json
 import re
-import signal
 
 import pytest
 from page_reader import parts_of, shown_spans, spans_of
-from process import batchdecode, lines_of, start, workload
+from process import batchdecode, lines_of, workload
 
 REQUESTS = lines_of(*workload(40, arrivals=lambda i: i * 0.3))
 RUNS = {
@@ -86,17 +85,3 @@ def assert_is_nearly(value, text):
     else:
         assert float(number) == pytest.approx(value * 100 if has_percent else value, rel=5e-3)
         assert len(re.sub(r"^0\.0*|e.*|\.", "", number)) <= 3 or abs(value) >= 1000
-
-
-def test_a_run_that_is_interrupted_has_a_report_of_what_there_was(tmp_path):
-    (tmp_path / "in").write_bytes(REQUESTS)
-    arguments = ["run", "in", "-q", "--step-delay", "0.05", "-o", "out", "--report", "r.html"]
-    with start(*arguments, "--trace", "t.jsonl", cwd=tmp_path) as process:
-        while not (tmp_path / "out").is_file() or not (tmp_path / "out").stat().st_size:
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        process.wait()
-    assert process.returncode == 130
-    spans = batchdecode("trace", "t.jsonl", "--format", "spans", cwd=tmp_path).stdout
-    _, [shown] = parts_of((tmp_path / "r.html").read_bytes())
-    assert spans_of(shown) == shown_spans(spans.splitlines()) != []

@@ -261,28 +261,6 @@ def test_a_finished_run_is_not_decoded_again(tmp_path, monkeypatch, capfd, optio
     assert sorted((tmp_path / "out").read_bytes().splitlines(keepends=True)) == sorted(whole)
 
 
-def test_only_the_samples_that_are_missing_are_decoded_again(tmp_path, monkeypatch):
-    rows = []
-    forward = SimulatedModel.forward
-
-    def counting(model, batch):
-        rows.extend(batch.slots)
-        return forward(model, batch)
-
-    monkeypatch.setattr(SimulatedModel, "forward", counting)
-    request = {**SAMPLED, "n": 4, "ignore_eos": True, "id": "a"}
-    options = {"requests": lines_of(request), "batch": 4}
-    decode(tmp_path, "out", **options)
-    assert len(rows) == 4 * 9
-    out = tmp_path / "out"
-    lines = out.read_bytes().splitlines(keepends=True)
-    pretend_to_have_stopped(out, lines[0] + lines[2] + lines[3])
-    rows.clear()
-    decode(tmp_path, "out", resume=True, **options)
-    assert len(rows) == 9
-    assert sorted(out.read_bytes().splitlines(keepends=True)) == sorted(lines)
-
-
 def test_failed_samples_count_as_they_did(tmp_path, monkeypatch):
     forward = SimulatedModel.forward
 

@@ -254,14 +254,13 @@ def test_the_status_of_a_row_is_the_server_s(folder):
     assert [each["error"] and each["error"]["status"] for each in told] == [None, *statuses]
 
 
-def test_what_was_cut_or_refused_is_found_again_and_rows_keep_what_a_model_said(folder):
+def test_what_was_cut_or_refused_is_asked_again_and_other_rows_stay(folder):
     row = {"method": "POST", "url": "/v1/chat/completions"}
-    names = ("abort", "refusal", "none", "lost", "thought", "call")
+    names = ("abort", "refusal", "none", "lost", "call")
     rows = [{"custom_id": n, **row, "body": {"messages": [{"content": n}]}} for n in names]
     (folder / "r.jsonl").write_bytes(lines_of(*rows))
     call = {"name": "f", "arguments": "{}"}
-    deltas = {"refusal": {"refusal": "No."}, "thought": {"content": "Hi", "reasoning": "hm"},
-              "call": {"function_call": call}, "none": {"content": "Hi"}}  # fmt: skip
+    deltas = {"refusal": {"refusal": "No."}, "call": {"function_call": call}}
     told = {
         n: chunks({"choices": [{"delta": d, "finish_reason": "stop"}]}) for n, d in deltas.items()
     }
@@ -277,17 +276,12 @@ def test_what_was_cut_or_refused_is_found_again_and_rows_keep_what_a_model_said(
     first = {each["custom_id"]: each for each in map(json.loads, lines)}
     found = {name: each["response"]["body"]["choices"][0] for name, each in first.items()}
     reasons = {name: choice["finish_reason"] for name, choice in found.items()}
-    assert reasons == dict.fromkeys(("abort", "refusal", "lost"), "error") | {
-        "none": "stop", "thought": "stop", "call": "function_call",
-    }  # fmt: skip
-    assert [found[name]["message"]["content"] for name in ("abort", "lost")] == ["Hi", "Hi"]
-    assert found["refusal"]["message"]["refusal"] == "No."
+    again = dict.fromkeys(asked_again, "error")
+    assert reasons == again | {"none": "stop", "call": "function_call"}
     kept = {name: line for name, line in first.items() if name not in asked_again}
     lines = (folder / "out.jsonl").read_text().splitlines()
     after = {each["custom_id"]: each for each in map(json.loads, lines)}
     assert {name: after[name] for name in kept} == kept
-    assert found["thought"]["message"] == {"role": "assistant", "content": "Hi", "reasoning": "hm"}
-    assert found["call"]["message"]["function_call"] == call
 
 
 def test_a_text_is_a_message_with_chat(folder):

@@ -173,49 +173,33 @@ def test_a_pipe_and_a_file_in_any_order_give_the_same_schedule(folder, options):
     assert sorted(run(folder, "in", *options).splitlines()) == sorted(from_file.splitlines())
 
 
-@pytest.mark.parametrize(
-    "options", mostly_heavy([LIMITS, ["--profile", "h100_llama3.1-8b_tp1"]], LIMITS)
-)
-def test_a_run_with_limits_is_continued_as_if_it_had_never_stopped(folder, options):
-    whole = run(folder, "in", *options, "-o", "out", "--trace", "whole")
+LEVIATHAN = ["--draft", "simulated:0.5", "--acceptance", "leviathan"]
+SEVERAL = {"temperature": 1, "ignore_eos": True, "n": 2}
+DRAFTED = lines_of(*({**each, **SEVERAL} for each in workload(12)))
+BULK = [{"prompt": "Some work", "max_tokens": 40, "ignore_eos": True, "priority": 5}] * 3
+VIP = {"id": "vip", "prompt": "Now", "max_tokens": 5, "ignore_eos": True, "arrival_time": 3}
+DISPLACED = lines_of(*BULK, VIP | {"deadline": 10})
+CONTINUED = {
+    "limits": (REQUESTS, LIMITS),
+    "a profile": (REQUESTS, ["--profile", "h100_llama3.1-8b_tp1"]),
+    "turns": (lines_of(*TURNS, *workload(9)), []),
+    "drafts": (DRAFTED, LEVIATHAN),
+    "drafts and limits": (DRAFTED, [*LEVIATHAN, *LIMITS]),
+    "who may not wait": (DISPLACED, ["--preempt-for", "priority"]),
+}
+
+
+@pytest.mark.parametrize("case", mostly_heavy(CONTINUED, "limits", "turns", "who may not wait"))
+def test_a_run_is_continued_as_if_it_had_never_stopped(folder, case):
+    requests, options = CONTINUED[case]
+    (folder / "in").write_bytes(requests)
+    run(folder, "in", *options, "-o", "out", "--trace", "whole")
     whole = (folder / "out").read_bytes()
-    for size in (0, 900):
+    for size in (0, 900, len(whole) - 5):
         pretend_to_have_stopped(folder, size)
         run(folder, "in", *options, "-o", "out", "--trace", "again", "--resume")
         assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
         assert (folder / "again").read_bytes() == (folder / "whole").read_bytes()
-        (folder / "out").write_bytes(whole)
-
-
-def test_sessions_are_continued(folder):
-    (folder / "in").write_bytes(lines_of(*TURNS, *workload(9)))
-    run(folder, "in", "-o", "out")
-    whole = (folder / "out").read_bytes()
-    for size in (900, len(whole) - 1):
-        pretend_to_have_stopped(folder, size)
-        run(folder, "in", "-o", "out", "--resume")
-        assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
-
-
-LEVIATHAN = ["--draft", "simulated:0.5", "--acceptance", "leviathan"]
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("options", [LEVIATHAN, [*LEVIATHAN, *LIMITS]])
-def test_a_run_whose_outputs_depend_on_drafts_is_continued_as_if_it_had_never_stopped(
-    folder, options
-):
-    fields = {"temperature": 1, "ignore_eos": True, "n": 2}
-    (folder / "in").write_bytes(lines_of(*({**each, **fields} for each in workload(12))))
-    run(folder, "in", "--draft", "simulated:0.5", "-o", "out")
-    exact = (folder / "out").read_bytes()
-    run(folder, "in", *options, "-o", "out", "--force")
-    whole = (folder / "out").read_bytes()
-    assert whole != exact
-    for size in (0, 1500, len(whole) - 5):
-        pretend_to_have_stopped(folder, size)
-        run(folder, "in", *options, "-o", "out", "--resume")
-        assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
         (folder / "out").write_bytes(whole)
 
 
@@ -262,9 +246,7 @@ def test_the_wall_clock_is_not_resumed(folder):
 
 
 def test_who_may_not_wait_is_in_the_trace_with_whom_it_displaced_and_why(folder):
-    bulk = [{"prompt": "Some work", "max_tokens": 40, "ignore_eos": True, "priority": 5}] * 3
-    vip = {"id": "vip", "prompt": "Now", "max_tokens": 5, "ignore_eos": True, "arrival_time": 3}
-    (folder / "in").write_bytes(lines_of(*bulk, vip | {"deadline": 10}))
+    (folder / "in").write_bytes(DISPLACED)
     for measure, told in [
         ("priority", "for vip, whose priority is a smaller number"),
         ("deadline", "for vip, which would have missed its deadline"),
@@ -274,8 +256,3 @@ def test_who_may_not_wait_is_in_the_trace_with_whom_it_displaced_and_why(folder)
         story = batchdecode("trace", "why", "3", "trace", cwd=folder).stdout.decode()
         assert told in " ".join(story.split())
         assert batchdecode("trace", "trace", "--format", "steps", cwd=folder).returncode == 0
-    run(folder, "in", "--preempt-for", "priority", "-o", "out", "--trace", "whole")
-    whole = [(folder / name).read_bytes() for name in ("out", "whole")]
-    pretend_to_have_stopped(folder, 300)
-    run(folder, "in", "--preempt-for", "priority", "-o", "out", "--trace", "again", "--resume")
-    assert [(folder / name).read_bytes() for name in ("out", "again")] == whole

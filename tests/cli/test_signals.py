@@ -1,3 +1,4 @@
+import csv
 import json
 import os
 import pty
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from emulated_run import Screen
 from examples import mostly_heavy
+from page_reader import parts_of, shown_spans, spans_of
 from process import COMMAND, batchdecode, lines_of, start, workload
 
 from cli.signals import STEPPING_ASIDE, STOPPING, Interrupted, StopSignals
@@ -88,7 +90,8 @@ def test_the_handlers_of_before_come_back():
 def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path):
     (tmp_path / "in put.jsonl").write_bytes(LONG)
     arguments = ["run", "in put.jsonl", "-o", "out", "--trace", "trace", "--step-delay", "0.01"]
-    process = start(*arguments, cwd=tmp_path)
+    files = ["--report", "report", "--timeseries", "series", "--timeseries-interval", "1"]
+    process = start(*arguments, *files, cwd=tmp_path)
     while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
@@ -97,13 +100,18 @@ def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path):
     assert "stopped by SIGTERM" in stderr
     assert (
         "continue with: batchdecode run 'in put.jsonl' -o out --trace trace "
-        "--step-delay 0.01 --resume" in stderr
+        f"--step-delay 0.01 {' '.join(files)} --resume" in stderr
     )
     results = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
     assert f"{len(results)} result" in stderr
     events = [json.loads(line) for line in (tmp_path / "trace").read_bytes().splitlines()]
     assert sum(event["event"] == "finish" for event in events) == len(results)
     assert events[-1]["event"] != "end"
+    spans = batchdecode("trace", "trace", "--format", "spans", cwd=tmp_path).stdout
+    _, [shown] = parts_of((tmp_path / "report").read_bytes())
+    assert spans_of(shown) == shown_spans(spans.splitlines()) != []
+    rows = list(csv.DictReader((tmp_path / "series").read_text().splitlines()))
+    assert sum(int(row["steps"]) for row in rows) == len(rows) > 0
 
 
 def test_a_stopped_stream_says_how_many_events_there_are(tmp_path):

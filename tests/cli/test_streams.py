@@ -131,11 +131,8 @@ def test_a_dash_is_stdout_for_results_only(tmp_path, requests):
     "arguments",
     [
         "requests.jsonl -o x --trace x.run.json",
-        "requests.jsonl -o x --summary-json x.run.sums",
-        "requests.jsonl -o x --report x.rest",
         "x.run.json -o x",
         "requests.jsonl -o link",
-        "requests.jsonl --summary-json link",
     ],
 )
 def test_no_file_of_a_run_is_the_input_or_stands_beside_the_results(tmp_path, requests, arguments):

@@ -2,10 +2,8 @@ import csv
 import gzip
 import io
 import json
-import signal
-import time
 
-from process import batchdecode, lines_of, start, workload
+from process import batchdecode, lines_of, workload
 
 COLUMNS = [
     "time", "steps", "running", "waiting", "blocks", "kv_share", "prompt_tokens",
@@ -44,20 +42,6 @@ def test_gz_is_packed_and_no_requests_give_a_header(tmp_path):
     assert done.returncode == 0, done.stderr
     packed = (tmp_path / "t.csv.gz").read_bytes()
     assert gzip.decompress(packed).decode().splitlines() == [",".join(COLUMNS)]
-
-
-def test_a_run_that_is_stopped_leaves_the_rows_up_to_there(tmp_path):
-    (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(30, max_tokens=200)))
-    options = ["--timeseries", "t.csv", "--timeseries-interval", 1, "--step-delay", 0.01]
-    process = start("run", "in.jsonl", "-o", "out.jsonl", *options, cwd=tmp_path)
-    while not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").stat().st_size:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    rows = rows_of((tmp_path / "t.csv").read_bytes())
-    assert rows
-    assert sum(int(row["steps"]) for row in rows) == len(rows)
 
 
 def test_a_run_with_drafts_has_columns_for_them(tmp_path):

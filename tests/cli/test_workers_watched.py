@@ -78,7 +78,7 @@ def observed(options, monkeypatch, **how):
 
 @pytest.mark.parametrize("seed", mostly_heavy(range(3), 0))
 def test_counts_only_grow_whoever_dies_and_nobody_is_left_in_the_end(tmp_path, monkeypatch, seed):
-    several = [{"id": f"s{n}", "prompt": "x", "n": 3, "temperature": 1} for n in range(8)]
+    several = [{"id": f"s{n}", "prompt": "x", "n": 3, "temperature": 1} for n in range(4)]
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(16), *several))
     options = options_of(tmp_path, metrics_file=str(tmp_path / "m.prom"))
     all_told, workers = observed(options, monkeypatch, kill_share=0.1, seed=seed)
@@ -89,7 +89,7 @@ def test_counts_only_grow_whoever_dies_and_nobody_is_left_in_the_end(tmp_path, m
             assert told[key] >= value or "_total" not in key[0]
         left = [value for (name, *_), value in told.items() if name in (WAITING, NOT_ARRIVED)]
         held = [value for (name, *_), value in told.items() if name == "batchdecode_slots"]
-        assert 0 <= sum(left) <= 24
+        assert 0 <= sum(left) <= 20
         assert held == [4, 4, 4]
         last = told
     states = ("vllm:num_requests_running", WAITING, NOT_ARRIVED)
