@@ -58,6 +58,14 @@ def lines_of(*requests):
     return "".join(f"{text}\n" for text in texts).encode()
 
 
+def pretend_to_have_stopped(output, data=None):
+    """Leave these bytes, or all, in the output of a run, and make it one that has not finished."""
+    if data is not None:
+        output.write_bytes(data)
+    record = output.with_name(f"{output.name}.run.json")
+    record.write_text(record.read_text().replace('"finished": true', '"finished": false'))
+
+
 def workload(count, *, max_tokens=20, arrivals=None):
     """Return `count` requests of different lengths; `arrivals` makes a time of an index."""
     return [

@@ -380,16 +380,10 @@ def check_kept(events, batch):
         assert list(own.waiting()) == list(timeline.waiting())
 
 
-@given(paged_workloads())
-def test_a_live_view_keeps_the_gantt_of_a_run_that_preempts(workload):
-    jobs, limits = workload
-    check_kept(play_paged(jobs, limits).events, limits.batch)
-
-
-@given(unit_workloads(), st.integers(0, 9))
-def test_a_live_view_keeps_the_gantt_of_samples_and_beams(workload, seed):
-    units, batch = workload
-    check_kept(play_units(units, batch, seed).events, batch)
+@given(paged_workloads(), unit_workloads(), st.integers(0, 9))
+def test_a_live_view_keeps_the_gantt_of_a_run(paged, units, seed):
+    check_kept(play_paged(*paged).events, paged[1].batch)
+    check_kept(play_units(*units, seed).events, units[1])
 
 
 @pytest.mark.parametrize("height", mostly_heavy([12, 24, 50, 100, 300], 24, 100))

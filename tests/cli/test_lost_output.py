@@ -19,7 +19,7 @@ def running(tmp_path):
     """A run to `out` that has written its first results and goes on for a moment."""
     (tmp_path / "in").write_bytes(lines_of(*workload(60)))
     files = ["-o", "out", "--trace", "trace", "--report", "report"]
-    process = start("run", "in", *files, "-q", "--step-delay", "0.003", cwd=tmp_path)
+    process = start("run", "in", *files, "-q", "--step-delay", "0.005", cwd=tmp_path)
     while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
         time.sleep(0.005)
     yield process

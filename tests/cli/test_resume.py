@@ -7,7 +7,7 @@ import time
 
 import pytest
 from examples import mostly_heavy
-from process import batchdecode, lines_of, start, workload
+from process import batchdecode, lines_of, pretend_to_have_stopped, start, workload
 
 from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
@@ -92,13 +92,6 @@ def decode(path, output, *, requests=REQUESTS, **options):
 def content(path):
     data = path.read_bytes()
     return gzip.decompress(data) if path.suffix == ".gz" else data
-
-
-def pretend_to_have_stopped(output, data):
-    """Leave `data` in `output` and make its run one that has not finished."""
-    output.write_bytes(data)
-    record = output.with_name(f"{output.name}.run.json")
-    record.write_text(record.read_text().replace('"finished": true', '"finished": false'))
 
 
 @pytest.fixture

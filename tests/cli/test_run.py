@@ -226,19 +226,6 @@ def test_an_interrupted_follower_ends_at_once():
     process.communicate()
 
 
-def test_what_arrives_after_turns_that_failed_is_decoded(tmp_path):
-    path = tmp_path / "requests.jsonl"
-    first = {"id": "a", "prompt": [{"length": 200}], "max_tokens": 2, "session": "t"}
-    late = {"id": "b", "prompt": "x", "max_tokens": 2, "arrival_time": 17, "session": "t"}
-    last = {"id": "c", "prompt": "Go on", "max_tokens": 2, "arrival_time": 18}
-    path.write_bytes(lines_of(first, late, last))
-    done = batchdecode(
-        "run", str(path), "-q", "--keep-going", "--kv-blocks", "18", "--block-size", "8"
-    )
-    told = {row["id"]: (row.get("error") or {}).get("code") for row in results(done.stdout)}
-    assert told == {"a": "kv-too-small", "b": "session-failed", "c": None}
-
-
 def test_a_run_that_cannot_go_on_is_an_error(tmp_path, monkeypatch):
     path = write(tmp_path / "requests.jsonl", lines_of(*workload(2)))
     monkeypatch.setattr(Engine, "wants_request", False)

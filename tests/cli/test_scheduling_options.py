@@ -4,7 +4,7 @@ import json
 
 import pytest
 from examples import mostly_heavy
-from process import batchdecode, lines_of, workload
+from process import batchdecode, lines_of, pretend_to_have_stopped, workload
 
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
@@ -31,13 +31,6 @@ def run(folder, *arguments, stdin=b"", **environment):
 def run_event(folder, *arguments, **environment):
     run(folder, "in", "--trace", "trace", *arguments, **environment)
     return json.loads((folder / "trace").read_text().splitlines()[0])
-
-
-def pretend_to_have_stopped(folder, size):
-    """Leave so much of the results, and make their run one that has not finished."""
-    out, record = folder / "out", folder / "out.run.json"
-    out.write_bytes(out.read_bytes()[:size])
-    record.write_text(record.read_text().replace('"finished": true', '"finished": false'))
 
 
 def test_there_is_an_option_for_every_setting():
@@ -196,7 +189,7 @@ def test_a_run_is_continued_as_if_it_had_never_stopped(folder, case):
     run(folder, "in", *options, "-o", "out", "--trace", "whole")
     whole = (folder / "out").read_bytes()
     for size in (0, 900, len(whole) - 5):
-        pretend_to_have_stopped(folder, size)
+        pretend_to_have_stopped(folder / "out", whole[:size])
         run(folder, "in", *options, "-o", "out", "--trace", "again", "--resume")
         assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
         assert (folder / "again").read_bytes() == (folder / "whole").read_bytes()
@@ -229,7 +222,7 @@ def test_by_which_rule_drafts_are_accepted_is_in_the_trace(folder):
 )
 def test_another_schedule_is_not_resumed(folder, then, now, reason):
     run(folder, "in", *then, "-o", "out")
-    pretend_to_have_stopped(folder, 700)
+    pretend_to_have_stopped(folder / "out")
     done = batchdecode("run", "in", "-b", 3, *now, "-o", "out", "--resume", cwd=folder)
     assert done.returncode == 2
     assert reason in done.stderr
@@ -238,7 +231,7 @@ def test_another_schedule_is_not_resumed(folder, then, now, reason):
 def test_the_wall_clock_is_not_resumed(folder):
     (folder / "in").write_bytes(lines_of(*workload(3)))
     run(folder, "in", "--profile", "wall", "-o", "out")
-    pretend_to_have_stopped(folder, 100)
+    pretend_to_have_stopped(folder / "out")
     for options in (["--profile", "wall"], []):
         done = batchdecode("run", "in", "-b", 3, *options, "-o", "out", "--resume", cwd=folder)
         assert done.returncode == 2

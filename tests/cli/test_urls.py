@@ -245,9 +245,7 @@ def shelf(tmp_path, local):
         yield run
 
 
-@pytest.mark.parametrize(
-    ("ending", "more"), [("", []), (".gz", []), ("", ["--workers", 2, "--keep-order"])]
-)
+@pytest.mark.parametrize(("ending", "more"), [(".gz", []), ("", ["--workers", 2, "--keep-order"])])
 def test_outputs_at_urls_are_those_in_files(shelf, tmp_path, ending, more):
     (tmp_path / "there").mkdir()
     (tmp_path / "here").mkdir()
