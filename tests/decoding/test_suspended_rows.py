@@ -1,20 +1,24 @@
 """A row that leaves the batch and comes back has lost nothing, whatever it was asked for."""
 
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from control_requests import SCHEMA, STATES, control_requests
+from engine_runs import Run, drained, of_kind
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from slotted_rows import MODEL, SlottedRows, decode_all, never
+from ledger import LedgerModel
+from msgspec.structs import replace
 
-from batcher import Request
+from batcher import Engine, Request, SimulatedModel
 from batcher.decoding.stop_matcher import StopMatcher
 from batcher.decoding.stops import stop_automaton
+from batcher.events import PreemptEvent
+from batcher.settings import SchedulingSettings
 
+NUM_SLOTS = 7
 EVERY_KIND: dict[str, dict[str, Any]] = {
     "plain": {},
     "stop": {"stop": ["s.", "e t"], "max_tokens": 30},
@@ -40,6 +44,36 @@ EVERY_KIND: dict[str, dict[str, Any]] = {
     "healed": {"prompt": "Count the bo", "heal": True},
     "min_tokens": {"min_tokens": 9, "stop": " ", "max_tokens": 12},
 }
+# Everybody gives way to it: it takes all slots for a step.
+VIP = Request(prompt="Now", max_tokens=1, num_beams=NUM_SLOTS, ignore_eos=True, priority=-1)
+
+
+def engine_of(requests: list[Request]) -> Engine:
+    settings = SchedulingSettings(preempt_for="priority")
+    engine = Engine(LedgerModel(), NUM_SLOTS, settings=settings, is_streaming=True, is_checked=True)
+    for number, one in enumerate(requests):
+        engine.add(replace(one, id=f"r{number}", arrival_time=0.0))
+    return engine
+
+
+def told(done: Run) -> dict[tuple[str, int], list[Any]]:
+    """Return what came of each output, and what was streamed of it, but for when."""
+    found: dict[tuple[str, int], list[Any]] = {
+        (one.id, one.index): [replace(one, slot=None, steps=None)]  # type: ignore[arg-type]  # left out
+        for one in done.results
+        if one.id.startswith("r")
+    }
+    for event in done.tokens:
+        if event.id.startswith("r"):
+            output = found.setdefault((event.id, event.index), [])
+            output.append((event.tokens, event.text, event.state))
+    return found
+
+
+def interrupted(requests: list[Request], times: list[int]) -> Run:
+    """Decode requests that leave the batch for a step at each of `times`."""
+    vips = [replace(VIP, id=f"vip-{time}", arrival_time=float(time)) for time in times]
+    return drained(engine_of(requests), vips)
 
 
 def request(kind: str) -> Request:
@@ -48,76 +82,44 @@ def request(kind: str) -> Request:
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_row_that_leaves_after_every_step_is_the_same_row(kind: str) -> None:
-    """With a partner of another kind that stays, so that the tables are never empty."""
     requests = [request(kind), request("stop")]
-    expected = decode_all(requests, Random(0))
-    turns = Random(1)
-    assert decode_all(requests, turns, lambda: turns.random() < 0.5) == expected
-    assert expected.outputs
+    done = interrupted(requests, [*range(1, 120, 2)])
+    assert told(done) == told(drained(engine_of(requests)))
+    assert of_kind(done.events, PreemptEvent)
 
 
 @given(
-    st.lists(control_requests(), min_size=1, max_size=5),
-    st.integers(0, 2**32),
-    st.sampled_from([0.05, 0.3, 0.7]),
+    st.lists(control_requests(), min_size=1, max_size=5), st.sets(st.integers(1, 60), max_size=30)
 )
 @examples(100)
 def test_rows_of_any_kind_may_leave_and_come_back_anywhere(
-    requests: list[Request], seed: int, rate: float
+    requests: list[Request], times: set[int]
 ) -> None:
-    random = Random(seed)
-    left = decode_all(requests, random, lambda: random.random() < rate)
-    assert left == decode_all(requests, Random(0))
+    assert told(interrupted(requests, sorted(times))) == told(drained(engine_of(requests)))
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-@pytest.mark.parametrize("num_steps", [0, 3])
+@pytest.mark.parametrize("num_steps", [1, 4])
 def test_a_row_that_ends_outside_the_batch_gives_what_it_had(kind: str, num_steps: int) -> None:
-    def begun() -> SlottedRows:
-        rows = SlottedRows([request(kind)])
-        rows.admit(Random(0), never)
+    inside, outside = engine_of([request(kind)]), engine_of([request(kind)])
+    for engine in (inside, outside):
         for _ in range(num_steps):
-            rows.compute()
-        return rows
-
-    inside, outside = begun(), begun()
-    for first in list(inside.running.values()):
-        inside.end(first, "aborted")
-    for first in list(outside.running.values()):
-        outside.suspend(first)
-    for first, _ in outside.suspended:
-        outputs = outside.runner.close_suspended(first, "aborted")
-        outside.outcome.outputs[first.id, first.index] = outputs
-    assert outside.finish() == inside.finish()
-    assert outside.runner.rows.logit_slots.size == 0
-
-
-def test_suspended_rows_tell_what_the_model_has_to_compute_again() -> None:
-    rows = SlottedRows([request("guidance"), request("beams")])
-    rows.admit(Random(0), never)
-    guided, beams = rows.running.values()
-    rows.suspend(beams)
-    [(_, before)] = rows.suspended
-    assert before.tokens == [[]]
-    rows.suspended.clear()
-    rows.take_slots(beams, Random(1))
-    rows.resume(beams, before)
-    for _ in range(4):
-        rows.compute()
-    for first in (guided, beams):
-        slots = [row.slot for row in (first, *first.others)]
-        read = [rows.runner.read(slot, 0, 4).tolist() for slot in slots]
-        rows.suspend(first)
-        assert rows.suspended[-1][1].tokens == read
-        assert [len(tokens) for tokens in read] == [4] * first.num_slots
-    own, negative = rows.suspended[0][1].tokens
-    assert own == negative
+            engine.step()
+    if not inside.num_running:
+        assert num_steps > 1
+        return
+    outside.add(replace(VIP, id="vip", max_tokens=9))
+    assert of_kind(outside.step().events, PreemptEvent)
+    for engine in (inside, outside):
+        engine.abort("r0")
+    assert told(drained(outside)) == told(drained(inside))
 
 
 def test_a_row_stands_in_its_automaton_where_it_stood_though_the_table_was_cleared() -> None:
     """Between leaving and coming back all lines are made anew."""
-    table = StopMatcher(2, MODEL.vocab_size, MODEL.tokenizer)
-    encode = MODEL.tokenizer.encode
+    model = SimulatedModel()
+    table = StopMatcher(2, model.vocab_size, model.tokenizer)
+    encode = model.tokenizer.encode
     first, second = encode("a"), encode("b")
     automaton = stop_automaton(Request(prompt="", stop="ab"), ())
     table.open(0, automaton)
