@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger import LedgerModel
 from msgspec.structs import replace
+from test_scheduling_invariance import timeless
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.decoding.stop_matcher import StopMatcher
@@ -59,9 +60,7 @@ def engine_of(requests: list[Request]) -> Engine:
 def told(done: Run) -> dict[tuple[str, int], list[Any]]:
     """Return what came of each output, and what was streamed of it, but for when."""
     found: dict[tuple[str, int], list[Any]] = {
-        (one.id, one.index): [replace(one, slot=None, steps=None)]  # type: ignore[arg-type]  # left out
-        for one in done.results
-        if one.id.startswith("r")
+        (one.id, one.index): [timeless(one)] for one in done.results if one.id.startswith("r")
     }
     for event in done.tokens:
         if event.id.startswith("r"):
