@@ -5,7 +5,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from process import COMMAND, ENVIRONMENT, lines_of, start
@@ -68,26 +67,6 @@ def child_of(process, name):
                 return int(child)
         time.sleep(0.01)
     raise TimeoutError(name)
-
-
-@pytest.mark.heavy
-def test_a_killed_run_of_workers_leaves_nothing_in_the_temporary_folder(tmp_path):
-    (tmp_path / "in.jsonl").write_bytes(WORDS)
-    results = tmp_path / "out.jsonl"
-    run = ["run", "in.jsonl", "--workers", "2", "-o", "out.jsonl", "-q"]
-    deadline = time.monotonic() + 60
-    with TemporaryDirectory() as name:  # short: the path of a socket has at most 108 bytes
-        temporary, environment = Path(name), ENVIRONMENT | {"TMPDIR": name}
-        with start(*run, cwd=tmp_path, command=COMMAND, env=environment) as process:
-            while not results.exists() or not results.stat().st_size:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            assert list(temporary.iterdir())
-            process.kill()
-        while list(temporary.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not list(temporary.iterdir())
 
 
 @pytest.mark.heavy

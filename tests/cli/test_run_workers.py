@@ -6,6 +6,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from examples import examples, mostly_heavy
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inner_workers import InnerWorkers
 from killing_model import MODEL
-from process import COMMAND, batchdecode, lines_of, start, workload
+from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, start, workload
 
 from batcher.errors import BatchdecodeError
 from cli.options import SchedulingOptions
@@ -370,24 +371,35 @@ def test_a_model_that_interrupts_stops_the_run(models):
     assert "continue with: " in done.stderr
 
 
+@pytest.fixture
+def temporary():
+    with TemporaryDirectory() as name:  # short: the path of a socket has at most 108 bytes
+        yield Path(name)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_worker_remains_and_the_run_goes_on_whoever_is_killed(models, undisturbed, number):
+def test_no_worker_or_file_remains_and_the_run_goes_on_whoever_is_killed(
+    models, undisturbed, temporary, number
+):
     command = ("run", "requests.jsonl", "--model", "killing:sleepy", "-b", 2, "-o", "out.jsonl")
-    running = start(*command, "--workers", 2, cwd=models, command=COMMAND)
+    environment = ENVIRONMENT | {"TMPDIR": str(temporary)}
+    running = start(*command, "--workers", 2, cwd=models, command=COMMAND, env=environment)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (models / "out.jsonl").exists():
         time.sleep(0.02)
     while time.monotonic() < deadline and not written(models / "out.jsonl"):
         time.sleep(0.02)
     workers = workers_of(running)
+    assert list(temporary.iterdir())
     running.send_signal(number)
     _, told = running.communicate(timeout=60)
     assert running.returncode in {130, -9}
     assert number is signal.SIGKILL or b"continue with: " in told
-    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in workers):
-        time.sleep(0.05)
     assert len(workers) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    processes = [Path(f"/proc/{pid}") for pid in workers]
+    while left := [path for path in (*processes, *temporary.iterdir()) if path.exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
     running = start(*command, "--workers", 2, "--resume", cwd=models, command=COMMAND)
     while not (workers := workers_of(running)):
         assert time.monotonic() < deadline
