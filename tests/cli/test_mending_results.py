@@ -218,7 +218,7 @@ def test_a_second_try_that_is_killed_is_continued(tmp_path, flaky):
     process = flaky("out", *more, stdin=None)
     while '"finished": true' in (tmp_path / "out.run.json").read_text():
         time.sleep(0.005)
-    time.sleep(0.3)
+    time.sleep(0.15)
     process.kill()
     process.communicate()
     (tmp_path / "calls").write_text("")

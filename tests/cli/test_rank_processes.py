@@ -38,7 +38,7 @@ def is_there(pid):
 @contextmanager
 def running(folder):
     """Start a long run in a session of its own; yield it with its ranks as soon as it decodes."""
-    requests = [request | {"prompt": [9, 9]} for request in workload(30000, max_tokens=90)]
+    requests = [request | {"prompt": [9, 9]} for request in workload(6000, max_tokens=90)]
     (folder / "in").write_bytes(lines_of(*requests))
     process = start(
         "run", "in", *PARALLEL, "-o", "out", cwd=folder, command=COMMAND, start_new_session=True
