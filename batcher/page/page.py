@@ -180,14 +180,7 @@ def encode_page(
     yield b"</script>\n"
     for run in runs:
         yield b'<script type="text/plain" class="run">\n'
-        compressor, rest = zlib.compressobj(wbits=31), b""
-        for line in _run_lines(run, words):
-            rest += compressor.compress(line)
-            whole = len(rest) // _BYTES_OF_GROUP * _BYTES_OF_GROUP
-            if whole:
-                yield base64.b64encode(rest[:whole]) + b"\n"
-                rest = rest[whole:]
-        yield base64.b64encode(rest + compressor.flush()) + b"\n"
+        yield from _packed(_run_lines(run, words))
         yield b"</script>\n"
     yield f"<!-- d3: {licence}-->\n".encode()
     for script in scripts.values():
@@ -202,6 +195,17 @@ def _asset(name: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _packed(lines: Iterable[bytes]) -> Iterator[bytes]:
+    compressor, rest = zlib.compressobj(wbits=31), b""
+    for line in lines:
+        rest += compressor.compress(line)
+        whole = len(rest) // _BYTES_OF_GROUP * _BYTES_OF_GROUP
+        if whole:
+            yield base64.b64encode(rest[:whole]) + b"\n"
+            rest = rest[whole:]
+    yield base64.b64encode(rest + compressor.flush()) + b"\n"
 
 
 def _run_lines(run: PageRun, words: StoryWords) -> Iterator[bytes]:
