@@ -283,8 +283,23 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
             -abs(change.b.preemptions - change.a.preemptions),
         )
     )
+    flat: list[dict[str, Any]] = [{}, {}]
+    for told, run in zip(flat, (a.timeline.run, b.timeline.run), strict=True):
+        for name, value in msgspec.to_builtins(run).items():
+            if isinstance(value, dict):
+                section = "" if name == "scheduling" else f"{name}."
+                told |= {f"{section}{inner}": item for inner, item in value.items()}
+            else:
+                told[name] = value
+    told_by_a, told_by_b = flat
+    values = (
+        (name, told_by_a.get(name), told_by_b.get(name))
+        for name in dict.fromkeys([*told_by_a, *told_by_b])
+    )
     return RunComparison(
-        settings=_differing_settings(a.timeline.run, b.timeline.run),
+        settings=[
+            DifferentSetting(name, in_a, in_b) for name, in_a, in_b in values if in_a != in_b
+        ],
         parting=parting,
         involved=involved,
         only_a=only_a,
@@ -298,21 +313,6 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
         breaks_off_b=breaks_b,
         is_timed=any(run.timeline.run.step_time for run in (a, b)),
     )
-
-
-def _differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[DifferentSetting]:
-    """Return what the two run events say differently, by name; "section.name" in a section."""
-    flat: list[dict[str, Any]] = [{}, {}]
-    for told, run in zip(flat, (run_a, run_b), strict=True):
-        for name, value in msgspec.to_builtins(run).items():
-            if isinstance(value, dict):
-                section = "" if name == "scheduling" else f"{name}."
-                told |= {f"{section}{inner}": item for inner, item in value.items()}
-            else:
-                told[name] = value
-    a, b = flat
-    both = ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]))
-    return [DifferentSetting(name, in_a, in_b) for name, in_a, in_b in both if in_a != in_b]
 
 
 def role_of(decision: Decision) -> Role:

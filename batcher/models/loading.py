@@ -160,7 +160,14 @@ class CheckedModel:
             is_token_slot[logit_slots] = False
             token_slots = slots[is_token_slot[slots]]
         if self._prefixes is not None:
-            self._hand_over_forks(batch, self._prefixes)
+            prefixes = self._prefixes
+            extend_prefixes(prefixes, batch)
+            due = {slot for slot in self._forked if batch.holds(slot)}
+            if due:
+                by_slot = {chunk.slot: chunk for chunk in batch.chunks}
+                by_slot |= {slot: Chunk(slot, prefixes[slot].copy(), 0) for slot in due}
+                batch.chunks = [by_slot[slot] for slot in sorted(by_slot)]
+                self._forked -= due
         if any(isinstance(chunk.token_ids, array) for chunk in batch.chunks):
             batch.chunks = [replace(chunk, token_ids=[*chunk.token_ids]) for chunk in batch.chunks]
         chunks = list(batch.chunks)  # as above
@@ -209,15 +216,6 @@ class CheckedModel:
         if num_left:
             found = f"logits of {num_tokens - num_left} tokens"
             raise ModelError(f"{self.name} returned {found}, not of the {num_tokens} of the chunk")
-
-    def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
-        extend_prefixes(prefixes, batch)
-        due = {slot for slot in self._forked if batch.holds(slot)}
-        if due:
-            chunks = {chunk.slot: chunk for chunk in batch.chunks}
-            chunks |= {slot: Chunk(slot, prefixes[slot].copy(), 0) for slot in due}
-            batch.chunks = [chunks[slot] for slot in sorted(chunks)]
-            self._forked -= due
 
     def _take_tokens(
         self, answered: NDArray[Any], slots: IntArray, tokens: IntArray

@@ -269,7 +269,28 @@ class SimulatedModel:
         self.settings: dict[str, Any] = structs.asdict(settings)
         self.seed_hash = scramble(settings.seed)
         self.begin_hash = hash_after(self.seed_hash, [BEGIN_TOKEN_ID])
-        self.lines, self.choices = _choices(settings, self.tokenizer)
+        tokenizer = self.tokenizer
+        eos, newline = settings.eos_rate, min(settings.newline_rate, 1 - settings.eos_rate)
+        goes_on = {part: rate * (1 - eos - newline) for part, rate in _START.items()}
+        grammar = {**_GRAMMAR, "full stop": {"eos": eos, "line": newline, **goes_on}}
+        token_ids = {
+            **tokenizer.words,
+            **{part: [byte] for part, byte in _BYTES.items()},
+            "eos": [EOS_TOKEN_ID],
+        }
+        table = np.zeros((len(grammar), NUM_CHOICES), np.int64)
+        lines = np.full(len(tokenizer.token_bytes), list(grammar).index("other") * NUM_CHOICES)
+        lines[[EOS_TOKEN_ID, BEGIN_TOKEN_ID]] = list(grammar).index("start") * NUM_CHOICES
+        for number, (part, followers) in enumerate(grammar.items()):
+            if part in token_ids:
+                lines[token_ids[part]] = number * NUM_CHOICES
+            end, rate_so_far = 0, 0.0
+            for follower, rate in followers.items():
+                begin, rate_so_far = end, rate_so_far + rate
+                end = round(rate_so_far * NUM_CHOICES)
+                words = np.array(token_ids[follower])
+                table[number, begin:end] = words[np.arange(end - begin) % len(words)]
+        self.lines, self.choices = lines, table.reshape(-1)
         self.allocate(0)
 
     def allocate(self, num_slots: int) -> None:
@@ -405,30 +426,6 @@ def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
         state = (state + token_id) * MULTIPLIER & MASK
     first = model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID]
     return int(model.choices[first + (state >> HASH_SHIFT)])
-
-
-def _choices(settings: SimulatedSettings, tokenizer: WordTokenizer) -> tuple[IntArray, IntArray]:
-    eos, newline = settings.eos_rate, min(settings.newline_rate, 1 - settings.eos_rate)
-    goes_on = {part: rate * (1 - eos - newline) for part, rate in _START.items()}
-    grammar = {**_GRAMMAR, "full stop": {"eos": eos, "line": newline, **goes_on}}
-    token_ids = {
-        **tokenizer.words,
-        **{part: [byte] for part, byte in _BYTES.items()},
-        "eos": [EOS_TOKEN_ID],
-    }
-    table = np.zeros((len(grammar), NUM_CHOICES), np.int64)
-    lines = np.full(len(tokenizer.token_bytes), list(grammar).index("other") * NUM_CHOICES)
-    lines[[EOS_TOKEN_ID, BEGIN_TOKEN_ID]] = list(grammar).index("start") * NUM_CHOICES
-    for number, (part, followers) in enumerate(grammar.items()):
-        if part in token_ids:
-            lines[token_ids[part]] = number * NUM_CHOICES
-        end, rate_so_far = 0, 0.0
-        for follower, rate in followers.items():
-            begin, rate_so_far = end, rate_so_far + rate
-            end = round(rate_so_far * NUM_CHOICES)
-            words = np.array(token_ids[follower])
-            table[number, begin:end] = words[np.arange(end - begin) % len(words)]
-    return lines, table.reshape(-1)
 
 
 # The cells of the simulated model in pages: a number for each token, where the token is.

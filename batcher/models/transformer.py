@@ -248,7 +248,33 @@ class TransformerModel(DecoderModel[CausalModel]):
                 self._store.move(batch.pages.moves)
             self._make_room(batch.pages.num_blocks, batch.pages.block_size)
             self._copy(batch.pages.copies, batch.pages.block_size)
-        rows, failed = self._rows(batch)
+        rows: list[_Row] = []
+        failed: dict[int, str] = {}
+        brings = {chunk.slot for chunk in batch.chunks}
+        moved = {} if batch.pages is None else batch.pages.moved
+        asked: list[tuple[int, int, list[int], Chunk | None]] = [
+            (slot, moved.get(slot, self._lengths[slot]), [batch.tokens.item(slot)], None)
+            for slot in batch.slots.tolist()
+            if slot not in brings
+        ]
+        asked += [(chunk.slot, chunk.start, [*chunk.token_ids], chunk) for chunk in batch.chunks]
+        for slot, start, token_ids, chunk in asked:
+            stop = start + len(token_ids)
+            paths = node_paths(chunk) if chunk is not None and chunk.draft_parents else []
+            length = stop - len(paths) + max(map(len, paths), default=0)
+            if paths and not self.verifies_trees:
+                raise InvariantError(f"drafts in a tree, which {self.name} does not verify")
+            if not token_ids:
+                failed[slot] = "an empty prompt: this model needs a token to begin with"
+            elif length > self.max_context:
+                failed[slot] = f"{length} tokens are more than its context of {self.max_context}"
+            else:
+                num_drafts = 0 if chunk is None else chunk.num_drafts
+                if chunk is not None and (chunk.num_prompt or not start):
+                    self._num_prompt[slot] = chunk.num_prompt or stop
+                span = self._span(batch, slot, token_ids, start, num_drafts)
+                rows.append(_Row(slot, spans_of_tree(span, paths) if paths else [span], chunk))
+                self._lengths[slot] = stop
         if not rows:
             logits, draft_logits = self._no_logits(batch)
             return ModelOutput(self._tokens, failed, logits, draft_logits=draft_logits)
@@ -312,36 +338,6 @@ class TransformerModel(DecoderModel[CausalModel]):
     def _logits_of(self, hidden: FloatArray) -> Iterator[FloatArray]:
         for start in range(0, len(hidden), _PIECE):
             yield self._decoder.logits(hidden[start : start + _PIECE])
-
-    def _rows(self, batch: Batch) -> tuple[list[_Row], dict[int, str]]:
-        rows: list[_Row] = []
-        failed: dict[int, str] = {}
-        brings = {chunk.slot for chunk in batch.chunks}
-        moved = {} if batch.pages is None else batch.pages.moved
-        asked: list[tuple[int, int, list[int], Chunk | None]] = [
-            (slot, moved.get(slot, self._lengths[slot]), [batch.tokens.item(slot)], None)
-            for slot in batch.slots.tolist()
-            if slot not in brings
-        ]
-        asked += [(chunk.slot, chunk.start, [*chunk.token_ids], chunk) for chunk in batch.chunks]
-        for slot, start, token_ids, chunk in asked:
-            stop = start + len(token_ids)
-            paths = node_paths(chunk) if chunk is not None and chunk.draft_parents else []
-            length = stop - len(paths) + max(map(len, paths), default=0)
-            if paths and not self.verifies_trees:
-                raise InvariantError(f"drafts in a tree, which {self.name} does not verify")
-            if not token_ids:
-                failed[slot] = "an empty prompt: this model needs a token to begin with"
-            elif length > self.max_context:
-                failed[slot] = f"{length} tokens are more than its context of {self.max_context}"
-            else:
-                num_drafts = 0 if chunk is None else chunk.num_drafts
-                if chunk is not None and (chunk.num_prompt or not start):
-                    self._num_prompt[slot] = chunk.num_prompt or stop
-                span = self._span(batch, slot, token_ids, start, num_drafts)
-                rows.append(_Row(slot, spans_of_tree(span, paths) if paths else [span], chunk))
-                self._lengths[slot] = stop
-        return rows, failed
 
     def _span(
         self, batch: Batch, slot: int, token_ids: list[int], start: int, num_drafts: int

@@ -78,10 +78,26 @@ def render_report(
         own_unit = unit if path.startswith(_LATENCIES) else "steps"
         if spread["max"]:
             times.append((f"{_words(path.rpartition('.')[2])}, {own_unit}", path, spread))
+    idle = numbers["idle"]
+    total = max(1, summary.busy_slot_steps + summary.idle_slot_steps)
+    idle_rows = [
+        f'<tr><th scope="row">{_shown(idle_causes.get(cause, cause))}</th>'
+        f"{_cell(f'idle.{cause}', steps, 'slot-steps')}"
+        f'<td><meter min="0" max="{total}" value="{steps}"></meter></td></tr>'
+        for cause, steps in idle.items()
+        if steps
+    ]
     below = (
         '<article class="report">\n'
         + _section("Times", _grid(_SPREAD, times) if times else "")
-        + _section("Why slots were idle", _idle(summary, numbers["idle"], idle_causes))
+        + _section(
+            "Why slots were idle",
+            (
+                f"<p>Of {total:,} slot-steps.</p><table>{''.join(idle_rows)}</table>"
+                if idle_rows
+                else ""
+            ),
+        )
         + f'<div class="columns">{tables}</div>\n'
         + _section("What reproduces it", f"<table>{''.join(cells)}</table>")
         + "</article>\n"
@@ -161,18 +177,6 @@ def _grid(titles: Iterable[str], rows: Iterable[tuple[str, str, Mapping[str, Any
         for title, path, values in rows
     ]
     return f"<table><tr><td></td>{head}</tr>{''.join(lines)}</table>"
-
-
-def _idle(summary: RunSummary, idle: Mapping[str, int], names: Mapping[str, str]) -> str:
-    total = max(1, summary.busy_slot_steps + summary.idle_slot_steps)
-    rows = [
-        f'<tr><th scope="row">{_shown(names.get(cause, cause))}</th>'
-        f"{_cell(f'idle.{cause}', steps, 'slot-steps')}"
-        f'<td><meter min="0" max="{total}" value="{steps}"></meter></td></tr>'
-        for cause, steps in idle.items()
-        if steps
-    ]
-    return f"<p>Of {total:,} slot-steps.</p><table>{''.join(rows)}</table>" if rows else ""
 
 
 def _cell(path: str, value: Any, unit: str = "") -> str:

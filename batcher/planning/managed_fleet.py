@@ -303,11 +303,6 @@ class ManagedFleet(Fleet):
 
     def _look(self, autoscale: Autoscale, autoscaler: Autoscaler, now: float) -> None:
         """Decide how many replicas there are to be; that is carried out after the delay."""
-        wish = autoscaler.decide(self._state(autoscale, now))
-        self._at(now + autoscale.delay, partial(self._scale_to, autoscale, wish))
-        self._at(now + autoscale.interval, partial(self._look, autoscale, autoscaler))
-
-    def _state(self, autoscale: Autoscale, now: float) -> FleetState:
         by_state = Counter(member.life.state for member in self._members)
         serving = [
             member.replica.report(now)
@@ -320,17 +315,21 @@ class ManagedFleet(Fleet):
         recent = times.where(~is_later & (times.end > self._last_look))
         num_refused = self._refused.total() - self._num_seen_refused
         self._num_seen_refused, self._last_look = self._refused.total(), now
-        return FleetState(
-            time=now,
-            serving=by_state[ReplicaState.SERVING],
-            starting=by_state[ReplicaState.STARTING] + by_state[ReplicaState.FAILED],
-            slots=self._settings.num_slots,
-            running=sum(report.running for report in serving),
-            waiting=sum(report.waiting for report in serving) + len(self._held),
-            ended=len(recent.end),
-            good=goodput_of(autoscale.limits, recent, 0, recent.makespan).good,
-            refused=num_refused,
+        wish = autoscaler.decide(
+            FleetState(
+                time=now,
+                serving=by_state[ReplicaState.SERVING],
+                starting=by_state[ReplicaState.STARTING] + by_state[ReplicaState.FAILED],
+                slots=self._settings.num_slots,
+                running=sum(report.running for report in serving),
+                waiting=sum(report.waiting for report in serving) + len(self._held),
+                ended=len(recent.end),
+                good=goodput_of(autoscale.limits, recent, 0, recent.makespan).good,
+                refused=num_refused,
+            )
         )
+        self._at(now + autoscale.delay, partial(self._scale_to, autoscale, wish))
+        self._at(now + autoscale.interval, partial(self._look, autoscale, autoscaler))
 
     def _scale_to(self, autoscale: Autoscale, number: int, now: float) -> None:
         """Start or stop replicas: first those that do not serve, then those that came last."""

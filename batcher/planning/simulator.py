@@ -383,7 +383,17 @@ class EngineSimulation:
             ticks += self._make_drafts(drafts, scheduled.num_drafts)
         self._advance(1, ticks, stats.num_tokens)
         if drafts is not None:
-            self._settle(drafts, scheduled)
+            totals, rows = self._totals, self._batch
+            accepted: dict[int, int] = {}
+            for row, num_drafts in scheduled.num_drafts.items():
+                position = rows.decode_step + row.offset
+                most = min(num_drafts, row.last_decode_step - rows.decode_step)
+                place = position + 1 - row.num_prompt_tokens
+                num = drafts.num_accepted(row.job, place, most)
+                accepted[row.slot] = num
+                totals.num_accepted += num
+                totals.unread_tokens += num * position + num * (num + 1) // 2
+            self._scheduler.settle_drafts(scheduled, accepted)
         for sequence in scheduled.prefill_finished:
             if sequence.first_token_ticks == NEVER:
                 sequence.first_token_ticks = self._ticks
@@ -410,23 +420,9 @@ class EngineSimulation:
             return 0
         each, per = Decimal(repr(drafts.cost)).as_integer_ratio()
         rounds = max(num_drafts.values())
-        ticks = rounds * self._step_time.ticks(num_rows, num_rows, num_read, 0) * each // per
-        totals.draft_ticks += ticks
-        return ticks
-
-    def _settle(self, drafts: AssumedDrafts, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
-        """Accept drafts of rows, none behind the end of their outputs."""
-        totals, batch = self._totals, self._batch
-        accepted: dict[int, int] = {}
-        for row, num_drafts in scheduled.num_drafts.items():
-            position = batch.decode_step + row.offset
-            most = min(num_drafts, row.last_decode_step - batch.decode_step)
-            place = position + 1 - row.num_prompt_tokens
-            num = drafts.num_accepted(row.job, place, most)
-            accepted[row.slot] = num
-            totals.num_accepted += num
-            totals.unread_tokens += num * position + num * (num + 1) // 2
-        self._scheduler.settle_drafts(scheduled, accepted)
+        draft_ticks = rounds * self._step_time.ticks(num_rows, num_rows, num_read, 0) * each // per
+        totals.draft_ticks += draft_ticks
+        return draft_ticks
 
     def _note(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
         """Count what a step admits and preempts; raise Preempted in a trial."""

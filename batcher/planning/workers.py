@@ -88,7 +88,13 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
             busy[connection] = place
         while busy:
             for connection in cast(list[Connection], wait(list(busy))):
-                kind, answer = _taken(connection)
+                with _killed():
+                    told, content = connection.recv()
+                if told == "error":
+                    raise BatchdecodeError(content)
+                if told == "bug":
+                    raise InvariantError(content)
+                kind, answer = told, content
                 if kind == "part":
                     on_part(busy[connection], answer)
                     continue
@@ -152,16 +158,6 @@ def _seldom(on_part: OnPart) -> OnPart:
 def _send(connection: Connection, what: object) -> None:
     with _killed():
         connection.send(what)
-
-
-def _taken(connection: Connection) -> _Message:
-    with _killed():
-        kind, content = connection.recv()
-    if kind == "error":
-        raise BatchdecodeError(content)
-    if kind == "bug":
-        raise InvariantError(content)
-    return kind, content
 
 
 @contextmanager

@@ -184,10 +184,32 @@ def body_of(
     """
     own = request.extra_body or {}
     stated = request.stated if isinstance(request, ServerRequest) else frozenset()
+    asked: dict[str, Any] = {}
+    for name in _SENT:
+        value = getattr(request, name)
+        if name in stated or REQUEST_FIELDS[name].asks(value):
+            asked[name] = value
+    if "max_completion_tokens" in own:
+        asked.pop("max_tokens", None)
+    stops = [stop for given in (request.stop_sequence, request.stop) for stop in listed(given)]
+    if stops:
+        asked["stop"] = stops if request.stop_sequence else request.stop
+    if stop_tokens := listed(request.stop_token):
+        asked["stop_token_ids"] = stop_tokens
+    if own.keys().isdisjoint(_FORMATS):
+        schema: Any = request.json_schema
+        if schema == {"type": "object"}:
+            asked["response_format"] = {"type": "json_object"}
+        elif schema is not None:
+            named = {"name": "output", "schema": {} if schema is True else schema}
+            asked["response_format"] = {"type": "json_schema", "json_schema": named}
+        for name, key in _STRUCTURED.items():
+            if (value := getattr(request, name)) is not None:
+                asked["structured_outputs"] = {key: value}
     fields = {
         "stream": True,
         "stream_options": {"include_usage": True},
-        **_asked_for(request, own, stated),
+        **asked,
         **own,
     }
     if is_chat(request):
@@ -213,36 +235,6 @@ def body_of(
             fields["seed"] = seed + index
     fields |= {name: None for name, value in extra_body.items() if value is None}
     return Body(path, {name: value for name, value in fields.items() if value is not None})
-
-
-def _asked_for(request: Request, own: dict[str, Any], stated: frozenset[str]) -> dict[str, Any]:
-    """Return what is asked for of texts and chats alike.
-
-    own: what the request says in the server's words, and is not said again in ours.
-    """
-    fields: dict[str, Any] = {}
-    for name in _SENT:
-        value = getattr(request, name)
-        if name in stated or REQUEST_FIELDS[name].asks(value):
-            fields[name] = value
-    if "max_completion_tokens" in own:
-        fields.pop("max_tokens", None)
-    stops = [stop for given in (request.stop_sequence, request.stop) for stop in listed(given)]
-    if stops:
-        fields["stop"] = stops if request.stop_sequence else request.stop
-    if stop_tokens := listed(request.stop_token):
-        fields["stop_token_ids"] = stop_tokens
-    if own.keys().isdisjoint(_FORMATS):
-        schema: Any = request.json_schema
-        if schema == {"type": "object"}:
-            fields["response_format"] = {"type": "json_object"}
-        elif schema is not None:
-            named = {"name": "output", "schema": {} if schema is True else schema}
-            fields["response_format"] = {"type": "json_schema", "json_schema": named}
-        for name, key in _STRUCTURED.items():
-            if (value := getattr(request, name)) is not None:
-                fields["structured_outputs"] = {key: value}
-    return fields
 
 
 def listed(stops: Any) -> list[Any]:

@@ -285,7 +285,24 @@ class Reply:
         self._refusal += (text for kind, text in parts if kind == "refusal")
         calls = said.tool_calls or []
         for call in calls if isinstance(calls, list) else [calls]:
-            self._take_call(call)
+            if not isinstance(call, dict):
+                raise ServerFailure("answer", f"a tool call has no known form: {call!r:.80}")
+            # Servers number calls, give them ids, or both; some number all of them 0, or repeat names.
+            index, call_id = call.get("index"), str(call.get("id") or "") or None
+            index = index if isinstance(index, int) else None
+            kind = "custom" if isinstance(call.get("custom"), dict) else "function"
+            function = call.get(kind)
+            name, arguments = _called(function if isinstance(function, dict) else call)
+            last = self._calls[-1] if self._calls and index is None else None
+            known = self._by_id.get((index, call_id or "")) or self._latest.get(index, last)
+            if known is None or not known.goes_on(call_id, name, arguments):
+                known = _Call(call_id, kind)
+                self._calls.append(known)
+            known.call_id = known.call_id or call_id
+            known.add(name, arguments)
+            self._latest[index] = known
+            if call_id is not None:
+                self._by_id[index, call_id] = known
         if isinstance(said.function_call, dict):
             self._function_call = self._function_call or _Call()
             self._function_call.add(*_called(said.function_call))
@@ -334,29 +351,6 @@ class Reply:
         if sure_text:
             self._texts.append(sure_text)
         return sure_text
-
-    def _take_call(self, part: Any) -> None:
-        """Take in a call, or a further part of one.
-
-        Servers number calls, give them ids, or both; some number all of them 0, or repeat names.
-        """
-        if not isinstance(part, dict):
-            raise ServerFailure("answer", f"a tool call has no known form: {part!r:.80}")
-        index, call_id = part.get("index"), str(part.get("id") or "") or None
-        index = index if isinstance(index, int) else None
-        kind = "custom" if isinstance(part.get("custom"), dict) else "function"
-        function = part.get(kind)
-        name, arguments = _called(function if isinstance(function, dict) else part)
-        last = self._calls[-1] if self._calls and index is None else None
-        call = self._by_id.get((index, call_id or "")) or self._latest.get(index, last)
-        if call is None or not call.goes_on(call_id, name, arguments):
-            call = _Call(call_id, kind)
-            self._calls.append(call)
-        call.call_id = call.call_id or call_id
-        call.add(name, arguments)
-        self._latest[index] = call
-        if call_id is not None:
-            self._by_id[index, call_id] = call
 
 
 _KEEPS_STOP = ("include_stop_str_in_output", "no_stop_trim")  # of vLLM, and of SGLang

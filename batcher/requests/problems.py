@@ -121,7 +121,16 @@ def render_problem(problem: Problem, *, filename: str, width: int, color: bool) 
     style = ANSI if color else PLAIN
     number = str(problem.line)
     indent = " " * len(number)
-    source, marks = _show_source(problem, max(MIN_SOURCE_WIDTH, width - len(number) - 3))
+    cells = [_cell(character) for character in problem.source]
+    start = min(problem.column - problem.source_start, len(cells))
+    end = min(start + problem.width, len(cells))
+    widths = [cell.width for cell in cells]
+    first, last = _choose_window(widths, start, end, max(MIN_SOURCE_WIDTH, width - len(number) - 3))
+    left = ELLIPSIS if first > 0 else ""
+    right = ELLIPSIS if last < len(cells) else ""
+    source = left + "".join(cell.text for cell in cells[first:last]) + right
+    margin = len(left) + sum(widths[first:start])
+    marks = " " * margin + "^" * max(1, sum(widths[start : min(end, last)]))
     bar = f"{style.gutter}{indent} |{style.reset}"
     arrow = f"{style.gutter}-->{style.reset}"
     title = f"{style.error}error[{problem.code}]{style.reset}{style.strong}: "
@@ -140,19 +149,6 @@ def render_problem(problem: Problem, *, filename: str, width: int, color: bool) 
 
 def printable(text: str) -> str:
     return text if text.isprintable() else "".join(_cell(character).text for character in text)
-
-
-def _show_source(problem: Problem, available: int) -> tuple[str, str]:
-    cells = [_cell(character) for character in problem.source]
-    start = min(problem.column - problem.source_start, len(cells))
-    end = min(start + problem.width, len(cells))
-    widths = [cell.width for cell in cells]
-    first, last = _choose_window(widths, start, end, available)
-    left = ELLIPSIS if first > 0 else ""
-    right = ELLIPSIS if last < len(cells) else ""
-    source = left + "".join(cell.text for cell in cells[first:last]) + right
-    indent = len(left) + sum(widths[first:start])
-    return source, " " * indent + "^" * max(1, sum(widths[start : min(end, last)]))
 
 
 def _choose_window(widths: list[int], start: int, end: int, available: int) -> tuple[int, int]:

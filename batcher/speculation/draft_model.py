@@ -194,23 +194,20 @@ class DraftTreeModel(DraftingRows):
                 for slot, tokens in self._best_after(logits[places], ways, num_best).items():
                     best[slot].append(tokens)
             for slot, tree in active.items():
-                self._grow(tree, best[slot])
+                branches, tree.branches = tree.branches, []
+                for branch, grown in zip(branches, best[slot], strict=True):
+                    for token in grown[: tree.size - len(tree.tokens)]:
+                        tree.tokens.append(token)
+                        tree.parents.append(branch.end)
+                        if token not in self._eos_token_ids:
+                            tree.branches.append(_Branch(len(tree.tokens), [*branch.way, token]))
+                tree.num_levels_left -= 1
+                if len(tree.tokens) == tree.size or not tree.num_levels_left:
+                    tree.branches = []
                 if not tree.branches:
                     self._stand_still(slot)
             active, num_best = {slot: tree for slot, tree in active.items() if tree.branches}, 1
         return {slot: proposal_of(tree.tokens, tree.parents) for slot, tree in trees.items()}
-
-    def _grow(self, tree: _Tree, best: list[list[int]]) -> None:
-        branches, tree.branches = tree.branches, []
-        for branch, tokens in zip(branches, best, strict=True):
-            for token in tokens[: tree.size - len(tree.tokens)]:
-                tree.tokens.append(token)
-                tree.parents.append(branch.end)
-                if token not in self._eos_token_ids:
-                    tree.branches.append(_Branch(len(tree.tokens), [*branch.way, token]))
-        tree.num_levels_left -= 1
-        if len(tree.tokens) == tree.size or not tree.num_levels_left:
-            tree.branches = []
 
     def _compute(self, trees: Mapping[int, _Tree]) -> tuple[FloatArray, dict[int, int]]:
         """Compute rows with the drafts that they have so far: all have some, or none has any.

@@ -226,6 +226,13 @@ def fit_steps(log: StepLog, name: str, experts: Experts | None = None) -> Fit:
     off = relative_errors(terms, log, experts)
     left = (predicted - log.seconds) ** 2
     spread = (log.seconds - log.seconds.mean()) ** 2
+    kinds, by_kind = kinds_of(log), []
+    for place, kind in enumerate(KINDS):
+        of_kind = kinds == place
+        if of_kind.any():
+            ours, real = predicted[of_kind], log.seconds[of_kind]
+            shares = float(np.abs(ours / real - 1).mean())
+            by_kind.append(KindErrors(kind, len(real), shares, float(ours.sum() / real.sum()) - 1))
     errors = FitErrors(
         num_steps=log.num_steps,
         mape=float(off.mean()),
@@ -233,7 +240,7 @@ def fit_steps(log: StepLog, name: str, experts: Experts | None = None) -> Fit:
         r2=1 - float(left.sum() / spread.sum()) if np.ptp(log.seconds) else 1.0,
         held_out_mape=float(relative_errors(others, log.part(held_out), experts).mean()),
         replayed=float(predicted.sum() / log.seconds.sum()) - 1,
-        by_kind=errors_by_kind(predicted, log),
+        by_kind=by_kind,
     )
     return Fit(terms, errors, _open_questions(log))
 
@@ -360,18 +367,6 @@ def weights_of(log: StepLog) -> Any:
     counts = np.maximum(np.bincount(kinds, minlength=len(KINDS)), _FEW)
     weights = (np.array(SHARES) / counts)[kinds]
     return weights / weights.mean()
-
-
-def errors_by_kind(predicted: Any, log: StepLog) -> list[KindErrors]:
-    """Return how far off the `predicted` seconds [steps] are, for each kind that there is."""
-    kinds, errors = kinds_of(log), []
-    for place, kind in enumerate(KINDS):
-        of_kind = kinds == place
-        if of_kind.any():
-            ours, real = predicted[of_kind], log.seconds[of_kind]
-            off = float(np.abs(ours / real - 1).mean())
-            errors.append(KindErrors(kind, len(real), off, float(ours.sum() / real.sum()) - 1))
-    return errors
 
 
 def _open_questions(log: StepLog) -> list[str]:

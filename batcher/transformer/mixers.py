@@ -228,23 +228,19 @@ class GatedDeltaNet:
         strength, decay = sigmoid(strength)[..., None, None], decay[..., None, None]
         recalled = np.zeros_like(gate)  # padding is in no wave
         for wave in step.waves:
-            mixed = self._convolve(channels, wave, convolution)
+            past = convolution[wave.sources].swapaxes(0, 1).reshape(-1, channels.shape[1])
+            inputs = np.concatenate([past, channels[wave.rows]])
+            convolution[wave.kept_cells] = inputs[wave.kept_inputs]
+            convolved = np.zeros((len(wave.rows), channels.shape[1]), np.float32)
+            for rows, weight in zip(wave.inputs, self.convolution, strict=True):
+                convolved += inputs[rows] * weight
+            mixed = silu(convolved)
             recalled[wave.rows] = self._recall(
                 mixed, strength[wave.rows], decay[wave.rows], wave, delta
             )
         normed = rms_norm(recalled, self.norm, self.eps)
         normed *= silu(gate)
         return self.output(normed.reshape(len(x), -1))
-
-    def _convolve(self, channels: FloatArray, wave: Wave, states: FloatArray) -> FloatArray:
-        """Return what each token is together with those just before it, [tokens, channels]."""
-        past = states[wave.sources].swapaxes(0, 1).reshape(-1, channels.shape[1])
-        inputs = np.concatenate([past, channels[wave.rows]])
-        states[wave.kept_cells] = inputs[wave.kept_inputs]
-        mixed = np.zeros((len(wave.rows), channels.shape[1]), np.float32)
-        for rows, weight in zip(wave.inputs, self.convolution, strict=True):
-            mixed += inputs[rows] * weight
-        return silu(mixed)
 
     def _recall(
         self,
