@@ -564,26 +564,7 @@ class RemoteEngine:
                 times.append(start)
         news = self._attempts.listen(min(times, default=None))
         clock.advance(None)
-        step, tokens = self._clock.step - 1, list[TokenEvent]()
-        start = self._clock.start_of(step)
-        for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
-            if row.first_token_step is None:
-                row.first_token_step = step
-            self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens))
-        if self._is_streaming:
-            late = (attempt.row for attempt in news.ended if attempt.row.text)
-            for row in sorted({*news.received, *late}, key=lambda row: row.slot):
-                tokens.append(TokenEvent(step, row.id, row.index, *row.take_told()))
-        for retry in news.retries:
-            if retry.failure is not None:
-                row, reason, delay = retry.row, retry.failure.reason, round(retry.delay, 6)
-                told = row.slot, reason, retry.num_attempts, delay
-                self._events.append(RetryEvent(step, start, row.id, row.index, *told))
-                self._report_wait(retry.failure, retry.delay)
-            self._adapt(retry)
-        for attempt in sorted(news.ended, key=lambda attempt: attempt.row.slot):
-            self._adapt(attempt)
-            self._end(attempt, step)
+        tokens = self._take(news)
         ends, none = [clock.now], [0]
         columns = [sum(news.received.values())], none, [num_rows], none, none, none
         self._events.insert(0, StepsEvent(clock.step - 1, ends, *columns))
@@ -674,6 +655,29 @@ class RemoteEngine:
 
     # -- out of them -----------------------------------------------------------------------------
 
+    def _take(self, news: News) -> list[TokenEvent]:
+        step, tokens = self._clock.step - 1, list[TokenEvent]()
+        start = self._clock.start_of(step)
+        for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
+            if row.first_token_step is None:
+                row.first_token_step = step
+            self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens))
+        if self._is_streaming:
+            late = (attempt.row for attempt in news.ended if attempt.row.text)
+            for row in sorted({*news.received, *late}, key=lambda row: row.slot):
+                tokens.append(TokenEvent(step, row.id, row.index, *row.take_told()))
+        for retry in news.retries:
+            if retry.failure is not None:
+                row, reason, delay = retry.row, retry.failure.reason, round(retry.delay, 6)
+                told = row.slot, reason, retry.num_attempts, delay
+                self._events.append(RetryEvent(step, start, row.id, row.index, *told))
+                self._report_wait(retry.failure, retry.delay)
+            self._adapt(retry)
+        for attempt in sorted(news.ended, key=lambda attempt: attempt.row.slot):
+            self._adapt(attempt)
+            self._end(attempt, step)
+        return tokens
+
     def _adapt(self, ended: Attempt) -> None:
         failure = ended.failure
         reason: ConcurrencyReason | None = None
@@ -694,8 +698,8 @@ class RemoteEngine:
             self._forbidden.append(failure)
         if failure is None:
             if not row.reply.num_tokens:  # an answer without a token has come, all the same
-                begun = self._clock.start_of(step)
-                self._events.append(ReceiveEvent(step, begun, row.id, row.index, row.slot, 0))
+                start = self._clock.start_of(step)
+                self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, 0))
             self._finish(row, row.reply.outcome, None, step)
         elif failure.is_final:
             self._lost = LostModelError(f"{self._model.address.url}: {failure}")

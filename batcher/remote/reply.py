@@ -287,7 +287,7 @@ class Reply:
         for call in calls if isinstance(calls, list) else [calls]:
             if not isinstance(call, dict):
                 raise ServerFailure("answer", f"a tool call has no known form: {call!r:.80}")
-            # Servers number calls, give them ids, or both; some number all of them 0, or repeat names.
+            # Servers number calls, give them ids, or both; some number all 0, or repeat names.
             index, call_id = call.get("index"), str(call.get("id") or "") or None
             index = index if isinstance(index, int) else None
             kind = "custom" if isinstance(call.get("custom"), dict) else "function"
