@@ -134,6 +134,7 @@ def test_outputs_follow_the_distribution(draft: str, num_drafts: int, setting: s
     assert 0.1 < share_accepted(run) < 0.9
 
 
+@pytest.mark.heavy
 def test_they_do_under_a_constraint() -> None:
     fields = {"temperature": 1.0, "regex": "([abc][cdef])*"}
     run = decoded("markov:Weak", fields)

@@ -96,6 +96,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.heavy
 def test_a_field_that_chooses_tokens_is_added_in_the_table_and_in_the_sampler(copy: Copy) -> None:
     copy.insert("batcher/request.py", "    typical_p: Annotated[", FIELD)
     copy.insert("batcher/decoding/sampling.py", "    if params.mirostat == 1:", SAMPLER)

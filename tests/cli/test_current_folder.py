@@ -97,6 +97,7 @@ def test_completing_imports_nothing_from_the_current_folder(folder, script):
     assert marks_of(folder, script, **asked) == (0, [], "")
 
 
+@pytest.mark.heavy
 def test_a_server_imports_nothing_from_the_current_folder(folder, script):
     line = ["serve", "--port", "0", "--workers", 2]
     server = start(*line, cwd=folder, command=script)
@@ -110,7 +111,9 @@ def test_a_server_imports_nothing_from_the_current_folder(folder, script):
     assert marks_of(folder, script, "--version") == (0, [], "")
 
 
-@pytest.mark.parametrize("more", [[], ["--workers", "2"]], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    "more", mostly_heavy([[], ["--workers", "2"]], []), ids=["alone", "workers"]
+)
 def test_a_model_of_the_current_folder_may_import_and_start_what_lies_there(tmp_path, script, more):
     (tmp_path / "mine.py").write_text(MODEL)
     (tmp_path / "beside.py").write_text("")

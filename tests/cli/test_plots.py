@@ -99,6 +99,7 @@ def test_the_frontier_is_what_nothing_beats(places):
     assert frontier == sorted(best)
 
 
+@pytest.mark.heavy
 def test_a_comparison_has_the_same_picture_each_time_which_replaces_its_like_alone(tmp_path):
     path = tmp_path / "p.svg"
     requests = lines_of(*[{"prompt": [1, 2, 3], "max_tokens": 10, "ignore_eos": True}] * 8)

@@ -100,7 +100,7 @@ def whole(tmp_path):
     return (tmp_path / "whole").read_bytes()
 
 
-@pytest.mark.parametrize("keep_order", [False, True])
+@pytest.mark.parametrize("keep_order", [False, pytest.param(True, marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("first", mostly_heavy([0, 4, 8], 0))
 def test_requests_of_all_kinds_are_continued_wherever_they_were_cut(tmp_path, keep_order, first):
     options = {"requests": VARIED, "keep_order": keep_order}

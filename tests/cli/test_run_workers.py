@@ -377,7 +377,7 @@ def temporary():
         yield Path(name)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", mostly_heavy([signal.SIGINT, signal.SIGKILL], signal.SIGINT))
 def test_no_worker_or_file_remains_and_the_run_goes_on_whoever_is_killed(
     models, undisturbed, temporary, number
 ):

@@ -198,6 +198,7 @@ def test_workers_end_together():
         assert ended(client.process) == (137, "")
 
 
+@pytest.mark.heavy
 def test_a_second_signal_ends_it_whatever_clients_have_begun():
     with serving("--workers", "2", command=COMMAND) as client:
         address = (client.base_url.host, client.base_url.port)

@@ -248,7 +248,7 @@ BLOCKED = {  # fifo: nobody has opened it; stalled: nobody reads it
     "messages": ["-o", "out", "--step-delay", "0.001", "--live", "never"],
     "a picture": ["-o", "out", "--step-delay", "0.001", "--live", "always"],
 }
-QUICK = ("results to stdout", "a trace to a fifo", "a picture")
+QUICK = ("results to stdout", "a trace to a fifo")
 
 
 @pytest.mark.parametrize("what", mostly_heavy(BLOCKED, *QUICK))

@@ -223,6 +223,7 @@ def test_how_a_rank_ended_is_told_though_its_files_are_closed_before():
     os.close(reading)
 
 
+@pytest.mark.heavy
 def test_processes_come_to_the_same_and_one_that_is_killed_ends_all():
     short = [request for request in REQUESTS if len(request.prompt) + request.output_limit <= 128]
     assert any(request.num_beams for request in short)
