@@ -167,7 +167,7 @@ class Engine:
             )
         self._tokenizer = tokenizer = model.tokenizer
         self._maker = SequenceMaker(model, context_of(model), self._runner.heal)
-        self._sessions = Sessions(model, self._maker, clock, self._queue.add, self._end_turn)
+        self._sessions = Sessions(model, self._maker, clock, self._queue.add, self._finish_waiting)
         self._has_sessions = False
         self._can_replay = not settings.is_paged and settings.preempt_for is None
         self._reads_all = settings.sees_all
@@ -509,10 +509,6 @@ class Engine:
             outputs = [Generated([], reason)] * num_results
         self._end_group(first, outputs, self._clock.step, failure)
 
-    def _end_turn(self, sequence: Sequence, failure: Failure | None) -> None:
-        """End a turn of a session that never began."""
-        self._finish_waiting(sequence, "aborted" if failure is None else "error", failure)
-
     def _end_group(
         self, first: Sequence, outputs: list[Generated], step: int, failure: Failure | None
     ) -> None:
@@ -749,12 +745,14 @@ class Engine:
     @property
     def constraint_counts(self) -> tuple[int, int]:
         """How many constraints were compiled, and for how many rows one was there already."""
-        return self._runner.grammars.counts if self._runner.has_grammars else (0, 0)
+        grammars = vars(self._runner).get("grammars")  # made when the first is asked for
+        return (0, 0) if grammars is None else grammars.counts
 
     @property
     def constraint_times(self) -> "ConstraintTimes | None":
         """What constraints have taken on the wall; None if none was asked for."""
-        return self._runner.grammars.times if self._runner.has_grammars else None
+        grammars = vars(self._runner).get("grammars")
+        return None if grammars is None else grammars.times
 
     def run_event(self) -> RunEvent:
         """Return the first line of this run's trace."""

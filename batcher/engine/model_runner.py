@@ -136,10 +136,6 @@ class ModelRunner:
             is_strict=self._strict_constraints,
         )
 
-    @property
-    def has_grammars(self) -> bool:
-        return "grammars" in vars(self)
-
     def check_constraint(self, field: ConstraintField, value: object) -> None:
         """Make sure that the constraint which `field` of a request states can be compiled.
 
@@ -155,9 +151,7 @@ class ModelRunner:
     # -- a group comes, waits and goes -----------------------------------------------------------
 
     @property
-    def _of_rows(
-        self,
-    ) -> "tuple[Model, int, ConstraintCompiler, OutputTokens, StopMatcher]":
+    def _of_rows(self) -> "tuple[Model, int, ConstraintCompiler, OutputTokens, StopMatcher]":
         return self._model, self.num_slots, self.grammars, self.tokens, self.stops
 
     def _make_rows(self) -> "RowDecoder":

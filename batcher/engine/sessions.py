@@ -13,7 +13,7 @@ from batcher.events import ArriveReason
 from batcher.models.base import Context, Model, context_of
 from batcher.prompts import count_tokens, num_lasting_tokens, prefix_of
 from batcher.request import Request
-from batcher.result import Result
+from batcher.result import FinishReason, Result
 from batcher.scheduling.clock import Clock
 from batcher.tokens import NO_TOKENS, Tokens, joined
 
@@ -91,8 +91,7 @@ class Session:
 class Sessions:
     """The sessions of an engine, by name, as long as the engine is there.
 
-    begin: lets a turn wait for its arrival.  fail: ends one without a slot, with that failure;
-    None: aborted.
+    begin: lets a turn wait for its arrival.  end: ends one that never began.
     """
 
     def __init__(
@@ -101,10 +100,10 @@ class Sessions:
         maker: SequenceMaker,
         clock: Clock,
         begin: Callable[[Sequence, float], None],
-        fail: Callable[[Sequence, Failure | None], None],
+        end: Callable[[Sequence, FinishReason, Failure | None], None],
     ) -> None:
         self._model, self._maker, self._clock = model, maker, clock
-        self._context, self._begin, self._fail = context_of(model), begin, fail
+        self._context, self._begin, self._end = context_of(model), begin, end
         self._sessions: dict[str, Session] = {}
         self._ended: list[tuple[Sequence, Result]] = []
 
@@ -132,7 +131,7 @@ class Sessions:
                 if turn.request_id == request_id:
                     aborted, *others = session.break_off(request_id, "aborted", place)
                     [sequence] = self._maker.make(*aborted)
-                    self._fail(sequence, None)
+                    self._end(sequence, "aborted", None)
                     for other in others:
                         self._begin_turn(session, other, session.failure)
                     return
@@ -181,7 +180,7 @@ class Sessions:
             sequence.more = sequence.more or More()
             sequence.more.dropped = dropped
         if why is not None:
-            self._fail(sequence, Failure("session-failed", why))
+            self._end(sequence, "error", Failure("session-failed", why))
             return
         if session.end is not None:
             arrival = max(request.arrival_time, session.end + request.think_time)

@@ -45,13 +45,6 @@ if TYPE_CHECKING:
 # Rule: settings that do not go together are called as on the command line, where most of them come
 # from.
 
-_COUNTS = [name for name, setting in SETTINGS.items() if setting.kind is int]
-_FRACTIONS = [
-    (name, setting, setting.is_allowed)
-    for name, setting in SETTINGS.items()
-    if setting.is_allowed is not None
-]
-
 
 def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
     """Make sure that `settings` make sense for `num_slots` slots.
@@ -60,13 +53,11 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
         BatchdecodeError: they do not; the message says why and what would.
     """
     check_types(settings, SETTINGS)
-    for name in _COUNTS:
+    for name, setting in SETTINGS.items():
         value = getattr(settings, name)
-        if value is not None and value < 1:
+        if setting.kind is int and value is not None and value < 1:
             raise BatchdecodeError(f"{name} must be at least 1, not {value}")
-    for name, setting, is_allowed in _FRACTIONS:
-        value = getattr(settings, name)
-        if not is_allowed(value):
+        if setting.is_allowed is not None and not setting.is_allowed(value):
             raise BatchdecodeError(f"{setting.option} must be {setting.must_be}, not {value}")
     policy_of(settings.policy)
     budget, block_size = settings.max_batch_tokens, settings.block_size
