@@ -390,8 +390,6 @@ def _open_view(options: "ServeOptions", gauges: ServerGauges, policy: str) -> Vi
         live=live,
         is_quiet=options.quiet,
         color=options.color,
-        pace=None,
-        is_piped=False,
         has_others=options.model != "simulated",
         has_stdin=True,
     )

@@ -94,16 +94,15 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
                     raise BatchdecodeError(content)
                 if told == "bug":
                     raise InvariantError(content)
-                kind, answer = told, content
-                if kind == "part":
-                    on_part(busy[connection], answer)
+                if told == "part":
+                    on_part(busy[connection], content)
                     continue
                 done = busy.pop(connection)
                 place = next(places, -1)
                 if place >= 0:
                     _send(connection, tasks[place])
                     busy[connection] = place
-                yield done, answer
+                yield done, content
 
     def all_answers(
         self, tasks: Sequence[Task], on_done: Callable[[float], object] = lambda _: None

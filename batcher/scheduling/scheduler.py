@@ -23,6 +23,7 @@ from batcher.scheduling.lockstep import RunningBatch
 from batcher.scheduling.queue import (
     LONGEST_PREFIX_MATCH,
     Estimate,
+    Ordering,
     Urgency,
     WaitingQueue,
     ordering_of,
@@ -229,7 +230,9 @@ class Scheduler(Generic[S]):
         self._num_uncomputed: dict[S, int] = {}  # accepted drafts of this step
         self._max_tokens = settings.max_batch_tokens or UNLIMITED
         self._max_chunk = settings.long_prefill_threshold or UNLIMITED
-        self._ordering = ordering_of(settings, self._num_cached)
+        self._ordering: Ordering[S] = ordering_of(
+            settings, lambda row: 0 if kv_cache is None else kv_cache.match(row).num_tokens
+        )
         self._urgency: Urgency[S] | None = None
         if settings.preempt_for is not None:
             max_chunk = min(self._max_tokens, self._max_chunk)
@@ -243,9 +246,6 @@ class Scheduler(Generic[S]):
         self._is_static = settings.batching == "static"
         self._step, self._now = 0, 0.0
         self._refusal: _Refusal[S] | None = None
-
-    def _num_cached(self, sequence: S) -> int:
-        return 0 if self.kv_cache is None else self.kv_cache.match(sequence).num_tokens
 
     # -- before a step ---------------------------------------------------------------------------
 

@@ -835,10 +835,8 @@ class WorkersRun(Gauges):
             live=options.live,
             is_quiet=options.quiet,
             color=options.color,
-            pace=None,
             is_piped=options.output is None and is_pipe(stdout_descriptor()),
             has_others=options.output is None and is_same_terminal(stdout_descriptor(), 2),
-            has_stdin=False,
         )
         self._fold = self.view.fold
         self._note_events([self._run])

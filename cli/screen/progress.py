@@ -23,10 +23,10 @@ def open_view(
     live: LiveChoice,
     is_quiet: bool,
     color: ColorChoice,
-    pace: Pace | None,
-    is_piped: bool,
-    has_others: bool,
-    has_stdin: bool,
+    pace: Pace | None = None,
+    is_piped: bool = False,
+    has_others: bool = False,
+    has_stdin: bool = False,
 ) -> View:
     """Return the view of a run that stderr allows and `live` asks for.
 

@@ -167,9 +167,11 @@ def _rows(
     ]
     for cell in cells:
         numbers = [column.text_of(cell) for column in columns]
-        rows.append(
-            [*_settings(cell, axes, cut), *numbers, _binding(cell), "knee" if cell.is_knee else ""]
-        )
+        binding, knee = "-", "knee" if cell.is_knee else ""
+        if cell.outcome is not None:
+            bound = cell.outcome.binding
+            binding = f"{BINDS[bound.constraint]} {whole_percent(bound.share)}"
+        rows.append([*_settings(cell, axes, cut), *numbers, binding, knee])
     return aligned(rows, range(len(axes) + len(columns)))
 
 
@@ -290,13 +292,6 @@ def _where_drafts_gain(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Itera
         else:
             told = "never worth it" if least == smallest else f"off from batch {least:,} on"
         yield f"{printable(', '.join(settings))}: {told}"
-
-
-def _binding(cell: GridCell) -> str:
-    if cell.outcome is None:
-        return "-"
-    binding = cell.outcome.binding
-    return f"{BINDS[binding.constraint]} {whole_percent(binding.share)}"
 
 
 def _failures(use: FleetUse, fleet: FleetFile | None) -> list[str]:
