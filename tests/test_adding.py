@@ -138,7 +138,9 @@ except BatchdecodeError as error:
 def test_a_setting_is_added_in_the_table_and_where_it_is_used(copy: Copy) -> None:
     copy.insert("batcher/settings.py", "    prefill_order: Annotated[", SETTING)
     copy.insert(
-        "batcher/scheduling/scheduler.py", "            if budget < first.num_slots:", SCHEDULER
+        "batcher/scheduling/scheduler.py",
+        "            if output.budget < first.num_slots:",
+        SCHEDULER,
     )
     write_requests(copy.folder)
     assert copy.python(USE_OF_SETTING) == "max_admissions must be at least 1, not 0\n"
