@@ -58,8 +58,9 @@ def test_prompts_by_length_take_no_memory_until_they_are_admitted():
 @pytest.mark.heavy
 def test_who_waits_is_looked_for_in_the_prefix_cache_without_being_drawn():
     settings = SchedulingSettings(policy="lpm", prefix_cache=True)
-    engine = Engine(SimulatedModel(), 1, settings=settings)
-    run(engine)  # what is made once
+    first, engine = (Engine(SimulatedModel(), 1, settings=settings) for _ in range(2))
+    first.add(Request(prompt=[PromptSegment(length=10**5, seed="first")], max_tokens=2))
+    run(first)  # what is made once, as constants of the longest prompt
     for number in range(20):
         segments = [PromptSegment(length=64, seed="z"), PromptSegment(length=10**5, seed=number)]
         engine.add(Request(id=f"r{number}", prompt=segments, max_tokens=2))
