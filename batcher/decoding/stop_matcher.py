@@ -55,7 +55,7 @@ class StopMatcher:
 
     vocab_size: None for a model that takes any id.
 
-    What a row's coming and going takes is done in place by the Decoder, for which these are:
+    What a row's coming and going takes is done in place by the ModelRunner, for which these are:
     starts: automaton -> the state in which its rows begin, of automata that have a line.
     states: [num_slots] of every row; FREE_LINE where nothing is watched for.
     watched: the slots of rows that have not come to their end, or are not closed yet.

@@ -421,7 +421,9 @@ class Engine:
             return runner.compute_prompts()
         if runner.num_replayed and runner.num_replayed == self._batch.num_occupied:
             return NOTHING_DECODED
-        return speculator.execute(scheduled) if speculator else runner.step(self._clock.step)
+        if speculator is not None:
+            return speculator.execute(scheduled)
+        return runner.step(self._clock.step)
 
     def _end_rows(
         self, scheduled: SchedulerOutput[Sequence], decoded: Decoded, ending: Collection[int]

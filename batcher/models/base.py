@@ -372,7 +372,7 @@ def number_of(model: Model, name: str) -> int | None:
     """Return a number that a model may tell of itself; None if it does not.
 
     That is max_context, how many tokens a row may have, or kv_bytes_per_token, what the cache of
-    one takes.  What follows from the first is in context.py.
+    one takes.  What follows from the first is in Context.
     """
     number = attribute_of(getattr(model, "inner", model), name, None)
     return number if type(number) is int and number > 0 else None

@@ -19,7 +19,7 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     preempted and ended together with it.
 
     Its fields are of three groups with one writer each, as tests/test_ownership.py checks; what
-    makes a sequence (engine/inputs.py, simulation/sequence.py) gives all of them their first value.
+    makes a sequence (SequenceMaker, for example) gives all of them their first value.
 
     What was asked for, and when it arrived; set by what makes it:
     index: of the sample or beam in its request.  input_index: the request's, in the input.

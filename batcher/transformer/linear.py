@@ -1,6 +1,6 @@
 """Products with weight matrices whose rows are the same, to the bit, whatever rows are beside them.
 
-Sums of floats depend on their order: so rows are multiplied in tiles (see tiles.py), which BLAS is
+Sums of floats depend on their order: so rows are multiplied in tiles (see tiles_of), which BLAS is
 known to add up in one order.  See He et al., "Defeating Nondeterminism in LLM Inference" (2025).
 
 BLAS is fastest at weight @ x.T, so what comes of it lies feature by feature, and is turned around.
