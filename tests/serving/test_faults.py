@@ -15,7 +15,7 @@ from batcher.serving.http import Access, Limits
 from cli import server as server_of_command
 from cli.server import WebServer
 
-LIMITS = Limits(max_body_bytes=1_000_000, read_seconds=0.15, write_seconds=0.15)
+LIMITS = Limits(max_body_bytes=1_000_000, read_seconds=0.3, write_seconds=0.3)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
 
 
@@ -154,14 +154,14 @@ SLOW = {
 
 @pytest.mark.parametrize("case", SLOW)
 def test_what_trickles_in_is_not_waited_for(case, monkeypatch):
-    monkeypatch.setattr(server_of_command, "HEAD_SECONDS", 0.15)
+    monkeypatch.setattr(server_of_command, "HEAD_SECONDS", 0.3)
     sends, status = SLOW[case]
     said = told(sends)
     assert said == b"" if status is None else code_of(said)[0] == status
 
 
 def test_idle_connections_are_closed_and_keep_nobody_waiting(monkeypatch):
-    monkeypatch.setattr(server_of_command, "HEAD_SECONDS", 0.25)
+    monkeypatch.setattr(server_of_command, "HEAD_SECONDS", 0.5)
 
     async def main():
         async with listening() as server:
