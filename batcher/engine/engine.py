@@ -28,16 +28,23 @@ from batcher.engine.sequence import (
 from batcher.engine.sessions import Sessions, Turn
 from batcher.errors import BatchdecodeError, Failure, InvariantError, RequestError, id_in_use
 from batcher.events import (
+    AdmitEvent,
     ArriveEvent,
     ArriveReason,
+    BlockedEvent,
+    DropEvent,
     EndEvent,
     FinishEvent,
+    ForkEvent,
+    JumpEvent,
+    PreemptEvent,
+    PrefillEvent,
     RequestEvent,
     RunEvent,
     TokenEvent,
 )
 from batcher.foreign import check_members
-from batcher.lifecycle import ABORT, FINISH, Move
+from batcher.lifecycle import ABORT, FINISH, Move, State
 from batcher.models.base import (
     Model,
     can_score,
@@ -167,7 +174,7 @@ class Engine:
             )
         self._tokenizer = tokenizer = model.tokenizer
         self._maker = SequenceMaker(model, context_of(model), self._runner.heal)
-        self._sessions = Sessions(model, self._maker, clock, self._queue.add, self._finish_waiting)
+        self._sessions = Sessions(model, self._maker, clock, self._queue.add, self._finish)
         self._has_sessions = False
         self._can_replay = not settings.is_paged and settings.preempt_for is None
         self._reads_all = settings.sees_all
@@ -283,12 +290,13 @@ class Engine:
         """
         if request_id not in self._num_open:
             raise BatchdecodeError(f"no request with id {request_id!r} is in the engine")
+        step = self._clock.step
         for first in self._batch.firsts:
             if first.id == request_id:
-                self._finish(first, "aborted", self._clock.step - 1, move=ABORT)
+                self._finish(first, "aborted", step - 1, move=ABORT)
         for waiting in self._queue.find(request_id):
             self._queue.remove(waiting)
-            self._finish_waiting(waiting, "aborted")
+            self._finish(waiting, "aborted", step, move=ABORT)
         self._sessions.abort(request_id)
         self._sessions.go_on()
 
@@ -315,7 +323,7 @@ class Engine:
                 speculator.settle(scheduled, decoded)
             ending = self.scheduler.update(scheduled)
             if ending or decoded is not NOTHING_DECODED:
-                self._end_rows(scheduled, decoded, ending)
+                self._update(scheduled, decoded, ending)
             clock.advance(measured)
             if stats is not None:
                 stats.end_step(clock.now)
@@ -343,7 +351,7 @@ class Engine:
         What needs no slot or can never run ends at once.
         """
         scheduler, queue, clock = self.scheduler, self._queue, self._clock
-        if not (queue.num_waiting or scheduler.batch.num_occupied):
+        if not (queue.num_waiting or self._batch.num_occupied):
             arrival = queue.next_arrival
             if arrival is not None and arrival > clock.now:
                 clock.jump(arrival)
@@ -377,7 +385,7 @@ class Engine:
                 has_none = has_none or (replayed is not None and replayed.slot is None)
             if failure is None and has_none:
                 # now, and not in the step of its arrival if that was missed: results come in order
-                self._finish_waiting(first, "length")
+                self._finish(first, "length", clock.step)
                 continue
             if failure is None and scheduler.kv_cache is not None:
                 failure = scheduler.why_never(first)
@@ -389,28 +397,89 @@ class Engine:
             if failure is None:
                 queue.push(first)
             else:
-                self._finish_waiting(first, "error", failure)
+                self._finish(first, "error", clock.step, failure)
 
     def _place(self, scheduled: SchedulerOutput[Sequence]) -> None:
         """Bring rows out of the batch and into it, and tell of that."""
-        recorder, runner = self._recorder, self._runner
+        runner, batch, events = self._runner, self._batch, self._recorder.events
+        step, now, last_used = self._clock.step, self._clock.now, batch.last_used
         for preemption in scheduled.preempted:
             runner.preempt(preemption.first)
-            recorder.preempted(preemption)
+            beneficiary = preemption.beneficiary
+            for row, num_computed_tokens in preemption.num_computed_tokens.items():
+                events.append(
+                    PreemptEvent(
+                        step,
+                        now,
+                        row.id,
+                        row.index,
+                        row.slot,
+                        preemption.reason,
+                        beneficiary.id,
+                        beneficiary.index,
+                        num_computed_tokens,
+                        max(row.num_generated, 0),
+                        row.role,
+                    )
+                )
             preemption.forget_slots()
         for first in scheduled.admitted:
             forced = runner.open(first)
             if forced:
                 self.scheduler.lengthen_admitted(scheduled, first, len(forced))
-            recorder.admitted(first, self._batch.last_used, len(forced))
+            for row in (first, *first.others) if first.others else (first,):
+                num_generated = num_tokens = 0
+                if first.admitted_step is not None:  # below 0: a beam before the first fork
+                    num_generated = max(row.num_generated, 0)
+                elif forced or row.role == "negative":
+                    num_tokens = row.num_tokens
+                num_left = row.num_tokens - row.num_computed_tokens
+                if not (row.is_decoding or row.num_tokens) and row in first.computed_group:
+                    num_left = 1  # an empty prompt that this step gives no token
+                events.append(
+                    AdmitEvent(
+                        step,
+                        now,
+                        row.id,
+                        row.index,
+                        row.slot,
+                        "refill" if last_used[row.slot] == step - 1 else "empty",
+                        row.role,
+                        num_generated,
+                        row.num_cached_tokens,
+                        num_left,
+                        num_tokens,
+                        row.cached_from,
+                    )
+                )
+            if forced:
+                events.append(JumpEvent(step, now, first.id, first.index, first.slot, len(forced)))
         if scheduled.has_continued:
-            recorder.prefilled(scheduled, self._batch)
-        if scheduled.blocked is not None:
-            recorder.blocked(scheduled.blocked)
+            self._tell_continued(scheduled)
+        if (blocked := scheduled.blocked) is not None:
+            head, reason = blocked.first, blocked.reason
+            events.append(BlockedEvent(step, now, head.id, head.index, reason, blocked.num_blocks))
         if self._speculator is not None:
             for first in scheduled.prefill_finished:
                 self._speculator.open(first)
-        runner.prepare(scheduled, self._batch.prefilling, self._batch.decode_step)
+        runner.prepare(scheduled, batch.prefilling, batch.decode_step)
+
+    def _tell_continued(self, scheduled: SchedulerOutput[Sequence]) -> None:
+        """Tell what is computed of groups admitted before, but for those that jumped just now.
+
+        An empty prompt counts as a token, as where it is admitted.
+        """
+        clock, events = self._clock, self._recorder.events
+        finished = (row for first in scheduled.prefill_finished for row in first.computed_group)
+        without_tokens = dict.fromkeys((row for row in finished if not row.num_tokens), 1)
+        for row, num_tokens in (scheduled.num_scheduled_tokens | without_tokens).items():
+            first = self._batch.first_of(row)
+            has_jumped = first.more is not None and first.more.jumped_step == clock.step - 1
+            if (has_jumped and first.is_decoding) or first in scheduled.admitted:
+                continue
+            num_left = row.num_tokens - row.num_computed_tokens
+            where = clock.step, clock.now, row.id, row.index, row.slot
+            events.append(PrefillEvent(*where, num_tokens, num_left, row.role))
 
     def _execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
         """Let the model compute the step; return what rows were given beside one token each."""
@@ -425,23 +494,24 @@ class Engine:
             return speculator.execute(scheduled)
         return runner.step(self._clock.step)
 
-    def _end_rows(
+    def _update(
         self, scheduled: SchedulerOutput[Sequence], decoded: Decoded, ending: Collection[int]
     ) -> None:
         """Give each row what the step led to; ending: the slots of those that reach max_tokens.
 
         Failing goes before completing a stop, and that before reaching max_tokens.
         """
-        batch, runner, step = self._batch, self._runner, self._clock.step
-        slots, failed = batch.slots, decoded.failed
+        batch, runner, clock = self._batch, self._runner, self._clock
+        events = self._recorder.events
+        slots, failed, step, now = batch.slots, decoded.failed, clock.step, clock.now
         if failed and scheduled.num_scheduled_tokens and runner.pages is not None:
             failed = self._with_sharers(failed, scheduled)
         jumps: dict[Sequence, int] = {}  # how many more than one each
         for slot, tokens in decoded.jumps.items():
             first = slots[slot]
             if first is not None and slot not in failed:
-                jumps[first] = len(tokens) - 1
-                self._recorder.jumped(first, jumps[first])
+                jumps[first] = num = len(tokens) - 1
+                events.append(JumpEvent(step, now, first.id, first.index, slot, num))
         reasons: dict[int, FinishReason] = dict.fromkeys(ending, "length")
         for slot in decoded.stopped:
             reasons[slot] = "stop"
@@ -456,7 +526,8 @@ class Engine:
             if parent is not None and child is not None:  # else their request has just ended
                 self.scheduler.fork(parent, child)
                 runner.fork(parent, child)
-                self._recorder.forked(child, parent)
+                where = step, now, child.id, child.index, target
+                events.append(ForkEvent(*where, parent.index))
         if jumps:  # these rows go on: see RowDecoder
             self.scheduler.lengthen(jumps)
             for first in jumps:
@@ -476,100 +547,87 @@ class Engine:
                     all_failed.setdefault(first_of(sharer).slot, other)
         return all_failed
 
-    # -- the end of a sequence -------------------------------------------------------------------
-
     def _finish(
         self,
         first: Sequence,
         reason: FinishReason,
-        last_step: int,
+        step: int,
         failure: Failure | None = None,
         move: Move = FINISH,
     ) -> None:
-        """Take a group out of its slots, and give its sequences their results.
+        """End a group, take it out of its slots if it has some, and give its sequences results.
 
-        last_step: the last one that used the slots.  failure: what went wrong in it.
+        step: the last one that used the slots, or the current one.  failure: what went wrong in it.
         """
-        has_failed = failure is not None
-        lacks_token = has_failed and first.is_decoding
-        self.scheduler.finish(first, last_step, move, has_failed=has_failed)
-        outputs = self._runner.close(first, reason, lacks_token=lacks_token)
-        if first.request.max_tokens == 0:  # its only step was for its prompt
-            told: FinishReason = "length" if outputs[0].reason == "stop" else outputs[0].reason
-            outputs[0] = Generated([], told, None if first.request.logprobs is None else [])
-        self._end_group(first, outputs, last_step, failure)
-
-    def _finish_waiting(
-        self, first: Sequence, reason: FinishReason, failure: Failure | None = None
-    ) -> None:
-        """End a group that has no slot, perhaps any more, and give its sequences their results."""
-        self.scheduler.finish_waiting(first, ABORT if reason == "aborted" else FINISH)
-        if first.admitted_step is not None:
-            outputs = self._runner.close_suspended(first, reason)
+        runner, clock, events = self._runner, self._clock, self._recorder.events
+        request, was_admitted = first.request, first.admitted_step is not None
+        if first.state is State.RUNNING:
+            has_failed = failure is not None
+            lacks_token = has_failed and first.is_decoding
+            self.scheduler.release(first, step, move, has_failed=has_failed)
+            outputs = runner.close(first, reason, lacks_token=lacks_token)
+            if request.max_tokens == 0:  # its only step was for its prompt
+                why: FinishReason = "length" if outputs[0].reason == "stop" else outputs[0].reason
+                outputs = [Generated([], why, None if request.logprobs is None else [])]
         else:
-            num_results = first.request.n if first.role == "beam" else 1
-            outputs = [Generated([], reason)] * num_results
-        self._end_group(first, outputs, self._clock.step, failure)
-
-    def _end_group(
-        self, first: Sequence, outputs: list[Generated], step: int, failure: Failure | None
-    ) -> None:
-        self._end_sequence(first, outputs[0], step, failure)
-        if first.others:
-            was_admitted = first.admitted_step is not None
-            for other, output in zip_longest(first.others, outputs[1:]):
-                if output is not None:
-                    self._end_sequence(other, output, step, failure)
-                elif was_admitted:
-                    self._recorder.unused(other, step)
-        request_id = first.id
-        num_open = self._num_open[request_id] - 1
+            self.scheduler.finish_waiting(first, move)
+            if was_admitted:
+                outputs = runner.close_suspended(first, reason)
+            else:
+                outputs = [Generated([], reason)] * (request.n if first.role == "beam" else 1)
+        request_id, results = first.id, self._results
+        if self._candidates:
+            results = self._candidates.get(request_id, results)
+        time = clock.now if step == clock.step else clock.start_of(step)
+        rows = (first, *first.others) if first.others else (first,)
+        for row, generated in zip_longest(rows, outputs):
+            more, slot = row.more, None if row.slot == NO_SLOT else row.slot
+            if generated is None:  # of beams there are more than results
+                if was_admitted:
+                    where = step, time, request_id, row.index, slot
+                    events.append(FinishEvent(*where, "unused", None, 0, row.role))
+                continue
+            if more is not None and more.replayed is not None:
+                result = more.replayed
+            else:
+                result = self._result(row, generated, slot, step, failure)
+                results.append(result)
+            num_tokens = result.usage.completion_tokens
+            self.num_tokens += num_tokens
+            events.append(
+                FinishEvent(
+                    step,
+                    time,
+                    request_id,
+                    row.index,
+                    slot,
+                    result.finish_reason,
+                    result.stop_reason,
+                    num_tokens,
+                    row.role,
+                    result.limit,
+                    None,
+                    result.error,
+                )
+            )
+            if request.session is not None:
+                self._sessions.note_end(row, result)
+        num_open = self._num_open.pop(request_id) - 1
         if num_open:
             self._num_open[request_id] = num_open
-            return
-        del self._num_open[request_id]
-        if self._candidates:
-            ranked, num = sorted(self._candidates.pop(request_id, []), key=_rank), first.request.n
-            self._results += ranked[:num]
-            if len(ranked) > num:
-                self._recorder.dropped(ranked[num:], step)
-
-    def _end_sequence(
-        self, sequence: Sequence, generated: Generated, step: int, failure: Failure | None
-    ) -> None:
-        """Give a sequence its finish event, and its result unless an earlier run did."""
-        more, request_id = sequence.more, sequence.id
-        if more is not None and more.replayed is not None:
-            result = more.replayed
-        else:
-            result = self._result(sequence, generated, step, failure)
-            results = self._results
-            if self._candidates:
-                results = self._candidates.get(request_id, results)
-            results.append(result)
-        self.num_tokens += result.usage.completion_tokens
-        clock, slot = self._clock, sequence.slot
-        self._recorder.events.append(
-            FinishEvent(
-                step,
-                clock.now if step == clock.step else clock.start_of(step),
-                request_id,
-                sequence.index,
-                None if slot == NO_SLOT else slot,
-                result.finish_reason,
-                result.stop_reason,
-                result.usage.completion_tokens,
-                sequence.role,
-                result.limit,
-                None,
-                result.error,
-            )
-        )
-        if sequence.request.session is not None:
-            self._sessions.note_end(sequence, result)
+        elif self._candidates:
+            ranked = sorted(self._candidates.pop(request_id, []), key=_rank)
+            self._results += ranked[: request.n]
+            for lost in ranked[request.n :]:
+                events.append(DropEvent(step, time, lost.id, lost.index, lost.finish_reason))
 
     def _result(
-        self, sequence: Sequence, generated: Generated, step: int, failure: Failure | None
+        self,
+        sequence: Sequence,
+        generated: Generated,
+        slot: int | None,
+        step: int,
+        failure: Failure | None,
     ) -> Result:
         """Return the result of `sequence`, which ended in `step`.
 
@@ -592,7 +650,6 @@ class Engine:
                 keeps_stop=request.include_stop_str_in_output,
             )
             num_prompt_tokens += more.num_healed
-        slot = sequence.slot
         result = Result(
             id=sequence.id,
             index=sequence.index,
@@ -601,7 +658,7 @@ class Engine:
             finish_reason=reason,
             stop_reason=output.stop_reason,
             usage=Usage(num_prompt_tokens, len(tokens)),
-            slot=None if slot == NO_SLOT else slot,
+            slot=slot,
             steps=StepTimes(
                 sequence.arrived_step,
                 sequence.admitted_step,

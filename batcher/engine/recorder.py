@@ -1,6 +1,6 @@
 """What an engine has done, as events, in the order in which it happened."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -8,26 +8,15 @@ from msgspec.structs import replace
 from batcher.engine.sequence import Decoded, Sequence
 from batcher.events import (
     AcceptEvent,
-    AdmitEvent,
-    BlockedEvent,
     DraftEvent,
-    DropEvent,
-    FinishEvent,
-    ForkEvent,
-    JumpEvent,
-    PreemptEvent,
-    PrefillEvent,
     RequestEvent,
     RollbackEvent,
     SpeculateEvent,
     SpeculateReason,
     StepsEvent,
 )
-from batcher.result import Result
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
-from batcher.scheduling.lockstep import RunningBatch
-from batcher.scheduling.scheduler import Blocked, Preemption, Scheduler, SchedulerOutput
-from batcher.scheduling.sequence import NO_SLOT
+from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
 
 if TYPE_CHECKING:
     from batcher.speculation.proposal import Proposal
@@ -55,81 +44,6 @@ class Recorder:
         if self.steps is not None and self.steps:
             return [self.steps.take(), *events]
         return events
-
-    def admitted(self, first: Sequence, last_used: list[int], num_forced: int) -> None:
-        """Tell that a group was given its slots, after the step has been scheduled.
-
-        last_used: [num_slots] the step each slot was last used in before.
-        num_forced: how many tokens it has from the outset.
-        """
-        step, now, events = self._clock.step, self._clock.now, self.events
-        for row in (first, *first.others) if first.others else (first,):
-            slot = row.slot
-            num_generated = num_tokens = 0
-            if first.admitted_step is not None:  # below 0: a beam before the first fork
-                num_generated = max(row.num_generated, 0)
-            elif num_forced or row.role == "negative":
-                num_tokens = row.num_tokens
-            num_left = row.num_tokens - row.num_computed_tokens
-            if not (row.is_decoding or row.num_tokens) and row in first.computed_group:
-                num_left = 1  # an empty prompt that this step gives no token
-            events.append(
-                AdmitEvent(
-                    step,
-                    now,
-                    row.id,
-                    row.index,
-                    slot,
-                    "refill" if last_used[slot] == step - 1 else "empty",
-                    row.role,
-                    num_generated,
-                    row.num_cached_tokens,
-                    num_left,
-                    num_tokens,
-                    row.cached_from,
-                )
-            )
-        if num_forced:
-            self.jumped(first, num_forced)
-
-    def prefilled(
-        self, scheduled: SchedulerOutput[Sequence], batch: RunningBatch[Sequence]
-    ) -> None:
-        """Tell what is computed of groups admitted before, but for those that jumped just now.
-
-        An empty prompt counts as a token, as where it is admitted.
-        """
-        clock = self._clock
-        finished = (row for first in scheduled.prefill_finished for row in first.computed_group)
-        without_tokens = dict.fromkeys((row for row in finished if not row.num_tokens), 1)
-        for row, num_tokens in (scheduled.num_scheduled_tokens | without_tokens).items():
-            first = batch.first_of(row)
-            has_jumped = first.more is not None and first.more.jumped_step == clock.step - 1
-            if (has_jumped and first.is_decoding) or first in scheduled.admitted:
-                continue
-            num_left = row.num_tokens - row.num_computed_tokens
-            self.events.append(PrefillEvent(*self._of(row), num_tokens, num_left, row.role))
-
-    def preempted(self, preemption: Preemption[Sequence]) -> None:
-        """Tell that the rows of a group lost their slots and what they had computed, and why."""
-        beneficiary = preemption.beneficiary
-        why = preemption.reason, beneficiary.id, beneficiary.index
-        for row, num_computed_tokens in preemption.num_computed_tokens.items():
-            num_generated = max(row.num_generated, 0)
-            self.events.append(
-                PreemptEvent(*self._of(row), *why, num_computed_tokens, num_generated, row.role)
-            )
-
-    def blocked(self, blocked: Blocked[Sequence]) -> None:
-        clock, first = self._clock, blocked.first
-        self.events.append(
-            BlockedEvent(
-                clock.step, clock.now, first.id, first.index, blocked.reason, blocked.num_blocks
-            )
-        )
-
-    def jumped(self, sequence: Sequence, num_tokens: int) -> None:
-        self.events.append(JumpEvent(*self._of(sequence), num_tokens))
 
     def drafted(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
         for row, proposal in drafts.items():
@@ -162,23 +76,8 @@ class Recorder:
         """Tell that another number of drafts is wanted for a row than before, and why."""
         self.events.append(SpeculateEvent(*self._of(row), num_tokens, reason))
 
-    def forked(self, child: Sequence, parent: Sequence) -> None:
-        self.events.append(ForkEvent(*self._of(child), parent.index))
-
     def _of(self, row: Sequence) -> tuple[int, float, str, int, int]:
         return self._clock.step, self._clock.now, row.id, row.index, row.slot
-
-    def unused(self, row: Sequence, step: int) -> None:
-        """Tell that a row of a group ended with `step`, without a result of its own."""
-        time, slot = self._clock.start_of(step), None if row.slot == NO_SLOT else row.slot
-        self.events.append(
-            FinishEvent(step, time, row.id, row.index, slot, "unused", None, 0, row.role)
-        )
-
-    def dropped(self, results: Iterable[Result], step: int) -> None:
-        """Tell which samples have turned out in `step` not to be among the best."""
-        now = self._clock.start_of(step)
-        self.events += [DropEvent(step, now, r.id, r.index, r.finish_reason) for r in results]
 
 
 class StepStats:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from batcher.engine.sequence import NOTHING_DROPPED, DroppedTurns, More, Sequence, SequenceMaker
 from batcher.errors import Failure, InvariantError
 from batcher.events import ArriveReason
+from batcher.lifecycle import ABORT, FINISH, Move
 from batcher.models.base import Context, Model, context_of
 from batcher.prompts import count_tokens, num_lasting_tokens, prefix_of
 from batcher.request import Request
@@ -100,7 +101,7 @@ class Sessions:
         maker: SequenceMaker,
         clock: Clock,
         begin: Callable[[Sequence, float], None],
-        end: Callable[[Sequence, FinishReason, Failure | None], None],
+        end: Callable[[Sequence, FinishReason, int, Failure | None, Move], None],
     ) -> None:
         self._model, self._maker, self._clock = model, maker, clock
         self._context, self._begin, self._end = context_of(model), begin, end
@@ -131,7 +132,7 @@ class Sessions:
                 if turn.request_id == request_id:
                     aborted, *others = session.break_off(request_id, "aborted", place)
                     [sequence] = self._maker.make(*aborted)
-                    self._end(sequence, "aborted", None)
+                    self._end(sequence, "aborted", self._clock.step, None, ABORT)
                     for other in others:
                         self._begin_turn(session, other, session.failure)
                     return
@@ -180,7 +181,7 @@ class Sessions:
             sequence.more = sequence.more or More()
             sequence.more.dropped = dropped
         if why is not None:
-            self._end(sequence, "error", Failure("session-failed", why))
+            self._end(sequence, "error", self._clock.step, Failure("session-failed", why), FINISH)
             return
         if session.end is not None:
             arrival = max(request.arrival_time, session.end + request.think_time)

@@ -464,12 +464,12 @@ class EngineSimulation:
 
     def _end_all(self, ending: Collection[int]) -> None:
         """End the rows in these slots whose last step was the one before the current one."""
-        slots, finish, last_step = self._batch.slots, self._scheduler.finish, self._step - 1
+        slots, release, last_step = self._batch.slots, self._scheduler.release, self._step - 1
         for slot in sorted(ending):
             sequence = slots[slot]
             if sequence is None:
                 raise InvariantError(f"slot {slot} is free, and its sequence was to end")
-            finish(sequence, last_step, FINISH)
+            release(sequence, last_step, FINISH)
             sequence.end_ticks = self._ticks
             self._note_over(sequence)
 

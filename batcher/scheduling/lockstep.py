@@ -74,17 +74,22 @@ class RunningBatch(Generic[S]):
         for other in others:
             self._first_of[other] = first
 
-    def vacate(self, first: S, last_step: int, move: Move) -> None:
-        """Take the slots from the sequences of a group, which used them in `last_step` at last."""
-        slots, last_used, free, others = self.slots, self.last_used, self._free, first.others
-        for sequence in (first, *others) if others else (first,):
-            slot = sequence.slot
-            if slots[slot] is not sequence:
-                raise InvariantError(f"slot {slot} is vacated by who does not hold it")
-            sequence.state = move[sequence.state]
+    def release(self, first: S, last_step: int, move: Move) -> None:
+        """Take the slots from the sequences of a group, which used them in `last_step` at last.
+
+        Those that decode leave the lockstep.
+        """
+        slots, others = self.slots, first.others
+        for row in (first, *others) if others else (first,):
+            slot = row.slot
+            if slots[slot] is not row:
+                raise InvariantError(f"slot {slot} is released by who does not hold it")
+            if row.is_decoding:
+                self.stop_decoding(row)
+            row.state = move[row.state]
             slots[slot] = None
-            last_used[slot] = last_step
-            heappush(free, slot)
+            self.last_used[slot] = last_step
+            heappush(self._free, slot)
         for other in others:
             del self._first_of[other]
         self.num_free += first.num_slots

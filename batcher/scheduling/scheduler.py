@@ -633,16 +633,14 @@ class Scheduler(Generic[S]):
                 row.num_computed_tokens -= num_planned
                 if kv_cache is not None:
                     kv_cache.forget(row)
-        for row in rows:
-            if row.is_decoding:
-                batch.stop_decoding(row)
-            if kv_cache is not None:
+        batch.release(first, self._step - 1, PREEMPT)
+        if kv_cache is not None:
+            for row in rows:
                 kv_cache.close(row, row.num_computed_tokens)
         num_computed_tokens = {row: row.num_computed_tokens for row in first.group}
         for row in rows:
             row.num_computed_tokens = 0
         output.grown = [row for row in output.grown if row not in rows]
-        batch.vacate(first, self._step - 1, PREEMPT)
         if first in output.admitted:  # in this very step, and nobody has been told
             output.admitted.remove(first)
             for row in num_computed_tokens:
@@ -828,25 +826,24 @@ class Scheduler(Generic[S]):
         for sequence in first.group:
             sequence.state = move[sequence.state]
 
-    def finish(self, first: S, last_step: int, move: Move, *, has_failed: bool = False) -> None:
+    def release(self, first: S, last_step: int, move: Move, *, has_failed: bool = False) -> None:
         """Take a running group out of its slots; it is over.
 
         Its `num_tokens` count one from each decode step by then.
 
         has_failed: whether what the last step was to compute of it is not to be relied on.
         """
-        batch, kv_cache = self.batch, self.kv_cache
-        for row in (first,) if not first.others else first.group:
-            if row.is_decoding:
-                batch.stop_decoding(row)
-            if self._num_uncomputed:
-                row.num_computed_tokens -= self._num_uncomputed.pop(row, 0)
+        self.batch.release(first, last_step, move)
+        kv_cache = self.kv_cache
+        if kv_cache is None and not self._num_uncomputed:
+            return
+        for row in first.group:
+            row.num_computed_tokens -= self._num_uncomputed.pop(row, 0)
             if kv_cache is not None:
                 if has_failed:
                     kv_cache.forget(row)
                     row.num_computed_tokens = 0
                 kv_cache.close(row, row.num_computed_tokens)
-        batch.vacate(first, last_step, move)
 
     def sharing(self, row: S, num_tokens: int) -> list[S]:
         """Return the other rows with blocks that the last `num_tokens` of a row were to fill."""

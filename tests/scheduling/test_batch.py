@@ -30,7 +30,7 @@ def test_the_last_step_of_a_holder_can_be_set_anew() -> None:
     batch = batch_that_ends(9, 9)
     batch.end_after(batch.slots[1], 7)
     assert batch.ending == {9: [0], 6: [1]}
-    batch.vacate(batch.slots[1], 6, FINISH)
+    batch.release(batch.slots[1], 6, FINISH)
     assert batch.ending == {9: [0]}
 
 
@@ -42,16 +42,16 @@ def test_the_sequences_of_a_group_come_and_go_together() -> None:
     assert batch.slots == [first, other, alone, None]
     assert batch.firsts == [first, alone]
     assert batch.first_of(other) is first
-    batch.vacate(first, 0, FINISH)
+    batch.release(first, 0, FINISH)
     assert (batch.slots, batch.num_free) == ([None, None, alone, None], 3)
 
 
 def test_a_slot_cannot_be_vacated_twice() -> None:
     batch: RunningBatch[Schedulable] = RunningBatch(1, 0)
     sequence = admitted(batch)
-    batch.vacate(sequence, 0, FINISH)
+    batch.release(sequence, 0, FINISH)
     with pytest.raises(InvariantError, match="does not hold"):
-        batch.vacate(sequence, 0, FINISH)
+        batch.release(sequence, 0, FINISH)
 
 
 def test_a_held_slot_is_never_given_away() -> None:
@@ -76,7 +76,7 @@ def test_who_ends_when_follows_from_the_last_steps_of_the_holders(
             holders[sequence.slot] = sequence
         elif holders:
             slot = sorted(holders)[number % len(holders)]
-            batch.vacate(holders.pop(slot), number, FINISH)
+            batch.release(holders.pop(slot), number, FINISH)
         ending: dict[int, set[int]] = {}
         for slot, sequence in holders.items():
             ending.setdefault(sequence.last_decode_step, set()).add(slot)
@@ -113,7 +113,7 @@ def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tup
         elif rows:
             row = rows.pop(number % len(rows))
             batch.stop_decoding(row)
-            batch.vacate(row, batch.decode_step, FINISH)
+            batch.release(row, batch.decode_step, FINISH)
             assert row.last_decode_step == NEVER
         step = batch.decode_step
         positions = [row.offset + step for row in rows]

@@ -161,7 +161,7 @@ class Play:
     def leave(self, slot: int, why: Move) -> None:
         first = self.scheduler.batch.slots[slot]
         self.slow.leave(next(unit for unit in self.slow.running if slot in unit.slots))
-        self.scheduler.finish(first, self.step, why)
+        self.scheduler.release(first, self.step, why)
 
     def abort_somebody(self) -> None:
         place = self.workload.aborts.get(self.step)
