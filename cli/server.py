@@ -172,7 +172,7 @@ class ServerGauges(Gauges):
 
     def read_gauges(self) -> GaugeReading:
         engine, scheduler = self._engine, self._engine.scheduler
-        first = scheduler.queue.peek(engine.now)
+        first = scheduler.queue.first(engine.now)
         next_up = None if first is None else label_of(first.id, first.index, first.role)
         num_free = engine.batch_size - engine.num_running
         return GaugeReading(

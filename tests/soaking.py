@@ -81,7 +81,7 @@ def kept(engine: Engine) -> dict[str, int]:
     """Return how much an engine still holds of rows that have ended, by place; {} if nothing."""
     scheduler, runner, rows = engine.scheduler, engine._runner, engine._runner.rows
     batch = scheduler.batch
-    queue, ordering = scheduler.queue, scheduler._ordering
+    queue = scheduler.queue
     sizes = {
         "rows": len(rows._states) if rows else 0,
         "beams": len(rows._beams) if rows else 0,
@@ -98,8 +98,8 @@ def kept(engine: Engine) -> dict[str, int]:
         "prefilling": len(batch.prefilling),
         "decoding": batch.num_decoding,
         "forked": len(batch._forked),
-        "waiting": len(ordering) + queue.num_slots,
-        "order": sum(len(getattr(ordering, name, ())) for name in ("_by_key", "_by_arrival")),
+        "waiting": queue.num_waiting + queue.num_slots,
+        "order": sum(len(getattr(queue, name, ())) for name in ("_by_key", "_by_arrival")),
         "pending": queue.num_pending + len(queue._pending) + len(queue._arrived),
         "open requests": len(engine._num_open),
         "candidates": len(engine._candidates),

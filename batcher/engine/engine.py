@@ -793,7 +793,7 @@ class Engine:
     @property
     def first_waiting(self) -> Sequence | None:
         """The sequence that is to be admitted first; None if none waits."""
-        return self._queue.peek(self._clock.now)
+        return self._queue.first(self._clock.now)
 
     @property
     def block_use(self) -> "BlockUse | None":

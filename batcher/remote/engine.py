@@ -52,7 +52,7 @@ from batcher.remote.reply import Reply, StreamEvent, reply_to
 from batcher.request import MAX_ANSWER, Request
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
 from batcher.scheduling.clock import WallClock
-from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, WaitingQueue, ordering_of
+from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, WaitingQueue, make_queue
 from batcher.scheduling.sequence import NO_SLOT, Schedulable
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
@@ -386,7 +386,7 @@ class RemoteEngine:
             raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
         self._clock = WallClock(measure, self._sleep)
         self._waiting, self._measure = waiting, measure
-        self._queue: WaitingQueue[RemoteSequence] = WaitingQueue(ordering_of(settings, lambda _: 0))
+        self._queue: WaitingQueue[RemoteSequence] = make_queue(settings, lambda _: 0)
         self._sessions: dict[str, Session] = {}
         self._said: dict[str, Any] = {}  # all that was, by session, once its first turn has ended
         self._latest_arrival = 0.0
@@ -466,7 +466,7 @@ class RemoteEngine:
 
     @property
     def first_waiting(self) -> RemoteSequence | None:
-        return self._queue.peek(self._clock.now)
+        return self._queue.first(self._clock.now)
 
     def run_event(self) -> RunEvent:
         extra = self._model.settings.extra_body
@@ -624,7 +624,7 @@ class RemoteEngine:
     def _admit(self) -> None:
         attempts, queue, clock = self._attempts, self._queue, self._clock
         attempts.send_again()
-        while self._free and not self._is_halted and (row := queue.peek(clock.now)) is not None:
+        while self._free and not self._is_halted and (row := queue.first(clock.now)) is not None:
             why = "concurrency" if attempts.has_returning else self._rate.why_not(self._measure())
             if why is not None:
                 blocked = row.id, row.index, why

@@ -10,17 +10,14 @@ by one, and sums over all of them follow from the sum of the offsets.
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from heapq import heappop, heappush
-from itertools import count
-from operator import attrgetter
+from heapq import heapify, heappop, heappush
 from typing import Generic
 
 from batcher.errors import InvariantError
 from batcher.lifecycle import ADMIT, Move
 from batcher.scheduling.sequence import NEVER, S
 
-NOWHERE = -(2**62)  # less than any offset
-_offset_of, _is_decoding = attrgetter("offset"), attrgetter("is_decoding")
+MAX_GONE = 256  # rows that are no longer there, in a heap
 
 
 class RunningBatch(Generic[S]):
@@ -33,6 +30,7 @@ class RunningBatch(Generic[S]):
     num_decoding: how many rows decode.
     by_boundary: the rows by the decode steps, modulo the block size, in which they begin a block.
     prefilling: the first sequences of running groups that a step gives no token, by admission.
+    tracks_padding: whether `padding` is asked for.
     """
 
     def __init__(self, num_slots: int, block_size: int) -> None:
@@ -49,10 +47,10 @@ class RunningBatch(Generic[S]):
         self._num_admissions = 0
         self._first_of: dict[S, S] = {}  # running sequence -> the first of its group, if another
         self._sum_of_offsets = 0
-        self._max_offset: int | None = None  # None: it has to be looked for
-        # Rows by offset, ascending, as it was last looked for; and the largest of who came since.
+        self.tracks_padding = False
+        # A heap of rows by their offsets, the largest first; it may hold some that have gone.
         self._by_offset: list[tuple[int, int, S]] = []
-        self._max_later = NOWHERE
+        self._num_begun = 0
         self.by_boundary: defaultdict[int, dict[S, None]] = defaultdict(dict)
         self._forked: dict[S, None] = {}
 
@@ -60,17 +58,16 @@ class RunningBatch(Generic[S]):
 
     def admit(self, first: S) -> None:
         """Give the lowest free slots to the sequences of a group."""
-        slots, free = self.slots, self._free
+        slots, others = self.slots, first.others
         self._num_admissions = number = self._num_admissions + 1
         self.num_free -= first.num_slots
-        others = first.others
-        for sequence in (first, *others) if others else (first,):
-            sequence.state = ADMIT[sequence.state]
-            sequence.slot = slot = heappop(free)
+        for row in (first, *others) if others else (first,):
+            row.state = ADMIT[row.state]
+            row.slot = slot = heappop(self._free)
             if slots[slot] is not None:
                 raise InvariantError(f"slot {slot} is free and held")
-            slots[slot] = sequence
-            sequence.admission = number
+            slots[slot] = row
+            row.admission = number
         for other in others:
             self._first_of[other] = first
 
@@ -131,10 +128,8 @@ class RunningBatch(Generic[S]):
             row.offset = offset = row.num_tokens - 1 - step
             self.num_decoding += 1
             self._sum_of_offsets += offset
-            if offset > self._max_later:
-                self._max_later = offset
-                if self._max_offset is not None and offset > self._max_offset:
-                    self._max_offset = offset
+            if self.tracks_padding:
+                self._note_offset(row)
             if size:
                 self.by_boundary[-offset % size][row] = None
         if first.last_decode_step == NEVER:
@@ -160,9 +155,9 @@ class RunningBatch(Generic[S]):
             self._forget_end(row)
             ending[last_step].append(row.slot)
             row.offset, row.last_decode_step = offset, last_step
+            if self.tracks_padding:
+                self._note_offset(row)
         self._sum_of_offsets += sum(num_more.values())
-        self._max_offset = None
-        self._by_offset.clear()
 
     def end_decode_step(self) -> Collection[int]:
         """Go on to the next decode step; return the slots whose holders have all their tokens."""
@@ -185,8 +180,6 @@ class RunningBatch(Generic[S]):
         row.is_decoding = False
         self.num_decoding -= 1
         self._sum_of_offsets -= offset
-        if offset == self._max_offset:
-            self._max_offset = None
         if self.block_size:
             del self.by_boundary[-offset % self.block_size][row]
             if self._forked:
@@ -221,32 +214,23 @@ class RunningBatch(Generic[S]):
 
     @property
     def padding(self) -> int:
-        """How many more they would read if all were as long as the longest, in any step."""
+        """How many more they would read if all were as long as the longest, in any step.
+
+        To be asked only if `tracks_padding` was set from the outset.
+        """
         if not self.num_decoding:
             return 0
-        if self._max_offset is None:
-            self._max_offset = self._find_max_offset()
-        return self._max_offset * self.num_decoding - self._sum_of_offsets
-
-    def _find_max_offset(self) -> int:
-        """Return the largest offset: that of a row which came early, so that it is the next to go.
-
-        So rows are sorted once for many of them that go.
-        """
         by_offset = self._by_offset
-        while by_offset:
-            offset, _, row = by_offset[-1]
-            if row.is_decoding and row.offset == offset:
-                if offset >= self._max_later:
-                    return offset
-                break
-            by_offset.pop()
-        rows = [*filter(_is_decoding, self.holders)]
-        self._by_offset = by_offset = sorted(
-            zip(map(_offset_of, rows), count(), rows, strict=False)
-        )
-        self._max_later = NOWHERE
-        return by_offset[-1][0]
+        while not _is_current(by_offset[0]):
+            heappop(by_offset)
+        return -by_offset[0][0] * self.num_decoding - self._sum_of_offsets
+
+    def _note_offset(self, row: S) -> None:
+        self._num_begun += 1
+        heappush(self._by_offset, (-row.offset, self._num_begun, row))
+        if len(self._by_offset) > 4 * len(self.slots) + MAX_GONE:
+            self._by_offset = [*filter(_is_current, self._by_offset)]
+            heapify(self._by_offset)
 
     # -- rows that need a block ------------------------------------------------------------------
 
@@ -280,3 +264,8 @@ class RunningBatch(Generic[S]):
             return []
         forked, self._forked = list(self._forked), {}
         return forked
+
+
+def _is_current(entry: tuple[int, int, S]) -> bool:
+    """Whether a row decodes at the offset with which it was noted."""
+    return entry[2].is_decoding and entry[2].offset == -entry[0]

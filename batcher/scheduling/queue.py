@@ -1,7 +1,7 @@
 """The way of a sequence to a slot: known, but still to come; arrived; in the waiting queue.
 
-Those that wait are kept in the order of a policy as they come and go.  Rule: the first of an
-ordering is the same as if all that wait were sorted from scratch.
+Those that wait are kept in the order of a policy as they come and go.  Rule: the first of a queue
+is the same as if all that wait were sorted from scratch.
 """
 
 import reprlib
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.foreign import calling, import_object
-from batcher.lifecycle import ARRIVE
+from batcher.lifecycle import ARRIVE, State
 from batcher.scheduling.clock import BatchStats
 from batcher.scheduling.lockstep import RunningBatch
 from batcher.scheduling.sequence import NEVER, S, Schedulable
@@ -126,181 +126,46 @@ def _policy_of_ones_own(name: str, own_key: Callable[[Candidate], Any]) -> Polic
 
 Entry = tuple[Key, int]
 
-MAX_GONE = 256  # entries of a KeyOrder that are no more than forgotten
+MAX_GONE = 256  # entries of a KeyQueue that are no more than forgotten
 MAX_MATCHED = 128  # that have waited longest: only for these is it looked up what is cached
-
-
-class ArrivalOrder(Generic[S]):
-    """Sequences that wait; first come, first served.  What is preempted came before all of them."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[S] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[S]:
-        return iter(self._waiting)
-
-    def __contains__(self, sequence: object) -> bool:
-        return sequence in self._waiting
-
-    def push(self, sequence: S) -> None:
-        waiting, number = self._waiting, sequence.queue_number
-        if not waiting or number > waiting[-1].queue_number:
-            waiting.append(sequence)
-        elif number < waiting[0].queue_number:  # nearly always, after a preemption
-            waiting.appendleft(sequence)
-        else:
-            insort(waiting, sequence, key=queue_number)
-
-    def first(self, now: float) -> S | None:  # noqa: ARG002 - as others need it
-        """Return the one that is to be admitted first; None if there is none."""
-        return self._waiting[0] if self._waiting else None
-
-    def remove(self, sequence: S) -> None:
-        """Let one go; nearly always it is the first."""
-        if self._waiting[0] is sequence:
-            self._waiting.popleft()
-        else:
-            self._waiting.remove(sequence)
-
-    def steady_until(self, now: float) -> float:  # noqa: ARG002 - as above
-        """Return until when the first stays that if none is pushed or removed; `now`: unknown."""
-        return inf
-
-    def last(self, sequences: Iterable[S], now: float) -> S:  # noqa: ARG002 - as above
-        """Return the one of `sequences`, which are running, that is to be preempted first."""
-        return max(sequences, key=queue_number)
-
-
-class KeyOrder(Generic[S]):
-    """The smallest key first, but before it the one that has waited for `aging` seconds.
-
-    Both are heaps of numbers; that of what has gone is skipped when it comes to the top, and such
-    are cleared out when they are most of what is there.
-    """
-
-    def __init__(self, policy: Policy, aging: float) -> None:
-        self._policy, self._aging = policy, aging
-        self._numbers: dict[S, int] = {}  # that its entries have
-        self._waiting: dict[int, S] = {}  # by that number
-        self._by_key: list[Entry] = []
-        self._by_arrival: list[Entry] = []
-        self._num_pushed = 0
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __iter__(self) -> Iterator[S]:
-        return iter(self._numbers)
-
-    def __contains__(self, sequence: object) -> bool:
-        return sequence in self._numbers
-
-    def push(self, sequence: S) -> None:
-        number = self._num_pushed
-        self._num_pushed += 1
-        heappush(self._by_key, (self._policy(sequence), number))
-        heappush(self._by_arrival, (queue_number(sequence), number))
-        self._numbers[sequence] = number
-        self._waiting[number] = sequence
-
-    def first(self, now: float) -> S | None:
-        if not self._waiting:
-            return None
-        oldest = self._top(self._by_arrival)
-        if now - oldest.arrival_time >= self._aging:
-            return oldest
-        return self._top(self._by_key)
-
-    def remove(self, sequence: S) -> None:
-        waiting = self._waiting
-        del waiting[self._numbers.pop(sequence)]
-        num_entries = len(self._by_key) + len(self._by_arrival)
-        if not waiting or num_entries > 4 * len(waiting) + MAX_GONE:
-            self._by_key = self._still_here(self._by_key)
-            self._by_arrival = self._still_here(self._by_arrival)
-
-    def steady_until(self, now: float) -> float:
-        if not self._waiting:
-            return inf
-        aged = self._top(self._by_arrival).arrival_time + self._aging
-        return aged if aged > now else inf
-
-    def last(self, sequences: Iterable[S], now: float) -> S:
-        def key(sequence: S) -> tuple[bool, Key]:
-            return now - sequence.arrival_time < self._aging, self._policy(sequence)
-
-        return max(sequences, key=key)
-
-    def _still_here(self, heap: list[Entry]) -> list[Entry]:
-        kept = [entry for entry in heap if entry[1] in self._waiting]
-        heapify(kept)
-        return kept
-
-    def _top(self, heap: list[Entry]) -> S:
-        while True:
-            sequence = self._waiting.get(heap[0][1])
-            if sequence is not None:
-                return sequence
-            heappop(heap)
-
-
-class PrefixOrder(ArrivalOrder[S]):
-    """The longest cached prefix first, of those that have waited longest; see KeyOrder for aging.
-
-    num_cached: how many tokens of a sequence are found in the cache now.
-    """
-
-    def __init__(self, num_cached: Callable[[S], int], aging: float) -> None:
-        super().__init__()
-        self._num_cached, self._aging = num_cached, aging
-
-    def first(self, now: float) -> S | None:
-        oldest = super().first(now)
-        if oldest is None or now - oldest.arrival_time >= self._aging:
-            return oldest
-        return max(islice(self, MAX_MATCHED), key=self._num_cached)
-
-    def steady_until(self, now: float) -> float:
-        return now
-
-
-Ordering = ArrivalOrder[S] | KeyOrder[S]
-
-
-def ordering_of(settings: SchedulingSettings, num_cached: Callable[[S], int]) -> Ordering[S]:
-    """Return the ordering that the settings name; num_cached: see PrefixOrder."""
-    if settings.policy == LONGEST_PREFIX_MATCH:
-        return PrefixOrder(num_cached, settings.aging)
-    policy = policy_of(settings.policy)
-    return ArrivalOrder() if policy is queue_number else KeyOrder(policy, settings.aging)
-
 
 ARRIVAL_ORDER = attrgetter("arrival_time", "input_index", "index")
 
 
 class WaitingQueue(Generic[S]):
-    """Sequences without a slot; those that have arrived wait in the order of `ordering`.
+    """Sequences without a slot; those that have arrived are served first come, first served.
 
-    The first sequence of a group waits for the slots of all of them at once.
+    What is preempted came before all of them.  The first sequence of a group waits for the slots of
+    all of them at once.
 
     num_slots: how many slots all that wait need together.
     num_pending: how many sequences have not joined the queue yet.
+    urgency: the same sequences by their urgency, if some may be admitted ahead of the others.
     """
 
-    def __init__(self, ordering: Ordering[S], urgency: "Urgency[S] | None" = None) -> None:
+    def __init__(self) -> None:
         self.num_slots = self.num_pending = 0
+        self.urgency: Urgency[S] | None = None
         self._num_added = self._num_joined = 0
         self._pending: deque[S] = deque()  # by arrival, those that were added in this order
         self._early: list[tuple[float, int, S]] = []  # a heap by arrival, the others
         self._arrived: list[S] = []  # since arrivals last joined
-        self._ordering, self._urgency = ordering, urgency
+        self._waiting: deque[S] = deque()
 
     @property
     def num_waiting(self) -> int:
-        return len(self._ordering)
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> Iterable[S]:
+        return self._waiting
+
+    # -- still to come ---------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> Iterator[S]:
+        early = sorted([entry[-1] for entry in self._early], key=ARRIVAL_ORDER)
+        return chain(self._arrived, self._pending, early)
 
     @property
     def next_arrival(self) -> float | None:
@@ -341,47 +206,165 @@ class WaitingQueue(Generic[S]):
                 other.state = ARRIVE[other.state]
         return arrived
 
+    # -- waiting ---------------------------------------------------------------------------------
+
     def push(self, sequence: S) -> None:
         """Let `sequence` wait, after it has arrived or was preempted."""
         if sequence.queue_number == NEVER:
             sequence.queue_number = self._num_joined
             self._num_joined += 1
-        self._ordering.push(sequence)
-        if self._urgency is not None:
-            self._urgency.push(sequence)
+        self._insert(sequence)
+        if self.urgency is not None:
+            self.urgency.push(sequence)
         self.num_slots += sequence.num_slots
 
-    def peek(self, now: float) -> S | None:
+    def take(self, sequence: S) -> None:
+        """Let one that waits go; nearly always it is the first."""
+        self._discard(sequence)
+        if self.urgency is not None:
+            self.urgency.remove(sequence)
+        self.num_slots -= sequence.num_slots
+
+    def first(self, now: float) -> S | None:  # noqa: ARG002 - as others need it
         """Return the one that is to be admitted first; None if none waits.
 
         Those behind it wait even if there is room for them: else it might wait for ever.
         """
-        return self._ordering.first(now)
+        return self._waiting[0] if self._waiting else None
 
-    def take(self, sequence: S) -> None:
-        self._ordering.remove(sequence)
-        if self._urgency is not None:
-            self._urgency.remove(sequence)
-        self.num_slots -= sequence.num_slots
+    def steady_until(self, now: float) -> float:  # noqa: ARG002 - as above
+        """Return until when the first stays that if none is pushed or taken; `now`: unknown."""
+        return inf
 
-    @property
-    def pending(self) -> Iterator[S]:
-        early = sorted([entry[-1] for entry in self._early], key=ARRIVAL_ORDER)
-        return chain(self._arrived, self._pending, early)
+    def last(self, sequences: Iterable[S], now: float) -> S:  # noqa: ARG002 - as above
+        """Return the one of `sequences`, which are running, that is to be preempted first."""
+        return max(sequences, key=queue_number)
 
     def find(self, request_id: str) -> list[S]:
-        everything = chain(self._ordering, self.pending)
+        everything = chain(self.waiting, self.pending)
         return [sequence for sequence in everything if sequence.id == request_id]
 
     def remove(self, sequence: S) -> None:
-        if sequence in self._ordering:
+        """Let one go that waits, or has still to come."""
+        if sequence.state is State.WAITING:
             self.take(sequence)
+            return
+        self.num_pending -= 1
+        self._pending = deque(other for other in self._pending if other is not sequence)
+        self._early = [entry for entry in self._early if entry[-1] is not sequence]
+        heapify(self._early)
+        self._arrived = [arrived for arrived in self._arrived if arrived is not sequence]
+
+    def _insert(self, sequence: S) -> None:
+        waiting, number = self._waiting, sequence.queue_number
+        if not waiting or number > waiting[-1].queue_number:
+            waiting.append(sequence)
+        elif number < waiting[0].queue_number:  # nearly always, after a preemption
+            waiting.appendleft(sequence)
         else:
-            self.num_pending -= 1
-            self._pending = deque(other for other in self._pending if other is not sequence)
-            self._early = [entry for entry in self._early if entry[-1] is not sequence]
-            heapify(self._early)
-            self._arrived = [arrived for arrived in self._arrived if arrived is not sequence]
+            insort(waiting, sequence, key=queue_number)
+
+    def _discard(self, sequence: S) -> None:
+        if self._waiting[0] is sequence:
+            self._waiting.popleft()
+        else:
+            self._waiting.remove(sequence)
+
+
+class KeyQueue(WaitingQueue[S]):
+    """The smallest key first, but before it the one that has waited for `aging` seconds.
+
+    Both are heaps of numbers; that of what has gone is skipped when it comes to the top, and such
+    are cleared out when they are most of what is there.
+    """
+
+    def __init__(self, policy: Policy, aging: float) -> None:
+        super().__init__()
+        self._policy, self._aging = policy, aging
+        self._numbers: dict[S, int] = {}  # that its entries have
+        self._by_number: dict[int, S] = {}
+        self._by_key: list[Entry] = []
+        self._by_arrival: list[Entry] = []
+        self._num_pushed = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._numbers)
+
+    @property
+    def waiting(self) -> Iterable[S]:
+        return self._numbers
+
+    def first(self, now: float) -> S | None:
+        if not self._numbers:
+            return None
+        oldest = self._top(self._by_arrival)
+        if now - oldest.arrival_time >= self._aging:
+            return oldest
+        return self._top(self._by_key)
+
+    def steady_until(self, now: float) -> float:
+        if not self._numbers:
+            return inf
+        aged = self._top(self._by_arrival).arrival_time + self._aging
+        return aged if aged > now else inf
+
+    def last(self, sequences: Iterable[S], now: float) -> S:
+        def key(sequence: S) -> tuple[bool, Key]:
+            return now - sequence.arrival_time < self._aging, self._policy(sequence)
+
+        return max(sequences, key=key)
+
+    def _insert(self, sequence: S) -> None:
+        number = self._num_pushed
+        self._num_pushed += 1
+        heappush(self._by_key, (self._policy(sequence), number))
+        heappush(self._by_arrival, (queue_number(sequence), number))
+        self._numbers[sequence] = number
+        self._by_number[number] = sequence
+
+    def _discard(self, sequence: S) -> None:
+        there = self._by_number
+        del there[self._numbers.pop(sequence)]
+        if not there or len(self._by_key) + len(self._by_arrival) > 4 * len(there) + MAX_GONE:
+            for heap in (self._by_key, self._by_arrival):
+                heap[:] = [entry for entry in heap if entry[1] in there]
+                heapify(heap)
+
+    def _top(self, heap: list[Entry]) -> S:
+        while True:
+            sequence = self._by_number.get(heap[0][1])
+            if sequence is not None:
+                return sequence
+            heappop(heap)
+
+
+class PrefixQueue(WaitingQueue[S]):
+    """The longest cached prefix first, of those that have waited longest; see KeyQueue for aging.
+
+    num_cached: how many tokens of a sequence are found in the cache now.
+    """
+
+    def __init__(self, num_cached: Callable[[S], int], aging: float) -> None:
+        super().__init__()
+        self._num_cached, self._aging = num_cached, aging
+
+    def first(self, now: float) -> S | None:
+        oldest = super().first(now)
+        if oldest is None or now - oldest.arrival_time >= self._aging:
+            return oldest
+        return max(islice(self._waiting, MAX_MATCHED), key=self._num_cached)
+
+    def steady_until(self, now: float) -> float:
+        return now
+
+
+def make_queue(settings: SchedulingSettings, num_cached: Callable[[S], int]) -> WaitingQueue[S]:
+    """Return the queue of the policy that the settings name; num_cached: see PrefixQueue."""
+    if settings.policy == LONGEST_PREFIX_MATCH:
+        return PrefixQueue(num_cached, settings.aging)
+    policy = policy_of(settings.policy)
+    return WaitingQueue() if policy is queue_number else KeyQueue(policy, settings.aging)
 
 
 # Who may not wait, and who gives way to it: `--preempt-for`, beside the order of the queue.
@@ -398,15 +381,15 @@ MAX_ASKED = 128  # of those that may not wait: only for these is it looked up wh
 class Urgency(Generic[S]):
     """The sequences that wait, by their urgency.
 
-    ordering: of the queue.  measure: what makes it up: a smaller priority, or an earlier deadline.
+    measure: what makes it up: a smaller priority, or an earlier deadline.
     max_chunk: the tokens of one prompt that a step computes at most.
     """
 
     def __init__(
-        self, ordering: Ordering[S], measure: PreemptFor, max_chunk: int, estimate: Estimate
+        self, queue: WaitingQueue[S], measure: PreemptFor, max_chunk: int, estimate: Estimate
     ) -> None:
         self.measure = measure
-        self._ordering = ordering
+        self._queue = queue
         self._key = POLICIES[measure]
         self._by_urgency: list[S] = []
         self._max_chunk, self._estimate = max_chunk, estimate
@@ -432,7 +415,7 @@ class Urgency(Generic[S]):
         They are more urgent than one of `running`, or than the first of the queue, which would be
         the next to give way if it were admitted before them; and their deadlines have not passed.
         """
-        first = self._ordering.first(now)
+        first = self._queue.first(now)
         if first is None:
             return []
         waiting = self._by_urgency

@@ -23,10 +23,9 @@ from batcher.scheduling.lockstep import RunningBatch
 from batcher.scheduling.queue import (
     LONGEST_PREFIX_MATCH,
     Estimate,
-    Ordering,
     Urgency,
     WaitingQueue,
-    ordering_of,
+    make_queue,
     policy_of,
 )
 from batcher.scheduling.sequence import NO_SLOT, S
@@ -230,14 +229,14 @@ class Scheduler(Generic[S]):
         self._num_uncomputed: dict[S, int] = {}  # accepted drafts of this step
         self._max_tokens = settings.max_batch_tokens or UNLIMITED
         self._max_chunk = settings.long_prefill_threshold or UNLIMITED
-        self._ordering: Ordering[S] = ordering_of(
+        self.queue: WaitingQueue[S] = make_queue(
             settings, lambda row: 0 if kv_cache is None else kv_cache.match(row).num_tokens
         )
         self._urgency: Urgency[S] | None = None
         if settings.preempt_for is not None:
             max_chunk = min(self._max_tokens, self._max_chunk)
-            self._urgency = Urgency(self._ordering, settings.preempt_for, max_chunk, estimate)
-        self.queue = WaitingQueue(self._ordering, self._urgency)
+            self._urgency = Urgency(self.queue, settings.preempt_for, max_chunk, estimate)
+            self.queue.urgency = self._urgency
         self.batch: RunningBatch[S] = RunningBatch(
             num_slots, 0 if kv_cache is None else kv_cache.block_size
         )
@@ -314,7 +313,7 @@ class Scheduler(Generic[S]):
                 if first.state is State.RUNNING and first not in just_admitted:  # else preempted
                     self._continue(output, first)
         if output.preempted:
-            self._note_blocked(output, self._ordering.first(self._now), "preemption")
+            self._note_blocked(output, self.queue.first(self._now), "preemption")
         elif self.queue.num_slots and not is_second:
             self._admit_waiting(output)
 
@@ -423,9 +422,9 @@ class Scheduler(Generic[S]):
         """Fill free slots from the waiting queue, lowest slot first, as long as the head fits."""
         batch, now = self.batch, self._now
         if self._is_static and batch.num_occupied:
-            self._note_blocked(output, self._ordering.first(now), "batch")
+            self._note_blocked(output, self.queue.first(now), "batch")
             return
-        while batch.num_free and (first := self._ordering.first(now)) is not None:
+        while batch.num_free and (first := self.queue.first(now)) is not None:
             if first.num_slots > batch.num_free:
                 break
             if output.budget < first.num_slots:
@@ -458,7 +457,11 @@ class Scheduler(Generic[S]):
         self.blocked = None
         batch.admit(first)
         output.admitted.append(first)
-        if output.num_kept or not self._finish_prefill(output, first):
+        if (
+            output.num_kept
+            or first.num_computed_tokens < first.num_tokens
+            or not self._finish_prefill(output, first)
+        ):
             batch.prefilling.append(first)
         return True
 
@@ -615,7 +618,7 @@ class Scheduler(Generic[S]):
             if busy:
                 victims = [other for other in victims if other is first or other not in busy]
             if self._urgency is None:
-                victim = self._ordering.last(victims, self._now)
+                victim = self.queue.last(victims, self._now)
             else:
                 victim = self._urgency.last(victims)
             self._preempt(output, victim, first, "kv")
@@ -683,8 +686,8 @@ class Scheduler(Generic[S]):
             return now
         if not self._would_refuse(kv_cache, refusal, self._max_tokens - self.batch.num_decoding):
             return now
-        until = self._ordering.steady_until(now)
-        return until if until > now and self._ordering.first(now) is refusal.first else now
+        until = self.queue.steady_until(now)
+        return until if until > now and self.queue.first(now) is refusal.first else now
 
     def _would_refuse(self, kv_cache: "KVCache[S]", refusal: _Refusal[S], budget: int) -> bool:
         """Whether who was refused would be again: it needs as many blocks, which are not free."""
@@ -795,11 +798,11 @@ class Scheduler(Generic[S]):
         step, kv_cache = self._step, self.kv_cache
         for first in output.admitted:
             if first.admitted_step is None:
-                for row in first.group:
+                for row in (first, *first.others) if first.others else (first,):
                     row.admitted_step = step
         for first in output.prefill_finished:
             if first.first_token_step is None:
-                for row in first.group:
+                for row in (first, *first.others) if first.others else (first,):
                     row.first_token_step = step
             if first.has_siblings and kv_cache is not None:
                 kv_cache.note_sibling(first)

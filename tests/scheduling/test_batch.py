@@ -98,6 +98,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(-1, 9)))
 @given(MOVES)
 def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tuple]) -> None:
     batch: RunningBatch[Schedulable] = RunningBatch(60, SIZE)
+    batch.tracks_padding = True
     rows: list[Schedulable] = []
     for move, number in moves[:60]:
         if move == "add":
@@ -146,6 +147,7 @@ def check_padding(batch: RunningBatch[Schedulable], rows: list[Schedulable]) -> 
 def batch_with_a_longest_row(*positions: int) -> tuple[RunningBatch[Schedulable], list]:
     """Return a batch in which the longest row was looked for among rows at these positions."""
     batch: RunningBatch[Schedulable] = RunningBatch(6, SIZE)
+    batch.tracks_padding = True
     longer, *rows = [row_at(batch, position) for position in (9, *positions)]
     check_padding(batch, [longer, *rows])
     batch.stop_decoding(longer)

@@ -13,10 +13,9 @@ from waiting import waiting
 from batcher.scheduling.queue import (
     MAX_MATCHED,
     POLICIES,
-    ArrivalOrder,
-    KeyOrder,
-    Ordering,
-    PrefixOrder,
+    KeyQueue,
+    PrefixQueue,
+    WaitingQueue,
     queue_number,
 )
 from batcher.scheduling.sequence import Schedulable
@@ -29,12 +28,12 @@ def cached(sequence: Schedulable) -> int:
     return sequence.priority * 7 % 5
 
 
-def make_ordering(policy: str) -> Ordering:
+def make_ordering(policy: str) -> WaitingQueue:
     if policy == "fcfs":
-        return ArrivalOrder()
+        return WaitingQueue()
     if policy == "lpm":
-        return PrefixOrder(cached, AGING)
-    return KeyOrder(POLICIES[policy], AGING)
+        return PrefixQueue(cached, AGING)
+    return KeyQueue(POLICIES[policy], AGING)
 
 
 def key_by_the_documentation(policy: str, sequence: Schedulable) -> Any:
@@ -95,7 +94,7 @@ class Queue(RuleBasedStateMachine):
     @rule()
     def admit(self) -> None:
         first = self.ordering.first(self.now)
-        self.ordering.remove(first)
+        self.ordering.take(first)
         self.waiting.remove(first)
         self.running.append(first)
 
@@ -111,7 +110,7 @@ class Queue(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: Any) -> None:
         sequence = data.draw(st.sampled_from(self.waiting))
-        self.ordering.remove(sequence)
+        self.ordering.take(sequence)
         self.waiting.remove(sequence)
 
     def is_aged(self, sequence: Schedulable) -> bool:
@@ -136,10 +135,10 @@ class Queue(RuleBasedStateMachine):
         if not hasattr(self, "ordering"):
             return
         assert self.ordering.first(self.now) is self.first()
-        assert len(self.ordering) == len(self.waiting)
-        assert set(self.ordering) == set(self.waiting)
-        assert all(sequence in self.ordering for sequence in self.waiting)
-        assert not any(sequence in self.ordering for sequence in self.running)
+        assert self.ordering.num_waiting == len(self.waiting)
+        assert set(self.ordering.waiting) == set(self.waiting)
+        assert all(sequence in self.ordering.waiting for sequence in self.waiting)
+        assert not any(sequence in self.ordering.waiting for sequence in self.running)
 
     @invariant()
     def it_stays_the_first_as_long_as_it_is_said_to(self) -> None:
@@ -165,8 +164,8 @@ def test_what_has_gone_is_not_kept(policy: str) -> None:
     for sequence in sequences:
         ordering.push(sequence)
     for sequence in sequences:
-        ordering.remove(sequence)
-    kept = [getattr(ordering, name, ()) for name in ("_by_key", "_by_arrival", "_waiting")]
+        ordering.take(sequence)
+    kept = [getattr(ordering, name, ()) for name in ("_by_key", "_by_arrival", "_by_number")]
     assert [len(part) for part in kept] == [0, 0, 0]
     assert ordering.first(0.0) is None
 
@@ -178,7 +177,7 @@ def test_a_queue_that_never_empties_keeps_no_more_than_what_waits() -> None:
         sequence = waiting(f"s{number}", queue_number=number, arrival_time=1e9, num_prompt_tokens=9)
         ordering.push(sequence)
         ordering.first(0.0)
-        ordering.remove(sequence)
+        ordering.take(sequence)
     assert len(ordering._by_key) < 500
     assert len(ordering._by_arrival) < 500
 
@@ -190,7 +189,7 @@ def test_the_cache_is_asked_only_for_those_that_have_waited_longest() -> None:
         asked.append(sequence)
         return sequence.queue_number
 
-    ordering = PrefixOrder(num_cached, AGING)
+    ordering = PrefixQueue(num_cached, AGING)
     sequences = [waiting(f"s{number}", queue_number=number) for number in range(MAX_MATCHED + 9)]
     for sequence in sequences:
         ordering.push(sequence)

@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from waiting import pending, waiting
 
-from batcher.scheduling.queue import ArrivalOrder, KeyOrder, WaitingQueue
+from batcher.scheduling.queue import KeyQueue, WaitingQueue
 from batcher.scheduling.sequence import Schedulable
 
 
 def test_the_smallest_key_goes_first_whoever_has_gone_out_of_turn() -> None:
     draw = random.Random(3)
-    order: KeyOrder[Schedulable] = KeyOrder(lambda sequence: (sequence.priority,), inf)
+    order: KeyQueue[Schedulable] = KeyQueue(lambda sequence: (sequence.priority,), inf)
     sequences = [waiting(str(number), priority=draw.randrange(10_000)) for number in range(900)]
     for sequence in sequences:
         order.push(sequence)
     draw.shuffle(sequences)
     left = sequences[:100]
     for sequence in sequences[100:]:  # so many that the entries of what has gone are cleared out
-        order.remove(sequence)
+        order.take(sequence)
     came = []
     while (first := order.first(0.0)) is not None:
         came.append(first.priority)
-        order.remove(first)
+        order.take(first)
     assert came == sorted(sequence.priority for sequence in left)
 
 
@@ -36,7 +36,7 @@ class Queue(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = WaitingQueue(ArrivalOrder())
+        self.queue = WaitingQueue[Schedulable]()
         self.to_come: list[Schedulable] = []
         self.waiting: list[Schedulable] = []
         self.now, self.num_added = 0.0, 0
@@ -67,7 +67,7 @@ class Queue(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule()
     def admit(self) -> None:
-        first = self.queue.peek(self.now)
+        first = self.queue.first(self.now)
         assert first is self.waiting.pop(0)
         self.queue.take(first)
 
