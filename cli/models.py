@@ -71,7 +71,7 @@ def open_server(
         from batcher.remote.client import remote_model_of  # noqa: PLC0415 - optional
         from batcher.remote.engine import RemoteEngine  # noqa: PLC0415 - optional
     except ImportError as error:
-        needs = "a server needs httpx and httpx-sse: pip install 'batchdecode[http]'"
+        needs = "a server needs httpx: pip install 'batchdecode[http]'"
         raise BatchdecodeError(f"{needs} ({error.name} is missing)") from None
 
     model = remote_model_of(name, options.server)

@@ -57,7 +57,7 @@ WRITERS = {
         "planning/simulated_sequence.py",
     ): ARRIVAL,
     ("scheduling/", "remote/engine.py", "planning/disaggregated.py ReservedBlocks"): SCHEDULER,
-    ("remote/engine.py Attempts",): REMOTE,
+    ("remote/engine.py RemoteEngine",): REMOTE,
     ("engine/model_runner.py",): MODEL_RUNNER,
     ("planning/",): SIMULATION,
 }

@@ -1,4 +1,4 @@
 """Requests that a server answers: the queue, the slots and the events of any run, over HTTP.
 
-Rule: httpx and httpx-sse, which are optional, are imported by `client` alone.
+Rule: httpx, which is optional, is imported by `client` alone.
 """

@@ -1,22 +1,20 @@
 """One server over HTTP: a body is sent, and the chunks of its answer are handed on as they come.
 
 Rule: whatever the server does, a request ends, with all its chunks or a ServerFailure; no more of
-its answer is held than a chunk.
+its answer is held than an event.
 """
 
 import asyncio
 import os
 import re
 import time
-import zlib
-from codecs import BOM_UTF8, getincrementaldecoder
-from collections.abc import AsyncIterator, Callable, Mapping
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import httpx_sse
 import msgspec
 
 from batcher.errors import BatchdecodeError, LostModelError
@@ -29,24 +27,27 @@ from batcher.remote.model import (
     address_of,
     settings_of,
 )
-from batcher.remote.protocol import MAX_SHOWN, Body, ServerFailure, error_text, refusal
-from batcher.remote.reply import StreamEvent, read_chunk
+from batcher.remote.protocol import (
+    MAX_SHOWN,
+    Body,
+    ServerFailure,
+    StreamEvent,
+    error_text,
+    read_chunk,
+    refusal,
+)
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MAX_LIST = 2**22  # bytes of the list of models
 MAX_EVENT = 2**22  # bytes of an event of a stream
 MAX_ANSWER = 2**30  # bytes of a stream
 MAX_ERROR = 2**16  # bytes of the body of an error
-MAX_PIECE = 2**16  # bytes that are unpacked at once
-MAX_DIGITS = 20  # of a time in a header
 MAX_REDIRECTS = 5
 WITHOUT_PATH = {404, 405}  # statuses of servers for addresses that they do not know
-DONE = "[DONE]"
 _RESET = re.compile(rb'"x-ratelimit-reset"\s*:\s*"?([0-9]+)', re.IGNORECASE)
+_SECONDS = re.compile("[0-9]{1,19}")
 _UNSTATED = ("stream_options", "seed")  # which are sent though no row states them
-STREAM_TYPE = "text/event-stream"
-
-Take = Callable[[StreamEvent], None]
+_LINE_END = re.compile(r"\r\n|\n|\r(?!\Z)")  # a \n may follow what is a \r so far
 
 
 class Client:
@@ -73,7 +74,7 @@ class Client:
         except (ImportError, ValueError) as error:
             raise BatchdecodeError(f"the proxy of the environment is of no use: {error}") from None
 
-    async def ask(self, body: Body, take: Take) -> bool:
+    async def ask(self, body: Body, take: Callable[[StreamEvent], None]) -> bool:
         """Send a body, and call `take` with each chunk of the answer, up to its end.
 
         Return whether the server says that it is the end.
@@ -81,37 +82,42 @@ class Client:
         Raises:
             ServerFailure: there is no answer, or not all of it.
         """
-        limit = self._settings.first_token_timeout
+        limit, stream = self._settings.first_token_timeout, _EventStream()
         try:
             async with (
                 asyncio.timeout(limit) as timeout,
                 self._open("POST", body.path, body.fields) as response,
             ):
-                stream = response.stream = _BoundedStream(response)
-                if await stream.begins_as_other():
-                    answer = await stream.read()
+                packing = response.headers.get("content-encoding", "identity").lower()
+                if packing not in {"identity", "gzip", "deflate"}:
+                    message = f"the answer is packed ({packing[:80]}), unasked"
+                    raise ServerFailure("answer", message, is_worth_retry=False)
+                async for part in _with_end(response.aiter_bytes()):
+                    for event, data in stream.feed(part):
+                        if data.strip() == "[DONE]":
+                            return True
+                        if data:
+                            take(read_chunk(data, is_error=event == "error"))
+                        limit = self._settings.idle_timeout
+                        timeout.reschedule(asyncio.get_running_loop().time() + limit)
+                if stream.is_whole:
                     try:
-                        whole = read_chunk(answer.decode(errors="replace"), is_whole=True)
+                        take(read_chunk(stream.rest.removesuffix("\n\n"), is_whole=True))
                     except ServerFailure as failure:
                         raise self._with_hint(failure) from None
-                    take(whole)
                     return True
-                response.headers["content-type"] = STREAM_TYPE  # whatever it was called
-                async for event in httpx_sse.EventSource(response).aiter_sse():
-                    stream.begin_event()
-                    if event.data.strip() == DONE:
-                        return True
-                    if event.data:
-                        take(read_chunk(event.data, is_error=event.event == "error"))
-                    limit = self._settings.idle_timeout
-                    timeout.reschedule(asyncio.get_running_loop().time() + limit)
         except TimeoutError:
             raise ServerFailure("timeout", f"nothing came for {limit:g} s") from None
+        except httpx.DecodingError as error:
+            raise ServerFailure("answer", f"it cannot be unpacked: {error}") from None
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise self._broken(error) from None
         except RecursionError:
             raise ServerFailure("answer", "the answer is nested too deeply") from None
-        stream.check_end()
+        name, _, words = stream.last_line.partition(":")
+        if name == "error":  # llama.cpp's form
+            said = error_text(words.encode())
+            raise ServerFailure("answer", f"the server sent an error: {said}")
         return False
 
     async def model_names(self) -> list[str]:
@@ -120,7 +126,7 @@ class Client:
                 asyncio.timeout(self._settings.connect_timeout),
                 self._open("GET", "/models") as response,
             ):
-                told = msgspec.json.decode(await _read(response), type=_Models)
+                told = msgspec.json.decode(await _read(response, MAX_LIST), type=_Models)
         except TimeoutError:
             raise ServerFailure("timeout", "it does not answer") from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -161,13 +167,15 @@ class Client:
         raise ServerFailure("answer", message, is_worth_retry=False)
 
     async def _refused(self, response: httpx.Response) -> ServerFailure:
-        said = await _read(response, MAX_ERROR)
-        headers = response.headers
+        said, headers = await _read(response, MAX_ERROR), response.headers
         failure = refusal(response.status_code, said, retry_after_of(headers))
         if failure.retry_after is None and response.status_code == httpx.codes.TOO_MANY_REQUESTS:
             within = _RESET.search(said)  # OpenRouter repeats headers there
             given = within[1].decode() if within else headers.get("x-ratelimit-reset", "")
-            failure.retry_after = _seconds_to_reset(given)
+            if _SECONDS.fullmatch(given):  # of time, or since 1970, then maybe in ms
+                number, now = float(given), time.time()
+                number = number / 1000 if number > 100 * now else number
+                failure.retry_after = max(number - now, 0.0) if number > now / 2 else number
         unstated = next((name for name in _UNSTATED if name in str(failure)), None)
         if unstated is not None and not failure.is_worth_retry:
             failure.args = (f"{failure}; use --extra-body '{{\"{unstated}\": null}}' to omit it",)
@@ -203,16 +211,6 @@ class Client:
         return ServerFailure("connection", f"{what}: {said}", is_worth_retry=not is_certificate)
 
 
-def _seconds_to_reset(text: str) -> float | None:
-    """Return what X-RateLimit-Reset says: seconds, or the time in seconds or ms since 1970."""
-    if not (text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS):
-        return None
-    number, now = float(text), time.time()
-    if number > 100 * now:
-        number /= 1000
-    return max(number - now, 0.0) if number > now / 2 else number
-
-
 class _Model(msgspec.Struct):
     id: str
 
@@ -221,89 +219,64 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _BoundedStream(httpx.AsyncByteStream):
-    """The bytes of an answer, unpacked; it is not endless, and none of its events is.
+class _EventStream:
+    """Splits the bytes of an answer into events (SSE); no answer is endless, and no event.
 
-    Raises:
-        ServerFailure: it is, or it cannot be unpacked.
+    is_whole: whether the answer is no stream, since it begins like none: then `rest` is all of it.
+    last_line: the last one that is not empty.
     """
 
-    def __init__(self, response: httpx.Response) -> None:
-        self._stream: Any = response.stream
-        self._packing = response.headers.pop("content-encoding", "identity").lower()
-        self._num_bytes = self._begin = 0
-        self._check_text = getincrementaldecoder("utf-8")().decode
-        self._parts = self._bounded()
-        self._head = self._tail = b""
+    def __init__(self) -> None:
+        self.is_whole: bool | None = None  # nothing has come
+        self.rest = self.last_line = ""
+        self._decode = getincrementaldecoder("utf-8")().decode
+        self._num_bytes = self._begin = 0  # of the answer, and of those before the event
+        self._kind, self._data = "", list[str]()  # of the event that has begun
 
-    async def begins_as_other(self) -> bool:
-        """Return whether this is not a stream of events: those begin with a name, or a colon."""
-        async for part in self._parts:
-            self._head = (self._head + part).lstrip()
-            if self._head and not BOM_UTF8.startswith(self._head[: len(BOM_UTF8)]):
-                break
-        self._head = self._head.removeprefix(BOM_UTF8).lstrip()
-        return bool(self._head) and self._head[:1] not in b":deir"
-
-    async def read(self) -> bytes:
-        return b"".join([part async for part in self])
-
-    def check_end(self) -> None:
-        """Make sure that the last line is not an error in the form of llama.cpp, `error: ...`.
+    def feed(self, part: bytes) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the data of each event that ends with `part`.
 
         Raises:
-            ServerFailure: it is.
+            ServerFailure: it is too long, or no text.
         """
-        name, _, words = self._tail.strip().rpartition(b"\n")[2].partition(b":")
-        if name == b"error":
-            raise ServerFailure("answer", f"the server sent an error: {error_text(words)}")
-
-    def begin_event(self) -> None:
-        self._begin = self._num_bytes
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._head
-        async for part in self._parts:
-            yield part
-        yield b"\n\n"  # the end of an event that the server has not ended
-
-    async def _bounded(self) -> AsyncIterator[bytes]:
-        async for part in self._unpacked():
-            self._num_bytes += len(part)
-            if self._num_bytes - self._begin > MAX_EVENT:
-                message = f"an event of the stream has more than {MAX_EVENT} bytes"
-                raise ServerFailure("answer", message)
-            if self._num_bytes > MAX_ANSWER:
-                raise ServerFailure("answer", f"the stream has more than {MAX_ANSWER} bytes")
-            try:
-                self._check_text(part)
-            except UnicodeDecodeError as error:
-                raise ServerFailure("answer", f"the answer is not UTF-8: {error}") from None
-            self._tail = (self._tail + part)[-MAX_SHOWN:]
-            yield part
-
-    async def _unpacked(self) -> AsyncIterator[bytes]:
-        if self._packing not in {"identity", "gzip", "deflate"}:
-            message = f"the answer is packed ({self._packing[:80]}), unasked"
-            raise ServerFailure("answer", message, is_worth_retry=False)
-        unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)
-        async for packed in self._stream:
-            part = packed
-            if self._packing == "identity":
-                yield part
-                continue
-            while part:
-                try:
-                    yield unpack.decompress(part, MAX_PIECE)
-                except zlib.error as error:
-                    raise ServerFailure("answer", f"it cannot be unpacked: {error}") from None
-                part = unpack.unconsumed_tail
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+        self._num_bytes += len(part)
+        if self._num_bytes - self._begin > MAX_EVENT:
+            message = f"an event of the stream has more than {MAX_EVENT} bytes"
+            raise ServerFailure("answer", message)
+        if self._num_bytes > MAX_ANSWER:
+            raise ServerFailure("answer", f"the stream has more than {MAX_ANSWER} bytes")
+        try:
+            self.rest += self._decode(part)
+        except UnicodeDecodeError as error:
+            raise ServerFailure("answer", f"the answer is not UTF-8: {error}") from None
+        if self.is_whole is None:
+            self.rest = self.rest.lstrip().removeprefix("\ufeff").lstrip()
+            if self.rest:  # an event begins with the name of a field, or a colon
+                self.is_whole = self.rest[0] not in ":deir"
+        if self.is_whole is not False:
+            return
+        *lines, self.rest = _LINE_END.split(self.rest)
+        for line in lines:
+            self.last_line = line or self.last_line
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "data":
+                self._data.append(value)
+            elif name == "event":
+                self._kind = value
+            elif not line and (self._data or self._kind):
+                kind, data = self._kind, "\n".join(self._data)
+                self._kind, self._data, self._begin = "", [], self._num_bytes
+                yield kind, data
 
 
-async def _read(response: httpx.Response, limit: int = MAX_LIST) -> bytes:
+async def _with_end(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for part in parts:
+        yield part
+    yield b"\n\n"  # the end of an event that the server has not ended
+
+
+async def _read(response: httpx.Response, limit: int) -> bytes:
     parts, length = [], 0
     async for part in response.aiter_raw():
         parts.append(part)

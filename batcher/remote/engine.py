@@ -3,6 +3,10 @@
 Each slot is a request in flight, and a step lasts until something happens: tokens come, an answer
 ends or fails, a request arrives or may be sent again.  So rows are not in lockstep, and none waits
 for another.  Queue, policies, events and results are those of any run.
+
+The requests in flight are tasks of one event loop, which runs only while a step waits.  Rule: tasks
+only record what arrives; the next step decides what it means for a row.  An attempt that fails
+before its first token is repeated in the same slot.
 """
 
 import asyncio
@@ -22,11 +26,9 @@ from batcher.decoding.constraints import MAX_CACHED, ConstraintCompiler
 from batcher.decoding.grammars import ConstraintSource
 from batcher.decoding.verification import UNDECIDED, Judgement, Look, Verifier
 from batcher.engine.engine import NOTHING_REPLAYED, StepOutcome
-from batcher.engine.sessions import Session, Turn
 from batcher.errors import BatchdecodeError, Failure, LostModelError, id_in_use
 from batcher.events import (
     AdmitEvent,
-    AdmitReason,
     ArriveEvent,
     ArriveReason,
     BlockedEvent,
@@ -46,9 +48,8 @@ from batcher.lifecycle import ADMIT, FINISH
 from batcher.models.callables import pause_after
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.remote.client import KEY_VARIABLE, Client
-from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel, ServerSettings
-from batcher.remote.protocol import Body, ServerFailure, body_of, is_chat
-from batcher.remote.reply import Reply, StreamEvent, reply_to
+from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel
+from batcher.remote.protocol import Body, Reply, ServerFailure, StreamEvent, body_of, is_chat
 from batcher.request import MAX_ANSWER, Request
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
 from batcher.scheduling.clock import WallClock
@@ -56,49 +57,66 @@ from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, WaitingQueue, make_qu
 from batcher.scheduling.sequence import NO_SLOT, Schedulable
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
-# Requests in flight: each a task of one event loop, which runs only while a step waits.
-#
-# Rule: tasks only record what arrives; the next step decides what it means for a row. An attempt
-# that fails before its first token is retried in the same slot.
+MAX_BACKOFF = 60.0  # seconds
+SHORT_WAIT = 0.005  # seconds; shorter waits are not shown
+LONG_WAIT = 10.0  # seconds; shorter waits are not reported
+MAX_SHOWN_WAIT = 1e9  # seconds, as dates have an end
+MAX_FORBIDDEN = 8  # requests that may be answered 403 before one has had another answer
 
 
 class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
-    """One sample of a request; of what Schedulable has, that of slots and queues alone is used.
+    """One output of a request; of what Schedulable has, that of slots and queues alone is used.
 
-    request: what it is an output of.  arrive_reason: why it arrives when it does.
-    context: the text, or the messages, that it goes on from.
-    Its attempt sets the others: reply: what has come of its answer; text: what of that is not
-    returned yet; num_told: how many ids are.
+    replayed: what an earlier run found; the server is not asked again.
+    context: the text, or the messages, that it continues.  reply: what has come of its answer.
+    text: what no token event has of it yet; num_told: how many of its token ids one has.
     """
 
     request: Request
     arrive_reason: ArriveReason
+    replayed: Result | None = None
     context: Any = None
     reply: Reply
     text: str = ""
     num_told: int = 0
 
-    def take_told(self) -> tuple[list[int] | None, str]:
-        text, self.text = self.text, ""
-        ids = self.reply.token_ids
-        start, self.num_told = self.num_told, len(ids or ())
-        return None if ids is None else ids[start:], text
+
+class Conversation:
+    """A session: one of its turns is in the engine, the others wait until it has ended.
+
+    said: the text, or the messages, of the turns that have ended; end: when the last one did.
+    failure: why no turn can continue from here, if that is so.
+    """
+
+    def __init__(self) -> None:
+        self.said: Any = None
+        self.end: float | None = None
+        self.failure: str | None = None
+        self.active: RemoteSequence | None = None
+        self.waiting: deque[RemoteSequence] = deque()
 
 
-# How many requests may be in flight, and how soon after one another they may be sent.
-#
-# Rule: additive increase, multiplicative decrease (Chiu and Jain, 1989): as many answers as the
-# limit is raise it by one, and a refusal halves it; those that were in flight together count as
-# one.
+class Attempt(NamedTuple):
+    """An attempt that is over; failure: why, if it has failed.
 
-DECREASE = 0.5
+    number: from 1.  sent: when it was.  delay: the seconds before the next one; None: the last.
+    """
+
+    row: RemoteSequence
+    failure: ServerFailure | None
+    number: int
+    sent: float
+    delay: float | None = None
 
 
 class Rate:
-    """What is in flight, and whether there may be more.
+    """How many requests may be in flight, and how soon after one another they may be sent.
 
-    num_in_flight: how many requests are.  max_rate: how many may be sent in a second; None for any.
-    Times are in seconds, of any clock.
+    Rule: additive increase, multiplicative decrease (Chiu and Jain, 1989): as many answers as the
+    limit is raise it by one, and a refusal halves it; those that were in flight together count as
+    one.
+
+    max_rate: how many may be sent in a second; None for any.  Times are in seconds, of any clock.
     """
 
     def __init__(self, max_in_flight: int, max_rate: float | None) -> None:
@@ -126,9 +144,6 @@ class Rate:
         self.num_in_flight += 1
         self._next_start = max(now, self._next_start) + self._interval
 
-    def note_over(self) -> None:
-        self.num_in_flight -= 1
-
     def succeed(self) -> bool:
         """Allow a little more after an answer; return whether the limit is another one."""
         before = self.limit
@@ -143,214 +158,8 @@ class Rate:
         if sent <= self._decreased:
             return False
         before, self._decreased = self.limit, now
-        self._limit = max(self._limit * DECREASE, 1.0)
+        self._limit = max(self._limit / 2, 1.0)
         return self.limit != before
-
-
-MAX_BACKOFF = 60.0  # seconds
-SHORT_WAIT = 0.005  # seconds; shorter waits are not shown
-
-
-class Attempt(NamedTuple):
-    """An attempt that is over; failure: why, if it has failed.
-
-    num_attempts: how many there were, this one included.  sent: when it was.
-    delay: the seconds before the next one; 0 if this was the last.
-    """
-
-    row: RemoteSequence
-    failure: ServerFailure | None
-    num_attempts: int
-    sent: float
-    delay: float = 0.0
-
-
-class News:
-    """What has arrived since the last `listen`.
-
-    received: how many tokens of each row.  retries: attempts that others follow; ended: the
-    last ones.  has_returned: whether a pause is over.
-    """
-
-    def __init__(self) -> None:
-        self.received: dict[RemoteSequence, int] = {}
-        self.ended: list[Attempt] = []
-        self.retries: list[Attempt] = []
-        self.has_returned = False
-
-    def __bool__(self) -> bool:
-        return bool(self.received or self.ended or self.retries or self.has_returned)
-
-
-class Attempts:
-    """Sends bodies, and records what arrives.
-
-    rate: asked before anything is sent.  now: the time, in seconds, as `rate` has it.
-    waiting: entered while nothing comes; what breaks it off leaves all requests in flight.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        settings: ServerSettings,
-        rate: Rate,
-        now: Callable[[], float],
-        waiting: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._client, self._settings, self._rate = client, settings, rate
-        self._now, self._waiting = now, waiting
-        self._loop = asyncio.new_event_loop()
-        self._wakeup = asyncio.Event()
-        self._news = News()
-        self._bug: BaseException | None = None
-        self._tasks: dict[RemoteSequence, asyncio.Task[None]] = {}
-        self._returning: deque[asyncio.Future[None]] = deque()
-
-    def send(self, row: RemoteSequence, body: Body) -> None:
-        self._rate.note_sent(self._now())
-        self._tasks[row] = self._loop.create_task(self._ask(row, body))
-        self._tasks[row].add_done_callback(self._note_bug)
-
-    def send_again(self) -> None:
-        while self._returning and self._rate.why_not(self._now()) is None:
-            self._rate.note_sent(self._now())
-            self._returning.popleft().set_result(None)
-
-    @property
-    def has_returning(self) -> bool:
-        return bool(self._returning)
-
-    def listen(self, until: float | None) -> News:
-        if not self._news:
-            self._wait(SHORT_WAIT if until is None else min(SHORT_WAIT, until - self._now()))
-        if not self._news and (until is None or until > self._now()):
-            with self._waiting():
-                self._wait(None if until is None else until - self._now())
-        if self._bug is not None:
-            raise self._bug
-        news, self._news = self._news, News()
-        self._wakeup.clear()
-        for attempt in news.ended:
-            self._tasks.pop(attempt.row, None)
-        return news
-
-    def wake(self) -> None:
-        """Make `listen` return now; any thread may call this."""
-        with suppress(RuntimeError):  # all is over already
-            self._loop.call_soon_threadsafe(self._wakeup.set)
-
-    def close(self) -> None:
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        with suppress(RuntimeError):  # what broke off a step may have left the loop as if it ran
-            if tasks:
-                self._loop.run_until_complete(asyncio.wait(tasks))
-            self._loop.run_until_complete(self._client.close())
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
-    def _wait(self, seconds: float | None) -> None:
-        async def until_woken() -> None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._wakeup.wait()
-
-        self._loop.run_until_complete(until_woken())
-
-    async def _ask(self, row: RemoteSequence, body: Body) -> None:
-        settings, longest = self._settings, min(MAX_BACKOFF, self._settings.max_wait)
-        for number in range(1, settings.max_attempts + 1):
-            sent = self._now()
-            failure = await self._attempt(row, body)
-            if failure is None or not failure.is_worth_retry or failure.is_overlong:
-                break
-            if number == settings.max_attempts or not row.reply.is_blank:
-                break
-            pause = pause_after(number, failure.retry_after, settings.backoff, longest)
-            self._news.retries.append(Attempt(row, failure, number, sent, pause))
-            self._wakeup.set()
-            await asyncio.sleep(pause)
-            turn = self._loop.create_future()  # until the rate allows another attempt
-            self._returning.append(turn)
-            self._news.has_returned = True
-            self._wakeup.set()
-            await turn
-        row.text += row.reply.flush()
-        self._news.ended.append(Attempt(row, failure, number, sent))
-        self._wakeup.set()
-
-    async def _attempt(self, row: RemoteSequence, body: Body) -> ServerFailure | None:
-        row.reply, row.text = reply_to(row.request, body.fields), ""
-        reply, client, failure = row.reply, self._client, None
-        try:
-            if await client.ask(body, lambda chunk: self._hear(row, chunk)):
-                reply.end()
-        except ServerFailure as error:
-            failure = None if reply.is_over else error
-        finally:
-            self._rate.note_over()
-        if failure is None:
-            failure = reply.find_lack(wants_logprobs=row.request.logprobs is not None)
-        if failure is None:
-            return None
-        wait, longest = failure.retry_after or 0.0, self._settings.max_wait
-        if failure.is_worth_retry and wait > longest:
-            failure.is_overlong = True
-            failure.args = (f"{failure}; --max-wait {longest:g} is less than {wait:g} s",)
-        return client.without_key(failure)
-
-    def _note_bug(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._bug = error
-            self._wakeup.set()
-
-    def _hear(self, row: RemoteSequence, chunk: StreamEvent) -> None:
-        num_tokens, text = row.reply.take(chunk)
-        row.text += text
-        if num_tokens:
-            received = self._news.received
-            received[row] = received.get(row, 0) + num_tokens
-            self._wakeup.set()
-
-
-def _sequence(turn: Turn, index: int, said: Any = None) -> RemoteSequence:
-    """Return sample `index` of a request; how long a text is, in tokens, only the server knows."""
-    request = turn.request
-    num_tokens = 0 if isinstance(request.prompt, str) else len(request.prompt)
-    return RemoteSequence(
-        id=turn.request_id,
-        index=index,
-        input_index=turn.input_index,
-        arrival_time=request.arrival_time,
-        num_prompt_tokens=num_tokens,
-        max_tokens=MAX_ANSWER if request.max_tokens is None else request.max_tokens,
-        has_default_limit=request.max_tokens is None,
-        priority=request.priority,
-        deadline=request.deadline,
-        request=request,
-        arrive_reason=turn.arrive_reason,
-        context=said,
-        reply=Reply(),
-    )
-
-
-def _with_answer(request: Request, said: Any, result: Result) -> Any:
-    """Return the text, or the messages, that the next turn of a session goes on from."""
-    if not is_chat(request):
-        return (said or "") + str(request.prompt) + result.text
-    messages = (request.extra_body or {})["messages"]
-    answer: dict[str, Any] = {"role": "assistant", "content": result.text}
-    if result.tool_calls is not None:
-        answer["tool_calls"] = result.tool_calls
-    if result.function_call is not None:
-        answer["function_call"] = result.function_call
-    return [*(said or []), *messages, answer]
-
-
-LONG_WAIT = 10.0  # seconds; shorter waits are not reported
-MAX_SHOWN_WAIT = 1e9  # seconds, as dates have an end
-MAX_FORBIDDEN = 8  # requests that may be answered 403 before one has had another answer
 
 
 class RemoteEngine:
@@ -358,13 +167,16 @@ class RemoteEngine:
 
     settings: the order of requests; the server decides all else of a schedule.
     is_streaming: whether the outcome of a step tells the tokens that have come.
-    waiting: entered while nothing comes; what breaks it off ends the step.
-    measure: the time on the wall, in seconds.
+    waiting: entered while nothing comes; what breaks it off ends the step, and leaves all requests
+    in flight.  measure: the time on the wall, in seconds.
     capabilities: what it can answer, as `find_problems` wants to know it.
 
     Raises:
         BatchdecodeError: the settings are for engines of our own, or the key is none.
     """
+
+    block_use, constraint_times = None, None  # blocks and constraints are the server's business
+    constraint_counts = 0, 0
 
     def __init__(
         self,
@@ -384,33 +196,33 @@ class RemoteEngine:
             raise BatchdecodeError(message)
         if settings.policy == LONGEST_PREFIX_MATCH:
             raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
+        self.capabilities = model.capabilities(batch_size)
         self._clock = WallClock(measure, self._sleep)
-        self._waiting, self._measure = waiting, measure
+        self._waiting, self._measure, self._is_streaming = waiting, measure, is_streaming
         self._queue: WaitingQueue[RemoteSequence] = make_queue(settings, lambda _: 0)
-        self._sessions: dict[str, Session] = {}
-        self._said: dict[str, Any] = {}  # all that was, by session, once its first turn has ended
-        self._latest_arrival = 0.0
         self._rate = Rate(batch_size, model.settings.max_rate)
-        client = Client(model.address, model.settings)
-        self._attempts = Attempts(client, model.settings, self._rate, measure, waiting)
-        self._is_streaming = is_streaming
         self._free = list(range(batch_size))  # a heap
         self._last_used = [-2] * batch_size  # the step, of each slot
-        self._running: dict[RemoteSequence, int] = {}  # by admission
-        self._num_open: dict[str, int] = {}
-        self._events: list[RequestEvent] = []  # in order; since they were last handed out
+        self._sessions: dict[str, Conversation] = {}
+        self._num_open: dict[str, int] = {}  # outputs, by the id of their request
+        self._num_requests = self._num_tokens = 0
+        self._latest_arrival = 0.0
         self._blocked: tuple[str, int, BlockedReason] | None = None  # by the last such event
+        self._events: list[RequestEvent] = []  # in order; since they were last handed out
         self._results: list[Result] = []
         self._forbidden: list[ServerFailure] | None = []  # None after any other answer
         self._reported_until = -math.inf  # when the last reported wait is over
         self._lost: LostModelError | None = None  # raised by the next step: others have answers
-        self._num_requests = self._num_tokens = 0
-        self.capabilities = model.capabilities(batch_size)
+        # Of the tasks, and what they have recorded since the last step.
+        self._client = Client(model.address, model.settings)
+        self._loop, self._has_news = asyncio.new_event_loop(), asyncio.Event()
+        self._running: dict[RemoteSequence, asyncio.Task[None]] = {}  # by admission
+        self._returning: deque[asyncio.Future[None]] = deque()  # after a pause: wait for the rate
+        self._received: dict[RemoteSequence, int] = {}  # how many tokens
+        self._attempts: list[Attempt] = []
+        self._bug: BaseException | None = None
 
     # -- what a driver looks at, as of an Engine ------------------------------------------------
-
-    block_use, constraint_times = None, None  # blocks and constraints are the server's business
-    constraint_counts = 0, 0
 
     @property
     def num_steps(self) -> int:
@@ -437,7 +249,7 @@ class RemoteEngine:
 
     @property
     def num_coming(self) -> int:
-        return self._queue.num_pending + sum(len(each.turns) for each in self._sessions.values())
+        return self._queue.num_pending + sum(len(each.waiting) for each in self._sessions.values())
 
     @property
     def last_start(self) -> float:
@@ -497,7 +309,7 @@ class RemoteEngine:
     ) -> str:
         """Take in a request in which `find_problems` has found none; return its id.
 
-        replayed: what an earlier run found, by index: nobody is asked again.
+        replayed: what an earlier run found, by index: the server is not asked again.
 
         Raises:
             RequestError: its id is that of a request that has not ended.
@@ -509,20 +321,30 @@ class RemoteEngine:
         self._num_requests += 1
         self._num_open[request_id] = request.n
         self._latest_arrival = max(self._latest_arrival, request.arrival_time)
-        turn = Turn(request, request_id, place, reason, replayed, is_streamed=True)
         now = self.now
-        if request.session is None:
-            for index in range(request.n):
-                if index in replayed:
-                    self._close_replayed(_sequence(turn, index), replayed[index])
-                else:
-                    self._queue.add(_sequence(turn, index), now)
-        else:
-            session = self._sessions.setdefault(request.session, Session())
-            if session.active is None:
-                self._begin_turn(session, turn, now)
-            else:
-                session.turns.append(turn)
+        is_text = isinstance(request.prompt, str)  # only the server knows how long it is, in tokens
+        for index in range(request.n):
+            row = RemoteSequence(
+                id=request_id,
+                index=index,
+                input_index=place,
+                arrival_time=request.arrival_time,
+                num_prompt_tokens=0 if is_text else len(request.prompt),
+                max_tokens=MAX_ANSWER if request.max_tokens is None else request.max_tokens,
+                has_default_limit=request.max_tokens is None,
+                priority=request.priority,
+                deadline=request.deadline,
+                request=request,
+                arrive_reason=reason,
+                replayed=replayed.get(index),
+                reply=Reply(request, {}),
+            )
+            if request.session is None:
+                self._begin(row, now)
+                continue
+            session = self._sessions.setdefault(request.session, Conversation())
+            session.waiting.append(row)
+            self._begin_turns(session, now)
         return request_id
 
     def step(self) -> StepOutcome:
@@ -535,7 +357,7 @@ class RemoteEngine:
         """
         if self._lost is not None:
             raise self._lost
-        clock, queue = self._clock, self._queue
+        clock, queue, measure = self._clock, self._queue, self._measure
         self._join_arrivals()
         self._admit()
         if self._forbidden and not self._running and (self._is_halted or not queue.num_waiting):
@@ -544,41 +366,48 @@ class RemoteEngine:
                 f"the key ({KEY_VARIABLE}) allow this model?"
             )
         while not self._running and queue.num_waiting:  # it is too soon for the rate
-            start = self._rate.start_of_next(self._measure())
+            start = self._rate.start_of_next(measure())
             if start is not None:
-                self._sleep(start - self._measure())
+                self._sleep(start - measure())
             clock.catch_up()
             self._join_arrivals()
             self._admit()
         if not self._running:
             return self.hand_out()
-        num_rows = len(self._running)
-        times = []
-        arrival = self._queue.next_arrival
+        num_rows, times, arrival = len(self._running), list[float](), queue.next_arrival
         if arrival is not None:
-            times.append(self._measure() + max(arrival - self._clock.elapsed(), 0.0))
-        has_next = bool(self._free and self._queue.num_waiting and not self._is_halted)
-        if self._attempts.has_returning or has_next:
-            start = self._rate.start_of_next(self._measure())
+            times.append(measure() + max(arrival - clock.elapsed(), 0.0))
+        has_next = bool(self._free and queue.num_waiting and not self._is_halted)
+        if self._returning or has_next:
+            start = self._rate.start_of_next(measure())
             if start is not None:
                 times.append(start)
-        news = self._attempts.listen(min(times, default=None))
+        self._listen(min(times, default=None))
         clock.advance(None)
-        tokens = self._take(news)
-        ends, none = [clock.now], [0]
-        columns = [sum(news.received.values())], none, [num_rows], none, none, none
-        self._events.insert(0, StepsEvent(clock.step - 1, ends, *columns))
-        return self._outcome(tokens)
+        num_tokens, none = sum(self._received.values()), [0]
+        columns = [num_tokens], none, [num_rows], none, none, none
+        self._events.insert(0, StepsEvent(clock.step - 1, [clock.now], *columns))
+        return self._outcome(self._take())
 
     def hand_out(self) -> StepOutcome:
         self._join_arrivals()
         return self._outcome([])
 
     def wake(self) -> None:
-        self._attempts.wake()
+        """End the wait of a step now; any thread may call this."""
+        with suppress(RuntimeError):  # all is over already
+            self._loop.call_soon_threadsafe(self._has_news.set)
 
     def close(self) -> None:
-        self._attempts.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        with suppress(RuntimeError):  # what broke off a step may have left the loop as if it ran
+            if tasks:
+                self._loop.run_until_complete(asyncio.wait(tasks))
+            self._loop.run_until_complete(self._client.close())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
 
     def _outcome(self, tokens: list[TokenEvent]) -> StepOutcome:
         """Return what has happened; results wait until a 403 is known not to be the key's."""
@@ -588,11 +417,40 @@ class RemoteEngine:
         events, self._events = self._events, []
         return StepOutcome(events, results, tokens)
 
+    def _tell(self, kind: type[Any], step: int, row: RemoteSequence, *more: Any) -> None:
+        start = self._clock.start_of(step)
+        self._events.append(kind(step, start, row.id, row.index, row.slot, *more))
+
     # -- into the slots --------------------------------------------------------------------------
 
     @property
     def _is_halted(self) -> bool:
         return self._forbidden is not None and len(self._forbidden) >= MAX_FORBIDDEN
+
+    def _begin(self, row: RemoteSequence, now: float) -> None:
+        if row.replayed is None:
+            self._queue.add(row, now)
+        else:
+            self._forbidden = None
+            self._close_row(row, row.replayed, self._clock.step)
+
+    def _begin_turns(self, session: Conversation, now: float) -> None:
+        """Begin the turns of a session, or fail them, up to one that takes its time."""
+        while session.waiting and session.active is None:
+            row = session.waiting.popleft()
+            request, said = row.request, session.said
+            if said is not None and isinstance(said, str) == is_chat(request):
+                session.failure = "its session goes on from texts, or from messages, not from both"
+            if session.failure is not None:
+                failure = Failure("session-failed", session.failure)
+                self._finish(row, "error", failure, self._clock.step)
+                continue
+            row.context, session.active = said, row
+            if session.end is not None and row.replayed is None:
+                arrival = max(request.arrival_time, session.end + request.think_time)
+                if arrival > request.arrival_time:
+                    row.arrival_time, row.arrive_reason = arrival, "turn"
+            self._begin(row, now)
 
     def _join_arrivals(self) -> None:
         """Let what has arrived wait for a slot; if all is idle, wait for the next arrival."""
@@ -622,73 +480,148 @@ class RemoteEngine:
                 queue.push(row)
 
     def _admit(self) -> None:
-        attempts, queue, clock = self._attempts, self._queue, self._clock
-        attempts.send_again()
+        queue, clock, rate, model = self._queue, self._clock, self._rate, self._model
+        while self._returning and rate.why_not(self._measure()) is None:
+            rate.note_sent(self._measure())
+            self._returning.popleft().set_result(None)
         while self._free and not self._is_halted and (row := queue.first(clock.now)) is not None:
-            why = "concurrency" if attempts.has_returning else self._rate.why_not(self._measure())
-            if why is not None:
-                blocked = row.id, row.index, why
-                if blocked != self._blocked:
-                    self._events.append(BlockedEvent(clock.step, clock.now, *blocked))
-                self._blocked = blocked
+            why = "concurrency" if self._returning else rate.why_not(self._measure())
+            blocked = None if why is None else (row.id, row.index, why)
+            if blocked is not None and blocked != self._blocked:
+                self._events.append(BlockedEvent(clock.step, clock.now, *blocked))
+            self._blocked = blocked
+            if blocked is not None:
                 return
             queue.take(row)
-            slot = heappop(self._free)
-            row.state = ADMIT[row.state]
-            row.slot, row.admitted_step = slot, clock.step
-            self._running[row] = slot
-            reason: AdmitReason = "refill" if self._last_used[slot] == clock.step - 1 else "empty"
+            row.state, row.slot = ADMIT[row.state], heappop(self._free)
+            row.admitted_step = clock.step
+            reason = "refill" if self._last_used[row.slot] == clock.step - 1 else "empty"
             left = max(row.num_prompt_tokens, 1)
-            admitted = clock.step, clock.now, row.id, row.index, slot, reason
-            self._events.append(AdmitEvent(*admitted, left=left))
-            self._blocked = None
-            model, request = self._model, row.request
-            extra = model.settings.extra_body
+            self._tell(AdmitEvent, clock.step, row, reason, "sample", 0, 0, left)
+            request, extra = row.request, model.settings.extra_body
             named = extra.get("model") or (request.extra_body or {}).get("model")
             body = body_of(request, row.index, model.model_for(named), extra, row.context)
-            attempts.send(row, body)
+            rate.note_sent(self._measure())
+            self._running[row] = task = self._loop.create_task(self._ask(row, body))
+            task.add_done_callback(self._note_bug)
 
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:
             with self._waiting():
                 time.sleep(seconds)
 
-    # -- out of them -----------------------------------------------------------------------------
+    # -- in the tasks ----------------------------------------------------------------------------
 
-    def _take(self, news: News) -> list[TokenEvent]:
+    async def _ask(self, row: RemoteSequence, body: Body) -> None:
+        settings = self._model.settings
+        for number in range(1, settings.max_attempts + 1):
+            sent = self._measure()
+            failure = await self._attempt(row, body)
+            if failure is None or not failure.is_worth_retry or failure.is_overlong:
+                break
+            if number == settings.max_attempts or not row.reply.is_blank:
+                break
+            longest = min(MAX_BACKOFF, settings.max_wait)
+            pause = pause_after(number, failure.retry_after, settings.backoff, longest)
+            self._attempts.append(Attempt(row, failure, number, sent, pause))
+            self._has_news.set()
+            await asyncio.sleep(pause)
+            turn = self._loop.create_future()  # until the rate allows another attempt
+            self._returning.append(turn)
+            self._has_news.set()
+            await turn
+        row.text += row.reply.flush()
+        self._attempts.append(Attempt(row, failure, number, sent))
+        self._has_news.set()
+
+    async def _attempt(self, row: RemoteSequence, body: Body) -> ServerFailure | None:
+        row.reply, row.text, failure = Reply(row.request, body.fields), "", None
+        reply, longest = row.reply, self._model.settings.max_wait
+
+        def hear(chunk: StreamEvent) -> None:
+            num_tokens, text = reply.take(chunk)
+            row.text += text
+            if num_tokens:
+                self._received[row] = self._received.get(row, 0) + num_tokens
+                self._has_news.set()
+
+        try:
+            if await self._client.ask(body, hear):
+                reply.end()
+        except ServerFailure as error:
+            failure = None if reply.is_over else error
+        finally:
+            self._rate.num_in_flight -= 1
+        if failure is None:
+            failure = reply.find_lack(wants_logprobs=row.request.logprobs is not None)
+        if failure is None:
+            return None
+        wait = failure.retry_after or 0.0
+        if failure.is_worth_retry and wait > longest:
+            failure.is_overlong = True
+            failure.args = (f"{failure}; --max-wait {longest:g} is less than {wait:g} s",)
+        return self._client.without_key(failure)
+
+    def _note_bug(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._bug = error
+            self._has_news.set()
+
+    def _listen(self, until: float | None) -> None:
+        """Run the tasks until one of them has recorded something, or `until` has come."""
+
+        async def wait(seconds: float | None) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._has_news.wait()
+
+        left = math.inf if until is None else until - self._measure()
+        if not (self._received or self._attempts):
+            self._loop.run_until_complete(wait(min(SHORT_WAIT, left)))
+        if not self._has_news.is_set() and (until is None or until > self._measure()):
+            with self._waiting():
+                seconds = None if until is None else until - self._measure()
+                self._loop.run_until_complete(wait(seconds))
+        if self._bug is not None:
+            raise self._bug
+        self._has_news.clear()
+
+    # -- out of the slots ------------------------------------------------------------------------
+
+    def _take(self) -> list[TokenEvent]:
+        """Turn what has been recorded into events and results; return the tokens that have come."""
         step, tokens = self._clock.step - 1, list[TokenEvent]()
-        start = self._clock.start_of(step)
-        for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
+        received, self._received = self._received, {}
+        attempts, self._attempts = self._attempts, []
+        for row in sorted(received, key=lambda row: row.slot):
             if row.first_token_step is None:
                 row.first_token_step = step
-            self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens))
+            self._tell(ReceiveEvent, step, row, received[row])
         if self._is_streaming:
-            late = (attempt.row for attempt in news.ended if attempt.row.text)
-            for row in sorted({*news.received, *late}, key=lambda row: row.slot):
-                tokens.append(TokenEvent(step, row.id, row.index, *row.take_told()))
-        for retry in news.retries:
-            if retry.failure is not None:
-                row, reason, delay = retry.row, retry.failure.reason, round(retry.delay, 6)
-                told = row.slot, reason, retry.num_attempts, delay
-                self._events.append(RetryEvent(step, start, row.id, row.index, *told))
-                self._report_wait(retry.failure, retry.delay)
-            self._adapt(retry)
-        for attempt in sorted(news.ended, key=lambda attempt: attempt.row.slot):
-            self._adapt(attempt)
-            self._end(attempt, step)
+            late = {each.row for each in attempts if each.delay is None and each.row.text}
+            for row in sorted({*received, *late}, key=lambda row: row.slot):
+                ids = row.reply.token_ids
+                own = None if ids is None else ids[row.num_told :]
+                tokens.append(TokenEvent(step, row.id, row.index, own, row.text))
+                row.text, row.num_told = "", len(ids or ())
+        # First attempts that others follow, as they ended, then the last ones, by slot.
+        attempts.sort(key=lambda each: -1 if each.delay is not None else each.row.slot)
+        for attempt in attempts:
+            row, failure, delay = attempt.row, attempt.failure, attempt.delay
+            if failure is not None and delay is not None:
+                self._tell(RetryEvent, step, row, failure.reason, attempt.number, round(delay, 6))
+                self._report_wait(failure, delay)
+            reason: ConcurrencyReason | None = None
+            if failure is None:
+                reason = "success" if self._rate.succeed() else None
+            elif failure.reason == "overload" and self._rate.refuse(attempt.sent, self._measure()):
+                reason = "overload"
+            if reason is not None:
+                limited = step, self._clock.start_of(step), self._rate.limit, reason
+                self._events.append(ConcurrencyEvent(*limited))
+            if delay is None:
+                self._end(attempt, step)
         return tokens
-
-    def _adapt(self, ended: Attempt) -> None:
-        failure = ended.failure
-        reason: ConcurrencyReason | None = None
-        if failure is None:
-            reason = "success" if self._rate.succeed() else None
-        elif failure.reason == "overload" and self._rate.refuse(ended.sent, self._measure()):
-            reason = "overload"
-        if reason is not None:
-            step = self._clock.step - 1
-            limited = step, self._clock.start_of(step), self._rate.limit, reason
-            self._events.append(ConcurrencyEvent(*limited))
 
     def _end(self, attempt: Attempt, step: int) -> None:
         row, failure = attempt.row, attempt.failure
@@ -698,8 +631,7 @@ class RemoteEngine:
             self._forbidden.append(failure)
         if failure is None:
             if not row.reply.num_tokens:  # an answer without a token has come, all the same
-                start = self._clock.start_of(step)
-                self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, 0))
+                self._tell(ReceiveEvent, step, row, 0)
             self._finish(row, row.reply.outcome, None, step)
         elif failure.is_final:
             self._lost = LostModelError(f"{self._model.address.url}: {failure}")
@@ -707,8 +639,7 @@ class RemoteEngine:
             if failure.is_overlong and failure.retry_after is not None:
                 self._model.has_refused_waits = True
                 self._report_wait(failure, failure.retry_after)
-            num_attempts = attempt.num_attempts
-            attempts = f" (attempt {num_attempts})" if num_attempts > 1 else ""
+            attempts = f" (attempt {attempt.number})" if attempt.number > 1 else ""
             why = Failure(failure.code, f"{failure}{attempts}", failure.status)
             self._finish(row, "error", why, step)
 
@@ -716,36 +647,35 @@ class RemoteEngine:
         until = self._measure() + seconds
         if seconds < LONG_WAIT or until < self._reported_until + max(LONG_WAIT, seconds / 10):
             return
-        self._reported_until, model = until, self._model
+        self._reported_until, url = until, self._model.address.url
         seconds = min(seconds, MAX_SHOWN_WAIT)
         end = datetime.now().astimezone() + timedelta(seconds=seconds)
-        when = f"until {end:%Y-%m-%d %H:%M:%S} ({seconds:,.0f} s)"
+        when = f"until {end:%Y-%m-%d %H:%M:%S} ({seconds:,.0f} s) for {url}: {failure}"
         if failure.is_overlong:
-            model.report(f"not waiting {when} for {model.address.url}: {failure}\n")
+            self._model.report(f"not waiting {when}\n")
         else:
-            limit = "--max-wait SECONDS limits such waits"
-            model.report(f"waiting {when} for {model.address.url}: {failure}; {limit}\n")
+            self._model.report(f"waiting {when}; --max-wait SECONDS limits such waits\n")
 
     def _finish(
         self, row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
     ) -> None:
         """End a sample; its constraint is checked again."""
-        row.state = FINISH[row.state]
-        slot = self._running.pop(row, None)
-        judged, where = Judgement(), ""
+        slot = None if row.slot == NO_SLOT else row.slot
+        reply, judged, error = row.reply, Judgement(), None
         if slot is not None:
+            del self._running[row]
             self._last_used[slot] = step
             heappush(self._free, slot)
-            where = f"step {step}: "
             if failure is None:
-                judged = _judge(row, reason)
+                judged = _judge(reply, reason)
         if judged.failure is not None:
             reason, failure = "error", judged.failure
-        reply, num_prompt_tokens, error = row.reply, row.num_prompt_tokens, None
-        if reply.prompt_tokens is not None:
-            num_prompt_tokens = reply.prompt_tokens
         if failure is not None:
+            where = "" if slot is None else f"step {step}: "
             error = ErrorInfo(failure.code, f"{where}{failure.message}", status=failure.status)
+        num_prompt_tokens = reply.prompt_tokens
+        if num_prompt_tokens is None:
+            num_prompt_tokens = row.num_prompt_tokens
         lacks_logprobs = not reply.logprobs and reply.num_tokens > 0
         result = Result(
             id=row.id,
@@ -767,20 +697,17 @@ class RemoteEngine:
             function_call=reply.function_call,
         )
         self._results.append(result)
-        self._close(row, result, step)
+        self._close_row(row, result, step)
 
-    def _close_replayed(self, row: RemoteSequence, result: Result) -> None:
-        self._forbidden = None
+    def _close_row(self, row: RemoteSequence, result: Result, step: int) -> None:
+        """Note that a row has its result, and begin the turn that waits for it."""
+        clock, usage, request = self._clock, result.usage, row.request
         row.state = FINISH[row.state]
-        self._close(row, result, self._clock.step)
-
-    def _close(self, row: RemoteSequence, result: Result, step: int) -> None:
-        clock, usage = self._clock, result.usage
         self._num_tokens += usage.completion_tokens
         self._events.append(
             FinishEvent(
                 step,
-                clock.now if step == clock.step else clock.start_of(step),
+                clock.start_of(step),
                 row.id,
                 row.index,
                 None if row.slot == NO_SLOT else row.slot,
@@ -794,63 +721,28 @@ class RemoteEngine:
         self._num_open[row.id] -= 1
         if not self._num_open[row.id]:
             del self._num_open[row.id]
-        if row.request.session is not None:
-            self._end_turn(self._sessions[row.request.session], row, result)
-
-    # -- turns of sessions -----------------------------------------------------------------------
-
-    def _begin_turn(self, session: Session, turn: Turn, now: float) -> None:
-        request, said = turn.request, self._said.get(turn.request.session or "")
-        row = _sequence(turn, 0, said)
-        if said is not None and isinstance(said, str) == is_chat(request):
-            session.failure = "its session goes on from texts, or from messages, not from both"
-        if session.failure is not None:
-            self._fail_turn(session, row)
+        session = None if request.session is None else self._sessions[request.session]
+        if session is None or session.active is not row:  # else it never began
             return
-        session.active = turn.request_id
-        if turn.replayed:
-            self._close_replayed(row, turn.replayed[0])
-            return
-        if session.end is not None:
-            arrival = max(request.arrival_time, session.end + request.think_time)
-            if arrival > request.arrival_time:
-                row.arrival_time, row.arrive_reason = arrival, "turn"
-        self._queue.add(row, now)
-
-    def _end_turn(self, session: Session, row: RemoteSequence, result: Result) -> None:
-        """Start the turn after one that has ended, or let those that wait end with it."""
-        if session.active != row.id:  # it was over without ever going on
-            return
-        now = session.end = self._clock.now
-        session.active, name = None, row.request.session or ""
-        if result.finish_reason in {"error", "aborted"}:
-            for turn in session.break_off(row.id, result.finish_reason, 0):
-                self._fail_turn(session, _sequence(turn, 0))
-            return
-        self._said[name] = _with_answer(row.request, self._said.get(name), result)
-        if session.turns:
-            self._begin_turn(session, session.turns.popleft(), now)
-
-    def _fail_turn(self, session: Session, row: RemoteSequence) -> None:
-        failure = Failure("session-failed", session.failure or "")
-        self._finish(row, "error", failure, self._clock.step)
+        session.active, session.end, outcome = None, clock.now, result.finish_reason
+        if outcome in {"error", "aborted"}:
+            session.failure = (
+                f"a turn before it in its session, request {row.id!r}, ended with {outcome!r}"
+            )
+        elif not is_chat(request):
+            session.said = (session.said or "") + str(request.prompt) + result.text
+        else:
+            answer: dict[str, Any] = {"role": "assistant", "content": result.text}
+            if result.tool_calls is not None:
+                answer["tool_calls"] = result.tool_calls
+            if result.function_call is not None:
+                answer["function_call"] = result.function_call
+            messages = (request.extra_body or {})["messages"]
+            session.said = [*(session.said or []), *messages, answer]
+        self._begin_turns(session, clock.now)
 
 
-def _judge(row: RemoteSequence, reason: FinishReason) -> Judgement:
-    """Check an answer against its constraint, which many servers ignore.
-
-    Calls of tools are not texts, and keep none.
-    """
-    reply, source = row.reply, row.reply.constraint
-    if source is None or reply.tool_calls or reply.function_call:
-        return Judgement()
-    stop = reply.stop_reason if isinstance(reply.stop_reason, str) else ""
-    output = (reply.text.removesuffix(stop) + stop).encode(errors="replace")
-    is_ended = reason == "stop" and reply.stop_reason is None
-    look = _look_at(source, output)
-    verifier = _verifier_of(source)
-    return verifier.judge(output, look, is_ended=is_ended, accepts=lambda: False)
-
+# An answer is checked against its constraint, which many servers ignore.
 
 _verifier_of = lru_cache(MAX_CACHED)(Verifier)
 
@@ -858,6 +750,17 @@ _verifier_of = lru_cache(MAX_CACHED)(Verifier)
 @cache
 def _grammars() -> ConstraintCompiler:
     return ConstraintCompiler(ByteTokenizer(), 257, (256,))
+
+
+def _judge(reply: Reply, reason: FinishReason) -> Judgement:
+    source = reply.constraint
+    if source is None or reply.tool_calls or reply.function_call:  # calls of tools are no texts
+        return Judgement()
+    stop = reply.stop_reason if isinstance(reply.stop_reason, str) else ""
+    output = (reply.text.removesuffix(stop) + stop).encode(errors="replace")
+    is_ended, look = reason == "stop" and reply.stop_reason is None, _look_at(source, output)
+    verifier = _verifier_of(source)
+    return verifier.judge(output, look, is_ended=is_ended, accepts=lambda: False)
 
 
 def _look_at(source: ConstraintSource, output: bytes) -> Look:

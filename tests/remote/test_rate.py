@@ -10,7 +10,7 @@ def test_a_refusal_halves_the_limit_and_those_sent_before_it_count_as_one():
     for _ in range(16):
         rate.note_sent(1.0)
     for _ in range(5):
-        rate.note_over()
+        rate.num_in_flight -= 1
         rate.refuse(sent=1.0, now=2.0)
     assert rate.limit == 8
     rate.refuse(sent=2.5, now=3.0)
@@ -43,7 +43,7 @@ def test_no_more_fly_than_the_limit():
     rate.note_sent(0.0)
     assert rate.why_not(0.0) == "concurrency"
     assert rate.start_of_next(0.0) is None
-    rate.note_over()
+    rate.num_in_flight -= 1
     assert rate.why_not(0.0) is None
 
 

@@ -31,10 +31,9 @@ from batcher.errors import BatchdecodeError, LostModelError
 from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveEvent, RetryEvent
 from batcher.remote import client
 from batcher.remote.client import MAX_EVENT, remote_model_of
-from batcher.remote.engine import Attempt, News, RemoteEngine
+from batcher.remote.engine import Attempt, RemoteEngine
 from batcher.remote.model import ServerSettings, address_of
-from batcher.remote.protocol import ServerFailure, error_text
-from batcher.remote.reply import Reply, read_chunk
+from batcher.remote.protocol import Reply, ServerFailure, error_text, read_chunk
 from batcher.request import Request
 from batcher.result import Usage
 from batcher.trace.timeline import Timeline
@@ -491,11 +490,10 @@ def test_what_others_have_come_to_is_handed_out_before_a_refused_key_ends_the_ru
         engine._admit()
         refused, answered_row = engine._running
         answered_row.reply.take(read_chunk('{"choices": [{"text": "x", "finish_reason": "stop"}]}'))
-        news = News()
         no_key = ServerFailure("answer", "no", status=401)
-        news.ended = [Attempt(refused, no_key, 1, 0.0), Attempt(answered_row, None, 1, 0.0)]
+        engine._attempts = [Attempt(refused, no_key, 1, 0.0), Attempt(answered_row, None, 1, 0.0)]
         engine._clock.advance(None)
-        engine._take(news)
+        engine._take()
         assert [result.text for result in engine.hand_out().results] == ["x"]
         with pytest.raises(LostModelError):
             engine.step()
@@ -613,7 +611,7 @@ PARTS = st.dictionaries(st.sampled_from(NAMES), ODD, max_size=3)
 @example([{"delta": {"tool_calls": 5}}], {})
 @example([], {"error": inf})
 def test_no_chunk_raises_anything_but_a_failure_of_the_server(parts, more):
-    reply = Reply(["a"])
+    reply = Reply(Request(prompt="", stop="a"), {})
     data = json.dumps({"choices": parts, **more}).replace("Infinity", "1e999")
     with suppress(ServerFailure):
         reply.take(read_chunk(data))
