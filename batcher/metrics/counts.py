@@ -6,26 +6,18 @@ number.
 
 from collections import Counter
 from itertools import pairwise
-from typing import ClassVar, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from msgspec import Struct, field
 
 from batcher.events import (
-    AdmitEvent,
     ArriveEvent,
     BlockedReason,
-    Event,
-    FinishEvent,
-    JumpEvent,
-    PreemptEvent,
-    RunEvent,
     SpeculateReason,
     StepsEvent,
 )
-from batcher.metrics.times import WholeStep, is_untimed
-from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import Acceptance, expected_speedup, simple_return
-from batcher.trace.run import AdmissionRecord, DraftCounts, RequestTimeline, Totals, is_follower
+from batcher.trace.run import DraftCounts, RequestTimeline, Totals
 
 
 class KvUse(Struct, frozen=True, kw_only=True):
@@ -86,168 +78,11 @@ class Computed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     draft_tokens: int = 0
 
 
-class StepUse(Totals):
-    """Adds up what each step computed and held; the settings are those of the run.
-
-    num_full: steps that computed as many tokens as they may.  seconds, block_seconds: how long all
-    took, and the sum of the blocks held in each times how long it took.
-    """
-
-    LARGEST: ClassVar = frozenset({"max_blocks"})
-
-    num_steps: int = 0
-    num_full: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    draft_tokens: int = 0
-    right_padding: int = 0
-    left_padding: int = 0
-    max_blocks: int = 0
-    seconds: float = 0.0
-    block_seconds: float = 0.0
-
-    def observe(self, step: WholeStep, settings: SchedulingSettings) -> None:
-        duration = step.end - step.start
-        self.num_steps += 1
-        self.num_full += step.decodes + step.prefills == settings.max_batch_tokens
-        self.prefill_tokens += step.prefills
-        if step.drafts:
-            self.prefill_tokens -= step.drafts
-            self.draft_tokens += step.drafts
-        self.decode_tokens += step.decodes
-        self.right_padding += step.prefill_padding
-        self.left_padding += step.decode_padding
-        self.max_blocks = max(self.max_blocks, step.blocks)
-        self.seconds += duration
-        self.block_seconds += step.blocks * duration
-
-    def kv(self, settings: SchedulingSettings) -> KvUse | None:
-        """Return how many blocks were held, None where there are no blocks."""
-        if not settings.is_paged:
-            return None
-        total = settings.kv_blocks
-        mean = self.block_seconds / self.seconds if self.seconds else 0.0
-        return KvUse(
-            block_size=settings.block_size,
-            total=total,
-            mean_blocks=round(mean, 3),
-            max_blocks=self.max_blocks,
-            mean_share=None if total is None else round(mean / total, NUM_DIGITS),
-            max_share=None if total is None else round(self.max_blocks / total, NUM_DIGITS),
-        )
-
-    def budget(self, settings: SchedulingSettings) -> BudgetUse | None:
-        """Return how far the token budget was used, None where there is none."""
-        budget = settings.max_batch_tokens
-        if budget is None:
-            return None
-        num_tokens = self.prefill_tokens + self.decode_tokens + self.draft_tokens
-        mean = num_tokens / max(1, self.num_steps)
-        return BudgetUse(
-            max_batch_tokens=budget,
-            mean_share=round(mean / budget, NUM_DIGITS),
-            full_steps=self.num_full,
-        )
-
-    def computed(self) -> Computed:
-        """Return what was computed, and what padding would have cost."""
-        padded = self.prefill_tokens + self.right_padding
-        return Computed(
-            prefill_tokens=self.prefill_tokens,
-            decode_tokens=self.decode_tokens,
-            right_padding=self.right_padding,
-            left_padding=self.left_padding,
-            prefill_share=round(self.right_padding / padded, NUM_DIGITS) if padded else 0.0,
-            draft_tokens=self.draft_tokens,
-        )
-
-
-class CacheUse(Totals):
-    """Counts what was found in blocks at admissions, and what preemptions threw away.
-
-    hits: as in PrefixHits, by name.
-    """
-
-    hits: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("asked", "found", "asked_again", "found_again"), 0)
-    )
-    num_preempted: int = 0
-    recomputed: int = 0
-
-    def observe(self, event: Event, request: RequestTimeline) -> None:
-        if isinstance(event, PreemptEvent):
-            self.num_preempted += not is_follower(event)
-        elif isinstance(event, AdmitEvent):
-            preempts = [admission.preempt for admission in request.admissions[-2:-1]]
-            lost = preempts[0] if preempts else None
-            if lost is not None:
-                self.recomputed += max(0, lost.tokens - event.cached)
-            if request.arrive is None:  # it came along with another one
-                return
-            again = "" if lost is None else "_again"
-            self.hits[f"asked{again}"] += request.arrive.prompt_tokens + event.generated
-            self.hits[f"found{again}"] += event.cached
-
-
 class Positions(Struct, frozen=True, kw_only=True):
     """total: how many positions were computed.  padding: how many of them held no token."""
 
     total: int
     padding: int
-
-
-class PositionCount:
-    """Takes in what the events of a run say of its positions.
-
-    Where a run tells of its steps, they say it.  In any other a sequence computes what it begins
-    with in the step of its admission, and in every later one the token it was given last, with
-    those that a constraint has forced behind it, and drafts.
-
-    begun: what sequences began with and was not cached, less one for each: for the steps of their
-    admissions.
-    """
-
-    def __init__(self) -> None:
-        self.begun = 0
-        self._has_steps = self._is_padded = False
-        self._told = self._padding = 0
-        self._jumped = 0
-        self._last_jumps: dict[tuple[str, int], tuple[int, int]] = {}  # the step, and the tokens
-
-    def begin(self, run: RunEvent) -> None:
-        """Take in whether the run tells of its steps."""
-        self._is_padded = run.layout == "padded"
-        self._has_steps = self._is_padded or not is_untimed(run)
-
-    def compute(self, event: StepsEvent) -> None:
-        """Take in what steps computed."""
-        self._told += sum(event.decodes) + sum(event.prefills)
-        self._padding += sum(event.prefill_padding) if self._is_padded else 0
-
-    def jump(self, event: JumpEvent, found: RequestTimeline, admission: AdmissionRecord) -> None:
-        """Take in the tokens that a sequence computes in the next step."""
-        admit = admission.event
-        is_first = event.step == admit.step and event.tokens == admission.num_jumped
-        if is_first and admit.tokens:
-            return  # it began with them
-        num_tokens = event.tokens * found.num_rows
-        self._jumped += num_tokens
-        self._last_jumps[event.id, event.index] = event.step, num_tokens
-
-    def finish(self, event: FinishEvent) -> None:
-        step, num_tokens = self._last_jumps.pop((event.id, event.index), (-1, 0))
-        if step == event.step:
-            self._jumped -= num_tokens
-
-    def positions(self, num_steps: int, usual: int) -> Positions:
-        """Return what was computed in the first `num_steps`.
-
-        usual: a position for each slot-step that was busy, and for each draft.
-        """
-        if self._has_steps:
-            return Positions(total=self._told + self._padding, padding=self._padding)
-        pending = sum(n for step, n in self._last_jumps.values() if step + 1 >= num_steps)
-        return Positions(total=usual + self.begun + self._jumped - pending, padding=0)
 
 
 class IdleCauses(Struct, frozen=True, omit_defaults=True):
@@ -287,75 +122,47 @@ class SlotUse:
         self.busy = 0
         self.idle = dict[str, int](arrivals=0, empty_queue=0, too_few=0)
         self.undecided: list[_Idle] = []  # of all steps
-        self._reason: BlockedReason | None = None
+        self.reason: BlockedReason | None = None  # why the next one is not admitted, if known
+
+    def occupy(self, step: int, change: int) -> None:
+        """From `step` on, let so many slots more be occupied."""
+        if step != self.integrated_steps:
+            start, self.integrated_steps = self.integrated_steps, step
+            self.busy += self.num_occupied * (step - start)
+            if self.num_occupied < self.num_slots:
+                num_idle = self.num_slots - self.num_occupied
+                self.undecided.append(_Idle(start, step, num_idle, self.reason))
+        self.num_occupied += change
 
     def restart(self, step: int) -> None:
         """Let all slots be empty from `step` on, and nobody wait for one."""
-        self._integrate(step)
-        self.num_occupied, self._reason = 0, None
+        self.occupy(step, -self.num_occupied)
+        self.reason = None
         self.undecided.clear()
 
     def take(self, step: int, arrive: ArriveEvent) -> None:
         """Occupy a slot from `step` on, with a request that arrived as `arrive` says."""
-        if step != self.integrated_steps:
-            self._integrate(step)
-        if self.undecided:
-            for start, end, num_idle, reason in self.undecided:
-                arrived = min(max(start, arrive.step), end)
-                cause = "empty_queue" if arrive.reason == "follow" else "arrivals"
-                self._count(cause, (arrived - start) * num_idle)
-                self._count(reason or "too_few", (end - arrived) * num_idle)
-            self.undecided.clear()
-        self._reason = None
-        self.num_occupied += 1
+        self.occupy(step, 1)
+        for start, end, num_idle, reason in self.undecided:
+            arrived = min(max(start, arrive.step), end)
+            cause = "empty_queue" if arrive.reason == "follow" else "arrivals"
+            self._count(cause, (arrived - start) * num_idle)
+            self._count(reason or "too_few", (end - arrived) * num_idle)
+        self.undecided.clear()
+        self.reason = None
 
     def take_again(self, step: int, preempted: int) -> None:
         """Occupy a slot from `step` on, with a sequence that was preempted before `preempted`.
 
         Slots that were idle before that were not waiting for it, but for one still to come.
         """
-        self.join(step)
-        earlier = [
-            idle._replace(end=min(idle.end, preempted))
-            for idle in self.undecided
-            if idle.start < preempted
-        ]
-        for start, end, num_idle, reason in self.undecided:
-            self._count(reason or "too_few", max(0, end - max(start, preempted)) * num_idle)
-        self.undecided = earlier
-        self._reason = None
-
-    def join(self, step: int) -> None:
-        """Occupy a slot from `step` on, with another sequence of a group that has taken one."""
-        if step != self.integrated_steps:
-            self._integrate(step)
-        self.num_occupied += 1
-
-    def leave(self, step: int) -> None:
-        if step != self.integrated_steps:
-            self._integrate(step)
-        self.num_occupied -= 1
-
-    def block(self, step: int, reason: BlockedReason) -> None:
-        """Take note that from `step` on the next one is blocked for `reason`."""
-        if step != self.integrated_steps:
-            self._integrate(step)
-        self._reason = reason
-
-    def totals(self, num_steps: int) -> tuple[int, dict[str, int]]:
-        """Return the busy slot-steps of a run of `num_steps`, and the idle ones by cause.
-
-        Those that are of no cause known so far are of the tail.
-        """
-        busy = self.busy + self.num_occupied * (num_steps - self.integrated_steps)
-        return busy, dict(self.idle)
-
-    def _integrate(self, step: int) -> None:
-        start, self.integrated_steps = self.integrated_steps, step
-        self.busy += self.num_occupied * (step - start)
-        if self.num_occupied < self.num_slots:
-            num_idle = self.num_slots - self.num_occupied
-            self.undecided.append(_Idle(start, step, num_idle, self._reason))
+        self.occupy(step, 1)
+        undecided, self.undecided, self.reason = self.undecided, [], None
+        for idle in undecided:
+            waited = max(0, idle.end - max(idle.start, preempted))
+            self._count(idle.reason or "too_few", waited * idle.num_slots)
+            if idle.start < preempted:
+                self.undecided.append(idle._replace(end=min(idle.end, preempted)))
 
     def _count(self, cause: str, slot_steps: int) -> None:
         self.idle[cause] = self.idle.get(cause, 0) + slot_steps
@@ -500,14 +307,14 @@ class SpeculationTotals(Totals):
             drafted=num_drafted,
             accepted=num_accepted,
             rejected=counts.num_rejected,
-            acceptance=_share(num_accepted, num_drafted),
+            acceptance=share_of(num_accepted, num_drafted),
             token_acceptance=round(acceptance, NUM_DIGITS),
             by_position=[
-                PositionAcceptance(drafted, accepted, _share(accepted, drafted))
+                PositionAcceptance(drafted, accepted, share_of(accepted, drafted))
                 for drafted, accepted in counts.by_position()
             ],
             tokens_per_step=round(1 + num_accepted / counts.num_steps, 3),
-            wasted=_share(num_drafted - num_accepted, num_positions),
+            wasted=share_of(num_drafted - num_accepted, num_positions),
             returned_blocks=counts.blocks,
             changes=DraftChanges(*(self.changes[why] for why in get_args(SpeculateReason))),
             speedup=Speedup(
@@ -533,5 +340,5 @@ def decode_steps_of(found: RequestTimeline, num_tokens: int) -> int:
     return num_tokens - num_beside - num_first
 
 
-def _share(part: int, whole: int) -> float:
+def share_of(part: int, whole: int) -> float:
     return round(part / whole, NUM_DIGITS) if whole else 0.0

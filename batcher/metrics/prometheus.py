@@ -6,10 +6,11 @@ step lasts 1.0 unless something says otherwise.  docs/observability.md has the t
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 from prometheus_client.core import (
@@ -27,7 +28,6 @@ from batcher.metrics.summary import (
     RunMetrics,
     RunSummary,
     RunTotals,
-    TimedTotals,
     WatchedEngine,
     state_of,
     summarize,
@@ -41,46 +41,37 @@ SECONDS += [10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0]
 TOKENS = [float(number * 10**power) for power in range(6) for number in (1, 2, 5)]
 
 
-class Gauge(NamedTuple):
-    """A number of the moment."""
+class Number(NamedTuple):
+    """One metric: its help text, and how it is read.
 
-    words: str
-    read: Callable[[EngineState], float]
-
-
-class Count(NamedTuple):
-    """A number that only grows, or several that `label` tells apart; None where there is none."""
-
-    words: str
-    read: Callable[[RunSummary, EndedTotals], int | Mapping[str, int] | None]
-    label: str | None = None
-
-
-class Spread(NamedTuple):
-    """How a number is distributed.
-
-    scale: how many of the units that are counted make one of those that are told.
+    label: what tells several counts of one name apart.  bounds, scale: of a histogram; scale: how
+    many of the units that are counted make one of those that are told.
     """
 
     words: str
-    read: Callable[[TimedTotals, EndedTotals], Histogram]
+    read: Callable[..., Any]
+    label: str | None = None
     bounds: Sequence[float] = SECONDS
     scale: int = MICROSECONDS
 
 
+def _at(path: str, default: int | None = None) -> Callable[..., Any]:
+    """Return what reads a number of the summary; `default` where the summary has no such part."""
+
+    part, _, name = path.rpartition(".")
+
+    def read(summary: RunSummary, _: EndedTotals) -> Any:
+        record = getattr(summary, part) if part else summary
+        return default if record is None else getattr(record, name)
+
+    return read
+
+
 def _success(summary: RunSummary, ended: EndedTotals) -> dict[str, int]:
     """Return what has ended, samples that are no results included: a count never goes down."""
+    names = {"stop": "stop", "length": "length", "abort": "aborted", "error": "error"}
     reasons, dropped = summary.finish_reasons, ended.dropped
-    return {
-        "stop": reasons.stop + dropped["stop"],
-        "length": reasons.length + dropped["length"],
-        "abort": reasons.aborted + dropped["aborted"],
-        "error": reasons.error + dropped["error"],
-    }
-
-
-def _drafts(name: str) -> Callable[[RunSummary, EndedTotals], int | None]:
-    return lambda s, _: None if s.speculation is None else getattr(s.speculation, name)
+    return {name: getattr(reasons, own) + dropped[own] for name, own in names.items()}
 
 
 def _accepted_by_position(summary: RunSummary, _: EndedTotals) -> dict[str, int] | None:
@@ -90,80 +81,80 @@ def _accepted_by_position(summary: RunSummary, _: EndedTotals) -> dict[str, int]
 
 
 WAITING, NOT_ARRIVED = "vllm:num_requests_waiting", "batchdecode_requests_not_arrived"
-GAUGES = {
-    "vllm:num_requests_running": Gauge("Slots that are held.", lambda e: e.num_running),
-    WAITING: Gauge("Outputs that have arrived and wait for a slot.", lambda e: e.num_waiting),
-    NOT_ARRIVED: Gauge("Outputs that are known and have not arrived.", lambda e: e.num_coming),
-    "vllm:kv_cache_usage_perc": Gauge(
-        "Share of the KV blocks that sequences hold.", lambda e: e.kv_share
+GAUGES = {  # of an EngineState
+    "vllm:num_requests_running": Number("Slots that are held.", attrgetter("num_running")),
+    WAITING: Number("Outputs that have arrived and wait for a slot.", attrgetter("num_waiting")),
+    NOT_ARRIVED: Number("Outputs that are known and have not arrived.", attrgetter("num_coming")),
+    "vllm:kv_cache_usage_perc": Number(
+        "Share of the KV blocks that sequences hold.", attrgetter("kv_share")
     ),
-    "batchdecode_slots": Gauge("Slots that there are.", lambda e: e.num_slots),
+    "batchdecode_slots": Number("Slots that there are.", attrgetter("num_slots")),
 }
-COUNTS = {
-    "vllm:prompt_tokens": Count(
-        "Tokens of the prompts of requests that have arrived.", lambda s, _: s.prompt_tokens
+COUNTS = {  # of a RunSummary and the EndedTotals; None where there is none
+    "vllm:prompt_tokens": Number(
+        "Tokens of the prompts of requests that have arrived.", _at("prompt_tokens")
     ),
-    "vllm:generation_tokens": Count(
+    "vllm:generation_tokens": Number(
         "Tokens of outputs that have ended.",
         lambda s, ended: s.generated_tokens + ended.lost_tokens,
     ),
-    "vllm:request_success": Count("Outputs that have ended.", _success, "finished_reason"),
-    "batchdecode_dropped_samples": Count(
+    "vllm:request_success": Number("Outputs that have ended.", _success, "finished_reason"),
+    "batchdecode_dropped_samples": Number(
         "Samples of best_of among them that are no results.",
         lambda _, ended: ended.dropped,
         "finished_reason",
     ),
-    "vllm:num_preemptions": Count(
-        "Times a sequence lost its slot and had to wait again.",
-        lambda s, _: 0 if s.preemptions is None else s.preemptions.count,
+    "vllm:num_preemptions": Number(
+        "Times a sequence lost its slot and had to wait again.", _at("preemptions.count", 0)
     ),
-    "vllm:prefix_cache_queries": Count(
-        "Tokens looked for in the prefix cache, at first admissions.",
-        lambda s, _: None if s.prefix_cache is None else s.prefix_cache.asked,
+    "vllm:prefix_cache_queries": Number(
+        "Tokens looked for in the prefix cache, at first admissions.", _at("prefix_cache.asked")
     ),
-    "vllm:prefix_cache_hits": Count(
-        "How many of them were found.",
-        lambda s, _: None if s.prefix_cache is None else s.prefix_cache.found,
+    "vllm:prefix_cache_hits": Number("How many of them were found.", _at("prefix_cache.found")),
+    "vllm:spec_decode_num_drafts": Number(
+        "Times that a step verified drafts of a row.", _at("speculation.steps")
     ),
-    "vllm:spec_decode_num_drafts": Count(
-        "Times that a step verified drafts of a row.", _drafts("steps")
-    ),
-    "vllm:spec_decode_num_draft_tokens": Count("Drafts.", _drafts("drafted")),
-    "vllm:spec_decode_num_accepted_tokens": Count("Drafts accepted.", _drafts("accepted")),
-    "vllm:spec_decode_num_accepted_tokens_per_pos": Count(
+    "vllm:spec_decode_num_draft_tokens": Number("Drafts.", _at("speculation.drafted")),
+    "vllm:spec_decode_num_accepted_tokens": Number("Drafts accepted.", _at("speculation.accepted")),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": Number(
         "Drafts accepted, by their position from 0.", _accepted_by_position, "position"
     ),
-    "batchdecode_steps": Count("Steps that were taken.", lambda s, _: s.steps),
-    "batchdecode_blocked_steps": Count(
+    "batchdecode_steps": Number("Steps that were taken.", _at("steps")),
+    "batchdecode_blocked_steps": Number(
         "Steps in which a slot was free and the first of the queue not admitted.",
         lambda s, _: None if s.blocked is None else asdict(s.blocked),
         "reason",
     ),
 }
-SPREADS = {
-    "vllm:time_to_first_token_seconds": Spread(
-        "From arrival to the first token.", lambda t, _: t.times["ttft"].counts
-    ),
-    "vllm:inter_token_latency_seconds": Spread(
-        "From a token to the next one of the same output.", lambda t, _: t.times["itl"].counts
-    ),
-    "vllm:request_time_per_output_token_seconds": Spread(
-        "Mean time of a token of an output after its first.", lambda t, _: t.times["tpot"].counts
-    ),
-    "vllm:e2e_request_latency_seconds": Spread(
-        "From arrival to the last token.", lambda t, _: t.times["e2e"].counts
-    ),
-    "vllm:request_queue_time_seconds": Spread(
-        "From arrival to a slot.", lambda t, _: t.times["queue"].counts
-    ),
-    "vllm:request_prompt_tokens": Spread(
+SPREADS = {  # of the TimedTotals and the EndedTotals
+    name: Number(words, lambda timed, _, key=key: timed.times[key])
+    for name, key, words in (
+        ("vllm:time_to_first_token_seconds", "ttft", "From arrival to the first token."),
+        (
+            "vllm:inter_token_latency_seconds",
+            "itl",
+            "From a token to the next one of the same output.",
+        ),
+        (
+            "vllm:request_time_per_output_token_seconds",
+            "tpot",
+            "Mean time of a token of an output after its first.",
+        ),
+        ("vllm:e2e_request_latency_seconds", "e2e", "From arrival to the last token."),
+        ("vllm:request_queue_time_seconds", "queue", "From arrival to a slot."),
+    )
+} | {
+    "vllm:request_prompt_tokens": Number(
         "Tokens of the prompts of requests that have ended.",
         lambda _, ended: ended.prompts,
-        TOKENS,
-        1,
+        bounds=TOKENS,
+        scale=1,
     ),
-    "vllm:request_generation_tokens": Spread(
-        "Tokens of outputs that have ended.", lambda _, ended: ended.outputs, TOKENS, 1
+    "vllm:request_generation_tokens": Number(
+        "Tokens of outputs that have ended.",
+        lambda _, ended: ended.outputs,
+        bounds=TOKENS,
+        scale=1,
     ),
 }
 
@@ -238,24 +229,22 @@ def engine_metrics(
     state: EngineState, totals: RunTotals, run: RunEvent | None, labels: tuple[str, str]
 ) -> Iterator[Metric]:
     """Yield what there is to tell of an engine that stands so and has done that."""
-    for name, (words, read) in GAUGES.items():
-        yield _gauge(name, words, read(state), labels)
+    for name, gauge in GAUGES.items():
+        yield _gauge(name, gauge.words, gauge.read(state), labels)
     summary, ended = summarize(totals, run), totals.ended or EndedTotals()
-    for name, (words, count, label) in COUNTS.items():
-        counted = count(summary, ended)
-        if isinstance(counted, int):
-            counter = CounterMetricFamily(name, words, labels=LABELS)
-            counter.add_metric(labels, counted)
-            yield counter
-        elif counted is not None and label is not None:
-            counter = CounterMetricFamily(name, words, labels=(*LABELS, label))
-            for key, value in counted.items():
-                counter.add_metric((*labels, key), value)
+    for name, count in COUNTS.items():
+        counted = count.read(summary, ended)
+        if counted is not None:
+            own = [] if count.label is None else [count.label]
+            counter = CounterMetricFamily(name, count.words, labels=(*LABELS, *own))
+            for key, value in counted.items() if own else [("", counted)]:
+                counter.add_metric([*labels, key] if own else labels, value)
             yield counter
     if totals.timed is not None:  # it is before any event
-        for name, (words, spread, bounds, scale) in SPREADS.items():
-            histogram = HistogramMetricFamily(name, words, labels=LABELS)
-            histogram.add_metric(labels, *buckets_of(spread(totals.timed, ended), bounds, scale))
+        for name, spread in SPREADS.items():
+            histogram = HistogramMetricFamily(name, spread.words, labels=LABELS)
+            buckets = buckets_of(spread.read(totals.timed, ended), spread.bounds, spread.scale)
+            histogram.add_metric(labels, *buckets)
             yield histogram
 
 

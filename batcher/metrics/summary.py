@@ -31,19 +31,17 @@ from batcher.events import (
 from batcher.metrics.counts import (
     BlockedSteps,
     BudgetUse,
-    CacheUse,
     Computed,
     IdleCauses,
     KvUse,
-    PositionCount,
     Positions,
     Preemptions,
     PrefixHits,
     SlotUse,
     Speculation,
     SpeculationTotals,
-    StepUse,
     decode_steps_of,
+    share_of,
 )
 from batcher.metrics.slo import Goodput, GoodputCount, Slo
 from batcher.metrics.times import (
@@ -60,7 +58,14 @@ from batcher.metrics.times import (
 from batcher.request import NOTHING_UNREAD, Unread
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.speculation.settings import Acceptance
-from batcher.trace.run import RequestFold, RequestTimeline, Totals, aging_of, is_aged
+from batcher.trace.run import (
+    RequestFold,
+    RequestTimeline,
+    Totals,
+    aging_of,
+    is_aged,
+    is_follower,
+)
 
 Unit = Literal["seconds", "steps"]
 
@@ -175,19 +180,35 @@ def encode_summary(summary: RunSummary) -> bytes:
 
 
 class TimedTotals(Totals):
-    """What adds up of the times of a run.
+    """What adds up of the times of a run, of what its steps computed and held, and of its cache.
 
     times: by what they are of, see Latencies.  end: of the last step, in seconds.
+    num_full: steps that computed as many tokens as they may.  seconds, block_seconds: how long all
+    took, and the sum of the blocks held in each times how long it took.
+    hits: as in PrefixHits, by name.  recomputed: tokens that preemptions threw away.
     num_aged: admissions that `--aging` decided.
     """
 
-    LARGEST: ClassVar = frozenset({"end"})
+    LARGEST: ClassVar = frozenset({"end", "max_blocks"})
 
     times: dict[str, SecondsHistogram]
-    steps: StepUse = field(default_factory=StepUse)
-    cache: CacheUse = field(default_factory=CacheUse)
     goodput: GoodputCount = field(default_factory=GoodputCount)
     end: float = 0.0
+    num_steps: int = 0
+    num_full: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    draft_tokens: int = 0
+    right_padding: int = 0
+    left_padding: int = 0
+    max_blocks: int = 0
+    seconds: float = 0.0
+    block_seconds: float = 0.0
+    hits: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("asked", "found", "asked_again", "found_again"), 0)
+    )
+    num_preempted: int = 0
+    recomputed: int = 0
     num_aged: int = 0
 
 
@@ -294,7 +315,7 @@ def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -
         tokens_per_step=round(tokens / steps, 3) if steps else 0.0,
         busy_slot_steps=busy,
         idle_slot_steps=num_idle,
-        busy_share=_busy_share(totals),
+        busy_share=share_of(busy, steps * slots),
         idle=IdleCauses(tail=num_idle - sum(totals.idle.values()), **totals.idle),
         positions=Positions(total=totals.num_positions, padding=totals.num_padding),
         jumps=totals.num_jumps,
@@ -325,11 +346,6 @@ def settings_of(run: RunEvent) -> SchedulingSettings:
         raise BatchdecodeError(f"the run event of the trace: scheduling: {error}") from error
 
 
-def _busy_share(totals: RunTotals) -> float:
-    num_slot_steps = totals.num_steps * totals.num_slots
-    return round(totals.busy / num_slot_steps, 6) if num_slot_steps else 0.0
-
-
 def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> dict[str, Any]:
     """Return the fields of the summary that say something of some runs alone."""
     timed = totals.timed
@@ -351,19 +367,39 @@ def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> 
                 output_tokens=round(totals.generated_tokens / makespan, 3),
             )
     if not is_plain:
-        numbers |= {
-            "kv": timed.steps.kv(settings),
-            "budget": timed.steps.budget(settings),
-            "computed": timed.steps.computed(),
-        }
+        if settings.is_paged:
+            total, mean = settings.kv_blocks, 0.0
+            if timed.seconds:
+                mean = timed.block_seconds / timed.seconds
+            numbers["kv"] = KvUse(
+                block_size=settings.block_size,
+                total=total,
+                mean_blocks=round(mean, 3),
+                max_blocks=timed.max_blocks,
+                mean_share=None if total is None else round(mean / total, 6),
+                max_share=None if total is None else round(timed.max_blocks / total, 6),
+            )
+        if (budget := settings.max_batch_tokens) is not None:
+            num_tokens = timed.prefill_tokens + timed.decode_tokens + timed.draft_tokens
+            numbers["budget"] = BudgetUse(
+                max_batch_tokens=budget,
+                mean_share=round(num_tokens / max(1, timed.num_steps) / budget, 6),
+                full_steps=timed.num_full,
+            )
+        numbers["computed"] = Computed(
+            prefill_tokens=timed.prefill_tokens,
+            decode_tokens=timed.decode_tokens,
+            right_padding=timed.right_padding,
+            left_padding=timed.left_padding,
+            prefill_share=share_of(timed.right_padding, timed.prefill_tokens + timed.right_padding),
+            draft_tokens=timed.draft_tokens,
+        )
     if settings.has_prefix_cache:
-        hits = timed.cache.hits
-        share = round(hits["found"] / hits["asked"], 6) if hits["asked"] else 0.0
-        numbers["prefix_cache"] = PrefixHits(share=share, **hits)
+        hits = timed.hits
+        numbers["prefix_cache"] = PrefixHits(share=share_of(hits["found"], hits["asked"]), **hits)
     if settings.kv_blocks is not None or settings.preempt_for is not None:
-        cache = timed.cache
         numbers["preemptions"] = Preemptions(
-            count=cache.num_preempted, recomputed_tokens=cache.recomputed
+            count=timed.num_preempted, recomputed_tokens=timed.recomputed
         )
     if aging_of(run) is not None:
         numbers["aged"] = timed.num_aged
@@ -397,13 +433,20 @@ class RunMetrics:
             speculation=SpeculationTotals(counts=self.fold.drafts),
             ended=EndedTotals() if is_watched else None,
         )
-        self._slots, self._positions = SlotUse(), PositionCount()
+        self._slots = SlotUse()
         self._slo, self._series = slo, series
         self._timed: TimedMetrics | None = None
         self._blocked_steps: Counter[str] = Counter()
         self._end = 0.0  # of the last step that is told of
         # Of requests with several samples: how many have not ended, and how the others have.
         self._samples: dict[str, tuple[int, list[FinishEvent]]] = {}
+        # Positions.  Where a run tells of its steps, they say it.  In any other a sequence computes
+        # what it begins with in the step of its admission, and in every later one the token it was
+        # given last, with those that a constraint has forced behind it, and drafts.
+        self._has_steps = self._is_padded = False
+        self._num_begun = 0  # what sequences began with and was not cached, less one for each
+        self._num_jumped = 0
+        self._last_jumps: dict[tuple[str, int], tuple[int, int]] = {}  # the step, and the tokens
 
     def observe(self, events: Iterable[Event]) -> None:
         """Take in the next events of the run.
@@ -467,7 +510,7 @@ class RunMetrics:
         counted, lost = self.counted, {each.id for each in self.fold.open if each.arrive}
         for end in sorted(self.fold.ends_at(restart), key=attrgetter("step")):
             found = self.fold.finish(end)
-            self._positions.finish(end)
+            self._end_jumps(end)
             if self.fold.drafts.num_drafted:
                 counted.speculation.num_decode_steps += decode_steps_of(found, end.tokens)
             if self._timed is not None:
@@ -499,7 +542,7 @@ class RunMetrics:
                 requests=totals.num_requests,
                 generated_tokens=totals.generated_tokens,
                 steps=totals.num_steps,
-                busy_share=_busy_share(totals),
+                busy_share=share_of(totals.busy, totals.num_steps * totals.num_slots),
             )
             for totals in (worker.totals() for worker in self.workers)
         ]
@@ -519,8 +562,12 @@ class RunMetrics:
             return totals
         counted, sequences = self.counted, self.fold.open
         steps = max(counted.num_steps, self._slots.integrated_steps, num_steps)
-        busy, idle = self._slots.totals(steps)
-        positions = self._positions.positions(steps, busy + self.fold.drafts.num_drafted)
+        slots, num_positions = self._slots, counted.num_positions + counted.num_padding
+        busy = slots.busy + slots.num_occupied * (steps - slots.integrated_steps)
+        if not self._has_steps:
+            pending = sum(n for step, n in self._last_jumps.values() if step + 1 >= steps)
+            num_positions = busy + self.fold.drafts.num_drafted
+            num_positions += self._num_begun + self._num_jumped - pending
         if self._timed is not None:
             self._timed.catch_up(steps)
         blocked_steps, blocked = Counter(self._blocked_steps), self.fold.blocked
@@ -532,9 +579,8 @@ class RunMetrics:
             counted,
             num_steps=steps,
             busy=busy,
-            idle=idle,
-            num_positions=positions.total,
-            num_padding=positions.padding,
+            idle=dict(slots.idle),  # of those undecided so far, the cause is the tail
+            num_positions=num_positions,
             blocked_steps=blocked_steps if blocked_steps or blocked is not None else None,
             speculation=replace(
                 speculation, num_decode_steps=speculation.num_decode_steps + num_begun
@@ -548,21 +594,28 @@ class RunMetrics:
             case RunEvent():
                 self.run = event
                 counted.num_slots = self._slots.num_slots = event.batch
-                self._positions.begin(event)
+                self._is_padded = event.layout == "padded"
+                self._has_steps = self._is_padded or not is_untimed(event)
                 needs_times = not is_untimed(event) or counted.ended is not None
                 if needs_times or self._slo is not None or self._series is not None:
                     self._timed = TimedMetrics(event, self._slo, self._series)
             case EndEvent():
                 counted.num_steps = event.steps
             case PreemptEvent():
-                self._slots.leave(event.step)
+                self._slots.occupy(event.step, -1)
             case BlockedEvent():
-                self._slots.block(event.step, event.reason)
+                self._slots.occupy(event.step, 0)
+                self._slots.reason = event.reason
             case JumpEvent():
                 counted.num_jumps += 1
                 counted.num_jumped_tokens += event.tokens
                 if found is not None and found.admission is not None:
-                    self._positions.jump(event, found, found.admission)
+                    admit = found.admission.event
+                    is_first = event.tokens == found.admission.num_jumped
+                    if not (admit.tokens and is_first and event.step == admit.step):
+                        num_tokens = event.tokens * found.num_rows  # else it began with them
+                        self._num_jumped += num_tokens
+                        self._last_jumps[event.id, event.index] = event.step, num_tokens
             case ForkEvent():
                 counted.num_forks += 1
             case DropEvent():
@@ -574,7 +627,8 @@ class RunMetrics:
             case SpeculateEvent():
                 speculation.changes[event.reason] += 1
             case StepsEvent():
-                self._positions.compute(event)
+                counted.num_positions += sum(event.decodes) + sum(event.prefills)
+                counted.num_padding += sum(event.prefill_padding) if self._is_padded else 0
                 if self.fold.drafts.num_drafted:
                     speculation.costs.take(event, self._end)
                 if event.ends:
@@ -583,10 +637,10 @@ class RunMetrics:
     def _admit(self, event: AdmitEvent, found: RequestTimeline) -> None:
         arrive = found.arrive
         if arrive is None:
-            self._slots.join(event.step)
-            self._positions.begun += event.tokens - 1
+            self._slots.occupy(event.step, 1)
+            self._num_begun += event.tokens - 1
             return
-        self._positions.begun += (event.tokens or arrive.prompt_tokens) - event.cached - 1
+        self._num_begun += (event.tokens or arrive.prompt_tokens) - event.cached - 1
         self.counted.num_steps = event.step + 1
         if len(found.admissions) == 1:
             self._slots.take(event.step, arrive)
@@ -601,14 +655,14 @@ class RunMetrics:
             num_known = 0 if arrive is None else arrive.prompt_tokens
             counted.prompt_tokens += event.prompt_tokens - num_known
         if counted.num_jumps:
-            self._positions.finish(event)
+            self._end_jumps(event)
         if self.fold.drafts.num_drafted:
             counted.speculation.num_decode_steps += decode_steps_of(found, event.tokens)
         counted.generated_tokens += event.tokens
         if event.tokens > counted.longest_output:  # noqa: PLR1730 - as in Histogram.add
             counted.longest_output = event.tokens
         if event.slot is not None:
-            self._slots.leave(event.step + 1)
+            self._slots.occupy(event.step + 1, -1)
         if counted.ended is not None:
             if event.reason != "unused":
                 counted.ended.outputs.add(event.tokens)
@@ -637,6 +691,11 @@ class RunMetrics:
         if event.reason in {"stop", "length"}:
             counted.latency.add(end - arrive.step)
 
+    def _end_jumps(self, event: FinishEvent) -> None:
+        step, num_tokens = self._last_jumps.pop((event.id, event.index), (-1, 0))
+        if step == event.step:  # there is no later one that would compute them
+            self._num_jumped -= num_tokens
+
 
 class TimedMetrics:
     """Takes in the events of a run after its first, and has those numbers at any time.
@@ -661,15 +720,29 @@ class TimedMetrics:
         for step in self._feed.take(event, found):
             self._take(step)
         if found is not None:
-            totals.cache.observe(event, found)
-            if self._aging is not None and isinstance(event, AdmitEvent):
-                totals.num_aged += is_aged(event, found.arrive, self._aging)
+            if isinstance(event, PreemptEvent):
+                totals.num_preempted += not is_follower(event)
+            elif isinstance(event, AdmitEvent):
+                self._count_admission(event, found)
         elif isinstance(event, EndEvent):
             rest = self._feed.take_events()
             for ended in self._times.interrupt(rest):
                 totals.goodput.add(ended, self._slo)
             if self._series is not None:
                 self._series.take_rest(rest)
+
+    def _count_admission(self, event: AdmitEvent, found: RequestTimeline) -> None:
+        totals, arrive = self.totals, found.arrive
+        lost = found.admissions[-2].preempt if len(found.admissions) > 1 else None
+        if lost is not None:
+            totals.recomputed += max(0, lost.tokens - event.cached)
+        if arrive is None:  # it came along with another one
+            return
+        again = "" if lost is None else "_again"
+        totals.hits[f"asked{again}"] += arrive.prompt_tokens + event.generated
+        totals.hits[f"found{again}"] += event.cached
+        if self._aging is not None:
+            totals.num_aged += is_aged(event, arrive, self._aging)
 
     def catch_up(self, num_steps: int) -> None:
         """Take in the steps before `num_steps`, of which no more events come."""
@@ -683,24 +756,23 @@ class TimedMetrics:
             self._series.take_rest(self._feed.take_events())
 
     def _take(self, step: WholeStep) -> None:
-        self.totals.end = step.end
-        self.totals.steps.observe(step, self._settings)
+        totals, duration = self.totals, step.end - step.start
+        totals.end = step.end
+        totals.num_steps += 1
+        totals.num_full += step.decodes + step.prefills == self._settings.max_batch_tokens
+        totals.prefill_tokens += step.prefills - step.drafts
+        totals.draft_tokens += step.drafts
+        totals.decode_tokens += step.decodes
+        totals.right_padding += step.prefill_padding
+        totals.left_padding += step.decode_padding
+        totals.max_blocks = max(totals.max_blocks, step.blocks)
+        totals.seconds += duration
+        totals.block_seconds += step.blocks * duration
         given, all_ended = self._times.observe(step)
         for ended in all_ended:
-            self.totals.goodput.add(ended, self._slo)
+            totals.goodput.add(ended, self._slo)
         if self._series is not None:
             self._series.take(step, given)
-
-
-class BlockCounts(Protocol):
-    """The use of KV blocks; see BlockUse."""
-
-    @property
-    def used(self) -> int: ...
-    @property
-    def cached(self) -> int: ...
-    @property
-    def free(self) -> int | None: ...
 
 
 class WatchedEngine(Protocol):
@@ -717,7 +789,7 @@ class WatchedEngine(Protocol):
     @property
     def num_coming(self) -> int: ...
     @property
-    def block_use(self) -> BlockCounts | None: ...
+    def block_use(self) -> Any: ...  # a BlockUse, or None
 
 
 class EngineState(Struct, frozen=True):

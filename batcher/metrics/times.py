@@ -118,7 +118,7 @@ class Histogram(Totals):
         return Distribution(count, mean, p50, p90, p95, p99, self.max)
 
 
-class SecondsHistogram(Totals):
+class SecondsHistogram(Histogram):
     """Counts of times, in microseconds; a percentile is a time that was counted.
 
     least: the least number that was counted in a bucket, where that is not the number itself.
@@ -126,13 +126,12 @@ class SecondsHistogram(Totals):
 
     LEAST: ClassVar = frozenset({"least"})
 
-    counts: Histogram = field(default_factory=Histogram)
     least: dict[int, int] = field(default_factory=dict)
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Count a time, `count` times over; one below 0, which rounding can make, is 0."""
         value = max(0, microseconds(seconds))
-        self.counts.add(value, count)
+        super().add(value, count)
         if value >= EXACT_BELOW:
             bucket = bucket_of(value)
             least = self.least.get(bucket)
@@ -140,13 +139,11 @@ class SecondsHistogram(Totals):
                 self.least[bucket] = value
 
     def distribution(self) -> Distribution | None:
-        """Return what was counted in short, None for nothing."""
-        counts, least = self.counts, self.least
-        count = counts.count
+        count, least = self.count, self.least
         if not count:
             return None
-        percentiles = [least.get(bucket, bucket) for bucket in counts.percentiles(PERCENTS)]
-        return seconds_distribution(count, counts.sum / count, percentiles, counts.max)
+        percentiles = [least.get(bucket, bucket) for bucket in self.percentiles(PERCENTS)]
+        return seconds_distribution(count, self.sum / count, percentiles, self.max)
 
 
 def bucket_of(value: int) -> int:
