@@ -57,7 +57,6 @@ class Number(NamedTuple):
 
 def _at(path: str, default: int | None = None) -> Callable[..., Any]:
     """Return what reads a number of the summary; `default` where the summary has no such part."""
-
     part, _, name = path.rpartition(".")
 
     def read(summary: RunSummary, _: EndedTotals) -> Any:
