@@ -3,22 +3,26 @@
 A prefix is hashed token by token, h <- (h + token) * M modulo 2^64, from a seed and a begin token
 on.  The part of speech of its last token selects a line in a table of choices, and the top bits of
 h select the next token in that line.  A slot's cache is its h alone, so a stale or mixed-up slot
-changes every token that follows; in pages, that of a token is the h after it.
+changes every token that follows; in pages, the cell of a token has the h after it.
+
+Logits: the tokens are ranked, first those that the grammar allows, in a random order in which what
+is frequent tends to be early, then all others.  The logit falls with the logarithm of the rank, as
+in Zipf's law, and by a gap where the grammar ends; the greedy choice comes before the first.  Bits
+of h select one of several rankings, and how sharp it is: how sure the model seems to be.
 
 `reference_next_token` computes from a prefix by the definition and nothing else; the cache and the
 vector operations of `SimulatedModel` are tested against it.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace as dataclass_replace
-from functools import cached_property, partial
-from typing import Annotated, Any, NamedTuple
+from functools import cached_property
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct, structs
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError, InvariantError
@@ -37,23 +41,12 @@ from batcher.models.tokenizers import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenize
 from batcher.splitmix64 import Bits, BitsOrInt, scramble
 from batcher.tokens import Tokens
 
-# The simulated model's logits: a few likely words about its greedy choice, then a long tail.
-#
-# The tokens are ranked: those that the grammar allows come first, in a random order in which what
-# is frequent tends to be early; then come all the others. The logit falls with the logarithm of the
-# rank, as in Zipf's law, and by a gap where the grammar ends. The greedy choice comes before the
-# first. Bits of the prefix's hash select one of several rankings, and how sharp it is: how sure the
-# model seems to be.
-#
-# `reference_logits` in simulated.py is the same, slowly and for one prefix.
-
 NUM_RANKINGS = 16  # of each part of speech
 SHARPNESSES = tuple(0.8 * 2.5 ** (step / 15) for step in range(16))
 SHAPE_SHIFT = 46  # where a hash has the bits for both, below those that choose the token
 TOP_LOGIT = 8.0
 ZIPF_EXPONENT = 1.2
 GRAMMAR_GAP = 4.5
-
 _BEYOND_THE_GRAMMAR = 100.0  # no follower comes up as late: -ln(2^-53) is 37
 
 
@@ -106,56 +99,35 @@ def uniform_bits(part: BitsOrInt, ranking: BitsOrInt, token: BitsOrInt) -> BitsO
     return bits >> 12  # type: ignore[return-value]  # numpy's stubs lose the sign, numpy does not
 
 
-# The hash of the simulated model, h <- (h + token) * M modulo 2^64, of one token or of many.
-
 Hashes = NDArray[np.uint64]
 
 MULTIPLIER = 0x5851F42D4C957F2D  # Knuth's MMIX generator
 MASK = 2**64 - 1
-_INVERSE = pow(MULTIPLIER, -1, 2**64)
-_HASHED_AT_ONCE = 2**16  # tokens that are hashed at once, at most
+_PIECE = 1024  # tokens that are hashed, or whose logits are there, at once
 _NUM_ONE_BY_ONE = 16  # tokens that are hashed sooner one by one than all at once
+_RISING = np.full(_PIECE, MULTIPLIER, np.uint64).cumprod()  # M^1 ... M^n
+_FALLING = _RISING[::-1].copy()
+_INVERSE = np.full(_PIECE, pow(MULTIPLIER, -1, 2**64), np.uint64)  # M^0 ... M^(1-n)
+_INVERSE[0] = 1
+_INVERSE = _INVERSE.cumprod()
 
 
-class _Powers:
-    """Powers of M and of its inverse, as many as the longest piece needs: a cache of constants."""
-
-    def __init__(self) -> None:
-        self.falling = self.rising = self.inverse = np.zeros(0, np.uint64)
-
-    def make(self, count: int) -> None:
-        """Have at least `count` of each: M^n ... M^1, M^1 ... M^n, and M^0 ... M^(1-n)."""
-        if count > len(self.rising):
-            self.rising = np.full(2 * count, MULTIPLIER, np.uint64).cumprod()
-            self.falling = self.rising[::-1].copy()
-            self.inverse = np.full(2 * count, _INVERSE, np.uint64)
-            self.inverse[0] = 1
-            self.inverse = self.inverse.cumprod()
-
-
-_powers = _Powers()
-
-
-def hash_after(state: int, token_ids: Tokens, num_tokens: int | None = None) -> int:
-    """Return the hash after `token_ids`, or the first `num_tokens` of them.
+def hash_after(state: int, token_ids: Tokens) -> int:
+    """Return the hash after `token_ids`.
 
     Many are hashed at once: state * M^n + sum of token_i * M^(n-i).
     """
-    if num_tokens is None:
-        num_tokens = len(token_ids)
+    num_tokens = len(token_ids)
     if num_tokens <= _NUM_ONE_BY_ONE:
-        for token_id in token_ids[:num_tokens]:
+        for token_id in token_ids:
             state = (state + token_id) * MULTIPLIER & MASK
         return state
-    if num_tokens > _HASHED_AT_ONCE:
-        for start in range(0, num_tokens, _HASHED_AT_ONCE):
-            state = hash_after(state, token_ids[start : min(start + _HASHED_AT_ONCE, num_tokens)])
-        return state
-    _powers.make(num_tokens)
-    powers = _powers.falling[-num_tokens:]
-    # Over an array, which is made of a list in half the time that numpy takes.
-    terms = np.frombuffer(array("Q", token_ids), np.uint64, num_tokens).dot(powers)
-    return int(terms) + state * int(powers[0]) & MASK
+    for start in range(0, num_tokens, _PIECE):
+        # over an array, which is made of a list in half the time that numpy takes
+        piece = np.frombuffer(array("Q", token_ids[start : start + _PIECE]), np.uint64)
+        powers = _FALLING[-len(piece) :]
+        state = int(piece.dot(powers)) + state * int(powers[0]) & MASK
+    return state
 
 
 def hashes_after(state: int, token_ids: Tokens) -> Hashes:
@@ -163,35 +135,22 @@ def hashes_after(state: int, token_ids: Tokens) -> Hashes:
 
     M is odd, so that it has an inverse modulo 2^64.
     """
-    num_tokens = len(token_ids)
-    if num_tokens > _HASHED_AT_ONCE:
-        whole = np.empty(num_tokens, np.uint64)
-        for start in range(0, num_tokens, _HASHED_AT_ONCE):
-            piece = hashes_after(state, token_ids[start : start + _HASHED_AT_ONCE])
-            whole[start : start + _HASHED_AT_ONCE], state = piece, int(piece[-1])
-        return whole
-    _powers.make(num_tokens)
-    sums = (np.array(token_ids, np.uint64) * _powers.inverse[:num_tokens]).cumsum()
-    hashes: Hashes = (sums + np.uint64(state)) * _powers.rising[:num_tokens]
-    return hashes
-
-
-def _tail_hashes(before: int, chunk: Chunk) -> list[int]:
-    """Return the hash after the last known token of a chunk, and after each draft.
-
-    before: the hash before that token.  A draft is hashed behind those on its way alone.
-    """
-    last = len(chunk.token_ids) - chunk.num_drafts - 1
-    hashes = [(before + chunk.token_ids[last]) * MULTIPLIER & MASK]
-    for token_id, parent in zip(chunk.token_ids[last + 1 :], draft_parents(chunk), strict=True):
-        hashes.append((hashes[parent - last] + token_id) * MULTIPLIER & MASK)
+    numbers = array("Q", token_ids)
+    hashes = np.frombuffer(numbers, np.uint64, len(numbers))  # of the same memory
+    for start in range(0, len(numbers), _PIECE):
+        numbers[start] = numbers[start] + state & MASK
+        piece = hashes[start : start + _PIECE]
+        num_tokens = len(piece)
+        np.multiply(piece, _INVERSE[:num_tokens], piece)
+        np.add.accumulate(piece, 0, None, piece)
+        np.multiply(piece, _RISING[:num_tokens], piece)
+        state = numbers[start + num_tokens - 1]
     return hashes
 
 
 _CHOICE_BITS = 10
 NUM_CHOICES = 2**_CHOICE_BITS
 HASH_SHIFT = 64 - _CHOICE_BITS
-_PIECE = 1024  # tokens whose logits are there at once
 
 Rate = Annotated[float, Meta(ge=0, le=1)]
 
@@ -264,12 +223,11 @@ class SimulatedModel:
     ) -> None:
         settings = settings or SimulatedSettings()
         self.is_attentive = is_attentive
-        self.tokenizer = WordTokenizer()
-        self.vocab_size = len(self.tokenizer.token_bytes)
+        self.tokenizer = tokenizer = WordTokenizer()
+        self.vocab_size = len(tokenizer.token_bytes)
         self.settings: dict[str, Any] = structs.asdict(settings)
         self.seed_hash = scramble(settings.seed)
         self.begin_hash = hash_after(self.seed_hash, [BEGIN_TOKEN_ID])
-        tokenizer = self.tokenizer
         eos, newline = settings.eos_rate, min(settings.newline_rate, 1 - settings.eos_rate)
         goes_on = {part: rate * (1 - eos - newline) for part, rate in _START.items()}
         grammar = {**_GRAMMAR, "full stop": {"eos": eos, "line": newline, **goes_on}}
@@ -294,7 +252,7 @@ class SimulatedModel:
         self.allocate(0)
 
     def allocate(self, num_slots: int) -> None:
-        self._pages: PagedHashes | AttentivePages | None = None
+        self._pages: PagedHashes | None = None
         self._parts: dict[int, int] = {}  # slot -> the hash of a row that yields no token yet
         self._hashes = np.zeros(num_slots, np.uint64)
         self._tokens = np.zeros(num_slots, np.int64)
@@ -313,11 +271,7 @@ class SimulatedModel:
         num_blocks: how many to make room for at once.
         """
         self.allocate(num_slots)
-        room, hashes = (num_blocks or 0, block_size), (self.seed_hash, self.begin_hash)
-        if self.is_attentive:
-            self._pages = AttentivePages(*room, *hashes)
-        else:
-            self._pages = PagedHashes(num_slots, *room, *hashes)
+        self._pages = PagedHashes(self, num_slots, num_blocks or 0, block_size)
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Compute one token for every slot; what an empty slot gets means nothing."""
@@ -364,25 +318,24 @@ class SimulatedModel:
         The last known token of a row that does is left to `forward`, which takes it in like a
         generated one.
         """
-        pages, draft_logits = self._pages, None
-        hash_before = self._hash_before
+        pages, chunks, draft_logits = self._pages, batch.chunks, None
         if pages is not None:
             does_yield = pages.load(batch, self._tokens, self._hashes)
-            if not batch.chunks:
-                return self._output, does_yield
-            hash_before = partial(pages.hash_before, pages=pages_of(batch))
             if pages.drafts is not None:
-                draft_logits = self._fill(*pages.drafts)
+                draft_logits = self._logits_at(*pages.drafts)
         chunk_logits = {
-            chunk.slot: self._logits_after(hash_before(chunk), chunk.token_ids)
-            for chunk in batch.chunks
+            chunk.slot: self._logits_after(self._hash_before(chunk, batch), chunk.token_ids)
+            for chunk in chunks
             if chunk.is_scored
         }
         if pages is None:
             parts, has_part = self._parts, False
-            for chunk in batch.chunks:
-                slot, token_ids = chunk.slot, chunk.token_ids
-                before = self.begin_hash if chunk.start == 0 else self._hash_before(chunk)
+            for chunk in chunks:
+                slot, token_ids, before = (
+                    chunk.slot,
+                    chunk.token_ids,
+                    self._hash_before(chunk, batch),
+                )
                 if not batch.holds(slot):
                     has_part = True
                     parts[slot] = hash_after(before, token_ids)
@@ -391,7 +344,7 @@ class SimulatedModel:
                     parts.pop(slot, None)
                 if not token_ids:
                     before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
-                self._hashes[slot] = hash_after(before, token_ids, len(token_ids) - 1)
+                self._hashes[slot] = hash_after(before, token_ids[:-1])
                 self._tokens[slot] = token_ids[-1]
             does_yield = not has_part or batch.slots.size > 0
         if not chunk_logits and draft_logits is None:
@@ -399,24 +352,26 @@ class SimulatedModel:
         output = ModelOutput(self._tokens, chunk_logits=chunk_logits, draft_logits=draft_logits)
         return output, does_yield
 
+    def _hash_before(self, chunk: Chunk, batch: Batch) -> int:
+        if chunk.start == 0:
+            return self.begin_hash
+        if self._pages is not None:
+            return self._pages.hash_before(chunk, pages_of(batch))
+        part = self._parts.get(chunk.slot)
+        return int(self._hashes[chunk.slot]) if part is None else part
+
     def _logits_after(self, before: int, token_ids: Tokens) -> Iterator[FloatArray]:
         for start in range(0, len(token_ids), _PIECE):
             piece = token_ids[start : start + _PIECE]
             hashes = hashes_after(before, piece)
             before = int(hashes[-1])
-            yield self._fill(piece, hashes)
+            yield self._logits_at(piece, hashes)
 
-    def _fill(self, tokens: Tokens | IntArray, hashes: Hashes) -> FloatArray:
+    def _logits_at(self, tokens: Tokens | IntArray, hashes: Hashes) -> FloatArray:
         lines = self.lines[tokens]
         choices = self.choices[(hashes >> np.uint64(HASH_SHIFT)).view(np.int64) + lines]
         logits = np.empty((len(tokens), self.vocab_size), np.float32)
         return self._logit_table.gather(lines // NUM_CHOICES, hashes, choices, logits)
-
-    def _hash_before(self, chunk: Chunk) -> int:
-        if chunk.start == 0:
-            return self.begin_hash
-        part = self._parts.get(chunk.slot)
-        return int(self._hashes[chunk.slot]) if part is None else part
 
 
 def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
@@ -428,60 +383,178 @@ def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
     return int(model.choices[first + (state >> HASH_SHIFT)])
 
 
-# The cells of the simulated model in pages: a number for each token, where the token is.
-#
-# Nothing is kept by slot but where its row stands, so that only the block tables say whose past a
-# row goes on from.
+# -- in pages --------------------------------------------------------------------------------------
 
-# Cells before those of block 0.
+# cells before those of block 0
 BEGIN = 0  # the hash that every row begins with
 SCRATCH = 1
 NUM_FIXED = 2
 
 
-class Cells:
-    """A number for every cell of every block, behind a few fixed ones.
+class PagedHashes:
+    """The hash after every token, by cell, and where each slot reads and writes in the next step.
 
-    num_blocks: how many there are so far.
-    view: of the same memory; Python reads and writes it several times as fast one by one.
+    A slot reads the cell of the token before, which is the one that it wrote last, and writes the
+    one behind it, unless `Pages.moved` says where it is.  A slot that does not decode stays at a
+    scratch cell, so that nothing real is overwritten.
+
+    An attentive model has the tokens by cell, too, and computes the hash of every row anew.
+
+    drafts: the tokens [drafts] of the step, in the order of its chunks, and the hash after each.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks = num_blocks
-        self.values: Hashes = np.zeros(NUM_FIXED + num_blocks * block_size, np.uint64)
-        self.view = self.values.data
+    def __init__(
+        self, model: SimulatedModel, num_slots: int, num_blocks: int, block_size: int
+    ) -> None:
+        self._seed_hash, self._begin_hash = model.seed_hash, model.begin_hash
+        self._num_blocks = num_blocks
+        self._hashes = np.zeros(NUM_FIXED + num_blocks * block_size, np.uint64)
+        self._hashes[BEGIN] = self._begin_hash
+        self._view = self._hashes.data
+        self._tokens = self._hashes.copy() if model.is_attentive else None
+        self._read: IntArray = np.full(num_slots, SCRATCH)
+        self._write: IntArray = np.full(num_slots, SCRATCH)
+        self._strides: IntArray = np.zeros(num_slots, np.int64)  # 1 where a row decodes
+        # Of the same memory, as one by one Python reads and writes these several times as fast.
+        self._reads, self._writes = self._read.data, self._write.data
+        self._stride_of = self._strides.data
+        self.drafts: tuple[IntArray, Hashes] | None = None
 
-    def prepare(self, pages: Pages) -> None:
+    def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:
+        """Put the hash before each row's token into `hashes`; return whether any row yields.
+
+        tokens: [num_slots] gets the last token of every chunk.
+        """
+        pages, chunks, self.drafts = pages_of(batch), batch.chunks, None
+        if pages.copies or pages.moves or pages.num_blocks > self._num_blocks:
+            self._prepare(pages)
+        if not chunks and self._tokens is None:
+            self._move_on(pages)
+            self._hashes.take(self._read, None, hashes, "clip")
+            return True
+        does_yield = goes_on = False
+        for chunk in chunks:
+            does_yield = does_yield or batch.holds(chunk.slot)
+            if self._stride_of[chunk.slot]:
+                self.release(chunk.slot)
+            if chunk.start:
+                goes_on = True
+        does_yield = does_yield or batch.slots.size > 0
+        if does_yield:
+            self._move_on(pages)
+            if self._tokens is not None:
+                self._tokens[self._write] = tokens
+            if goes_on:  # perhaps after what others compute now
+                self._hashes.take(self._read, None, hashes, "clip")
+                self.store((hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER))
+        entered = self._compute(batch, pages, tokens)
+        if does_yield:
+            self._hashes.take(self._read, None, hashes, "clip")
+            for slot, before in entered.items():
+                hashes[slot] = before
+            for slot in batch.slots.tolist() if self._tokens is not None else ():
+                cell = self._writes[slot] - NUM_FIXED
+                if cell >= 0:
+                    place = pages.tables[slot].index(cell // pages.block_size)
+                    position = place * pages.block_size + cell % pages.block_size
+                    hashes[slot] = self._hash_of_all(pages, slot, position)
+        return does_yield
+
+    def store(self, hashes: Hashes) -> None:
+        self._hashes[self._write] = hashes
+
+    def release(self, slot: int) -> None:
+        self._reads[slot] = self._writes[slot] = SCRATCH
+        self._stride_of[slot] = 0
+
+    def hash_before(self, chunk: Chunk, pages: Pages) -> int:
+        """Return the hash after all tokens before a chunk, which are computed by now."""
+        if not chunk.start:
+            return self._begin_hash
+        if self._tokens is not None:
+            return self._hash_of_all(pages, chunk.slot, chunk.start)
+        return self._view[cell_of(pages, chunk.slot, chunk.start - 1)]
+
+    def _prepare(self, pages: Pages) -> None:
         """Move what is to be moved, make room for new blocks, and copy those that are to be."""
-        if pages.moves:
-            sources, targets = np.array(pages.moves).T + NUM_FIXED
-            self.values[targets] = self.values[sources]
-        if pages.num_blocks > self.num_blocks:
-            num_more = max(pages.num_blocks - self.num_blocks, self.num_blocks)
-            more = np.zeros(num_more * pages.block_size, np.uint64)
-            self.values = np.concatenate([self.values, more])
-            self.view, self.num_blocks = self.values.data, self.num_blocks + num_more
-        size = pages.block_size
-        for source, target in pages.copies:
-            first, last = NUM_FIXED + source * size, NUM_FIXED + target * size
-            self.values[last : last + size] = self.values[first : first + size]
+        size, num_more = pages.block_size, 0
+        if pages.num_blocks > self._num_blocks:
+            num_more = max(pages.num_blocks - self._num_blocks, self._num_blocks)
+            self._num_blocks += num_more
 
+        def prepared(cells: Hashes) -> Hashes:
+            if pages.moves:
+                sources, targets = np.array(pages.moves).T + NUM_FIXED
+                cells[targets] = cells[sources]
+            if num_more:
+                cells = np.concatenate([cells, np.zeros(num_more * size, np.uint64)])
+            for source, target in pages.copies:
+                first, last = NUM_FIXED + source * size, NUM_FIXED + target * size
+                cells[last : last + size] = cells[first : first + size]
+            return cells
 
-class Drafts(NamedTuple):
-    """The drafts of a step, in the order of its chunks: [drafts] each, and the hash after it."""
+        self._hashes = prepared(self._hashes)
+        self._view = self._hashes.data
+        self._tokens = None if self._tokens is None else prepared(self._tokens)
 
-    tokens: IntArray
-    hashes: Hashes
+    def _move_on(self, pages: Pages) -> None:
+        self._read, self._write = read, write = self._write, self._read
+        self._reads, self._writes = reads, writes = self._writes, self._reads
+        np.add(read, self._strides, write)
+        for slot, position in pages.moved.items():
+            self._stride_of[slot] = 1
+            writes[slot] = cell_of(pages, slot, position)
+            reads[slot] = cell_of(pages, slot, position - 1) if position else BEGIN
 
-    @classmethod
-    def of(cls, chunks: Iterable[tuple[Chunk, list[int]]]) -> "Drafts | None":
-        """Return the drafts of chunks, each with its `_tail_hashes`; None if there are none."""
-        tokens: list[int] = []
-        hashes: list[int] = []
-        for chunk, own_hashes in chunks:
-            tokens += chunk.token_ids[-chunk.num_drafts :]
-            hashes += own_hashes[1:]
-        return cls(np.array(tokens, np.int64), np.array(hashes, np.uint64)) if tokens else None
+    def _compute(self, batch: Batch, pages: Pages, tokens: IntArray) -> dict[int, int]:
+        """Compute chunks; return by slot the hash before the last known token of rows that yield.
+
+        They go on by that token as if they had generated it.
+        """
+        entered: dict[int, int] = {}
+        draft_tokens, draft_hashes = list[int](), list[int]()
+        for chunk in batch.chunks:
+            slot, token_ids, start = chunk.slot, chunk.token_ids, chunk.start
+            before = self.hash_before(chunk, pages) if start else self._begin_hash
+            num_known = len(token_ids) - chunk.num_drafts
+            hashes = hashes_after(before, token_ids[:num_known])
+            if batch.holds(slot):
+                if token_ids:
+                    tokens[slot] = token_ids[num_known - 1]
+                    entered[slot] = hashes.item(num_known - 2) if num_known > 1 else before
+                    self._writes[slot] = cell_of(pages, slot, start + num_known - 1)
+                    self._stride_of[slot] = 1
+                else:
+                    tokens[slot], entered[slot] = BEGIN_TOKEN_ID, self._seed_hash
+            if chunk.num_drafts:  # each is hashed behind those on its way alone
+                after = [hashes.item(num_known - 1)]
+                drafts = token_ids[num_known:]
+                for token_id, parent in zip(drafts, draft_parents(chunk), strict=True):
+                    state = after[parent - num_known + 1] + token_id
+                    after.append(state * MULTIPLIER & MASK)
+                draft_tokens += drafts
+                draft_hashes += after[1:]
+                hashes = np.append(hashes, np.array(after[1:], np.uint64))
+            size, table, view, own = pages.block_size, pages.tables[slot], self._view, hashes.data
+            begin, num_tokens = 0, len(token_ids)
+            while begin < num_tokens:
+                place, offset = divmod(start + begin, size)
+                end = min(begin + size - offset, num_tokens)
+                cell = NUM_FIXED + table[place] * size + offset
+                view[cell : cell + end - begin] = own[begin:end]
+                begin = end
+            if self._tokens is not None:
+                places = range(start, start + num_tokens)
+                self._tokens[[cell_of(pages, slot, place) for place in places]] = token_ids
+        if draft_tokens:
+            self.drafts = np.array(draft_tokens), np.array(draft_hashes, np.uint64)
+        return entered
+
+    def _hash_of_all(self, pages: Pages, slot: int, num_tokens: int) -> int:
+        if self._tokens is None:
+            raise InvariantError("only an attentive model has the tokens")
+        cells = [cell_of(pages, slot, position) for position in range(num_tokens)]
+        return hash_after(self._begin_hash, self._tokens[cells].tolist())
 
 
 def pages_of(batch: Batch) -> Pages:
@@ -492,284 +565,14 @@ def pages_of(batch: Batch) -> Pages:
 
 
 def cell_of(pages: Pages, slot: int, position: int) -> int:
-    block, offset = divmod(position, pages.block_size)
-    return NUM_FIXED + pages.tables[slot][block] * pages.block_size + offset
-
-
-def cells_of(pages: Pages, slot: int, start: int, stop: int) -> IntArray:
-    """Return [stop - start] the cells of the tokens from position `start` on."""
     size = pages.block_size
-    first = start // size
-    blocks = np.array(pages.tables[slot][first : -(-stop // size)], np.int64)
-    cells = (blocks * size + NUM_FIXED)[:, None] + np.arange(size)
-    return cells.reshape(-1)[start - first * size : stop - first * size]
+    return NUM_FIXED + pages.tables[slot][position // size] * size + position % size
 
 
-# The simulated model in pages, reading every token of every row again in every step.
-
-
-class AttentivePages:
-    """Every token, by cell; the hash of a row is computed from all of its tokens in every step."""
-
-    def __init__(self, num_blocks: int, block_size: int, seed_hash: int, begin_hash: int) -> None:
-        self._seed_hash, self._begin_hash = seed_hash, begin_hash
-        self._cells = Cells(num_blocks, block_size)
-        self._positions: dict[int, int] = {}  # slot -> that of the token it computes
-        self.drafts: Drafts | None = None  # of the step
-
-    def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:
-        """Do what that of PagedHashes does."""
-        pages, slots, self.drafts = pages_of(batch), batch.slots.tolist(), None
-        self._cells.prepare(pages)
-        values, positions = self._cells.values, self._positions
-        if slots:
-            for slot in positions:
-                positions[slot] += 1
-            positions.update(pages.moved)
-        for chunk in batch.chunks:
-            positions.pop(chunk.slot, None)
-            stop = chunk.start + len(chunk.token_ids)
-            if chunk.token_ids:
-                cells = cells_of(pages, chunk.slot, chunk.start, stop)
-                values[cells] = chunk.token_ids
-            if batch.holds(chunk.slot):
-                last = len(chunk.token_ids) - chunk.num_drafts - 1
-                positions[chunk.slot] = chunk.start + last
-                tokens[chunk.slot] = chunk.token_ids[last] if chunk.token_ids else BEGIN_TOKEN_ID
-        for slot in slots:
-            if positions[slot] >= 0:
-                values[cell_of(pages, slot, positions[slot])] = tokens[slot]
-        for slot in slots:
-            hashes[slot] = self._hash_before(slot, pages)
-        self.drafts = Drafts.of(
-            self._with_tail_hashes(chunk, pages) for chunk in batch.chunks if chunk.num_drafts
-        )
-        return bool(slots)
-
-    def _with_tail_hashes(self, chunk: Chunk, pages: Pages) -> tuple[Chunk, list[int]]:
-        stop = chunk.start + len(chunk.token_ids)
-        cells = cells_of(pages, chunk.slot, chunk.start, stop)
-        read = replace(chunk, token_ids=self._cells.values[cells].tolist())
-        last = stop - chunk.num_drafts - 1
-        return read, _tail_hashes(self._hash_of(chunk.slot, last, pages), read)
-
-    def store(self, hashes: Hashes) -> None:
-        """Do nothing: no hash is kept."""
-
-    def release(self, slot: int) -> None:
-        self._positions.pop(slot, None)
-
-    def hash_before(self, chunk: Chunk, pages: Pages) -> int:
-        return self._hash_of(chunk.slot, chunk.start, pages)
-
-    def _hash_before(self, slot: int, pages: Pages) -> int:
-        position = self._positions[slot]
-        return self._seed_hash if position < 0 else self._hash_of(slot, position, pages)
-
-    def _hash_of(self, slot: int, num_tokens: int, pages: Pages) -> int:
-        cells = cells_of(pages, slot, 0, num_tokens)
-        return hash_after(self._begin_hash, self._cells.values[cells].tolist())
-
-
-# The simulated model in pages: in each cell the hash after its token.
-
-_UNMADE = 0x5DEECE66D  # in cells whose hash is still to be made: for who reads them wrongly
-
-
-class _Computed(Struct, gc=False):
-    """A chunk that is computed, whose hashes are made when the first of them is asked for.
-
-    before: the hash before its first token, which is at position `start`.
-    """
-
-    before: int
-    token_ids: Tokens
-    start: int
-    made: Hashes | None = None
-
-    @property
-    def hashes(self) -> Hashes:
-        if self.made is None:
-            self.made = hashes_after(self.before, self.token_ids)
-        return self.made
-
-
-class PagedHashes:
-    """The hash after every token, by cell, and where each slot reads and writes in the next step.
-
-    A slot reads the cell of the token before, which is the one that it wrote last, and writes the
-    one behind it, unless `Pages.moved` says where it is.  A slot that does not decode stays at a
-    scratch cell, so that nothing real is overwritten.  What a chunk has put into its cells is told
-    by block: every row that has a block has it at the same place of its table.
-    """
-
-    def __init__(
-        self, num_slots: int, num_blocks: int, block_size: int, seed_hash: int, begin_hash: int
-    ) -> None:
-        self._cells = Cells(num_blocks, block_size)
-        self._cells.values[BEGIN] = begin_hash
-        self._unmade = np.full(block_size, _UNMADE, np.uint64).data
-        self._seed_hash, self._begin_hash = seed_hash, begin_hash
-        self._computed: dict[int, _Computed] = {}
-        self._read: IntArray = np.full(num_slots, SCRATCH)
-        self._write: IntArray = np.full(num_slots, SCRATCH)
-        self._strides: IntArray = np.zeros(num_slots, np.int64)  # 1 where a row decodes
-        # Of the same memory, as one by one Python reads and writes these several times as fast.
-        self._reads, self._writes = self._read.data, self._write.data
-        self._stride_of = self._strides.data
-        self.drafts: Drafts | None = None  # of the step
-
-    def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:
-        """Put the hash before each row's token into `hashes`; return whether any row yields.
-
-        tokens: [num_slots] gets the last token of every chunk.
-        """
-        pages, chunks, self.drafts = pages_of(batch), batch.chunks, None
-        if pages.copies or pages.moves or pages.num_blocks > self._cells.num_blocks:
-            self._cells.prepare(pages)
-            for source, target in pages.copies:  # in order, as a target may be the next source
-                self._computed.pop(target, None)
-                if source in self._computed:
-                    self._computed[target] = self._computed[source]
-        if chunks:
-            return self._compute_chunks(chunks, batch, pages, tokens, hashes)
-        self._move_on(pages)
-        self._cells.values.take(self._read, None, hashes, "clip")
-        return True
-
-    def _compute_chunks(
-        self, chunks: list[Chunk], batch: Batch, pages: Pages, tokens: IntArray, hashes: Hashes
-    ) -> bool:
-        values, goes_on = self._cells.values, False  # perhaps after what others compute now
-        strides = self._stride_of
-        for chunk in chunks:
-            if strides[chunk.slot]:
-                self.release(chunk.slot)
-            if chunk.start:
-                goes_on = True
-        does_yield = batch.holds(chunk.slot) or batch.slots.size > 0
-        if does_yield:
-            self._move_on(pages)
-            if goes_on:
-                values.take(self._read, None, hashes, "clip")
-                values[self._write] = (hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER)
-        entered, size = {}, pages.block_size  # slot -> the hash before the last known token
-        drafts: list[tuple[Chunk, list[int]]] = []
-        for chunk in chunks:
-            slot, token_ids = chunk.slot, chunk.token_ids
-            if not chunk.num_drafts:
-                before = self._compute(chunk, pages)
-                if not batch.holds(slot):
-                    continue
-                if not token_ids:
-                    tokens[slot], entered[slot] = BEGIN_TOKEN_ID, self._seed_hash
-                    continue
-            # As if it went on by the last of its tokens that are known.
-            last = len(token_ids) - chunk.num_drafts - 1
-            if chunk.num_drafts:
-                before = self._compute(Chunk(slot, token_ids[:last], chunk.start), pages)
-            before = hash_after(before, token_ids, last)
-            tokens[slot], entered[slot] = token_ids[last], before
-            position = chunk.start + last
-            if chunk.num_drafts:
-                drafts.append((chunk, _tail_hashes(before, chunk)))
-                self._keep_tail(drafts[-1][1], pages.tables[slot], position, size)
-            cell = pages.tables[slot][position // size] * size + position % size
-            self._writes[slot], strides[slot] = NUM_FIXED + cell, 1
-        self.drafts = Drafts.of(drafts)
-        if does_yield:
-            values.take(self._read, None, hashes, "clip")
-        for slot, before in entered.items():
-            hashes[slot] = before
-        return does_yield
-
-    def _keep_tail(self, hashes: list[int], table: list[int], start: int, size: int) -> None:
-        cells, offset = self._cells.view, start % size
-        if offset:
-            self._settle(table[start // size], start - offset, size)
-        for position, state in enumerate(hashes, start):
-            block = table[position // size]
-            self._computed.pop(block, None)
-            cells[NUM_FIXED + block * size + position % size] = state
-
-    def store(self, hashes: Hashes) -> None:
-        self._cells.values[self._write] = hashes
-
-    def release(self, slot: int) -> None:
-        self._reads[slot] = self._writes[slot] = SCRATCH
-        self._stride_of[slot] = 0
-
-    def hash_before(self, chunk: Chunk, pages: Pages) -> int:
-        """Return the hash after all tokens before a chunk, which are computed by now."""
-        if not chunk.start:
-            return self._begin_hash
-        position = chunk.start - 1
-        place, offset = divmod(position, pages.block_size)
-        block = pages.tables[chunk.slot][place]
-        computed = self._computed.get(block)
-        if computed is not None:
-            number = position - computed.start
-            if 0 <= number < len(computed.token_ids):
-                return int(computed.hashes[number])
-        return int(self._cells.values[NUM_FIXED + block * pages.block_size + offset])
-
-    def _move_on(self, pages: Pages) -> None:
-        self._read, self._write = read, write = self._write, self._read
-        self._reads, self._writes = reads, writes = self._writes, self._reads
-        np.add(read, self._strides, write)
-        if not pages.moved:
-            return
-        size, tables, computed = pages.block_size, pages.tables, self._computed
-        strides, before = self._stride_of, NUM_FIXED - 1
-        for slot, position in pages.moved.items():
-            table, place = tables[slot], position // size
-            block = table[place]
-            strides[slot] = 1
-            if offset := position % size:
-                self._settle(block, position - offset, size)
-                writes[slot] = cell = NUM_FIXED + block * size + offset
-                reads[slot] = cell - 1
-                continue
-            writes[slot] = NUM_FIXED + block * size
-            reads[slot] = (table[place - 1] + 1) * size + before if place else BEGIN
-            if block in computed:
-                del computed[block]
-
-    def _compute(self, chunk: Chunk, pages: Pages) -> int:
-        start, token_ids, size = chunk.start, chunk.token_ids, pages.block_size
-        before = self.hash_before(chunk, pages) if start else self._begin_hash
-        stop = start + len(token_ids)
-        if start == stop:
-            return before
-        blocks = pages.tables[chunk.slot][start // size : -(-stop // size)]
-        cells, unmade, offset = self._cells.view, self._unmade, start % size
-        if offset:  # some of the first block is there
-            self._settle(blocks[0], start - offset, size)
-            cell = NUM_FIXED + blocks[0] * size
-            cells[cell + offset : cell + size] = unmade[offset:]
-        for block in blocks[1:] if offset else blocks:
-            cell = NUM_FIXED + block * size
-            cells[cell : cell + size] = unmade
-        self._computed.update(dict.fromkeys(blocks, _Computed(before, token_ids, start)))
-        return before
-
-    def _settle(self, block: int, first: int, size: int) -> None:
-        """Put the hashes of a block into its cells, of which some are about to be written.
-
-        first: the position of its first cell.
-        """
-        computed = self._computed.pop(block, None)
-        if computed is not None:
-            begin = max(computed.start - first, 0)
-            part = computed.hashes[max(first - computed.start, 0) :][: size - begin]
-            cell = NUM_FIXED + block * size + begin
-            self._cells.values[cell : cell + len(part)] = part
-
-
-# A simulated model that drafts for another: as often right as it is told to be.
+# -- a draft ---------------------------------------------------------------------------------------
 #
 # After a share of all prefixes it has the logits of the other model, and after the rest those of
-# another choice; there its next best token is right as often. Which prefixes these are is a
+# another choice; there its next best token is right as often.  Which prefixes these are is a
 # function of their hash, so its drafts are the same in every batch.
 
 _NEXT_BEST = np.float32(0.95)  # of the largest logit: more than any other is
@@ -793,10 +596,13 @@ class SimulatedDraft(SimulatedModel):
         output, slots, at = super().forward(batch), batch.slots, batch.logit_slots
         if output.logits is not None:
             self._mistake(output.logits, self._hashes[at], self._lines[at])
-        if output.draft_logits is not None and self._pages is not None:
-            drafts = self._pages.drafts
-            if drafts is not None:
-                self._mistake(output.draft_logits, drafts.hashes, self.lines[drafts.tokens])
+        if (
+            self._pages is not None
+            and self._pages.drafts is not None
+            and output.draft_logits is not None
+        ):
+            tokens, hashes = self._pages.drafts
+            self._mistake(output.draft_logits, hashes, self.lines[tokens])
         rows, _, _, others = self._wrong(self._hashes[slots], self._lines[slots])
         output.tokens[slots[rows]] = others
         return output

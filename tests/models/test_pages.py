@@ -111,11 +111,12 @@ class PagedRows:
             for position in range(row.num_computed, len(self.pages.tables[slot]) * size)
             if self.counts[self.pages.tables[slot][position // size]] == 1
         ]
-        values = getattr(self.model, "inner", self.model)._pages._cells.values
+        pages = getattr(self.model, "inner", self.model)._pages
         is_moved = {NUM_FIXED + source for source, _ in self.pages.moves}
         free = [block for block in range(self.pages.num_blocks) if block not in self.counts]
         cells += [NUM_FIXED + block * size + offset for block in free for offset in range(size)]
-        values[[cell for cell in cells if cell < len(values) and cell not in is_moved]] = 77
+        for values in (pages._hashes, pages._hashes if pages._tokens is None else pages._tokens):
+            values[[cell for cell in cells if cell < len(values) and cell not in is_moved]] = 77
 
     def leave(self, slot: int) -> None:
         del self.rows[slot]
