@@ -9,7 +9,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -23,7 +23,7 @@ import numpy as np
 from batcher.errors import BatchdecodeError, InvariantError, LostModelError, describe
 from batcher.processes import become_helper, helpers_started, threads_shared
 from batcher.transformer.config import TransformerConfig, WeightKind
-from batcher.transformer.kv_store import KVStore, RecurrentStates, cache_groups, cache_size
+from batcher.transformer.kv_store import KVStore, cache_groups, cache_size
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.linear import (
     Embedding,
@@ -80,21 +80,16 @@ class RankGroup:
         Raises:
             PeerGoneError: one of the others is gone.
         """
-        own, last = boundaries[self.rank], boundaries[self.rank + 1]
-        whole = np.empty((boundaries[-1], part.shape[1]), np.float32)
-        (num_rows, num_columns), capacity = whole.shape, self._halves.shape[1]
-        width = min(num_columns, capacity)
-        height = capacity // max(width, 1)
-        for row, column in product(range(0, num_rows, height), range(0, num_columns, capacity)):
-            rows = slice(row, min(row + height, num_rows))
-            columns = slice(column, min(column + width, num_columns))
-            piece = whole[rows, columns]
-            shared = self._halves[self._turn][: piece.size].reshape(piece.shape)
+        whole, given = np.empty((boundaries[-1], part.shape[1]), np.float32), part.reshape(-1)
+        own, last = (boundaries[rank] * part.shape[1] for rank in (self.rank, self.rank + 1))
+        capacity = self._halves.shape[1]
+        for start in range(0, whole.size, capacity):
+            piece = whole.reshape(-1)[start : start + capacity]
+            shared = self._halves[self._turn][: piece.size]
             self._turn = 1 - self._turn
-            first, end = max(own, rows.start), min(last, rows.stop)
+            first, end = max(own, start), min(last, start + piece.size)
             if first < end:
-                given = part[first - own : end - own, columns]
-                shared[first - rows.start : end - rows.start] = given
+                shared[first - start : end - start] = given[first - own : end - own]
             try:  # go on when all the others are here, too
                 for peer in self.peers:
                     os.write(peer.fileno(), b"\0")
@@ -134,14 +129,10 @@ MakeRank = Callable[[RankGroup, Watch], Transformer]
 """Return the transformer of a rank; a function of a module that can be pickled."""
 
 
-def serve(
-    connection: Connection, group: RankGroup, outer: RankGroup | None, make: MakeRank
-) -> None:
-    """Make the transformer of a rank, and compute what is asked; what a process does.
-
-    outer: of the first rank, which hands over what comes of it.
-    """
+def serve(connection: Connection, group: RankGroup, make: MakeRank) -> None:
+    """Make the transformer of a rank, and compute what is asked; the first rank hands it over."""
     become_helper()
+    last_words: tuple[str, ...] = ()
     try:
         transformer = make(group, lambda number, total: connection.send(("read", number, total)))
         connection.send("made")
@@ -151,32 +142,29 @@ def serve(
             match connection.recv():
                 case "new", kind, number:
                     kept[number] = makers[kind]()
+                    continue
                 case "drop", number:
                     del kept[number]
+                    continue
                 case "call", number, method, *arguments:
                     getattr(kept[number], method)(*arguments)
+                    continue
                 case "forward", spans, store, states:
-                    _hand_over(transformer.forward(spans, kept[store], kept[states]), outer)
+                    rows = transformer.forward(spans, kept[store], kept[states])
                 case "logits", hidden:
-                    _hand_over(transformer.logits(hidden), outer)
+                    rows = transformer.logits(hidden)
                 case message:
                     raise InvariantError(f"a rank is asked {message}")  # noqa: TRY301 - as others are
+            if group.rank == 0:
+                connection.send(rows)
     except (EOFError, ConnectionError, PeerGoneError):
-        pass
+        return
     except BatchdecodeError as error:
-        _send_last(connection, ("error", str(error)))
+        last_words = "error", str(error)
     except Exception as error:  # noqa: BLE001 - it is raised again where the calls come from
-        _send_last(connection, ("raised", describe(error), traceback.format_exc()))
-
-
-def _hand_over(rows: FloatArray, outer: RankGroup | None) -> None:
-    if outer is not None:
-        outer.all_gather(rows, (0, len(rows), len(rows)))
-
-
-def _send_last(connection: Connection, message: object) -> None:
+        last_words = "raised", describe(error), traceback.format_exc()
     with suppress(OSError):
-        connection.send(message)
+        connection.send(last_words)
 
 
 _GRACE = 5.0  # seconds, in which the end of a process is known
@@ -204,19 +192,16 @@ class RankProcesses:
         self._num_kept = 0
         self._dropped: list[int] = []  # what nobody has any more
         context = get_context("spawn")
-        first, self._group = rank_groups(context, 2)
-        ending = (self._processes, self._connections, self._group)
-        self._end = Finalize(self, _end, ending, exitpriority=10)
+        self._end = Finalize(self, _end, (self._processes, self._connections), exitpriority=10)
         with self._unless_lost():
             with helpers_started(), threads_shared(world_size):
                 for group in rank_groups(context, world_size):
                     ours, theirs = context.Pipe()
-                    outer = first if group.rank == 0 else None
-                    process = context.Process(target=serve, args=(theirs, group, outer, make))
+                    process = context.Process(target=serve, args=(theirs, group, make))
                     process.start()
                     self._processes.append(process)
                     self._connections.append(ours)
-                    for end in (theirs, *group.peers, *(outer.peers if outer else ())):
+                    for end in (theirs, *group.peers):
                         end.close()
             loading = list(self._connections)
             while loading:
@@ -231,57 +216,43 @@ class RankProcesses:
                             self._raise(message)
 
     def new_store(self) -> KVStore:
-        store = RemoteStore(self._tell, self._numbered("store"))
-        finalize(store, self._dropped.append, store.number)
-        return store
+        return self._new("store")
 
-    def new_states(self) -> RecurrentStates | None:
-        if self.config.delta_net is None:
-            return None
-        states = RemoteStates(self._tell, self._numbered("states"))
-        finalize(states, self._dropped.append, states.number)
-        return states
+    def new_states(self) -> Any:
+        return None if self.config.delta_net is None else self._new("states")
 
-    def _numbered(self, kind: str) -> int:
+    def _new(self, kind: str) -> "RemoteStore":
         self._num_kept += 1
         self._tell("new", kind, self._num_kept)
-        return self._num_kept
+        kept = RemoteStore(self._tell, self._num_kept)
+        finalize(kept, self._dropped.append, self._num_kept)
+        return kept
 
-    def forward(
-        self,
-        spans: Sequence[Span],
-        store: KVStore,
-        states: RecurrentStates | None = None,
-    ) -> FloatArray:
+    def forward(self, spans: Sequence[Span], store: Any, states: Any = None) -> FloatArray:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
 
         Their keys and values are written into their cells, and states into those of snapshots.
         """
         while self._dropped:
             self._tell("drop", self._dropped.pop())
-        both: tuple[Any, Any] = (store, states)
-        numbers = [None if kept is None else kept.number for kept in both]
-        with self._unless_lost():
-            self._send(("forward", spans, *numbers))
-            return self._taken(sum(len(span.token_ids) for span in spans), self.config.hidden_size)
+        return self._ask("forward", spans, store.number, None if states is None else states.number)
 
     def logits(self, hidden: FloatArray) -> FloatArray:
-        with self._unless_lost():
-            self._send(("logits", hidden))
-            return self._taken(len(hidden), self.config.vocab_size)
+        return self._ask("logits", hidden)
 
     def _tell(self, *message: Any) -> None:
         with self._unless_lost():
-            self._send(message)
+            pickled = ForkingPickler.dumps(message)
+            for connection in self._connections:
+                connection.send_bytes(pickled)
 
-    def _send(self, message: Any) -> None:
-        pickled = ForkingPickler.dumps(message)
-        for connection in self._connections:
-            connection.send_bytes(pickled)
-
-    def _taken(self, num_rows: int, num_columns: int) -> FloatArray:
-        nothing = np.empty((0, num_columns), np.float32)
-        return self._group.all_gather(nothing, (0, num_rows, num_rows))
+    def _ask(self, *message: Any) -> FloatArray:
+        self._tell(*message)
+        with self._unless_lost():
+            rows = self._connections[0].recv()
+            if not isinstance(rows, np.ndarray):
+                self._raise(rows)
+            return rows
 
     @contextmanager
     def _unless_lost(self) -> Iterator[None]:
@@ -321,7 +292,7 @@ class RankProcesses:
                 )
         raise LostModelError("a rank has ended")
 
-    def _raise(self, message: tuple[str, str, str]) -> NoReturn:
+    def _raise(self, message: Any) -> NoReturn:
         match message:
             case "error", text:
                 raise BatchdecodeError(text)
@@ -331,11 +302,8 @@ class RankProcesses:
                 raise InvariantError(f"a rank said {message}")
 
 
-class RemoteKept:
-    """What is kept in each rank: what is done to it is done there.
-
-    number: what it is called there.
-    """
+class RemoteStore(KVStore):
+    """A KVStore, or RecurrentStates, in each rank, where it is called `number`."""
 
     def __init__(self, tell: Callable[..., None], number: int) -> None:
         self.number, self._tell = number, tell
@@ -349,20 +317,11 @@ class RemoteKept:
     def copy(self, *which: int) -> None:
         self._tell("call", self.number, "copy", *which)
 
-
-class RemoteStore(RemoteKept, KVStore):
-    """A KVStore in each rank."""
-
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         self._tell("call", self.number, "move", moves)
 
 
-class RemoteStates(RemoteKept, RecurrentStates):
-    """RecurrentStates in each rank."""
-
-
-def _end(processes: list[SpawnProcess], connections: list[Connection], group: RankGroup) -> None:
-    group.close()
+def _end(processes: list[SpawnProcess], connections: list[Connection]) -> None:
     for connection in connections:
         connection.close()
     for process in processes:
@@ -459,10 +418,7 @@ class ColumnParallelLinear(Linear):
 
 
 class ParallelEmbedding:
-    """A table of which each rank holds the rows of some tokens.
-
-    own: the rows of this rank.  boundaries: the first token of each.
-    """
+    """A table of which each rank holds the rows of some tokens, as ColumnParallelLinear does."""
 
     def __init__(self, own: FloatArray, boundaries: Boundaries, group: RankGroup) -> None:
         self._own, self._boundaries, self._group = own, boundaries, group
@@ -481,8 +437,7 @@ class ParallelEmbedding:
 
 def reference_of(shape: tuple[int, int]) -> FloatArray:
     """Return what a process gets for a weight [out, in]: a product [rows, out] of drawn numbers."""
-    weight = _drawn_weight(shape, slice(0, shape[0]))
-    return TiledLinear(weight)(_drawn_rows(shape[1]))
+    return _product_of(shape, slice(0, shape[0]))
 
 
 def exact_boundaries(
@@ -494,8 +449,7 @@ def exact_boundaries(
     """
     for boundaries in dict.fromkeys(_promising(shape[0], group.world_size)):
         own = group.own_part(boundaries)
-        product = TiledLinear(_drawn_weight(shape, own))(_drawn_rows(shape[1]))
-        is_equal = np.array_equal(product, reference[:, own])
+        is_equal = np.array_equal(_product_of(shape, own), reference[:, own])
         vote = np.full((1, 1), is_equal, np.float32)
         votes = group.all_gather(vote, range(group.world_size + 1))
         if votes.all():
@@ -522,12 +476,8 @@ def _promising(num_columns: int, world_size: int) -> Iterator[tuple[int, ...]]:
     yield (0, *[num_columns] * world_size)
 
 
-def _drawn_weight(shape: tuple[int, int], rows: slice) -> FloatArray:
-    """Return rows of a weight [out, in]; a few that are drawn, again and again."""
+def _product_of(shape: tuple[int, int], own: slice) -> FloatArray:
+    """Return drawn numbers times some rows of a weight [out, in]: a few, again and again."""
     drawn = np.random.default_rng(0).standard_normal((_NUM_DRAWN, shape[1]), np.float32)
-    weight: FloatArray = drawn[np.arange(rows.start, rows.stop) % _NUM_DRAWN]
-    return weight
-
-
-def _drawn_rows(num_in: int) -> FloatArray:
-    return np.random.default_rng(1).standard_normal((_NUM_ROWS, num_in), np.float32)
+    rows = np.random.default_rng(1).standard_normal((_NUM_ROWS, shape[1]), np.float32)
+    return TiledLinear(drawn[np.arange(own.start, own.stop) % _NUM_DRAWN])(rows)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -86,27 +86,41 @@ def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
 _NUM_BLOCKS = 128  # of keys of several rows, at once: so that they stay in the cache
 
 
-class Mixed(Protocol):
-    """Which tokens of a step attend to what."""
-
-    def attend(
-        self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
-    ) -> FloatArray:
-        """Return the output [tokens, heads, head_dim] of all queries."""
-
-
 class Step:
     """Spans of several sequences, one after the other, and where what is kept of them is.
 
-    num_tokens: how many tokens they have; behind them may be padding.
+    Padded, all spans are as long as the longest.  The padding comes after the tokens of all spans;
+    it attends to the sequence that it stands behind, writes into a cell that nobody reads, and
+    changes no states: it costs what it costs, is thrown away, and shows in no bit of the tokens
+    beside it.  Spans of one token have no padding, but their keys and values are a rectangle.
+
+    num_tokens: how many tokens they have, padding not counted.
     token_ids, positions: [tokens].  For each group of layers with attention, own_cells: [tokens]
     where their keys and values are written, and mixed: which of them attend to what.
     waves: which of them recurrent layers compute together, if there are states of such layers.
     """
 
     def __init__(
-        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None
+        self,
+        spans: Sequence[Span],
+        store: KVStore,
+        states: RecurrentStates | None,
+        layout: Layout = "ragged",
     ) -> None:
+        self.store, self.states = store, states
+        self.num_tokens = sum(len(span.token_ids) for span in spans)
+        self.waves = (
+            []
+            if states is None
+            else [*waves_of(spans, states.kernel_size, states.num_computed_together)]
+        )
+        longest = max(len(span.token_ids) for span in spans)
+        padding = [
+            _behind(span, longest)
+            for span in spans
+            if layout == "padded" and len(span.token_ids) < longest
+        ]
+        spans = [*spans, *padding]
         sizes = [len(span.token_ids) for span in spans]
         self.positions: IntArray = np.concatenate(
             [
@@ -117,19 +131,19 @@ class Step:
         self.token_ids: IntArray = np.concatenate(
             [np.asarray(span.token_ids, np.int64) for span in spans]
         )
-        self.num_tokens = len(self.token_ids)
         groups = [*zip(*(span.cells for span in spans), strict=True)]
         self.own_cells: list[IntArray] = [
             np.concatenate([own[span.start :] for own, span in zip(cells, spans, strict=True)])
             for cells in groups
         ]
-        self.mixed: list[Mixed] = [_Mixed(spans, sizes, cells, self.positions) for cells in groups]
-        self.store, self.states = store, states
-        self.waves = (
-            []
-            if states is None
-            else [*waves_of(spans, states.kernel_size, states.num_computed_together)]
-        )
+        for cells in self.own_cells:
+            cells[self.num_tokens :] = PADDING
+        self.mixed: list[_Mixed | _PaddedKeys] = [
+            _PaddedKeys(cells)
+            if layout == "padded" and longest == 1
+            else _Mixed(spans, sizes, cells, self.positions)
+            for cells in groups
+        ]
         self._angles: dict[RopeSettings, tuple[FloatArray, FloatArray]] = {}
 
     def angles(self, rotary: RotaryEmbedding) -> tuple[FloatArray, FloatArray]:
@@ -164,6 +178,7 @@ class _Mixed:
     def attend(
         self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
     ) -> FloatArray:
+        """Return the output [tokens, heads, head_dim] of all queries."""
         output = np.empty_like(query)
         for part, start, cells in self._chunks:
             output[part] = attention.of_chunk(query[part], start, cells, keys, values)
@@ -186,70 +201,13 @@ class _Mixed:
         return self._blocks[window]
 
 
-# How the spans of a step are laid out for a transformer: ragged, or as a rectangle with padding.
-#
-# Padding is computed in every product as tokens are, and thrown away: it costs what it costs, and
-# shows in no bit of the tokens beside it.
-
-_NUM_KEYS = 2**16  # of several rows, at once: so that memory is bounded
-
-
-class PaddedStep(Step):
-    """Spans that all are as long as the longest, with padding behind those that are not.
-
-    The padding of all spans comes after their tokens.  It attends to the sequence that it stands
-    behind, writes into a cell that nobody reads, and changes no states.  Spans of one token have no
-    padding, but their keys and values are a rectangle.
-    """
-
-    def __init__(
-        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None
-    ) -> None:
-        super().__init__(spans, store, states)
-        longest = max(len(span.token_ids) for span in spans)
-        if longest == 1:
-            self.mixed = [
-                _PaddedKeys(cells) for cells in zip(*(span.cells for span in spans), strict=True)
-            ]
-        fillers = [_behind(span, longest) for span in spans if len(span.token_ids) < longest]
-        if not fillers:
-            return
-        padding = Step(fillers, store, None)
-        self.mixed = [
-            _BothParts(mixed, self.num_tokens, behind)
-            for mixed, behind in zip(self.mixed, padding.mixed, strict=True)
-        ]
-        self.token_ids = np.concatenate([self.token_ids, padding.token_ids])
-        self.positions = np.concatenate([self.positions, padding.positions])
-        nowhere_read = np.full(padding.num_tokens, PADDING)
-        self.own_cells = [np.concatenate([cells, nowhere_read]) for cells in self.own_cells]
-
-
-STEPS: dict[Layout, type[Step]] = {"ragged": Step, "padded": PaddedStep}
-
-
 def _behind(span: Span, longest: int) -> Span:
     num_missing = longest - len(span.token_ids)
     cells = [np.concatenate([own, np.full(num_missing, NOWHERE)]) for own in span.cells]
     return Span([PAD] * num_missing, span.start + len(span.token_ids), cells)
 
 
-class _BothParts:
-    """What tokens attend to, and then what padding does."""
-
-    def __init__(self, tokens: Mixed, num_tokens: int, padding: Mixed) -> None:
-        self._tokens, self._num_tokens, self._padding = tokens, num_tokens, padding
-
-    def attend(
-        self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
-    ) -> FloatArray:
-        of_tokens, of_padding = np.split(query, [self._num_tokens])
-        return np.concatenate(
-            [
-                self._tokens.attend(attention, of_tokens, keys, values),
-                self._padding.attend(attention, of_padding, keys, values),
-            ]
-        )
+_NUM_KEYS = 2**16  # of several rows, at once: so that memory is bounded
 
 
 class _PaddedKeys:

@@ -37,7 +37,7 @@ from batcher.transformer.mixers import (
     SelfAttention,
     SharedExpert,
 )
-from batcher.transformer.step import STEPS, Span
+from batcher.transformer.step import Span, Step
 
 EMBEDDING = "model.embed_tokens.weight"
 ReadWeight = Callable[[str], FloatArray]
@@ -126,8 +126,7 @@ class Transformer:
     ) -> None:
         self.config, self.cache_groups = config, cache_groups(config)
         self.cache_size = cache_size(config)
-        self._read, self._linears = read, linears
-        self._step_of = STEPS[layout]
+        self._read, self._linears, self._layout = read, linears, layout
         self._own_heads = linears.heads(config.num_kv_heads)
         table = read(EMBEDDING)
         if config.ties_embeddings:
@@ -256,7 +255,7 @@ class Transformer:
 
         Their keys and values are written into their cells, and states into those of snapshots.
         """
-        step, eps = self._step_of(spans, store, states), self.config.rms_norm_eps
+        step, eps = Step(spans, store, states, self._layout), self.config.rms_norm_eps
         x: FloatArray = self._embedding(step.token_ids) * np.float32(self.config.embedding_scale)
         for layer in self._layers:
             mixed = layer.mixer(rms_norm(x, layer.mixer_norm, eps), step)

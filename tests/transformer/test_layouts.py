@@ -11,7 +11,7 @@ from tiny import attention_by_definition, tiny_model
 
 from batcher.transformer.kv_store import PADDING
 from batcher.transformer.layers import create_causal_mask
-from batcher.transformer.step import batched_attention_with_padding
+from batcher.transformer.step import Step, batched_attention_with_padding
 
 SCHEDULES = [
     {},
@@ -47,12 +47,11 @@ def test_padding_that_is_not_a_number_shows_nowhere(kind: str, monkeypatch) -> N
     model_step = []
 
     def step_of(*parts: object) -> object:
-        model_step[:] = [make_step(*parts)]
+        model_step[:] = [Step(*parts)]
         return model_step[0]
 
-    make_step = decoder._step_of
     monkeypatch.setattr(decoder, "_embedding", embedded)
-    monkeypatch.setattr(decoder, "_step_of", step_of)
+    monkeypatch.setattr("batcher.transformer.transformer.Step", step_of)
     with np.errstate(invalid="ignore"):
         padded, _ = run(model, 9, max_batch_tokens=40)
     assert padded == ragged
