@@ -318,35 +318,40 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
 }
+UNSAID: dict[str, dict[str, Any]] = {  # what config.json means where it leaves a field out
+    "qwen3": {"head_dim": 128},
+    "gemma3": {
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "sliding_window_pattern": 6,
+    },
+    "mixtral": {"num_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "qwen3_next": {
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+}
+TRAITS: dict[str, dict[str, Any]] = {  # what all models of an architecture have
+    "qwen2": {"has_qkv_bias": True},
+    "qwen3": {"has_qk_norm": True},
+    "qwen3_moe": {"has_qk_norm": True},
+    "gemma3": {"has_qk_norm": True, "has_offset_norms": True, "has_post_norms": True},
+    "qwen3_next": {"has_qk_norm": True, "has_offset_norms": True, "has_output_gate": True},
+}
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 SCALINGS: dict[str, type[Scaling] | None] = {
     "default": None,
     "linear": LinearScaling,
     "llama3": Llama3Scaling,
-}
-HEAD_DIMS = {"qwen3": 128, "gemma3": 256, "qwen3_next": 256}  # if unsaid; else hidden_size, shared
-ROTARY_FACTORS = {"qwen3_next": 0.25}  # if unsaid; others turn all of a head
-GEMMA_PATTERN = 6  # if unsaid; every sixth layer attends to all tokens
-QWEN3_NEXT_PATTERN = 4  # the same
-
-
-class _Unsaid(NamedTuple):
-    """What holds of experts if unsaid; None for what a kind of them does not have."""
-
-    num_experts: int
-    num_chosen: int
-    normalises: bool
-    intermediate_size: int | None = None
-    shared_intermediate_size: int | None = None
-
-
-EXPERTS = {
-    "mixtral": _Unsaid(8, 2, normalises=True),
-    "qwen3_moe": _Unsaid(128, 8, normalises=False, intermediate_size=768),
-    "qwen3_next": _Unsaid(
-        512, 10, normalises=True, intermediate_size=512, shared_intermediate_size=512
-    ),
 }
 
 Eos = TokenId | list[TokenId] | None
@@ -355,7 +360,6 @@ Eos = TokenId | list[TokenId] | None
 class _Fields(Struct):
     """The fields of config.json that matter here, with the values that they have if left out."""
 
-    architectures: Annotated[list[str], Meta(min_length=1)]
     vocab_size: Size
     num_hidden_layers: NumLayers
     hidden_size: Size
@@ -426,7 +430,18 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
             f"architecture {name!r} is not supported, known: {known}; for others use hf:FOLDER, "
             "which needs `pip install 'batchdecode[hf]'`"
         )
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        raise BatchdecodeError(f"architectures is {named!r}, which is no list of names")
     architecture = ARCHITECTURES[name]
+    unsaid = UNSAID.get(architecture, {})
+    left_out = {key: value for key, value in unsaid.items() if mapping.get(key) is None}
+    if architecture == "mixtral":  # it has no such fields, and always normalises
+        left_out |= {"moe_intermediate_size": None, "norm_topk_prob": True}
+    return config_of(architecture, {**mapping, **left_out})
+
+
+def config_of(architecture: Architecture, mapping: Mapping[str, Any]) -> TransformerConfig:
+    """Return what the fields of a config.json say of such a model; raise as `config_from_json`."""
     try:
         fields = msgspec.convert(mapping, _Fields)
         try:
@@ -453,15 +468,31 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
         raise BatchdecodeError(
             "quantization_config is not supported; known: F32, F16 and BF16, or a .gguf file"
         )
-    is_gemma, is_next = architecture == "gemma3", architecture == "qwen3_next"
-    has_window = SLIDING in kinds and fields.sliding_window is not None
-    scalar, ties = fields.query_pre_attn_scalar, fields.tie_word_embeddings
-    head_dim = fields.head_dim or HEAD_DIMS.get(architecture)
-    unsaid = "gelu_pytorch_tanh" if is_gemma else "silu"
-    hidden_act = fields.hidden_act or fields.hidden_activation or unsaid
+    hidden_act = fields.hidden_act or fields.hidden_activation or "silu"
     if hidden_act not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise BatchdecodeError(f"hidden_act {hidden_act!r} is not supported, known: {known}")
+    experts, num_experts = None, fields.num_local_experts or fields.num_experts
+    if "num_experts" in UNSAID.get(architecture, {}) and num_experts:
+        num_chosen = fields.num_experts_per_tok or 1
+        if num_chosen > num_experts:
+            raise BatchdecodeError(f"{num_chosen} experts for a token, of {num_experts}")
+        step, dense = fields.decoder_sparse_step, {*(fields.mlp_only_layers or ())}
+        is_next = architecture == "qwen3_next"
+        experts = ExpertSettings(
+            layers=tuple(
+                layer
+                for layer in range(fields.num_hidden_layers)
+                if layer not in dense and (layer + 1) % step == 0
+            ),
+            num_experts=num_experts,
+            num_chosen=num_chosen,
+            intermediate_size=fields.moe_intermediate_size or fields.intermediate_size,
+            normalises=fields.norm_topk_prob or False,
+            shared_intermediate_size=fields.shared_expert_intermediate_size if is_next else None,
+        )
+    has_window = SLIDING in kinds and fields.sliding_window is not None
+    scalar = fields.query_pre_attn_scalar
     return TransformerConfig(
         architecture,
         vocab_size=fields.vocab_size,
@@ -469,15 +500,13 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
         hidden_size=fields.hidden_size,
         num_heads=fields.num_attention_heads,
         num_kv_heads=fields.num_key_value_heads or fields.num_attention_heads,
-        head_dim=head_dim or head_dim_of(fields.hidden_size, fields.num_attention_heads),
+        head_dim=fields.head_dim or head_dim_of(fields.hidden_size, fields.num_attention_heads),
         intermediate_size=fields.intermediate_size,
         rms_norm_eps=fields.rms_norm_eps,
         max_position_embeddings=fields.max_position_embeddings,
         rope=rope,
         sliding_window=fields.sliding_window if has_window else None,
-        has_qkv_bias=architecture == "qwen2",
-        has_qk_norm=architecture in {"qwen3", "qwen3_moe", "qwen3_next", "gemma3"},
-        ties_embeddings=is_gemma if ties is None else ties,
+        ties_embeddings=fields.tie_word_embeddings or False,
         eos_token_ids=eos_token_ids(fields.eos_token_id),
         full_layers=tuple(n for n, kind in enumerate(kinds) if kind == FULL) if has_window else (),
         local_rope=local_rope if has_window else None,
@@ -485,12 +514,10 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
         attention_scale=None if scalar is None else scalar**-0.5,
         attention_softcap=fields.attn_logit_softcapping,
         logit_softcap=fields.final_logit_softcapping,
-        embedding_scale=fields.hidden_size**0.5 if is_gemma else 1.0,
-        has_offset_norms=is_gemma or is_next,
-        has_post_norms=is_gemma,
-        has_output_gate=is_next,
-        experts=_experts_of(fields, architecture),
+        embedding_scale=fields.hidden_size**0.5 if architecture == "gemma3" else 1.0,
+        experts=experts,
         delta_net=delta_net,
+        **TRAITS.get(architecture, {}),
     )
 
 
@@ -522,7 +549,7 @@ def _ropes_of(
     part = fields.partial_rotary_factor
     given = {
         "rope_theta": fields.rope_theta,
-        "partial_rotary_factor": ROTARY_FACTORS.get(architecture, 1.0) if part is None else part,
+        "partial_rotary_factor": 1.0 if part is None else part,
         **(fields.rope_scaling or {}),
         **(fields.rope_parameters or {}),
     }
@@ -543,7 +570,7 @@ def _rope_of(given: dict[str, Any], architecture: Architecture) -> RopeSettings:
     if rope.rope_type not in SCALINGS:
         known = ", ".join(SCALINGS)
         raise BatchdecodeError(f"RoPE of type {rope.rope_type!r} is not supported, known: {known}")
-    if rope.partial_rotary_factor != 1 and architecture not in ROTARY_FACTORS:
+    if rope.partial_rotary_factor != 1 and architecture != "qwen3_next":
         raise BatchdecodeError("partial_rotary_factor is not supported, known: 1")
     kind = SCALINGS[rope.rope_type]
     scaling = None if kind is None else msgspec.convert(given, kind)
@@ -552,54 +579,24 @@ def _rope_of(given: dict[str, Any], architecture: Architecture) -> RopeSettings:
 
 def _kinds_of(fields: _Fields, architecture: Architecture) -> list[str]:
     num_layers, kinds = fields.num_hidden_layers, fields.layer_types
-    if architecture == "llama":
-        return [FULL] * num_layers
-    if architecture in {"mistral", "mixtral"}:
-        return [FULL if fields.sliding_window is None else SLIDING] * num_layers
-    if kinds is None and architecture == "gemma3":
-        pattern = fields.sliding_window_pattern or GEMMA_PATTERN
-        return [SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers)]
+    if architecture in {"llama", "mistral", "mixtral"}:
+        is_full = architecture == "llama" or fields.sliding_window is None
+        return [FULL if is_full else SLIDING] * num_layers
     is_next = architecture == "qwen3_next"
-    if kinds is None and is_next:
-        pattern = fields.full_attention_interval or QWEN3_NEXT_PATTERN
-        return [LINEAR if (layer + 1) % pattern else FULL for layer in range(num_layers)]
-    if kinds is None:
-        first = fields.max_window_layers if fields.use_sliding_window else num_layers
-        return [SLIDING if layer >= first else FULL for layer in range(num_layers)]
-    known = (FULL, LINEAR if is_next else SLIDING)
-    if len(kinds) != num_layers or not {*kinds} <= {*known}:
-        raise BatchdecodeError(
-            f"layer_types are not one for each of {num_layers} layers, known: {', '.join(known)}"
-        )
-    if SLIDING in kinds and fields.sliding_window is None:
-        raise BatchdecodeError(f"layers have {SLIDING}, and no sliding_window")
-    return kinds
-
-
-def _experts_of(fields: _Fields, architecture: Architecture) -> ExpertSettings | None:
-    unsaid, is_mixtral = EXPERTS.get(architecture), architecture == "mixtral"
-    if unsaid is None or (fields.num_experts == 0 and not is_mixtral):
-        return None
-    num_experts = fields.num_local_experts or fields.num_experts or unsaid.num_experts
-    num_chosen = fields.num_experts_per_tok or unsaid.num_chosen
-    if num_chosen > num_experts:
-        raise BatchdecodeError(f"{num_chosen} experts for a token, of {num_experts}")
-    step, dense = fields.decoder_sparse_step, {*(fields.mlp_only_layers or ())}
-    normalises = unsaid.normalises if fields.norm_topk_prob is None else fields.norm_topk_prob
-    wide = None if is_mixtral else fields.moe_intermediate_size or unsaid.intermediate_size
-    shared = fields.shared_expert_intermediate_size or unsaid.shared_intermediate_size
-    return ExpertSettings(
-        layers=tuple(
-            layer
-            for layer in range(fields.num_hidden_layers)
-            if layer not in dense and (layer + 1) % step == 0
-        ),
-        num_experts=num_experts,
-        num_chosen=num_chosen,
-        intermediate_size=wide or fields.intermediate_size,
-        normalises=is_mixtral or normalises,
-        shared_intermediate_size=shared if architecture == "qwen3_next" else None,
-    )
+    other = LINEAR if is_next else SLIDING
+    if kinds is not None:
+        if len(kinds) != num_layers or not {*kinds} <= {FULL, other}:
+            raise BatchdecodeError(
+                f"layer_types are not one for each of {num_layers} layers, known: {FULL}, {other}"
+            )
+        if SLIDING in kinds and fields.sliding_window is None:
+            raise BatchdecodeError(f"layers have {SLIDING}, and no sliding_window")
+        return kinds
+    interval = fields.full_attention_interval if is_next else fields.sliding_window_pattern
+    if interval is not None and (is_next or architecture == "gemma3"):
+        return [other if (layer + 1) % interval else FULL for layer in range(num_layers)]
+    first = fields.max_window_layers if fields.use_sliding_window else num_layers
+    return [SLIDING if layer >= first else FULL for layer in range(num_layers)]
 
 
 # Which tensors a model has, of which shapes, and what Hugging Face calls them.
@@ -668,34 +665,33 @@ def tensor_shapes(config: TransformerConfig) -> Iterator[tuple[str, Shape]]:
     if config.has_post_norms:
         norms["pre_feedforward_layernorm.weight"] = (hidden,)
         norms["post_feedforward_layernorm.weight"] = (hidden,)
-    for index in range(config.num_layers):
-        yield f"model.layers.{index}.input_layernorm.weight", (hidden,)
-        mixer = recurrent if index in recurrent_layers else attention
-        feed_forward = _feed_forward_shapes(config, index)
-        for name, shape in chain(mixer.items(), norms.items(), feed_forward):
-            yield f"model.layers.{index}.{name}", shape
 
+    def network(
+        name: str, wide: int, parts: tuple[str, ...] = PARTS
+    ) -> Iterator[tuple[str, Shape]]:
+        for part, shape in zip(
+            parts, [(wide, hidden), (wide, hidden), (hidden, wide)], strict=True
+        ):
+            yield f"{name}.{part}.weight", shape
 
-def _feed_forward_shapes(config: TransformerConfig, layer: int) -> Iterator[tuple[str, Shape]]:
-    hidden, experts = config.hidden_size, config.experts
-    if experts is None or layer not in experts.layers:
-        yield from _network_shapes("mlp", PARTS, config.intermediate_size, hidden)
-        return
-    names = EXPERT_NAMES[config.architecture]
-    yield f"{names.router}.weight", (experts.num_experts, hidden)
-    for number in range(experts.num_experts):
-        name = f"{names.expert}.{number}"
-        yield from _network_shapes(name, names.parts, experts.intermediate_size, hidden)
-    if experts.shared_intermediate_size is not None:
-        yield f"{SHARED_EXPERT_GATE}.weight", (1, hidden)
-        yield from _network_shapes(SHARED_EXPERT, PARTS, experts.shared_intermediate_size, hidden)
+    def feed_forward(layer: int) -> Iterator[tuple[str, Shape]]:
+        experts = config.experts
+        if experts is None or layer not in experts.layers:
+            yield from network("mlp", config.intermediate_size)
+            return
+        names = EXPERT_NAMES[config.architecture]
+        yield f"{names.router}.weight", (experts.num_experts, hidden)
+        for number in range(experts.num_experts):
+            yield from network(f"{names.expert}.{number}", experts.intermediate_size, names.parts)
+        if experts.shared_intermediate_size is not None:
+            yield f"{SHARED_EXPERT_GATE}.weight", (1, hidden)
+            yield from network(SHARED_EXPERT, experts.shared_intermediate_size)
 
-
-def _network_shapes(
-    name: str, parts: tuple[str, str, str], wide: int, hidden: int
-) -> Iterator[tuple[str, Shape]]:
-    for part, shape in zip(parts, [(wide, hidden), (wide, hidden), (hidden, wide)], strict=True):
-        yield f"{name}.{part}.weight", shape
+    for layer in range(config.num_layers):
+        yield f"model.layers.{layer}.input_layernorm.weight", (hidden,)
+        mixer = recurrent if layer in recurrent_layers else attention
+        for name, shape in chain(mixer.items(), norms.items(), feed_forward(layer)):
+            yield f"model.layers.{layer}.{name}", shape
 
 
 def is_ignored(name: str) -> bool:

@@ -5,31 +5,24 @@ from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from struct import Struct as Layout
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct, field
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError
 from batcher.transformer.config import (
     EXPERT_NAMES,
-    GEMMA_PATTERN,
     ROPE_FACTORS,
+    UNSAID,
     Architecture,
-    ExpertSettings,
     FrequencyFactors,
-    LinearScaling,
-    NumLayers,
-    Positive,
-    RopeSettings,
     RopeStyle,
-    Scaling,
-    Size,
-    TokenId,
     TransformerConfig,
-    head_dim_of,
+    config_of,
 )
 from batcher.transformer.layers import FloatArray, IntArray
 
@@ -447,56 +440,36 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
 #
 # Their meaning is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
-RopeFactor = Annotated[float, Meta(ge=0, le=1e6)]  # 0 for none, as llama.cpp has it
-NumExperts = Annotated[int, Meta(ge=0, le=4096)]
-
-
 KNOWN: dict[str, tuple[Architecture, RopeStyle]] = {
-    # llama.cpp's conversion permutes the rows of q and k
-    "llama": ("llama", "interleaved"),
+    # Mistral's models are of llama's, too; llama.cpp's conversion permutes their rows of q and k
+    "llama": ("mistral", "interleaved"),
     "qwen2": ("qwen2", "half-split"),
     "qwen3": ("qwen3", "half-split"),
     "qwen3moe": ("qwen3_moe", "half-split"),
     "gemma3": ("gemma3", "half-split"),
 }
+GGUF_FIELDS = {  # what config.json calls them
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_norm": "norm_topk_prob",
+}
+NUM_NEEDED = 5  # of them, the first
 MAX_FACTOR = 1e6
 LARGEST_GEMMA = 62  # layers of Gemma 3 27B
-
-
-class _Fields(Struct):
-    """Of the architecture; Mistral's models, with experts or without, are of llama's."""
-
-    num_layers: NumLayers = field(name="block_count")
-    max_position_embeddings: Size = field(name="context_length")
-    hidden_size: Size = field(name="embedding_length")
-    num_heads: Size = field(name="attention.head_count")
-    rms_norm_eps: Positive = field(name="attention.layer_norm_rms_epsilon")
-    intermediate_size: Size | None = field(name="feed_forward_length", default=None)
-    num_kv_heads: Size | None = field(name="attention.head_count_kv", default=None)
-    head_dim: Size | None = field(name="attention.key_length", default=None)
-    value_length: Size | None = field(name="attention.value_length", default=None)
-    sliding_window: Size | None = field(name="attention.sliding_window", default=None)
-    rope_dimensions: Size | None = field(name="rope.dimension_count", default=None)
-    rope_theta: Positive = field(name="rope.freq_base", default=10_000.0)
-    rope_scaling: str = field(name="rope.scaling.type", default="linear")
-    rope_factor: RopeFactor = field(name="rope.scaling.factor", default=0.0)
-    old_rope_factor: RopeFactor = field(name="rope.scale_linear", default=0.0)
-    window_pattern: Size | list[bool] | None = field(
-        name="attention.sliding_window_pattern", default=None
-    )
-    local_theta: Positive = field(name="rope.freq_base_swa", default=10_000.0)
-    attention_softcap: Positive | None = field(name="attn_logit_softcapping", default=None)
-    logit_softcap: Positive | None = field(name="final_logit_softcapping", default=None)
-    num_experts: NumExperts = field(name="expert_count", default=0)
-    num_chosen: NumExperts = field(name="expert_used_count", default=0)
-    expert_size: Size | None = field(name="expert_feed_forward_length", default=None)
-    normalises: bool = field(name="expert_weights_norm", default=True)
-
-
-class _EndTokens(Struct):  # after which a text has ended, or a turn, or a message
-    eos: TokenId | None = field(name="tokenizer.ggml.eos_token_id", default=None)
-    eot: TokenId | None = field(name="tokenizer.ggml.eot_token_id", default=None)
-    eom: TokenId | None = field(name="tokenizer.ggml.eom_token_id", default=None)
 
 
 def config_from_gguf(
@@ -515,103 +488,80 @@ def config_from_gguf(
             "hf:FOLDER, a folder of the same model for transformers"
         )
     architecture, style = KNOWN[named]
-    prefix = f"{named}."
+    prefix, is_gemma = f"{named}.", named == "gemma3"
     own = {
         name.removeprefix(prefix): value
         for name, value in metadata.items()
         if name.startswith(prefix)
     }
-    try:
-        fields = msgspec.convert(own, _Fields)
-        ends = msgspec.convert(metadata, _EndTokens)
-    except msgspec.ValidationError as error:
-        raise BatchdecodeError(f"metadata: {error}") from None
+    for name in [*GGUF_FIELDS][:NUM_NEEDED]:
+        if name not in own:
+            raise BatchdecodeError(f"metadata: Object missing required field `{name}`")
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise BatchdecodeError("token_embd.weight is missing")
-    head_dim = fields.head_dim or head_dim_of(fields.hidden_size, fields.num_heads)
-    for name, size in (
-        ("attention.value_length", fields.value_length),
-        ("rope.dimension_count", fields.rope_dimensions),
-    ):
-        if size not in {None, head_dim}:
-            raise BatchdecodeError(f"{name} {size} is not supported, known: that of a head")
-    experts, wide = None, fields.expert_size or fields.intermediate_size
-    if fields.num_experts and wide is not None:
-        if not 0 < fields.num_chosen <= fields.num_experts:
-            raise BatchdecodeError(
-                f"expert_used_count is {fields.num_chosen}, of {fields.num_experts} experts"
-            )
-        experts = ExpertSettings(
-            layers=tuple(range(fields.num_layers)),
-            num_experts=fields.num_experts,
-            num_chosen=fields.num_chosen,
-            intermediate_size=wide,
-            normalises=fields.normalises,
-        )
-    intermediate_size = fields.intermediate_size or fields.expert_size
-    if intermediate_size is None:
+    wide = own.get("feed_forward_length") or own.get("expert_feed_forward_length")
+    if wide is None:
         raise BatchdecodeError(f"{prefix}feed_forward_length is missing")
-    is_gemma = architecture == "gemma3"
-    has_local_layers = is_gemma and fields.sliding_window is not None
-    pattern, layers = fields.window_pattern or GEMMA_PATTERN, range(fields.num_layers)
-    if not has_local_layers:
-        full_layers: tuple[int, ...] = ()
-    elif isinstance(pattern, int):
-        full_layers = tuple(layer for layer in layers if (layer + 1) % pattern == 0)
-    elif len(pattern) < len(layers):
-        raise BatchdecodeError(f"the sliding_window_pattern is not one of {len(layers)} layers")
-    else:
-        full_layers = tuple(layer for layer in layers if not pattern[layer])
-    return TransformerConfig(
-        "mixtral" if architecture == "llama" and experts is not None else architecture,
-        vocab_size=embedding.shape[0],
-        num_layers=fields.num_layers,
-        hidden_size=fields.hidden_size,
-        num_heads=fields.num_heads,
-        num_kv_heads=fields.num_kv_heads or fields.num_heads,
-        head_dim=head_dim,
-        intermediate_size=intermediate_size,
-        rms_norm_eps=fields.rms_norm_eps,
-        max_position_embeddings=fields.max_position_embeddings,
-        rope=RopeSettings(fields.rope_theta, style, _scaling_of(fields, head_dim, tensors)),
-        sliding_window=fields.sliding_window,
-        has_qkv_bias=architecture == "qwen2",
-        has_qk_norm=architecture in {"qwen3", "qwen3_moe", "gemma3"},
-        ties_embeddings="output.weight" not in tensors,
-        eos_token_ids=tuple(
-            dict.fromkeys(end for end in (ends.eos, ends.eot, ends.eom) if end is not None)
-        ),
-        full_layers=full_layers,
-        local_rope=RopeSettings(fields.local_theta, style) if has_local_layers else None,
-        activation="gelu_tanh" if is_gemma else "silu",
-        # That of a head, which a file does not say, unless it is the largest Gemma.
-        attention_scale=(fields.hidden_size / fields.num_heads) ** -0.5
-        if is_gemma and fields.num_layers == LARGEST_GEMMA
-        else None,
-        attention_softcap=fields.attention_softcap,
-        logit_softcap=fields.logit_softcap,
-        embedding_scale=fields.hidden_size**0.5 if is_gemma else 1.0,
-        has_post_norms=is_gemma,  # and no has_offset_norms: the conversion has added the one
-        experts=experts,
-    )
-
-
-def _scaling_of(
-    fields: _Fields, head_dim: int, tensors: Mapping[str, StoredTensor]
-) -> Scaling | None:
-    """Return how RoPE is scaled: by a factor, or for Llama 3 by a tensor of them."""
-    kinds = ("none", "linear")
-    if fields.rope_scaling not in kinds:
+    num_experts, num_chosen = own.get("expert_count", 0), own.get("expert_used_count", 0)
+    is_chosen = isinstance(num_chosen, int) and isinstance(num_experts, int) and num_chosen > 0
+    if num_experts and not (is_chosen and num_chosen <= num_experts):
+        raise BatchdecodeError(f"expert_used_count is {num_chosen}, of {num_experts} experts")
+    kind, kinds = own.get("rope.scaling.type", "linear"), ("none", "linear")
+    if kind not in kinds:
         raise BatchdecodeError(
-            f"RoPE scaled by {fields.rope_scaling!r} is not supported, known: {', '.join(kinds)}"
+            f"RoPE scaled by {kind!r} is not supported, known: {', '.join(kinds)}"
         )
-    if ROPE_FACTORS in tensors:
-        if tensors[ROPE_FACTORS].shape != (head_dim // 2,):
+    factor = own.get("rope.scaling.factor") or own.get("rope.scale_linear")
+    has_scaling = kind == "linear" and factor and ROPE_FACTORS not in tensors
+    ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    given: dict[str, Any] = {
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "eos_token_id": [end for end in ends if end is not None],
+        "rope_scaling": {"type": "linear", "factor": factor} if has_scaling else None,
+        "hidden_act": "gelu_pytorch_tanh" if is_gemma else "silu",
+        "sliding_window_pattern": UNSAID["gemma3"]["sliding_window_pattern"],
+        "use_sliding_window": True,  # in all layers, but of Gemma
+        "max_window_layers": 0,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": wide,
+        **{ours: own[name] for name, ours in GGUF_FIELDS.items() if name in own},
+        "intermediate_size": wide,
+        "num_experts_per_tok": num_chosen or None,
+    }
+    try:
+        config = config_of("mixtral" if named == "llama" and num_experts else architecture, given)
+    except BatchdecodeError as error:
+        message = str(error)
+        for name, ours in GGUF_FIELDS.items():
+            message = message.replace(f"`$.{ours}`", f"`$.{name}`")
+        raise BatchdecodeError(f"metadata: {message}" if "`" in message else message) from None
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if own.get(name) not in (None, config.head_dim):
+            raise BatchdecodeError(f"{name} {own[name]} is not supported, known: that of a head")
+    rope, full_layers, attention_scale = replace(config.rope, style=style), config.full_layers, None
+    if ROPE_FACTORS in tensors:  # of Llama 3
+        if tensors[ROPE_FACTORS].shape != (config.head_dim // 2,):
             raise BatchdecodeError(f"{ROPE_FACTORS} is not one factor for each pair of a head")
         factors = tensors[ROPE_FACTORS].read().tolist()
         if not all(0 < factor < MAX_FACTOR for factor in factors):
             raise BatchdecodeError(f"{ROPE_FACTORS} has factors that no frequency is divided by")
-        return FrequencyFactors(tuple(factors))
-    factor = fields.rope_factor or fields.old_rope_factor
-    return LinearScaling(factor) if fields.rope_scaling == "linear" and factor else None
+        rope = replace(rope, scaling=FrequencyFactors(tuple(factors)))
+    pattern, layers = own.get("attention.sliding_window_pattern"), range(config.num_layers)
+    if pattern is not None and config.local_rope is not None:
+        if isinstance(pattern, int) and pattern > 0:
+            pattern = [(layer + 1) % pattern for layer in layers]
+        if not isinstance(pattern, list) or len(pattern) < len(layers):
+            raise BatchdecodeError(f"the sliding_window_pattern is not one of {len(layers)} layers")
+        full_layers = tuple(layer for layer in layers if not pattern[layer])
+    if is_gemma and config.num_layers == LARGEST_GEMMA:  # others have that of a head
+        attention_scale = (config.hidden_size / config.num_heads) ** -0.5
+    return replace(
+        config,
+        architecture="llama" if config.architecture == "mistral" else config.architecture,
+        rope=rope,
+        full_layers=full_layers,
+        attention_scale=attention_scale,
+        has_offset_norms=False,  # the conversion has added the one
+    )
