@@ -8,14 +8,22 @@ That goes token by token, so no chunk shows in the bits; what spans at the same 
 operation for all, in which each has products of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from batcher.errors import InvariantError
-from batcher.transformer.config import DeltaNetSettings
+from batcher.transformer.config import (
+    EXPERT_NAMES,
+    PARTS,
+    SHARED_EXPERT,
+    SHARED_EXPERT_GATE,
+    DeltaNetSettings,
+    TransformerConfig,
+)
+from batcher.transformer.kv_store import CacheGroup
 from batcher.transformer.layers import (
     Attention,
     FloatArray,
@@ -26,88 +34,104 @@ from batcher.transformer.layers import (
     silu,
     softplus,
 )
-from batcher.transformer.linear import Linear, OwnHeads
+from batcher.transformer.linear import Linear, OwnHeads, WholeLinears
 from batcher.transformer.step import Step, Wave
 
-# The token mixer of most layers: attention, with what is around it.
+ReadWeight = Callable[[str], FloatArray]
+"""Return the weight of a name, [out, in] or [features]."""
 
 
-@dataclass(frozen=True, slots=True)
+class Weights:
+    """Makes the parts of a layer from the weights that have its prefix."""
+
+    def __init__(
+        self, config: TransformerConfig, read: ReadWeight, linears: WholeLinears, prefix: str = ""
+    ) -> None:
+        self.config, self.prefix, self._read, self._linears = config, prefix, read, linears
+
+    def read(self, name: str) -> FloatArray:
+        return self._read(f"{self.prefix}{name}")
+
+    def linear(self, *names: str, has_bias: bool = False) -> Linear:
+        """Return one product for the weights of all these names, one after the other."""
+        weights = [self.read(f"{name}.weight") for name in names]
+        weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
+        bias = [self.read(f"{name}.bias") for name in names] if has_bias else None
+        return self._linears.linear(weight, None if bias is None else np.concatenate(bias))
+
+    def norm(self, name: str) -> FloatArray:
+        weight = self.read(f"{name}.weight")
+        return weight + np.float32(1) if self.config.has_offset_norms else weight
+
+
 class SelfAttention:
-    """Queries, keys and values of a layer, normalised and turned; what is attended to, projected.
+    """Queries, keys and values of a layer, normalised and turned; what is attended to, projected."""
 
-    group: the number of its group of layers.  cache: that of its keys and values in the store.
-    num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
-    own_heads: of keys and values, those that are attended with here.
-    qkv: one product for queries, keys and values.  output: what is made of all heads.
-    has_output_gate: whether each query is followed by a gate, which what it attends to is
-    multiplied by.
-    query_norm, key_norm: of each head, if these are normalised.
-    """
-
-    group: int
-    cache: int
-    num_heads: int
-    num_kv_heads: int
-    own_heads: OwnHeads
-    head_dim: int
-    eps: float
-    qkv: Linear
-    query_norm: FloatArray | None
-    key_norm: FloatArray | None
-    rotary: RotaryEmbedding
-    attention: Attention
-    output: Linear
-    has_output_gate: bool = False
+    def __init__(
+        self, layer: int, groups: Sequence[CacheGroup], own_heads: OwnHeads, weights: Weights
+    ) -> None:
+        config, self._own_heads = weights.config, own_heads
+        self._config = config
+        [self._group] = [number for number, one in enumerate(groups) if layer in one.layers]
+        self._cache = groups[self._group].layers.index(layer)  # of its keys and values in the store
+        names = [f"self_attn.{name}_proj" for name in "qkv"]
+        self._qkv = weights.linear(*names, has_bias=config.has_qkv_bias)
+        self._query_norm = self._key_norm = None
+        if config.has_qk_norm:
+            self._query_norm = weights.norm("self_attn.q_norm")
+            self._key_norm = weights.norm("self_attn.k_norm")
+        self._rotary = RotaryEmbedding(config.rope_of(layer), config.head_dim)
+        scale = config.attention_scale or config.head_dim**-0.5
+        self._attention = Attention(scale, config.window_of(layer), config.attention_softcap)
+        self._output = weights.linear("self_attn.o_proj")
 
     def __call__(self, x: FloatArray, step: Step) -> FloatArray:
         """Return the output [tokens, hidden_size] of x [tokens, hidden_size].
 
         Keys and values of all tokens are written into their cells before any of them is read.
         """
-        every = 2 if self.has_output_gate else 1
-        first_key = self.num_heads * every
-        first_value = first_key + self.num_kv_heads
-        own, group = self.own_heads.which, first_key // self.num_kv_heads
-        heads = self.qkv(x).reshape(len(x), -1, self.head_dim)
+        config, own = self._config, self._own_heads.which
+        every = 2 if config.has_output_gate else 1  # each query is followed by its gate
+        first_key = config.num_heads * every
+        first_value = first_key + config.num_kv_heads
+        group = first_key // config.num_kv_heads
+        heads = self._qkv(x).reshape(len(x), -1, config.head_dim)
         queries = heads[:, own.start * group : own.stop * group]
-        query = self._turned(queries[:, ::every], self.query_norm, step)
+        query = self._turned(queries[:, ::every], self._query_norm, step)
         own_keys = heads[:, first_key:first_value][:, own]
         keys, values = step.store.update(
-            self.cache,
-            step.own_cells[self.group],
-            self._turned(own_keys, self.key_norm, step),
+            self._cache,
+            step.own_cells[self._group],
+            self._turned(own_keys, self._key_norm, step),
             heads[:, first_value:][:, own],
         )
         attended = query  # of no heads
         if query.size:
-            attended = step.mixed[self.group].attend(self.attention, query, keys, values)
-        if self.has_output_gate:
+            attended = step.mixed[self._group].attend(self._attention, query, keys, values)
+        if config.has_output_gate:
             attended *= sigmoid(queries[:, 1::every])
-        width = self.num_heads // self.num_kv_heads * self.head_dim
+        width = config.num_heads // config.num_kv_heads * config.head_dim
         by_kv_head = attended.reshape(len(x), own.stop - own.start, width)
-        return self.output(self.own_heads.gather(by_kv_head))
+        return self._output(self._own_heads.gather(by_kv_head))
 
     def _turned(self, heads: FloatArray, norm: FloatArray | None, step: Step) -> FloatArray:
         """Return heads [tokens, heads, head_dim], normalised and turned by their positions."""
-        normed = heads if norm is None else rms_norm(heads, norm, self.eps)
-        return self.rotary.rotate(normed, *step.angles(self.rotary))
+        normed = heads if norm is None else rms_norm(heads, norm, self._config.rms_norm_eps)
+        return self._rotary.rotate(normed, *step.angles(self._rotary))
 
 
 # What a layer does to each token by itself: one gated network, or a few of many experts.
 
-Activation = Callable[[FloatArray], FloatArray]
-ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_tanh": gelu_tanh}
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)): with SiLU, SwiGLU (Shazeer, 2020).
+    """down(activation(gate(x)) * up(x)): with SiLU, SwiGLU (Shazeer, 2020)."""
 
-    gate_up: gate and up as one product.
-    """
-
-    def __init__(self, gate_up: Linear, down: Linear, activation: Activation) -> None:
-        self._gate_up, self._down, self._activation = gate_up, down, activation
+    def __init__(self, weights: Weights, name: str, parts: tuple[str, str, str] = PARTS) -> None:
+        gate, up, down = (f"{name}.{part}" for part in parts)
+        self._gate_up, self._down = weights.linear(gate, up), weights.linear(down)
+        self._activation = ACTIVATIONS[weights.config.activation]
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Return [rows, features] of x [rows, features]."""
@@ -118,37 +142,26 @@ class GatedMLP:
         return self._down(activated.T)
 
 
-class SharedExpert:
-    """A network that every token goes through, to the share that a gate gives it."""
-
-    def __init__(self, gate: Linear, network: GatedMLP) -> None:
-        self._gate, self._network = gate, network
-
-    def __call__(self, x: FloatArray) -> FloatArray:
-        """Return [rows, features] of x [rows, features]."""
-        return self._network(x) * sigmoid(self._gate(x))
-
-
 class Experts:
-    """Of several networks, the `num_chosen` that a router finds likeliest for a token.
+    """Of several networks, those that a router finds likeliest for a token, and a shared one.
 
     Their outputs are added in the order of the experts, so a token's sum is always the same.
-
-    normalises: whether the shares of those that are chosen are made to add up to one.
-    shared: what is added for every token, if anything is.
     """
 
-    def __init__(
-        self,
-        router: Linear,
-        experts: list[GatedMLP],
-        num_chosen: int,
-        *,
-        normalises: bool,
-        shared: SharedExpert | None = None,
-    ) -> None:
-        self._router, self._experts, self._shared = router, experts, shared
-        self._num_chosen, self._normalises = num_chosen, normalises
+    def __init__(self, weights: Weights) -> None:
+        settings, names = weights.config.experts, EXPERT_NAMES[weights.config.architecture]
+        if settings is None:
+            raise InvariantError("experts, and no settings of them")
+        self._num_chosen, self._normalises = settings.num_chosen, settings.normalises
+        self._shared_gate: Linear | None = None
+        if settings.shared_intermediate_size is not None:
+            self._shared_gate = weights.linear(SHARED_EXPERT_GATE)
+            self._shared = GatedMLP(weights, SHARED_EXPERT)
+        self._router = weights.linear(names.router)
+        self._experts = [
+            GatedMLP(weights, f"{names.expert}.{number}", names.parts)
+            for number in range(settings.num_experts)
+        ]
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Return [rows, features] of x [rows, features]."""
@@ -165,8 +178,8 @@ class Experts:
             rows = is_chosen[:, number].nonzero()[0]
             if rows.size:
                 output[rows] += expert(x[rows]) * shares[rows, number, None]
-        if self._shared is not None:
-            output += self._shared(x)
+        if self._shared_gate is not None:
+            output += self._shared(x) * sigmoid(self._shared_gate(x))
         return output
 
 
@@ -195,6 +208,22 @@ class GatedDeltaNet:
     fading_bias: FloatArray
     norm: FloatArray
     output: Linear
+
+    @classmethod
+    def of_layer(cls, layer: int, settings: DeltaNetSettings, weights: Weights) -> "GatedDeltaNet":
+        groups, prefix = (settings.num_key_heads, -1), "linear_attn."
+        return cls(
+            cache=settings.layers.index(layer),
+            settings=settings,
+            eps=weights.config.rms_norm_eps,
+            qkvz=weights.linear(f"{prefix}in_proj_qkvz"),
+            ba=weights.linear(f"{prefix}in_proj_ba"),
+            convolution=np.ascontiguousarray(weights.read(f"{prefix}conv1d.weight")[:, 0].T),
+            fading=np.exp(weights.read(f"{prefix}A_log")).reshape(groups),
+            fading_bias=weights.read(f"{prefix}dt_bias").reshape(groups),
+            norm=weights.read(f"{prefix}norm.weight"),
+            output=weights.linear(f"{prefix}out_proj"),
+        )
 
     def __call__(self, x: FloatArray, step: Step) -> FloatArray:
         """Return the output [tokens, hidden_size] of x [tokens, hidden_size].
