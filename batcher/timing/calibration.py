@@ -71,11 +71,7 @@ class StepLog(Struct, frozen=True):
 
 
 def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
-    """Return the steps of a log of (line number, line); `name` is that of the file.
-
-    Raises:
-        BatchdecodeError: a line is no step, contradicts itself, or begins before the one above it.
-    """
+    """Return the steps of a log of (line number, line); `name` is that of the file."""
     decoder = msgspec.json.Decoder(StepLine)
     values = array("d")
     last = float("-inf")
@@ -213,9 +209,6 @@ def fit_steps(log: StepLog, name: str, experts: Experts | None = None) -> Fit:
     """Return the profile that fits a log of steps best; `name` is that of its file.
 
     experts: of a layer, and for each token; with them there is a term x, for reading them all.
-
-    Raises:
-        BatchdecodeError: it has too few steps.
     """
     if log.num_steps < LEAST_STEPS:
         raise BatchdecodeError(f"{name}: {log.num_steps} steps are too few: {LEAST_STEPS} at least")

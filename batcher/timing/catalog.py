@@ -83,11 +83,7 @@ def shipped(file: str) -> dict[str, Any]:
 
 
 def read_mapping(path: str) -> dict[str, Any]:
-    """Return the contents of a user's YAML or JSON file, with names for keys.
-
-    Raises:
-        CatalogError: it cannot be read, or is something else.
-    """
+    """Return the contents of a user's YAML or JSON file, with names for keys."""
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
@@ -192,11 +188,7 @@ def _child(part: Any, key: str | int) -> tuple[int, Any] | None:
 
 
 def as_record(values: Any, record: type[R], place: str | Place) -> R:
-    """Return `values` as a record; `place` is where they are, for errors.
-
-    Raises:
-        CatalogError: a field is unknown, missing, or not what it can be.
-    """
+    """Return `values` as a record; `place` is where they are, for errors."""
     fields = {field.name: field for field in msgspec.structs.fields(record)}
     if not isinstance(values, dict):
         raise CatalogError(f"{place}: expected {', '.join(fields)}, each with a value")

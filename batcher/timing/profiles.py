@@ -143,9 +143,6 @@ def load_profile(text: str) -> tuple[str, Profile]:
     """Return the name and the profile that `text` names: a shipped one, FILE.yaml, FILE.yaml:NAME.
 
     "@ENGINE" at its end adds the overhead of that engine.
-
-    Raises:
-        CatalogError: there is none, a file has several and none is named, or nothing can be added.
     """
     kernels, overhead = split_overhead(text)
     path, colon, name = kernels.rpartition(":")

@@ -291,9 +291,6 @@ def roofline(
 
     tensor_parallel: GPUs that share every layer evenly.  pipeline_parallel: stages of so many GPUs
     with some of the layers each.  overhead: seconds on top of each step.
-
-    Raises:
-        CatalogError: there are several, and nothing is known of the link between them.
     """
     settings = {
         "model": msgspec.to_builtins(shape),

@@ -38,11 +38,7 @@ Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class TrainingSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a run; docs/training.md says what each one means.
-
-    Raises:
-        BatchdecodeError: they do not go together.
-    """
+    """Settings of a run; docs/training.md says what each one means."""
 
     vocab_size: Annotated[int, Meta(ge=MIN_VOCABULARY, le=2**16)] = 1024
     num_layers: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -78,11 +74,7 @@ STATE = "training.pt"  # what another process goes on by
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there, on the disk, when this returns; until then the old one is.
-
-    Raises:
-        OSError: there is no room, or no permission.
-    """
+    """Write a file that is there, on the disk, when this returns; until then the old one is."""
     try:
         with WholeFile(str(path)) as file:
             rest = memoryview(content)
@@ -117,9 +109,6 @@ def read_corpus(path: Path, holdout: float) -> Corpus:
     """Return the text of a file, or the texts of all files in a folder that end in .txt.
 
     holdout: the share of each text, of whole lines in its middle, that is held out.
-
-    Raises:
-        BatchdecodeError: there is none, it is no text in UTF-8, or too large.
     """
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not files:
@@ -188,9 +177,6 @@ class Packing:
     """Texts one after the other, cut into rows.
 
     num_tokens: of all texts.  num_rows: of an epoch; what does not fill a row is left out.
-
-    Raises:
-        BatchdecodeError: they do not fill a single row.
     """
 
     def __init__(self, texts: Sequence[Sequence[int]], seq_length: int) -> None:
@@ -271,9 +257,6 @@ def read_material(path: Path, settings: TrainingSettings, target: Path | None) -
     """Return a corpus as a run needs it.
 
     target: a checkpoint, whose tokenizer is taken; None to make one.
-
-    Raises:
-        BatchdecodeError: the corpus or the checkpoint cannot be used.
     """
     from tokenizers import Tokenizer  # noqa: PLC0415 - optional
 
@@ -353,10 +336,6 @@ def write_model(
     """Write config.json, tokenizer.json and, at last, model.safetensors.
 
     weights: by name, arrays that are written as float16.
-
-    Raises:
-        BatchdecodeError: a weight is too large for float16.
-        OSError: there is no room, or no permission.
     """
     from safetensors.numpy import save  # noqa: PLC0415 - optional
 

@@ -98,11 +98,7 @@ class _Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """A Llama, with random weights as GPT-2 has them (Radford et al., 2019, section 2.3).
-
-    Raises:
-        BatchdecodeError: the config is of another kind of model.
-    """
+    """A Llama, with random weights as GPT-2 has them (Radford et al., 2019, section 2.3)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -348,11 +344,7 @@ class Trainer:
         return found
 
     def save(self, folder: Path) -> None:
-        """Write all that another process goes on by.
-
-        Raises:
-            OSError: it cannot be written; what was there before is there.
-        """
+        """Write all that another process goes on by."""
         state = BytesIO()
         torch.save(
             {
@@ -368,11 +360,7 @@ class Trainer:
         write_whole(folder / STATE, state.getvalue())
 
     def load(self, folder: Path) -> None:
-        """Go on where a run that was saved was.
-
-        Raises:
-            BatchdecodeError: it is damaged, or it was another run.
-        """
+        """Go on where a run that was saved was."""
         path = folder / STATE
         try:
             state = torch.load(path, weights_only=True)

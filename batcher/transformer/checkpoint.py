@@ -28,6 +28,7 @@ from batcher.transformer.config import (
 )
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.linear import WholeLinears
+from batcher.transformer.mixers import ReadWeight
 from batcher.transformer.stored import (
     StoredTensor,
     about,
@@ -42,7 +43,7 @@ from batcher.transformer.tokenizer import (
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
-from batcher.transformer.transformer import EMBEDDING, CausalModel, ReadWeight, Transformer, Watch
+from batcher.transformer.transformer import EMBEDDING, CausalModel, Transformer, Watch
 
 if TYPE_CHECKING:  # what is for several processes is loaded where there are several
     from batcher.transformer.ranks import RankGroup
@@ -62,9 +63,6 @@ class Checkpoint:
 
     config: its sizes.
     names: of its tensors, as Hugging Face calls them: model.layers.0.self_attn.q_proj.weight.
-
-    Raises:
-        BatchdecodeError: tensors are missing, of other shapes, or unknown.
     """
 
     def __init__(
@@ -91,20 +89,13 @@ class Checkpoint:
 
     @cached_property
     def tokenizer(self) -> TransformerTokenizer:
-        """Its tokenizer, which is read when it is first asked for.
-
-        Raises:
-            BatchdecodeError: there is none, or it is of a kind that is not supported.
-        """
+        """Its tokenizer, which is read when it is first asked for."""
         return self._make_tokenizer()
 
     def digest(self) -> str:
         """Return what tells this checkpoint from others, without reading all of it.
 
         It is of the sizes, of the vocabulary, and of how each tensor begins.
-
-        Raises:
-            BatchdecodeError: as `tokenizer` does.
         """
         found = sha256(msgspec.json.encode(self.config))
         for name in sorted(self._tensors):
@@ -127,12 +118,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a .gguf file, or a folder with config.json and model.safetensors or its parts.
-
-    Raises:
-        BatchdecodeError: there is none, it is damaged, something in it is not supported, or the
-        packages that read it are not installed.
-    """
+    """Open a .gguf file, or a folder with config.json and model.safetensors or its parts."""
     if any(find_spec(module) is None for module in _NEEDED_MODULES):
         raise BatchdecodeError(
             "checkpoints need gguf, safetensors, tokenizers and jinja2: "
@@ -164,11 +150,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def decoder_of(
     checkpoint: Checkpoint, path: Path, settings: TransformerSettings, watch: Watch
 ) -> CausalModel:
-    """Return what computes a checkpoint, which was opened from `path`.
-
-    Raises:
-        BatchdecodeError: its weights are damaged, or a process was killed.
-    """
+    """Return what computes a checkpoint, which was opened from `path`."""
     if settings.low_memory and settings.weights == "fp32":
         raise BatchdecodeError(
             "--low-memory keeps integers packed: give --weights int8-channel, too"

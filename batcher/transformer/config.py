@@ -1,4 +1,4 @@
-"""What a transformer is made of: its sizes, its RoPE and its window, whichever file said so."""
+"""What a transformer is made of, whichever file says so; what is wrong is a BatchdecodeError."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -169,9 +169,6 @@ class DeltaNetSettings(Struct, frozen=True):
 
     layers: those that do.  num_key_heads: of queries and of keys; each serves as many value heads.
     kernel_size: of how many tokens, itself included, the convolution mixes the features.
-
-    Raises:
-        BatchdecodeError: these numbers do not go together.
     """
 
     layers: tuple[int, ...]
@@ -220,9 +217,6 @@ class TransformerConfig(Struct, frozen=True):
     has_qk_norm: whether each head of queries and keys is normalised, before RoPE.
     has_output_gate: whether queries come with gates, by which what is attended to is multiplied.
     ties_embeddings: whether the embedding is the output projection as well.
-
-    Raises:
-        BatchdecodeError: these numbers do not go together.
     """
 
     architecture: Architecture
@@ -293,11 +287,7 @@ class TransformerConfig(Struct, frozen=True):
 
 
 def head_dim_of(hidden_size: int, num_heads: int) -> int:
-    """Return the size of a head where a file does not say it.
-
-    Raises:
-        BatchdecodeError: the heads do not divide the hidden size.
-    """
+    """Return the size of a head where a file does not say it."""
     if hidden_size % num_heads:
         raise BatchdecodeError(
             f"hidden_size {hidden_size} does not divide into {num_heads} heads, "
@@ -416,12 +406,7 @@ class _DeltaNetFields(Struct):
 
 
 def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
-    """Return what config.json says.
-
-    Raises:
-        BatchdecodeError: it is of another architecture, has a feature that is not supported, or is
-        wrong.
-    """
+    """Return what config.json says."""
     known = ", ".join(ARCHITECTURES)
     named = mapping.get("architectures")
     name = named[0] if isinstance(named, list) and named else named

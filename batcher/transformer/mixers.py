@@ -65,7 +65,7 @@ class Weights:
 
 
 class SelfAttention:
-    """Queries, keys and values of a layer, normalised and turned; what is attended to, projected."""
+    """Queries, keys and values, normalised and turned; what is attended to, projected."""
 
     def __init__(
         self, layer: int, groups: Sequence[CacheGroup], own_heads: OwnHeads, weights: Weights
@@ -229,9 +229,6 @@ class GatedDeltaNet:
         """Return the output [tokens, hidden_size] of x [tokens, hidden_size].
 
         The states that spans keep are written into their cells.
-
-        Raises:
-            InvariantError: there are no cells for them.
         """
         if step.states is None:
             raise InvariantError("recurrent layers, and no cells for their states")

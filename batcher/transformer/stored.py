@@ -54,12 +54,7 @@ def check_not_pointer(path: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Return what a file holds, if it is one, and not too large for what it is.
-
-    Raises:
-        BatchdecodeError: it is not.
-        OSError: it cannot be read.
-    """
+    """Return what a file holds, if it is one, and not too large for what it is."""
     if not path.is_file():
         raise BatchdecodeError("there is no such file")
     if path.stat().st_size > MAX_TEXT:
@@ -138,11 +133,7 @@ class StoredTensor(Struct, frozen=True, eq=False):
 
 
 def stored_size(kind: str, shape: tuple[int, ...]) -> int:
-    """Return how many bytes a tensor takes.
-
-    Raises:
-        BatchdecodeError: its kind is not read here, or it cannot have this shape.
-    """
+    """Return how many bytes a tensor takes."""
     if kind not in KINDS:
         raise BatchdecodeError(f"{kind} is not supported, known: {', '.join(KINDS)}")
     block_size, num_bytes = KINDS[kind]
@@ -171,12 +162,7 @@ _U32, _U64 = Layout("<I"), Layout("<Q")
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Return the metadata of the file at `path`, and its tensors by name; they stay in the file.
-
-    Raises:
-        BatchdecodeError: it is no GGUF file, is damaged, or has tensors of an unknown kind.
-        OSError: it cannot be read.
-    """
+    """Return the metadata of the file at `path`, and its tensors by name; they stay in the file."""
     check_not_pointer(path)
     if path.stat().st_size < len(MAGIC):
         raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
@@ -324,11 +310,7 @@ STACKED = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
 def from_gguf_names(
     config: TransformerConfig, tensors: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of a file by Hugging Face's names; what has none keeps its own.
-
-    Raises:
-        BatchdecodeError: there are not as many experts as there should be.
-    """
+    """Return the tensors of a file by Hugging Face's names; what has none keeps its own."""
     layer_names = GGUF_LAYER_NAMES | (POST_NORM_NAMES if config.has_post_norms else {})
     named: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
@@ -384,11 +366,7 @@ class _Entry(Struct):
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of the one file in `folder`, or of the parts that its index lists.
-
-    Raises:
-        BatchdecodeError: one is missing, damaged, or not in the folder.
-    """
+    """Return the tensors of the one file in `folder`, or of the parts that its index lists."""
     if not (folder / INDEX).is_file():
         if not (folder / ALONE).is_file():
             raise BatchdecodeError(
@@ -475,12 +453,7 @@ LARGEST_GEMMA = 62  # layers of Gemma 3 27B
 def config_from_gguf(
     metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 ) -> TransformerConfig:
-    """Return what the metadata says, and what follows from which tensors there are.
-
-    Raises:
-        BatchdecodeError: it is of another architecture, has a feature that is not supported, or is
-        wrong.
-    """
+    """Return what the metadata says, and what follows from which tensors there are."""
     named = metadata.get("general.architecture")
     if named not in KNOWN:
         raise BatchdecodeError(

@@ -269,11 +269,7 @@ def tokenizer_of(
     prefix_token_ids: list[int],
     template: ChatTemplate | None,
 ) -> TransformerTokenizer:
-    """Return a tokenizer whose tokens stand for `bytes_of` their texts.
-
-    Raises:
-        BatchdecodeError: its ids are too large, or those of the prefix beyond all others.
-    """
+    """Return a tokenizer whose tokens stand for `bytes_of` their texts."""
     vocabulary = inner.get_vocab(with_added_tokens=True)
     size = max(vocabulary.values(), default=-1) + 1
     if size > MAX_VOCABULARY:
@@ -355,11 +351,7 @@ class _Settings(_SpecialTokens):
 
 
 def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
-    """Return the tokenizer of a folder.
-
-    Raises:
-        BatchdecodeError: there is none, or it is damaged, or of an unknown kind.
-    """
+    """Return the tokenizer of a folder."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - optional
 
     template = _template_of(folder)
@@ -383,10 +375,6 @@ def decoding_of(text: bytes | str) -> Callable[[str], bytes]:
     """Return what a tokenizer's decoder makes of the text of one token.
 
     text: the tokenizer, as JSON.
-
-    Raises:
-        BatchdecodeError: it decodes in an unknown way.
-        MsgspecError: it is no tokenizer.
     """
     decoder = msgspec.json.decode(text, type=_Tokenizer).decoder
     kinds = [] if decoder is None else [decoder.type, *(part.type for part in decoder.decoders)]
@@ -471,11 +459,7 @@ class _Fields(Struct):
 
 
 def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerTokenizer:
-    """Return the tokenizer that the metadata of the file at `path` describes.
-
-    Raises:
-        BatchdecodeError: it is of another kind, splits text in an unknown way, or is damaged.
-    """
+    """Return the tokenizer that the metadata of the file at `path` describes."""
     with about(path):
         fields = msgspec.convert(metadata, _Fields)
         if fields.model not in BYTES_OF:

@@ -352,9 +352,6 @@ class LiveView(View):
         """Print whole lines above the picture, with the next frame.
 
         For a stdout that is the same terminal: what is written past the picture would spoil it.
-
-        Raises:
-            OSError: the terminal is gone.
         """
         self._has_results = True
         self._put(lines)

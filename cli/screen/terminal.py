@@ -133,19 +133,11 @@ class Terminal:
             return True
 
     def write(self, text: str) -> None:
-        """Write all of `text` in as few calls as the terminal takes it.
-
-        Raises:
-            OSError: the terminal is gone.
-        """
+        """Write all of `text` in as few calls as the terminal takes it."""
         self.write_bytes(text.encode(self.encoding, "backslashreplace"))
 
     def write_bytes(self, data: bytes) -> None:
-        """Write all of `data`, unchanged; after a signal, what the terminal takes soon.
-
-        Raises:
-            OSError: the terminal is gone.
-        """
+        """Write all of `data`, unchanged; after a signal, what the terminal takes soon."""
         start = 0
         with suppress(Interrupted):
             while start < len(data):

@@ -138,11 +138,7 @@ class Player:
         return floor(self._position) if self._direction > 0 else ceil(self._position)
 
     def look(self) -> float:
-        """Do what keys and time ask for; return the seconds after which to look again.
-
-        Raises:
-            TerminalGone: nobody is there any more.
-        """
+        """Do what keys and time ask for; return the seconds after which to look again."""
         now = self._clock()
         self._play(min(now - self._now, MAX_SECONDS))
         self._now = now
@@ -331,11 +327,7 @@ class Quit(Exception):  # noqa: N818 - a wish, and no error
 
 
 class InteractiveTerminal:
-    """The terminal that stdout is, with a person at its keyboard.
-
-    Raises:
-        BatchdecodeError: there is no keyboard.
-    """
+    """The terminal that stdout is, with a person at its keyboard."""
 
     def __init__(self, color: ColorChoice) -> None:
         environ, encoding = os.environ, encoding_of(sys.stdout.encoding, os.environ)
@@ -355,11 +347,7 @@ class InteractiveTerminal:
         self._next_frame = time.monotonic() + READING_SECONDS
 
     def with_progress(self, events: Iterable[Event], name: str) -> Iterator[Event]:
-        """Yield `events`, and say now and then how far they are read.
-
-        Raises:
-            Quit: somebody has pressed q.
-        """
+        """Yield `events`, and say now and then how far they are read."""
         for num_events, event in enumerate(events, 1):
             yield event
             if time.monotonic() >= self._next_frame:

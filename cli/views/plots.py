@@ -56,12 +56,7 @@ _LABEL_SIZE, _CHARACTER_WIDTH = 8, 5.4  # typographic points
 
 
 def check_plot(plot: str | None, *, force: bool) -> None:
-    """Make sure that charts can go where --plot says.
-
-    Raises:
-        BatchdecodeError: it is no such place, or nothing to draw with is installed.
-        OutputError: the file cannot be written, or holds something else.
-    """
+    """Make sure that charts can go where --plot says."""
     if plot is None:
         return
     if Path(plot).suffix.removeprefix(".") not in KINDS:

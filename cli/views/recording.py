@@ -94,10 +94,6 @@ class Recording:
     timeline: what happened.
     preemptions, failures: the steps with which each was told, ascending.
     longest: the widest that there is to be shown of it.  chapters: by step.
-
-    Raises:
-        BatchdecodeError: there is no such batch, or no picture of so many slots, or the run is of
-            several workers.
     """
 
     def __init__(self, run: RunEvent) -> None:
@@ -138,11 +134,7 @@ class Recording:
         return self.timeline.num_steps
 
     def add(self, event: Event) -> None:
-        """Take in the next event, with the step with which a view of the run was told of it.
-
-        Raises:
-            InvariantError, BatchdecodeError: see Timeline.from_events.
-        """
+        """Take in the next event, with the step with which a view of the run was told of it."""
         step = self._step
         match event:
             case ArriveEvent() if not self._is_measured:
@@ -171,12 +163,7 @@ class Recording:
             self._take(event)
 
     def close(self) -> None:
-        """Take what was added for all there is.
-
-        Raises:
-            InvariantError: it contradicts itself.
-            BatchdecodeError: it has no steps.
-        """
+        """Take what was added for all there is."""
         self._take_early()
         for found in self._run.fold.open:
             self._see_tokens(found, found.max_tokens)
