@@ -351,7 +351,7 @@ class Engine:
         What needs no slot or can never run ends at once.
         """
         scheduler, queue, clock = self.scheduler, self._queue, self._clock
-        if not (queue.num_waiting or self._batch.num_occupied):
+        if not queue.num_slots and self._batch.num_free == self.batch_size:
             arrival = queue.next_arrival
             if arrival is not None and arrival > clock.now:
                 clock.jump(arrival)
@@ -360,10 +360,15 @@ class Engine:
             if first.arrival_time != time:  # many come at one time
                 time = first.arrival_time
                 step = clock.step_at(time)
-            for sequence in (first, *first.others) if first.others else (first,):
-                sequence.arrived_step = step
-            request, more = first.request, first.more
-            dropped = NOTHING_DROPPED if more is None else more.dropped
+            first.arrived_step = step
+            for other in first.others:
+                other.arrived_step = step
+            request, more, dropped, failure = first.request, first.more, NOTHING_DROPPED, None
+            needs_slot = first.max_tokens > 0
+            if more is not None:
+                dropped, failure = more.dropped, more.failure
+                if more.replayed is not None and more.replayed.slot is None:
+                    needs_slot = False
             events.append(
                 ArriveEvent(
                     step,
@@ -379,11 +384,7 @@ class Engine:
                     first.has_default_limit,
                 )
             )
-            failure, has_none = None, first.max_tokens == 0
-            if more is not None:
-                failure, replayed = more.failure, more.replayed
-                has_none = has_none or (replayed is not None and replayed.slot is None)
-            if failure is None and has_none:
+            if failure is None and not needs_slot:
                 # now, and not in the step of its arrival if that was missed: results come in order
                 self._finish(first, "length", clock.step)
                 continue
@@ -429,7 +430,7 @@ class Engine:
                 self.scheduler.lengthen_admitted(scheduled, first, len(forced))
             for row in (first, *first.others) if first.others else (first,):
                 num_generated = num_tokens = 0
-                if first.admitted_step is not None:  # below 0: a beam before the first fork
+                if first.admitted_step != step:  # below 0: a beam before the first fork
                     num_generated = max(row.num_generated, 0)
                 elif forced or row.role == "negative":
                     num_tokens = row.num_tokens

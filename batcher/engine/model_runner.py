@@ -169,7 +169,7 @@ class ModelRunner:
         if more is not None and more.replayed is not None:
             self.num_replayed += first.num_slots
             return []
-        if first.admitted_step is not None:
+        if self._suspended and first in self._suspended:
             return []
         if more is None and (rows is None or not rows.takes_plain):
             slot, stops = first.slot, self.stops
@@ -224,7 +224,8 @@ class ModelRunner:
         elif rows is not None and rows.is_busy:
             outputs = rows.close(rows.suspend(first, num_tokens), reason)
         else:
-            self.stops.close(slot)
+            if slot in self.stops.watched:
+                self.stops.close(slot)
             outputs = [Generated(self.tokens.close(slot, num_tokens), reason)]
         self._release(first)
         return outputs

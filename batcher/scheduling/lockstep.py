@@ -126,15 +126,15 @@ class RunningBatch(Generic[S]):
         for row in rows:
             row.is_decoding = True
             row.offset = offset = row.num_tokens - 1 - step
-            self.num_decoding += 1
             self._sum_of_offsets += offset
-            if self.tracks_padding:
-                self._note_offset(row)
             if size:
                 self.by_boundary[-offset % size][row] = None
+            if self.tracks_padding:
+                self._note_offset(row)
+        self.num_decoding += len(rows)
         if first.last_decode_step == NEVER:
-            num_steps = first.max_tokens - first.num_tokens + first.num_prompt_tokens
-            first.last_decode_step = last_step = step + num_steps - 1
+            last_step = step - 1 + first.max_tokens - first.num_tokens + first.num_prompt_tokens
+            first.last_decode_step = last_step
             self.ending[last_step].append(first.slot)
 
     def end_after(self, first: S, num_steps: int) -> None:

@@ -351,6 +351,8 @@ class Scheduler(Generic[S]):
         if first in output.prefill_finished:
             output.prefill_finished.remove(first)
             batch.go_back_to_prefill(first)
+            for row in first.group:
+                row.first_token_step = None
         shares, kv_cache = self._split(first, output), self.kv_cache
         if kv_cache is None or kv_cache.has_room(  # without anybody giving way
             sum(
@@ -457,11 +459,10 @@ class Scheduler(Generic[S]):
         self.blocked = None
         batch.admit(first)
         output.admitted.append(first)
-        if (
-            output.num_kept
-            or first.num_computed_tokens < first.num_tokens
-            or not self._finish_prefill(output, first)
-        ):
+        if first.admitted_step is None:
+            for row in (first, *first.others) if first.others else (first,):
+                row.admitted_step = self._step
+        if output.num_kept or not self._finish_prefill(output, first):
             batch.prefilling.append(first)
         return True
 
@@ -473,6 +474,9 @@ class Scheduler(Generic[S]):
                 return False
         self.batch.begin_decoding(first, rows)
         output.prefill_finished.append(first)
+        if first.first_token_step is None:
+            for row in (first, *first.others) if first.others else (first,):
+                row.first_token_step = self._step
         return True
 
     # -- blocks ----------------------------------------------------------------------------------
@@ -648,6 +652,8 @@ class Scheduler(Generic[S]):
             output.admitted.remove(first)
             for row in num_computed_tokens:
                 row.slot = NO_SLOT
+                if row.admitted_step == self._step:
+                    row.admitted_step = None
         else:
             output.preempted.append(Preemption(first, beneficiary, reason, num_computed_tokens))
         self.queue.push(first)
@@ -795,18 +801,11 @@ class Scheduler(Generic[S]):
         """Take note that the step has been computed; return the slots of rows that end with it."""
         if output is NO_CHANGES:
             return self.batch.end_decode_step()
-        step, kv_cache = self._step, self.kv_cache
-        for first in output.admitted:
-            if first.admitted_step is None:
-                for row in (first, *first.others) if first.others else (first,):
-                    row.admitted_step = step
-        for first in output.prefill_finished:
-            if first.first_token_step is None:
-                for row in (first, *first.others) if first.others else (first,):
-                    row.first_token_step = step
-            if first.has_siblings and kv_cache is not None:
-                kv_cache.note_sibling(first)
+        kv_cache = self.kv_cache
         if kv_cache is not None:
+            for first in output.prefill_finished:
+                if first.has_siblings:
+                    kv_cache.note_sibling(first)
             kv_cache.end_step()
         return self.batch.end_decode_step() if output.is_decode_step else ()
 
