@@ -58,42 +58,46 @@ class RunningBatch(Generic[S]):
 
     def admit(self, first: S) -> None:
         """Give the lowest free slots to the sequences of a group."""
-        slots, others = self.slots, first.others
-        self._num_admissions = number = self._num_admissions + 1
+        self._num_admissions += 1
         self.num_free -= first.num_slots
-        for row in (first, *others) if others else (first,):
-            row.state = ADMIT[row.state]
-            row.slot = slot = heappop(self._free)
-            if slots[slot] is not None:
-                raise InvariantError(f"slot {slot} is free and held")
-            slots[slot] = row
-            row.admission = number
-        for other in others:
+        self._give_slot(first)
+        for other in first.others:
+            self._give_slot(other)
             self._first_of[other] = first
+
+    def _give_slot(self, row: S) -> None:
+        row.state = ADMIT[row.state]
+        row.slot = slot = heappop(self._free)
+        if self.slots[slot] is not None:
+            raise InvariantError(f"slot {slot} is free and held")
+        self.slots[slot] = row
+        row.admission = self._num_admissions
 
     def release(self, first: S, last_step: int, move: Move) -> None:
         """Take the slots from the sequences of a group, which used them in `last_step` at last.
 
         Those that decode leave the lockstep.
         """
-        slots, others = self.slots, first.others
-        for row in (first, *others) if others else (first,):
-            slot = row.slot
-            if slots[slot] is not row:
-                raise InvariantError(f"slot {slot} is released by who does not hold it")
-            if row.is_decoding:
-                self.stop_decoding(row)
-            row.state = move[row.state]
-            slots[slot] = None
-            self.last_used[slot] = last_step
-            heappush(self._free, slot)
-        for other in others:
+        self._take_slot(first, last_step, move)
+        for other in first.others:
+            self._take_slot(other, last_step, move)
             del self._first_of[other]
         self.num_free += first.num_slots
         if first.last_decode_step != NEVER:
             self._forget_end(first)
         if first in self.prefilling:
             self.prefilling.remove(first)
+
+    def _take_slot(self, row: S, last_step: int, move: Move) -> None:
+        slot = row.slot
+        if self.slots[slot] is not row:
+            raise InvariantError(f"slot {slot} is released by who does not hold it")
+        if row.is_decoding:
+            self.stop_decoding(row)
+        row.state = move[row.state]
+        self.slots[slot] = None
+        self.last_used[slot] = last_step
+        heappush(self._free, slot)
 
     @property
     def num_occupied(self) -> int:
@@ -117,25 +121,22 @@ class RunningBatch(Generic[S]):
 
     # -- lockstep --------------------------------------------------------------------------------
 
-    def begin_decoding(self, first: S, rows: tuple[S, ...]) -> None:
-        """Let rows of a group that know all their tokens but the next decode from this step on.
+    def begin_decoding(self, row: S) -> None:
+        """Let a row that knows all its tokens but the next decode from this step on."""
+        row.is_decoding = True
+        row.offset = offset = row.num_tokens - 1 - self.decode_step
+        self.num_decoding += 1
+        self._sum_of_offsets += offset
+        if self.block_size:
+            self.by_boundary[-offset % self.block_size][row] = None
+        if self.tracks_padding:
+            self._note_offset(row)
 
-        Unless it is known already, the group ends when the first has all its tokens.
-        """
-        step, size = self.decode_step, self.block_size
-        for row in rows:
-            row.is_decoding = True
-            row.offset = offset = row.num_tokens - 1 - step
-            self._sum_of_offsets += offset
-            if size:
-                self.by_boundary[-offset % size][row] = None
-            if self.tracks_padding:
-                self._note_offset(row)
-        self.num_decoding += len(rows)
-        if first.last_decode_step == NEVER:
-            last_step = step - 1 + first.max_tokens - first.num_tokens + first.num_prompt_tokens
-            first.last_decode_step = last_step
-            self.ending[last_step].append(first.slot)
+    def end_in_time(self, first: S) -> None:
+        """Let a group that has begun to decode end when its first row has all its tokens."""
+        num_left = first.max_tokens - first.num_tokens + first.num_prompt_tokens
+        first.last_decode_step = step = self.decode_step + num_left - 1
+        self.ending[step].append(first.slot)
 
     def end_after(self, first: S, num_steps: int) -> None:
         """Let a group that decodes end after so many steps, the current one included."""
@@ -194,7 +195,7 @@ class RunningBatch(Generic[S]):
         """Let `child`, a beam, decode from where `parent` of the same group stands."""
         if not child.is_decoding:
             child.num_tokens = parent.offset + self.decode_step + 1
-            self.begin_decoding(self.first_of(child), (child,))
+            self.begin_decoding(child)
         if self.block_size:
             self._forked[parent] = self._forked[child] = None
 

@@ -28,7 +28,7 @@ from batcher.scheduling.queue import (
     make_queue,
     policy_of,
 )
-from batcher.scheduling.sequence import NO_SLOT, S
+from batcher.scheduling.sequence import NEVER, NO_SLOT, S
 from batcher.settings import (
     DEFAULT_SCHEDULING,
     ONE_GROUP,
@@ -460,23 +460,31 @@ class Scheduler(Generic[S]):
         batch.admit(first)
         output.admitted.append(first)
         if first.admitted_step is None:
-            for row in (first, *first.others) if first.others else (first,):
-                row.admitted_step = self._step
+            first.admitted_step = self._step
+            for other in first.others:
+                other.admitted_step = self._step
         if output.num_kept or not self._finish_prefill(output, first):
             batch.prefilling.append(first)
         return True
 
     def _finish_prefill(self, output: SchedulerOutput[S], first: S) -> bool:
         """Let a group decode from now on if all it knows is computed; return whether it is."""
-        rows = (first,) if not first.others else first.computed_group
-        for row in rows:
+        batch, others = self.batch, () if not first.others else first.computed_group[1:]
+        if first.num_computed_tokens < first.num_tokens:
+            return False
+        for row in others:
             if row.num_computed_tokens < row.num_tokens:
                 return False
-        self.batch.begin_decoding(first, rows)
+        batch.begin_decoding(first)
+        for row in others:
+            batch.begin_decoding(row)
+        if first.last_decode_step == NEVER:
+            batch.end_in_time(first)
         output.prefill_finished.append(first)
         if first.first_token_step is None:
-            for row in (first, *first.others) if first.others else (first,):
-                row.first_token_step = self._step
+            first.first_token_step = self._step
+            for other in first.others:
+                other.first_token_step = self._step
         return True
 
     # -- blocks ----------------------------------------------------------------------------------

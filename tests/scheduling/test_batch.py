@@ -87,7 +87,8 @@ def test_who_ends_when_follows_from_the_last_steps_of_the_holders(
 def row_at(batch: RunningBatch[Schedulable], position: int) -> Schedulable:
     """Return a row that computes the token at `position` in the current decode step."""
     row = admitted(batch, num_tokens=position + 1, num_prompt_tokens=position + 1, max_tokens=99)
-    batch.begin_decoding(row, (row,))
+    batch.begin_decoding(row)
+    batch.end_in_time(row)
     return row
 
 
@@ -159,7 +160,7 @@ def test_the_longest_row_may_be_one_that_has_come_back() -> None:
     batch, (short, middle, long) = batch_with_a_longest_row(1, 4, 5)
     batch.stop_decoding(middle)
     middle.num_tokens = 3
-    batch.begin_decoding(middle, (middle,))
+    batch.begin_decoding(middle)
     batch.stop_decoding(long)
     check_padding(batch, [short, middle])
 
