@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, generate_latest, write_to_textfile
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +25,7 @@ from batcher.engine import Engine, StepOutcome
 from batcher.events import TokenEvent
 from batcher.metrics.prometheus import RunCollector, joined
 from batcher.metrics.summary import RunMetrics
-from batcher.requests.openai import URLS, Form
+from batcher.requests.openai import URLS
 from batcher.requests.result_rows import (
     OK,
     BytesOf,
@@ -60,47 +60,7 @@ from batcher.trace.run import RequestFold
 # Rule: joined, the chunks of a choice say what its place in the whole answer would have said.
 
 
-class ChunkChoice(Struct, frozen=True, gc=False):
-    """What has come of one output of a completion; token_ids: only if they are asked for."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason | None
-    stop_reason: StopReason
-    logprobs: ChoiceLogprobs | None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class Delta(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What has come of what the assistant says; the first one of an output has its role."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(Struct, frozen=True, gc=False):
-    """What has come of one output of a chat; token_ids: only if they are asked for."""
-
-    index: int
-    delta: Delta
-    finish_reason: FinishReason | None
-    stop_reason: StopReason
-    logprobs: ChatLogprobs | None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class AnswerChunk(Struct, frozen=True, gc=False):
-    """One part of an answer; the last one has no choices and the usage, if that is asked for.
-
-    Then the others have a usage of null, as OpenAI's do; otherwise none.
-    """
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[ChunkChoice] | list[ChatChunkChoice]
-    usage: RowUsage | UnsetType | None = UNSET
+_encoder = msgspec.json.Encoder()
 
 
 class _Output(Struct):
@@ -114,34 +74,29 @@ class _Output(Struct):
 class ChunkWriter:
     """Makes the chunks of one answer of what the engine tells of its request.
 
-    What is told of an output before its result is a beginning of what the result says.
+    What is told of an output before its result is a beginning of what the result says.  The last
+    chunk has no choices and the usage, if that is asked for; then the others have a usage of null.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        form: Form,
-        created: int,
-        *,
-        has_token_ids: bool = False,
-        has_usage: bool = False,
-    ) -> None:
-        self._id, self._model, self._created = answer_id_of(request_id, form), model, created
-        self._is_chat, self._has_token_ids = form == "chat", has_token_ids
-        self._no_usage: UnsetType | None = None if has_usage else UNSET
+    def __init__(self, request_id: str, model: str, body: ClientRequest, created: int) -> None:
+        self._delivery, self._is_chat = body.delivery, body.form == "chat"
+        self._head: dict[str, Any] = {
+            "id": answer_id_of(request_id, body.form),
+            "object": "chat.completion.chunk" if self._is_chat else "text_completion",
+            "created": created,
+            "model": model,
+        }
         self._outputs: dict[int, _Output] = {}
 
-    def of_tokens(self, event: TokenEvent, place: int) -> AnswerChunk:
+    def of_tokens(self, event: TokenEvent, place: int) -> bytes:
         return self._chunk(place, event.text, event.tokens or [], event.logprobs)
 
-    def of_result(self, result: Result, place: int) -> AnswerChunk:
+    def of_result(self, result: Result, place: int) -> bytes:
         """Return the last chunk of an output: all that was not told, and how it ended.
 
         place: its place in the answer, which is its index unless the outputs compete.
         """
-        output = self._outputs.get(place, _Output())
-        logprobs = result.logprobs
+        output, logprobs = self._outputs.get(place, _Output()), result.logprobs
         return self._chunk(
             place,
             result.text[output.num_chars :],
@@ -151,7 +106,7 @@ class ChunkWriter:
             result.stop_reason,
         )
 
-    def of_usage(self, results: list[Result]) -> AnswerChunk:
+    def of_usage(self, results: list[Result]) -> bytes:
         return self._around([], usage_of(results))
 
     def _chunk(
@@ -162,29 +117,30 @@ class ChunkWriter:
         logprobs: list[TokenLogprob] | None,
         finish_reason: FinishReason | None = None,
         stop_reason: StopReason = None,
-    ) -> AnswerChunk:
+    ) -> bytes:
         output = self._outputs.setdefault(index, _Output())
         start, output.num_chars = output.num_chars, output.num_chars + len(text)
         output.num_tokens += len(tokens)
-        token_ids = tokens if self._has_token_ids else UNSET
+        told: ChatLogprobs | ChoiceLogprobs | None = None
+        said: dict[str, Any] = {"text": text}
         if self._is_chat:
-            role: Literal["assistant"] | None = None if output.has_role else "assistant"
-            output.has_role = True
-            delta = Delta(role, text or (None if role is None else ""))
-            told = chat_logprobs(logprobs) if logprobs else None
-            chat = ChatChunkChoice(index, delta, finish_reason, stop_reason, told, token_ids)
-            return self._around([chat], self._no_usage)
-        of_text = choice_logprobs(logprobs, [start] * len(logprobs)) if logprobs else None
-        choice = ChunkChoice(index, text, finish_reason, stop_reason, of_text, token_ids)
-        return self._around([choice], self._no_usage)
+            said = {"content": text} if text else {}
+            if not output.has_role:
+                said = {"role": "assistant", "content": text}
+            said, output.has_role = {"delta": said}, True
+        if logprobs and self._is_chat:
+            told = chat_logprobs(logprobs)
+        elif logprobs:
+            told = choice_logprobs(logprobs, [start] * len(logprobs))
+        ends = {"finish_reason": finish_reason, "stop_reason": stop_reason, "logprobs": told}
+        ids = {"token_ids": tokens} if self._delivery.return_token_ids else {}
+        return self._around([{"index": index, **said, **ends, **ids}], None)
 
-    def _around(
-        self,
-        choices: list[ChunkChoice] | list[ChatChunkChoice],
-        usage: RowUsage | UnsetType | None,
-    ) -> AnswerChunk:
-        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        return AnswerChunk(self._id, kind, self._created, self._model, choices, usage)
+    def _around(self, choices: list[dict[str, Any]], usage: RowUsage | None) -> bytes:
+        chunk = {**self._head, "choices": choices}
+        if self._delivery.includes_usage:
+            chunk["usage"] = usage
+        return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
 # What /metrics tells of a server: of its engine, and of those of the workers beside it.
@@ -248,7 +204,6 @@ class ServerMetrics:
 # The endpoints that generate: from a body to the engine, and from what that tells to an answer.
 
 _DONE = b"data: [DONE]\n\n"
-_encoder = msgspec.json.Encoder()
 
 
 class Service(Struct, frozen=True):
@@ -335,14 +290,7 @@ class GeneratingEndpoint:
         await answer.give(OK, _encoder.encode(completion))
 
     async def _stream(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
-        writer = ChunkWriter(
-            exchange.names[0],
-            self._service.model,
-            body.form,
-            int(time.time()),
-            has_token_ids=bool(body.delivery.return_token_ids),
-            has_usage=body.delivery.includes_usage,
-        )
+        writer = ChunkWriter(exchange.names[0], self._service.model, body, int(time.time()))
         results: list[Result] = []
         is_ranked = body.requests[0].best_of is not None
         while True:
@@ -359,7 +307,7 @@ class GeneratingEndpoint:
                         chunks.append(writer.of_result(item, exchange.places[item.id] + rank))
                 elif (item.id, item.index) not in ended:
                     chunks.append(writer.of_tokens(item, exchange.places[item.id] + item.index))
-            part = b"".join(map(_event, chunks))
+            part = b"".join(chunks)
             if not answer.has_begun:
                 _raise_failure(news[:1])
                 await answer.begin_stream()
@@ -368,12 +316,8 @@ class GeneratingEndpoint:
             await answer.add(part)
             _raise_failure(results)
         if body.delivery.includes_usage:
-            part += _event(writer.of_usage(results))
+            part += writer.of_usage(results)
         await answer.add(part + _DONE, is_last=True)
-
-
-def _event(chunk: AnswerChunk) -> bytes:
-    return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
 def _raise_failure(news: Iterable[News]) -> None:
@@ -394,7 +338,6 @@ METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
     """Return the application; metrics: what /metrics answers."""
     created = int(time.time())
-
     model = {"id": service.model, "object": "model", "created": created, "owned_by": "you"}
 
     async def models(_: Request) -> Response:
@@ -428,7 +371,7 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
             Route("/metrics", told_metrics),
         ],
         middleware=middleware,
-        exception_handlers={ApiError: _of_api_error, HTTPException: _of_http_error},
+        exception_handlers=dict.fromkeys((ApiError, HTTPException), _of_error),
     )
 
 
@@ -436,16 +379,11 @@ def _json(status: int, content: object) -> Response:
     return Response(msgspec.json.encode(content), status, media_type=JSON)
 
 
-async def _of_api_error(_: Request, error: Exception) -> Response:
+async def _of_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        code = error.detail.lower().replace(" ", "-")
+        error = ApiError(error.status_code, code, message, headers=error.headers or {})
     if not isinstance(error, ApiError):
         raise error
     return Response(error.json, error.status, dict(error.headers), JSON)
-
-
-async def _of_http_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    code = error.detail.lower().replace(" ", "-")
-    told = ApiError(error.status_code, code, message, headers=error.headers or {})
-    return await _of_api_error(request, told)

@@ -19,32 +19,20 @@ from batcher.requests.problems import Problem
 from batcher.requests.result_rows import SERVER_ERROR, status_of
 from batcher.result import ErrorInfo
 
-# What goes wrong with a request over HTTP, in OpenAI's shape: a message, its place and a code.
-
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE = 401, 403, 404, 413
 TOO_MANY, UNAVAILABLE = 429, 503
 BAD_REQUEST, TIMEOUT, HEADERS_TOO_LARGE = 400, 408, 431
 RETRY_AFTER = "1"  # seconds: by then a step or many have been made
 
-# The name under which clients of OpenAI look for one of our codes.
-_OPENAI_CODES = {"prompt-too-long": "context_length_exceeded"}
-
-
 # Of these the text is that of a model, which knows all requests of the batch.
 _MAY_TELL_OF_OTHERS = {"model-error", "call-timeout"}
 
 
-class ErrorBody(Struct, frozen=True):
-    """What is wrong; param: the field it is about, type: whose fault it is."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
 class ApiError(Exception):
-    """An answer to a request that is no completion; status: that of the answer."""
+    """An answer to a request that is no completion.
+
+    status: that of the answer.  param: the field it is about.  json: in OpenAI's shape.
+    """
 
     def __init__(
         self,
@@ -59,11 +47,9 @@ class ApiError(Exception):
         kind = "server_error" if status >= SERVER_ERROR else "invalid_request_error"
         if status == TOO_MANY:
             kind = "rate_limit_error"
-        self.body = ErrorBody(message, kind, param, _OPENAI_CODES.get(code, code))
-
-    @property
-    def json(self) -> bytes:
-        return msgspec.json.encode({"error": self.body})
+        body = {"message": message, "type": kind, "param": param}
+        body["code"] = "context_length_exceeded" if code == "prompt-too-long" else code
+        self.json = msgspec.json.encode({"error": body})
 
 
 def of_problems(problems: Sequence[Problem], place: str = "") -> ApiError:
