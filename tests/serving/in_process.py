@@ -1,7 +1,9 @@
 """A server in the event loop of a test: the application alone, without a socket."""
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
+from inspect import Signature, signature
 
 import httpx
 
@@ -87,3 +89,21 @@ async def served(
         assert engine.num_running == engine.num_waiting == engine.num_pending == 0
         if engine.scheduler.kv_cache is not None:
             assert engine.scheduler.kv_cache.pool.num_used == 0
+
+
+def asked(*args, context=served, **how):
+    """Run a coroutine as a test that is given a server, which is made with these arguments."""
+
+    def made(test):
+        def run(**given):
+            async def main():
+                async with context(*args, **how) as server:
+                    await test(server, **given)
+
+            asyncio.run(main())
+
+        run.__signature__ = Signature([*signature(test).parameters.values()][1:])
+        run.__name__ = test.__name__
+        return run
+
+    return made

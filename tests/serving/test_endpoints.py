@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from in_process import CHATS, COMPLETIONS, served
+from in_process import CHATS, COMPLETIONS, asked, served
 
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.metrics.prometheus import GAUGES
@@ -21,21 +21,7 @@ PROMPT = "Once upon a time"
 SAID = [{"role": "user", "content": "Tell me a story"}]
 
 
-def asked(test):
-    """Run a test that is given a server."""
-
-    def run():
-        async def main():
-            async with served() as server:
-                await test(server)
-
-        asyncio.run(main())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-@asked
+@asked()
 async def test_a_completion_is_what_decode_gives(server):
     answer = await server.post(prompt=PROMPT, max_tokens=8, return_token_ids=True)
     [result] = decode([{"prompt": PROMPT, "max_tokens": 8}])
@@ -49,7 +35,7 @@ async def test_a_completion_is_what_decode_gives(server):
     assert body["id"] == "cmpl-1"
 
 
-@asked
+@asked()
 async def test_a_chat_is_a_prompt_by_the_template(server):
     body = (await server.post(CHATS, messages=SAID, max_completion_tokens=5)).json()
     [result] = decode([{"messages": SAID, "max_tokens": 5}])
@@ -71,45 +57,39 @@ async def test_a_chat_is_a_prompt_by_the_template(server):
     ],
     ids=str,
 )
-def test_the_chunks_of_a_stream_make_up_the_whole_answer(more):
-    async def main():
-        async with served() as server:
-            body = {"prompt": PROMPT, "max_tokens": 20, "return_token_ids": True, **more}
-            whole = (await server.post(**body)).json()
-            chunks = await server.chunks(**body, stream_options={"include_usage": True})
-        *chunks, last = chunks
-        assert (last["choices"], last["usage"]) == ([], whole["usage"])
-        for choice in whole["choices"]:
-            parts = [p for chunk in chunks for p in chunk["choices"]]
-            parts = [part for part in parts if part["index"] == choice["index"]]
-            assert "".join(part["text"] for part in parts) == choice["text"]
-            assert [i for part in parts for i in part["token_ids"]] == choice["token_ids"]
-            assert parts[-1]["finish_reason"] == choice["finish_reason"]
-            assert parts[-1]["stop_reason"] == choice["stop_reason"]
-            assert all(part["finish_reason"] is None for part in parts[:-1])
-            if choice["logprobs"] is not None:
-                for name in ("tokens", "token_logprobs", "top_logprobs"):
-                    told = [x for p in parts if p["logprobs"] for x in p["logprobs"][name]]
-                    assert told == choice["logprobs"][name]
-
-    asyncio.run(main())
+@asked()
+async def test_the_chunks_of_a_stream_make_up_the_whole_answer(server, more):
+    body = {"prompt": PROMPT, "max_tokens": 20, "return_token_ids": True, **more}
+    whole = (await server.post(**body)).json()
+    chunks = await server.chunks(**body, stream_options={"include_usage": True})
+    *chunks, last = chunks
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    for choice in whole["choices"]:
+        parts = [p for chunk in chunks for p in chunk["choices"]]
+        parts = [part for part in parts if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [i for part in parts for i in part["token_ids"]] == choice["token_ids"]
+        assert parts[-1]["finish_reason"] == choice["finish_reason"]
+        assert parts[-1]["stop_reason"] == choice["stop_reason"]
+        assert all(part["finish_reason"] is None for part in parts[:-1])
+        if choice["logprobs"] is not None:
+            for name in ("tokens", "token_logprobs", "top_logprobs"):
+                told = [x for p in parts if p["logprobs"] for x in p["logprobs"][name]]
+                assert told == choice["logprobs"][name]
 
 
 @pytest.mark.parametrize(
     ("url", "body"), [(COMPLETIONS, {"prompt": "a"}), (CHATS, {"messages": SAID})]
 )
-def test_only_chunks_of_a_stream_whose_usage_is_asked_for_have_one(url, body):
-    async def main():
-        async with served() as server:
-            assert not any("usage" in chunk for chunk in await server.chunks(url, **body))
-            *chunks, last = await server.chunks(url, **body, stream_options={"include_usage": True})
-            assert all(chunk["usage"] is None for chunk in chunks)
-            assert last["usage"]["completion_tokens"] > 0
-
-    asyncio.run(main())
+@asked()
+async def test_only_chunks_of_a_stream_whose_usage_is_asked_for_have_one(server, url, body):
+    assert not any("usage" in chunk for chunk in await server.chunks(url, **body))
+    *chunks, last = await server.chunks(url, **body, stream_options={"include_usage": True})
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["usage"]["completion_tokens"] > 0
 
 
-@asked
+@asked()
 async def test_a_name_that_is_given_twice_is_refused_at_any_depth(server):
     for body, name in [
         ('{"prompt":"a","prompt":"b"}', "prompt"),
@@ -123,7 +103,7 @@ async def test_a_name_that_is_given_twice_is_refused_at_any_depth(server):
     assert colons.status_code == 200
 
 
-@asked
+@asked()
 async def test_a_streamed_chat_tells_the_role_once_and_the_logprobs_as_they_come(server):
     body = {"messages": SAID, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
     whole = (await server.post(CHATS, **body)).json()["choices"][0]
@@ -138,7 +118,7 @@ async def test_a_streamed_chat_tells_the_role_once_and_the_logprobs_as_they_come
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
-@asked
+@asked()
 async def test_a_json_schema_is_kept(server):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -146,7 +126,7 @@ async def test_a_json_schema_is_kept(server):
     assert isinstance(json.loads(body["choices"][0]["message"]["content"])["a"], int)
 
 
-@asked
+@asked()
 async def test_models_health_and_metrics(server):
     models = (await server.client.get("/v1/models")).json()
     assert [model["id"] for model in models["data"]] == ["simulated"]
@@ -163,13 +143,10 @@ async def test_models_health_and_metrics(server):
     assert f"vllm:num_requests_running{labels} 0.0" in metrics
 
 
-def test_a_request_that_needs_no_block_before_any_is_made_leaves_the_server_as_it_was():
-    async def ask():
-        async with served(settings=SchedulingSettings(prefix_cache=True)) as server:
-            answers = [await server.post(prompt=PROMPT, max_tokens=number) for number in (0, 8)]
-            assert [answer.status_code for answer in answers] == [200, 200]
-
-    asyncio.run(ask())
+@asked(settings=SchedulingSettings(prefix_cache=True))
+async def test_a_request_that_needs_no_block_before_any_is_made_leaves_the_server_as_it_was(server):
+    answers = [await server.post(prompt=PROMPT, max_tokens=number) for number in (0, 8)]
+    assert [answer.status_code for answer in answers] == [200, 200]
 
 
 @pytest.mark.parametrize(("kv_blocks", "share"), [(None, 0.0), (40, 0.1)])
@@ -181,7 +158,7 @@ def test_the_share_of_kv_blocks_is_one_of_their_limit(kv_blocks, share):
     assert GAUGES["vllm:kv_cache_usage_perc"].read(state_of(engine)) == share
 
 
-@asked
+@asked()
 async def test_the_clients_id_comes_back_and_stands_in_the_trace(server):
     answer = await server.post(prompt=PROMPT, max_tokens=2, headers={"X-Request-Id": "mine"})
     assert answer.headers["x-request-id"] == "mine"
@@ -192,7 +169,7 @@ async def test_the_clients_id_comes_back_and_stands_in_the_trace(server):
     assert (long.status_code, long.json()["error"]["param"]) == (400, "X-Request-Id")
 
 
-@asked
+@asked()
 async def test_no_name_or_place_of_a_request_changes_its_draws(server):
     body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.5, "seed": 3}
     [result] = decode([body])
@@ -206,14 +183,11 @@ async def test_no_name_or_place_of_a_request_changes_its_draws(server):
     ("url", "field", "other"),
     [(COMPLETIONS, {"messages": SAID}, CHATS), (CHATS, {"prompt": PROMPT}, COMPLETIONS)],
 )
-def test_a_body_for_the_other_address_is_told_which_that_is(url, field, other):
-    async def main():
-        async with served() as server:
-            error = (await server.post(url, **field)).json()["error"]
-            [name] = field
-            assert error["message"].endswith(f"unknown field `{name}` (it is for {other})")
-
-    asyncio.run(main())
+@asked()
+async def test_a_body_for_the_other_address_is_told_which_that_is(server, url, field, other):
+    error = (await server.post(url, **field)).json()["error"]
+    [name] = field
+    assert error["message"].endswith(f"unknown field `{name}` (it is for {other})")
 
 
 LISTS = [
@@ -225,39 +199,31 @@ LISTS = [
 
 @pytest.mark.parametrize("more", LISTS, ids=str)
 @pytest.mark.parametrize("prompts", [["Once", PROMPT, "A"], [[60, 61], [7, 8, 9]], ["Once", [7]]])
-def test_each_prompt_of_a_list_is_answered_as_if_it_were_alone(prompts, more):
-    async def main():
-        async with served() as server:
-            body = {"max_tokens": 6, **more}
-            alone = [(await server.post(prompt=prompt, **body)).json() for prompt in prompts]
-            listed = (await server.post(prompt=prompts, **body)).json()
-            chunks = await server.chunks(
-                prompt=prompts, **body, stream_options={"include_usage": True}
-            )
-        expected = [choice for answer in alone for choice in answer["choices"]]
-        for place, (choice, one) in enumerate(zip(listed["choices"], expected, strict=True)):
-            tokens = (choice["batchdecode"]["tokens"], choice["text"], choice["logprobs"])
-            assert tokens == (one["batchdecode"]["tokens"], one["text"], one["logprobs"])
-            assert choice["index"] == place
-            parts = [p for chunk in chunks for p in chunk["choices"] if p["index"] == place]
-            assert "".join(part["text"] for part in parts) == choice["text"]
-            assert [part["finish_reason"] for part in parts][-1] == choice["finish_reason"]
-        for name, count in listed["usage"].items():
-            assert count == sum(answer["usage"][name] for answer in alone)
-        assert chunks[-1]["usage"] == listed["usage"]
-
-    asyncio.run(main())
+@asked()
+async def test_each_prompt_of_a_list_is_answered_as_if_it_were_alone(server, prompts, more):
+    body = {"max_tokens": 6, **more}
+    alone = [(await server.post(prompt=prompt, **body)).json() for prompt in prompts]
+    listed = (await server.post(prompt=prompts, **body)).json()
+    chunks = await server.chunks(prompt=prompts, **body, stream_options={"include_usage": True})
+    expected = [choice for answer in alone for choice in answer["choices"]]
+    for place, (choice, one) in enumerate(zip(listed["choices"], expected, strict=True)):
+        tokens = (choice["batchdecode"]["tokens"], choice["text"], choice["logprobs"])
+        assert tokens == (one["batchdecode"]["tokens"], one["text"], one["logprobs"])
+        assert choice["index"] == place
+        parts = [p for chunk in chunks for p in chunk["choices"] if p["index"] == place]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [part["finish_reason"] for part in parts][-1] == choice["finish_reason"]
+    for name, count in listed["usage"].items():
+        assert count == sum(answer["usage"][name] for answer in alone)
+    assert chunks[-1]["usage"] == listed["usage"]
 
 
 @pytest.mark.parametrize("body", [{"prompt": ["a", 3]}, {"prompt": ["a", "b"], "max_tokens": -1}])
-def test_a_list_with_a_bad_prompt_is_refused_and_leaves_nothing(body):
-    async def main():
-        async with served() as server:
-            assert (await server.post(**body)).status_code == 400
-            many = (await server.post(prompt=["a"] * 2049)).json()["error"]
-            assert (many["param"], many["code"]) == ("prompt", "invalid-value")
-
-    asyncio.run(main())
+@asked()
+async def test_a_list_with_a_bad_prompt_is_refused_and_leaves_nothing(server, body):
+    assert (await server.post(**body)).status_code == 400
+    many = (await server.post(prompt=["a"] * 2049)).json()["error"]
+    assert (many["param"], many["code"]) == ("prompt", "invalid-value")
 
 
 NO_CHANGE = [
@@ -267,20 +233,17 @@ NO_CHANGE = [
 
 
 @pytest.mark.parametrize("more", NO_CHANGE, ids=str)
-def test_fields_that_change_no_output_are_accepted(more):
-    async def main():
-        async with served() as server:
-            for url, field in ((COMPLETIONS, {"prompt": "Once"}), (CHATS, {"messages": SAID})):
-                body = {**field, "max_tokens": 4}
-                plain, with_more = (
-                    await server.post(url, **body),
-                    await server.post(url, **body, **more),
-                )
-                assert with_more.status_code == 200, with_more.text
-                told = [answer.json()["choices"][0] for answer in (plain, with_more)]
-                assert told[0]["batchdecode"]["tokens"] == told[1]["batchdecode"]["tokens"]
-
-    asyncio.run(main())
+@asked()
+async def test_fields_that_change_no_output_are_accepted(server, more):
+    for url, field in ((COMPLETIONS, {"prompt": "Once"}), (CHATS, {"messages": SAID})):
+        body = {**field, "max_tokens": 4}
+        plain, with_more = (
+            await server.post(url, **body),
+            await server.post(url, **body, **more),
+        )
+        assert with_more.status_code == 200, with_more.text
+        told = [answer.json()["choices"][0] for answer in (plain, with_more)]
+        assert told[0]["batchdecode"]["tokens"] == told[1]["batchdecode"]["tokens"]
 
 
 # Keys and values of which each names a constraint, however JSON writes it.
@@ -318,14 +281,11 @@ def test_constraints_are_read_beside_the_event_loop(field, monkeypatch):
     assert threads[1] == "MainThread"
 
 
-def test_requests_that_cannot_be_served_are_the_faults_of_clients():
-    async def main():
-        async with served(settings=SchedulingSettings(kv_blocks=2, block_size=4)) as server:
-            small = await server.post(prompt=PROMPT, max_tokens=50)
-            assert (small.status_code, small.json()["error"]["code"]) == (400, "kv-too-small")
-            assert small.json()["error"]["type"] == "invalid_request_error"
-
-    asyncio.run(main())
+@asked(settings=SchedulingSettings(kv_blocks=2, block_size=4))
+async def test_requests_that_cannot_be_served_are_the_faults_of_clients(server):
+    small = await server.post(prompt=PROMPT, max_tokens=50)
+    assert (small.status_code, small.json()["error"]["code"]) == (400, "kv-too-small")
+    assert small.json()["error"]["type"] == "invalid_request_error"
 
 
 BAD = [
@@ -346,18 +306,15 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "param", "code", "words"), BAD, ids=lambda value: str(value)[:40])
-def test_what_is_wrong_is_told_with_its_place_and_what_is_allowed(body, param, code, words):
-    async def main():
-        async with served() as server:
-            answer = await server.post(**body)
-        error = answer.json()["error"]
-        assert answer.status_code == 400
-        assert (error["param"], error["code"]) == (param, code)
-        assert error["type"] == "invalid_request_error"
-        assert words in error["message"]
-        assert "body." not in error["message"]
-
-    asyncio.run(main())
+@asked()
+async def test_what_is_wrong_is_told_with_its_place(server, body, param, code, words):
+    answer = await server.post(**body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+    assert "body." not in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -373,33 +330,27 @@ def test_what_is_wrong_is_told_with_its_place_and_what_is_allowed(body, param, c
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_body_that_is_no_object_is_refused(data, words):
-    async def main():
-        async with served() as server:
-            answer = await server.client.post(COMPLETIONS, content=data)
-        assert answer.status_code == 400
-        assert words in answer.json()["error"]["message"]
-
-    asyncio.run(main())
+@asked()
+async def test_a_body_that_is_no_object_is_refused(server, data, words):
+    answer = await server.client.post(COMPLETIONS, content=data)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
 
 
-def test_a_key_is_asked_for_where_something_is_to_be_had():
-    async def main():
-        async with served(access=Access(api_key="right")) as server:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}):
-                answer = await server.post(prompt="x", headers=headers)
-                assert answer.status_code == 401
-                assert answer.json()["error"]["code"] == "invalid_api_key"
-                assert (await server.client.get("/v1/models", headers=headers)).status_code == 401
-            right = {"Authorization": "Bearer right"}
-            assert (await server.post(prompt="x", headers=right)).status_code == 200
-            assert (await server.client.get("/v1/models", headers=right)).status_code == 200
-            assert (await server.client.get("/health")).status_code == 200
-
-    asyncio.run(main())
+@asked(access=Access(api_key="right"))
+async def test_a_key_is_asked_for_where_something_is_to_be_had(server):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}):
+        answer = await server.post(prompt="x", headers=headers)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert (await server.client.get("/v1/models", headers=headers)).status_code == 401
+    right = {"Authorization": "Bearer right"}
+    assert (await server.post(prompt="x", headers=right)).status_code == 200
+    assert (await server.client.get("/v1/models", headers=right)).status_code == 200
+    assert (await server.client.get("/health")).status_code == 200
 
 
-@asked
+@asked()
 async def test_another_model_and_another_address_are_not_found(server):
     answer = await server.post(prompt="x", model="gpt-9")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import httpx
 import pytest
-from in_process import served
+from in_process import asked, served
 
 from batcher.serving.http import Access, Limits
 from cli import server as server_of_command
@@ -215,14 +215,11 @@ def test_who_may_not_enter_is_refused_before_the_body_and_hung_up_on(access, exp
     assert b"\r\nconnection: close" in said
 
 
-def test_a_client_that_hangs_up_in_a_body_leaves_nothing():
-    async def main():
-        async with listening() as server:
-            for data in (HEAD, HEAD + b"content-length: 10\r\n\r\n", HEAD[:20]):
-                _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                writer.write(data)
-                await writer.drain()
-                writer.close()
-            await asyncio.sleep(0.05)
-
-    asyncio.run(main())
+@asked(context=listening)
+async def test_a_client_that_hangs_up_in_a_body_leaves_nothing(server):
+    for data in (HEAD, HEAD + b"content-length: 10\r\n\r\n", HEAD[:20]):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(data)
+        await writer.drain()
+        writer.close()
+    await asyncio.sleep(0.05)

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from in_process import COMPLETIONS, served
+from in_process import COMPLETIONS, asked, served
 
 from batcher.serving import engine_thread
 from batcher.serving.http import Limits
@@ -76,15 +76,12 @@ def test_a_request_whose_client_goes_is_aborted(stream):
     asyncio.run(main())
 
 
-def test_a_client_that_does_not_read_is_given_up_after_a_while():
-    async def main():
-        async with served(limits=Limits(write_seconds=0.05)) as server:
-            client = Client(server.app, {**LONG, "stream": True}, is_blocked=True)
-            async with asyncio.timeout(5):
-                await client.task
-            assert len(client.sent) == 2
-
-    asyncio.run(main())
+@asked(limits=Limits(write_seconds=0.05))
+async def test_a_client_that_does_not_read_is_given_up_after_a_while(server):
+    client = Client(server.app, {**LONG, "stream": True}, is_blocked=True)
+    async with asyncio.timeout(5):
+        await client.task
+    assert len(client.sent) == 2
 
 
 def test_what_waits_for_a_client_is_bounded(monkeypatch):
@@ -102,44 +99,38 @@ def test_what_waits_for_a_client_is_bounded(monkeypatch):
     asyncio.run(main())
 
 
-def test_more_requests_than_may_wait_are_told_to_come_again():
-    async def main():
-        async with served(batch=2, max_queue=1) as server:
-            clients = [Client(server.app, LONG) for _ in range(3)]
-            await until(lambda: server.thread.num_open == 3)
-            answer = await server.post(**LONG)
-            assert answer.status_code == 429
-            assert answer.headers["retry-after"] == "1"
-            assert answer.json()["error"]["code"] == "queue-full"
-            assert answer.json()["error"]["type"] == "rate_limit_error"
-            clients[0].go()
-            await until(lambda: server.thread.num_open == 2)
-            two = await server.post(prompt="x", max_tokens=1, n=2, temperature=1)
-            assert two.status_code == 429
-            one = Client(server.app, {"prompt": "x", "max_tokens": 1})
-            for client in clients[1:]:
-                client.go()
-            await one.task
-            assert one.sent[0]["status"] == 200
-            many = await server.post(prompt="x", max_tokens=1, n=9, temperature=1)
-            assert many.status_code == 200  # alone it may have as many as it wants
-
-    asyncio.run(main())
+@asked(batch=2, max_queue=1)
+async def test_more_requests_than_may_wait_are_told_to_come_again(server):
+    clients = [Client(server.app, LONG) for _ in range(3)]
+    await until(lambda: server.thread.num_open == 3)
+    answer = await server.post(**LONG)
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == "queue-full"
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    clients[0].go()
+    await until(lambda: server.thread.num_open == 2)
+    two = await server.post(prompt="x", max_tokens=1, n=2, temperature=1)
+    assert two.status_code == 429
+    one = Client(server.app, {"prompt": "x", "max_tokens": 1})
+    for client in clients[1:]:
+        client.go()
+    await one.task
+    assert one.sent[0]["status"] == 200
+    many = await server.post(prompt="x", max_tokens=1, n=9, temperature=1)
+    assert many.status_code == 200  # alone it may have as many as it wants
 
 
-def test_a_server_that_drains_answers_what_it_has_and_takes_no_more():
-    async def main():
-        async with served() as server:
-            client = Client(server.app, {"prompt": "Once", "max_tokens": 3_000, "ignore_eos": True})
-            await until(lambda: server.thread.num_open == 1)
-            server.thread.is_draining = True
-            answer = await server.post(prompt="x")
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert (await server.client.get("/health")).status_code == 503
-            await client.task
-            assert client.sent[0]["status"] == 200
-
-    asyncio.run(main())
+@asked()
+async def test_a_server_that_drains_answers_what_it_has_and_takes_no_more(server):
+    client = Client(server.app, {"prompt": "Once", "max_tokens": 3_000, "ignore_eos": True})
+    await until(lambda: server.thread.num_open == 1)
+    server.thread.is_draining = True
+    answer = await server.post(prompt="x")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert (await server.client.get("/health")).status_code == 503
+    await client.task
+    assert client.sent[0]["status"] == 200
 
 
 def failing(error):
@@ -153,50 +144,39 @@ def failing(error):
     return model
 
 
-def test_a_model_error_ends_a_stream_with_an_error_event():
-    async def main():
-        async with served(failing(ValueError("no such weight"))) as server:
-            body = {"prompt": [1, 2, 3, 4], "max_tokens": 9, "ignore_eos": True}
-            answer = await server.post(**body, stream=True)
-            *tokens, error, done, _ = answer.text.split("\n\n")
-            assert len(tokens) == 5
-            told = json.loads(error.removeprefix("data: "))["error"]
-            assert told["type"] == "server_error"
-            assert "no such weight" not in told["message"]  # nor what it says of other rows
-            assert done == "data: [DONE]"
-            whole = await server.post(**body)
-            assert (whole.status_code, whole.json()["error"]["code"]) == (500, "model-error")
-
-    asyncio.run(main())
+@asked(failing(ValueError("no such weight")))
+async def test_a_model_error_ends_a_stream_with_an_error_event(server):
+    body = {"prompt": [1, 2, 3, 4], "max_tokens": 9, "ignore_eos": True}
+    answer = await server.post(**body, stream=True)
+    *tokens, error, done, _ = answer.text.split("\n\n")
+    assert len(tokens) == 5
+    told = json.loads(error.removeprefix("data: "))["error"]
+    assert told["type"] == "server_error"
+    assert "no such weight" not in told["message"]  # nor what it says of other rows
+    assert done == "data: [DONE]"
+    whole = await server.post(**body)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (500, "model-error")
 
 
-def test_an_engine_that_cannot_go_on_fails_what_is_in_it_and_what_comes():
-    async def main():
-        async with served(failing(KeyboardInterrupt("gone"))) as server:
-            ended = asyncio.Event()
-            server.thread.on_end = ended.set
-            body = {"prompt": [1, 2, 3, 4], "max_tokens": 9, "ignore_eos": True}
-            streamed, whole = await asyncio.gather(
-                server.post(**body, stream=True), server.post(**body)
-            )
-            assert '"code":"engine-failed"' in streamed.text
-            assert whole.status_code == 503
-            await ended.wait()
-            assert (await server.post(**body)).status_code == 503
-            assert (await server.client.get("/health")).status_code == 503
-            assert server.thread.has_failed
-
-    asyncio.run(main())
+@asked(failing(KeyboardInterrupt("gone")))
+async def test_an_engine_that_cannot_go_on_fails_what_is_in_it_and_what_comes(server):
+    ended = asyncio.Event()
+    server.thread.on_end = ended.set
+    body = {"prompt": [1, 2, 3, 4], "max_tokens": 9, "ignore_eos": True}
+    streamed, whole = await asyncio.gather(server.post(**body, stream=True), server.post(**body))
+    assert '"code":"engine-failed"' in streamed.text
+    assert whole.status_code == 503
+    await ended.wait()
+    assert (await server.post(**body)).status_code == 503
+    assert (await server.client.get("/health")).status_code == 503
+    assert server.thread.has_failed
 
 
-def test_an_idle_engine_sleeps():
-    async def main():
-        async with served() as server:
-            await server.post(prompt="Once", max_tokens=3)
-            await asyncio.sleep(0.05)
-            num_rests, num_outcomes = server.watcher.num_rests, len(server.watcher.outcomes)
-            await asyncio.sleep(0.1)
-            assert server.watcher.num_rests == num_rests
-            assert len(server.watcher.outcomes) == num_outcomes
-
-    asyncio.run(main())
+@asked()
+async def test_an_idle_engine_sleeps(server):
+    await server.post(prompt="Once", max_tokens=3)
+    await asyncio.sleep(0.05)
+    num_rests, num_outcomes = server.watcher.num_rests, len(server.watcher.outcomes)
+    await asyncio.sleep(0.1)
+    assert server.watcher.num_rests == num_rests
+    assert len(server.watcher.outcomes) == num_outcomes
