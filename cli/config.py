@@ -258,47 +258,29 @@ def name_here(name: str) -> str | None:
     return OTHER_NAMES.get("--" + name.removeprefix("--").replace("_", "-"))
 
 
-# As the tables in docs/glossary.md and docs/from-*.md have them.
-OTHER_NAMES = {
-    "--batch-size": "--max-batch-tokens",
-    "--cache-prompt": "--prefix-cache on",
-    "--chunked-prefill-size": "--max-batch-tokens",
-    "--concurrency": "--batch",
-    "--context-length": "--max-context",
-    "--ctx-size": "--max-context",
-    "--data-parallel-size": "--replicas",
-    "--decode-concurrency": "--batch",
-    "--disable-radix-cache": "--prefix-cache off",
-    "--draft-max": "--draft-tokens",
-    "--draft-model": "--draft",
-    "--enable-chunked-prefill": "--max-batch-tokens",
-    "--enable-mixed-chunk": "--prefill-order decode-first",
-    "--enable-prefix-caching": "--prefix-cache on",
-    "--enable-priority-scheduling": "--preempt-for priority",
-    "--goodput": "--slo",
-    "--gpu-memory-utilization": "--kv-memory",
-    "--long-prefill-token-threshold": "--long-prefill-threshold",
-    "--max-concurrency": "--batch",
-    "--max-model-len": "--max-context",
-    "--max-num-batched-tokens": "--max-batch-tokens",
-    "--max-num-seqs": "--batch",
-    "--max-prefill-tokens": "--max-batch-tokens",
-    "--max-running-requests": "--batch",
-    "--max-total-tokens": "--kv-blocks",
-    "--mem-fraction-static": "--kv-memory",
-    "--model-draft": "--draft",
-    "--num-draft-tokens": "--draft-tokens",
-    "--num-gpu-blocks-override": "--kv-blocks",
-    "--page-size": "--block-size",
-    "--parallel": "--batch",
-    "--prefill-step-size": "--max-batch-tokens",
-    "--priority-scheduling-preemption-threshold": "--preempt-for priority",
-    "--prompt-cache-size": "--prefix-cache on",
-    "--schedule-policy": "--policy",
-    "--scheduling-policy": "--policy",
-    "--speculative-algorithm": "--draft",
-    "--speculative-config": "--draft",
-    "--speculative-num-draft-tokens": "--draft-tokens",
-    "--tensor-parallel-size": "--tensor-parallel",
-    "--tp-size": "--tensor-parallel",
+# As the tables in docs/glossary.md and docs/from-*.md have them, without the dashes.
+_NAMES_OF = {
+    "--batch": (
+        "concurrency decode-concurrency max-concurrency max-num-seqs max-running-requests parallel"
+    ),
+    "--block-size": "page-size",
+    "--draft": "draft-model model-draft speculative-algorithm speculative-config",
+    "--draft-tokens": "draft-max num-draft-tokens speculative-num-draft-tokens",
+    "--kv-blocks": "max-total-tokens num-gpu-blocks-override",
+    "--kv-memory": "gpu-memory-utilization mem-fraction-static",
+    "--long-prefill-threshold": "long-prefill-token-threshold",
+    "--max-batch-tokens": (
+        "batch-size chunked-prefill-size enable-chunked-prefill max-num-batched-tokens "
+        "max-prefill-tokens prefill-step-size"
+    ),
+    "--max-context": "context-length ctx-size max-model-len",
+    "--policy": "schedule-policy scheduling-policy",
+    "--preempt-for priority": "enable-priority-scheduling priority-scheduling-preemption-threshold",
+    "--prefill-order decode-first": "enable-mixed-chunk",
+    "--prefix-cache off": "disable-radix-cache",
+    "--prefix-cache on": "cache-prompt enable-prefix-caching prompt-cache-size",
+    "--replicas": "data-parallel-size",
+    "--slo": "goodput",
+    "--tensor-parallel": "tensor-parallel-size tp-size",
 }
+OTHER_NAMES = {f"--{name}": here for here, names in _NAMES_OF.items() for name in names.split()}

@@ -181,17 +181,21 @@ def slos_option(panel: str) -> Option:
     return option(panel, text, "LIMIT,...", common=True, complete="slos")
 
 
+def _optional(kind: Any, panel: str, text: str, metavar: str | None = None, **more: Any) -> Any:
+    """Return the annotation of an option that is None if it is not given."""
+    return Annotated[kind | None, option(panel, text, metavar, **more)]
+
+
 def checkpoint_group(panel: str = DECODING) -> OptionGroup:
     """Return the options of models that are loaded from files: those given, by name."""
     kinds: dict[str, Any] = {}
     for name, setting in LOADING_SETTINGS.items():
         (kind,) = setting.parts
-        numbers, limits = range_of(kind), dict[str, Any]()
-        if numbers is not None:
+        limits = dict[str, Any]()
+        if (numbers := range_of(kind)) is not None:
             kind, limits = int, {"min": numbers.smallest, "max": numbers.largest}
-        default = setting.default if isinstance(setting.default, str) else ""
-        text = _sentence(setting.words, default)
-        kinds[name] = Annotated[kind | None, option(panel, text, setting.metavar, **limits)]
+        text = _sentence(setting.words, setting.default if isinstance(setting.default, str) else "")
+        kinds[name] = _optional(kind, panel, text, setting.metavar, **limits)
     return OptionGroup(kinds, dict)
 
 
@@ -205,12 +209,11 @@ def defaults_group(panel: str = DECODING) -> OptionGroup:
         ("seed", "Seed"),
     ):
         numbers = cast(Range, REQUEST_FIELDS[name].range)
-        limits: dict[str, Any] = {"min": numbers.smallest, "max": numbers.largest}
-        kind = int if numbers.is_integer else float
-        declared = option(panel, f"{text} of rows without one.", "N", **limits)
-        kinds[name] = Annotated[kind | None, declared]
+        kind, words = int if numbers.is_integer else float, f"{text} of rows without one."
+        limits = {"min": numbers.smallest, "max": numbers.largest}
+        kinds[name] = _optional(kind, panel, words, "N", **limits)
     text = "Treat special tokens written in messages and prompts as special, not as text."
-    kinds["special_tokens_in_text"] = Annotated[bool | None, option(panel, text)]
+    kinds["special_tokens_in_text"] = _optional(bool, panel, text)
     return OptionGroup(kinds, dict)
 
 
@@ -349,7 +352,8 @@ def scheduling_group(
     for name, setting in SETTINGS.items():
         kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
         largest = ANY_COUNT if setting.kind is int and setting.largest is None else setting.largest
-        declared = option(
+        kinds[name] = _optional(
+            kind,
             panel or SCHEDULING,
             help_of(setting),
             setting.metavar,
@@ -358,32 +362,25 @@ def scheduling_group(
             min=setting.smallest,
             max=largest,
         )
-        kinds[name] = Annotated[kind | None, declared]
-    kinds["check"] = Annotated[
-        bool | None,
-        option(panel or SCHEDULING, "Count all blocks after every step, and reread every token."),
-    ]
-    kinds["profile"] = Annotated[
-        str | None,
-        option(
-            panel or TIME,
-            "Duration of a step: a profile, FILE.yaml, constant:SECONDS, roofline:MODEL:GPU, or "
-            f"wall.  [default: {default_time}]",
-            "NAME",
-            common=panel is None,
-            complete="profile",
-        ),
-    ]
-    kinds["kv_memory"] = Annotated[
-        str | None,
-        option(
-            panel or SCHEDULING,
-            "Memory for KV blocks, such as 2GB or 512MiB; sets --kv-blocks for a model with a "
-            "known size per token.",
-            "SIZE",
-            callback=num_bytes,
-        ),
-    ]
+    text = "Count all blocks after every step, and reread every token."
+    kinds["check"] = _optional(bool, panel or SCHEDULING, text)
+    kinds["profile"] = _optional(
+        str,
+        panel or TIME,
+        "Duration of a step: a profile, FILE.yaml, constant:SECONDS, roofline:MODEL:GPU, or "
+        f"wall.  [default: {default_time}]",
+        "NAME",
+        common=panel is None,
+        complete="profile",
+    )
+    kinds["kv_memory"] = _optional(
+        str,
+        panel or SCHEDULING,
+        "Memory for KV blocks, such as 2GB or 512MiB; sets --kv-blocks for a model with a known "
+        "size per token.",
+        "SIZE",
+        callback=num_bytes,
+    )
     kinds |= speculation_group(panel).kinds
     kinds = {name: kind for name, kind in kinds.items() if name not in without}
     return OptionGroup(kinds, lambda given: SchedulingOptions(**given))
@@ -402,8 +399,7 @@ def speculation_group(panel: str | None = None) -> OptionGroup:
         default = "" if setting.default in (NODEFAULT, None) else str(setting.default)
         complete = name if name in {"draft", "acceptance"} else None
         text = _sentence(setting.words, default)
-        declared = option(panel or SPECULATION, text, setting.metavar, complete=complete)
-        kinds[name] = Annotated[str | None, declared]
+        kinds[name] = _optional(str, panel or SPECULATION, text, setting.metavar, complete=complete)
     return OptionGroup(kinds, speculation_of)
 
 

@@ -7,7 +7,7 @@ nothing began or ended has no row.
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from math import ceil
-from typing import ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from msgspec import Struct, field
 
@@ -503,28 +503,10 @@ DRAFT_COLUMNS = ("drafted", "accepted")
 """The last columns, which a run without drafts does not have."""
 
 
-class _Bin(Totals):
-    """What happened in an interval."""
-
-    LARGEST: ClassVar = frozenset({"blocks"})
-
-    steps: int = 0
-    blocks: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    arrived: int = 0
-    admitted: int = 0  # first time or again, those that arrived
-    finished: int = 0
-    preemptions: int = 0
-    num_first: int = 0
-    sum_ttft: float = 0.0
-    joined_slots: int = 0  # sequences admitted, less those that left
-    joined_queue: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-
-_COUNTED = [name for name in _Bin.__struct_fields__ if name in SeriesRow.__struct_fields__]
+_COUNTED = [  # summed up over an interval, but for `blocks`: the most
+    *("steps", "blocks", "prompt_tokens", "output_tokens", "arrived", "admitted", "finished"),
+    *("preemptions", *DRAFT_COLUMNS),
+]
 
 
 class TimeSeries:
@@ -541,7 +523,7 @@ class TimeSeries:
         self.has_drafts = False
         self.interval = FIRST_INTERVAL if interval is None else interval
         self._is_fixed = interval is not None
-        self._bins: dict[int, _Bin] = {}
+        self._bins: defaultdict[int, defaultdict[str, Any]] = defaultdict(lambda: defaultdict(int))
         self._first_open = 0  # the first interval that was not given
         self._num_running = self._num_waiting = 0  # at the end of the last that was
         self._known_arrivals = self._known_steps = 0.0  # up to when all is known
@@ -562,13 +544,13 @@ class TimeSeries:
         for event, found in step.events:
             self._count(event, found, step)
         at = self._bin(step.end)
-        at.steps += 1
-        at.blocks = max(at.blocks, step.blocks)
-        at.prompt_tokens += step.prefills - step.drafts
-        at.drafted += step.drafts
-        at.output_tokens += given.num_tokens
-        at.num_first += given.num_first
-        at.sum_ttft += given.sum_ttft
+        at["steps"] += 1
+        at["blocks"] = max(at["blocks"], step.blocks)
+        at["prompt_tokens"] += step.prefills - step.drafts
+        at["drafted"] += step.drafts
+        at["output_tokens"] += given.num_tokens
+        at["num_first"] += given.num_first
+        at["sum_ttft"] += given.sum_ttft
         self._known_steps = step.end
         if not self._is_fixed:
             if len(self._bins) > MAX_ROWS:
@@ -586,63 +568,58 @@ class TimeSeries:
 
     def _count(self, event: SequenceEvent, found: RequestTimeline, step: WholeStep | None) -> None:
         """Count one event; `step` is the one that it is part of, None after the last."""
-        is_first = not is_follower(found)
+        is_first, time = not is_follower(found), event.time
         if isinstance(event, ArriveEvent):
-            at = self._bin(event.time)
-            at.arrived += 1
-            at.joined_queue += 1
-            self._known_arrivals = max(self._known_arrivals, event.time)
-        elif isinstance(event, AdmitEvent):
-            at = self._bin(event.time)
-            at.joined_slots += 1
-            at.admitted += is_first
-            at.joined_queue -= is_first
+            self._add(time, arrived=1, joined_queue=1)
+            self._known_arrivals = max(self._known_arrivals, time)
+        elif isinstance(event, AdmitEvent):  # first time or again; only those that arrived count
+            self._add(time, joined_slots=1, admitted=is_first, joined_queue=-is_first)
         elif isinstance(event, PreemptEvent):
-            at = self._bin(event.time)
-            at.joined_slots -= 1
-            at.preemptions += is_first
-            at.joined_queue += is_first
+            self._add(time, joined_slots=-1, preemptions=is_first, joined_queue=is_first)
         elif isinstance(event, AcceptEvent) and step is not None:
-            self._bin(step.end).accepted += event.tokens
+            self._add(step.end, accepted=event.tokens)
         elif isinstance(event, FinishEvent):
             has_arrived = found.arrive is not None
-            if event.slot is not None:
-                is_late = step is None or event.step < step.step  # it ended with the step before
-                at = self._bin(self._known_steps if is_late or step is None else step.end)
-                at.joined_slots -= 1
-                at.finished += has_arrived and event.reason != "lost"
+            is_counted = has_arrived and event.reason != "lost"
+            if event.slot is not None:  # it may be told of late: it ended with the step before
+                is_of_step = step is not None and event.step >= step.step
+                time = step.end if step is not None and is_of_step else self._known_steps
+                self._add(time, joined_slots=-1, finished=is_counted)
             elif has_arrived:
-                at = self._bin(event.time)
-                at.joined_queue -= 1
-                at.finished += event.reason != "lost"
+                self._add(time, joined_queue=-1, finished=is_counted)
 
-    def _bin(self, time: float) -> _Bin:
-        index = max(ceil(time / self.interval) - 1, self._first_open, 0)
-        return self._bins.setdefault(index, _Bin())
+    def _add(self, time: float, **counts: int) -> None:
+        at = self._bin(time)
+        for name, count in counts.items():
+            at[name] += count
+
+    def _bin(self, time: float) -> dict[str, Any]:
+        return self._bins[max(ceil(time / self.interval) - 1, self._first_open, 0)]
 
     def _double(self) -> None:
-        bins, self._bins = self._bins, {}
+        bins, self._bins = self._bins, defaultdict(lambda: defaultdict(int))
         self.interval *= 2
         for index, found in sorted(bins.items()):
-            if index // 2 in self._bins:
-                self._bins[index // 2].merge(found)
-            else:
-                self._bins[index // 2] = found
+            at = self._bins[index // 2]
+            blocks = max(at["blocks"], found["blocks"])
+            for name, count in found.items():
+                at[name] += count
+            at["blocks"] = blocks
 
     def _rows(self, indexes: list[int]) -> Iterator[SeriesRow]:
         for index in indexes:
             found = self._bins.pop(index)
-            self._num_running += found.joined_slots
-            self._num_waiting += found.joined_queue
-            total, num_first = self.total_blocks, found.num_first
+            self._num_running += found["joined_slots"]  # sequences admitted, less those that left
+            self._num_waiting += found["joined_queue"]
+            total, num_first = self.total_blocks, found["num_first"]
             yield SeriesRow(
-                **{name: getattr(found, name) for name in _COUNTED},
+                **{name: found[name] for name in _COUNTED},
                 time=(index + 1) * self.interval,
                 running=self._num_running,
                 waiting=self._num_waiting,
-                kv_share=None if total is None else round(found.blocks / total, 6),
-                tokens_per_s=round(found.output_tokens / self.interval, 3),
-                ttft_mean=round(found.sum_ttft / num_first, 6) if num_first else None,
+                kv_share=None if total is None else round(found["blocks"] / total, 6),
+                tokens_per_s=round(found["output_tokens"] / self.interval, 3),
+                ttft_mean=round(found["sum_ttft"] / num_first, 6) if num_first else None,
             )
 
 
