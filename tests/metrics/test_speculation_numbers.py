@@ -47,11 +47,19 @@ def test_what_became_of_drafts_is_counted(workload, is_timed):
     run = play_drafts(*workload, is_timed=is_timed)
     summary = summary_of(run.events)
     verified, num_decode_steps = of_those_that_draft(run)
-    found = summary.speculation
-    if not verified:
-        assert found is None
-        return
     drafted, accepted = sum(v.drafted for v in verified), sum(v.accepted for v in verified)
+    # Positions, and what any schedule needs, know of drafts.
+    assert summary.positions.total == sum(run.computed)
+    assert summary.generated_tokens == sum(map(len, run.given.values()))
+    if is_timed and run.ends:
+        assert summary.computed.draft_tokens == drafted
+        assert summary.computed.prefill_tokens == sum(run.prompts)
+        needed = summary.generated_tokens - accepted
+        assert summary.least_steps == -(-needed // summary.batch)
+    found = summary.speculation
+    assert (found is None) == (not verified)
+    if found is None:
+        return
     rollbacks = [event for event in run.events if isinstance(event, RollbackEvent)]
     assert (found.steps, found.drafted, found.accepted) == (len(verified), drafted, accepted)
     assert found.rejected == sum(event.tokens for event in rollbacks)
@@ -75,25 +83,7 @@ def test_what_became_of_drafts_is_counted(workload, is_timed):
 
 @given(drafted_workloads(), st.booleans())
 @examples(100)
-def test_positions_and_what_any_schedule_needs_know_of_drafts(workload, is_timed):
-    run = play_drafts(*workload, is_timed=is_timed)
-    summary = summary_of(run.events)
-    assert summary.positions.total == sum(run.computed)
-    assert summary.generated_tokens == sum(map(len, run.given.values()))
-    if is_timed and run.ends:
-        drafted, accepted = (
-            sum(v.drafted for v in run.verified),
-            sum(v.accepted for v in run.verified),
-        )
-        assert summary.computed.draft_tokens == drafted
-        assert summary.computed.prefill_tokens == sum(run.prompts)
-        needed = summary.generated_tokens - accepted
-        assert summary.least_steps == -(-needed // summary.batch)
-
-
-@given(drafted_workloads(), st.booleans())
-@examples(100)
-def test_tokens_of_one_step_have_no_time_between(workload, is_timed):
+def test_tokens_of_one_step_have_no_time_between_and_drafts_are_no_prompts(workload, is_timed):
     run = play_drafts(*workload, is_timed=is_timed)
     latencies = summary_of(run.events, slo=Slo({"ttft": 5.0})).latencies
     gaps = [b - a for times in run.given.values() for a, b in pairwise(times)]
@@ -105,12 +95,6 @@ def test_tokens_of_one_step_have_no_time_between(workload, is_timed):
     assert (latencies.tpot is None) == (not spans)
     if spans:
         assert latencies.tpot.mean == pytest.approx(sum(spans) / len(spans), abs=2e-6)
-
-
-@given(drafted_workloads(), st.booleans())
-@examples(50)
-def test_drafts_are_no_prompts_over_time_and_their_tokens_are_output(workload, is_timed):
-    run = play_drafts(*workload, is_timed=is_timed)
     series = TimeSeries(1.0)
     metrics = RunMetrics(series=series)
     metrics.observe(run.events)
