@@ -301,7 +301,7 @@ def transfer_of(deployment: Deployment) -> Transfer | None:
                 f"{deployment.fleet}: transfer: nothing says how large keys and values of a token "
                 f"are with {profile}: give bytes_per_token"
             )
-        num_bytes = shape.kv_bytes_per_token
+        num_bytes = shape.sizes.kv_bytes_per_token
     return Transfer(seconds_per_token=num_bytes / (link.gbytes_per_s * 1e9), latency=link.latency)
 
 

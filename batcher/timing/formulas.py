@@ -1,19 +1,16 @@
 """The step times: constant, the seven terms of a profile, and the roofline of a GPU.
 
-Rule: all of them count in whole ticks, so the closed forms are exactly the sums.  A ramp is what
-steps take of which each takes so many ticks more than the one before: `first`, what the first one
-takes, and `slope`, what each one adds.
+Rule: all of them count in whole ticks, so the closed forms are exactly the sums.
 """
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from functools import lru_cache
-from math import sqrt
 from typing import Any, Generic, TypeVar
 
-from batcher.timing.step_time import TICKS_PER_SECOND
+from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
 _DIGITS = Context(prec=40)  # the same on all machines, unlike the powers of floats
@@ -26,96 +23,7 @@ def whole_ticks(amount: float, ticks_per_unit: int) -> int:
     return round(Decimal(repr(amount)) * ticks_per_unit)
 
 
-def sum_of_ramp(first: int, slope: int, num_steps: int) -> int:
-    return num_steps * first + slope * (num_steps * (num_steps - 1) >> 1)
-
-
-def least_steps(first: int, slope: int, ticks: int) -> int:
-    """Return the least number of steps of a ramp that take `ticks` together; both at least 1."""
-    if not slope:
-        return -(-ticks // first)
-    # 2 * sum = slope * k**2 + linear * k, which reaches 2 * ticks at about the root in floats.
-    linear, twice = first + first - slope, ticks + ticks
-    float_linear, float_twice = float(linear), float(twice)
-    root = sqrt(float_linear * float_linear + 4.0 * slope * float_twice)
-    number = int(2.0 * float_twice / (float_linear + root))
-    while number * (linear + slope * number) < twice:
-        number += 1
-    while number > 1 and (number - 1) * (linear + slope * (number - 1)) >= twice:
-        number -= 1
-    return number
-
-
-class ConvexStepTime:
-    """A step time that is, while the same rows decode, the highest of some ramps at each step."""
-
-    def __init__(self, name: str, settings: dict[str, Any]) -> None:
-        self.name, self.settings = name, settings
-
-    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
-        raise NotImplementedError
-
-    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
-        """Return (first, slope) of each ramp of steps in which so many rows decode."""
-        raise NotImplementedError
-
-    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        ramps, total = self.ramps(num_sequences, kv_read), 0
-        first, slope = max(ramps)
-        if len(ramps) == 1 or is_highest(first, slope, num_steps - 1, ramps):  # nearly always
-            return sum_of_ramp(first, slope, num_steps)
-        for first, slope, length in highest_of(ramps):
-            if length is None or num_steps <= length:
-                return total + sum_of_ramp(first, slope, num_steps)
-            total += sum_of_ramp(first, slope, length)
-            num_steps -= length
-        return total
-
-    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        ramps = self.ramps(num_sequences, kv_read)
-        first, slope = max(ramps)
-        num_steps = least_steps(first, slope, ticks)
-        if len(ramps) == 1 or is_highest(first, slope, num_steps - 1, ramps):
-            return num_steps
-        num_steps = 0
-        for first, slope, length in highest_of(ramps):
-            there = ticks if length is None else sum_of_ramp(first, slope, length)
-            if there >= ticks:
-                return num_steps + least_steps(first, slope, ticks)
-            ticks -= there
-            num_steps += length or 0
-        return num_steps
-
-
-def is_highest(first: int, slope: int, last: int, ramps: list[tuple[int, int]]) -> bool:
-    """Return whether the ramp that is highest at first is so at step `last`, too."""
-    end = first + slope * last
-    for begin, more in ramps:  # noqa: SIM110 - all() takes twice as long
-        if begin + more * last > end:
-            return False
-    return True
-
-
-def highest_of(ramps: list[tuple[int, int]]) -> Iterator[tuple[int, int, int | None]]:
-    """Yield (first, slope, steps) of the highest ramp, until the next one overtakes it.
-
-    steps: None for the last one.
-    """
-    step = 0
-    while len(ramps) > 1:
-        first, slope = max(ramps, key=lambda ramp: (ramp[0] + ramp[1] * step, ramp[1]))
-        steeper = [ramp for ramp in ramps if ramp[1] > slope]
-        if not steeper:
-            ramps = [(first, slope)]
-            break
-        end = min((first - begin) // (more - slope) + 1 for begin, more in steeper)
-        yield first + slope * step, slope, end - step
-        step, ramps = end, steeper
-    ((first, slope),) = ramps
-    yield first + slope * step, slope, None
-
-
-class ConstantStepTime(ConvexStepTime):
+class ConstantStepTime(StepTime):
     """Every step takes `seconds`, at least a tick."""
 
     def __init__(self, seconds: float = 1.0) -> None:
@@ -125,7 +33,7 @@ class ConstantStepTime(ConvexStepTime):
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
         return self._ticks
 
-    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
         return [(self._ticks, 0)]
 
 
@@ -180,7 +88,7 @@ def _of_tokens(
     return ticks_of
 
 
-class ProfileStepTime(ConvexStepTime):
+class ProfileStepTime(StepTime):
     """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work + c*T.
 
     T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds; c is 0 if it
@@ -230,12 +138,12 @@ class ProfileStepTime(ConvexStepTime):
             return common + kv_read * self._per_kv_with_prefill + prefill_work * self._half_per_work
         return common + kv_read * self._per_kv
 
-    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
         first = self.ticks(num_sequences, num_sequences, kv_read, 0)
         return [(first, num_sequences * self._per_kv)]
 
 
-class RooflineStepTime(ConvexStepTime):
+class RooflineStepTime(StepTime):
     """A step takes what its arithmetic takes, or its memory traffic, whichever is more.
 
     settings: the model, the GPU, and how many of them.  compute: ticks per token, sequence, cached
@@ -283,7 +191,7 @@ class RooflineStepTime(ConvexStepTime):
         memory = self.memory_ticks(num_tokens, kv_read)
         return compute if compute > memory else memory  # noqa: FURB136 - max() takes twice as long
 
-    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
         compute = self.compute_ticks(num_sequences, num_sequences, kv_read, 0)
         memory = self.memory_ticks(num_sequences, kv_read)
         return [
@@ -292,10 +200,10 @@ class RooflineStepTime(ConvexStepTime):
         ]
 
 
-S = TypeVar("S", bound=ConvexStepTime)
+S = TypeVar("S", bound=StepTime)
 
 
-class PipelineStepTime(ConvexStepTime, Generic[S]):
+class PipelineStepTime(StepTime, Generic[S]):
     """A step of several stages, each with some of the layers and a part of the rows at a time.
 
     While one part of the rows is in a stage, others are in the other stages; so a step, in which
@@ -315,17 +223,17 @@ class PipelineStepTime(ConvexStepTime, Generic[S]):
         one = self.pass_of(num_sequences)
         return one.ticks(num_tokens, num_sequences, kv_read, prefill_work)
 
-    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
-        return self.pass_of(num_sequences).ramps(num_sequences, kv_read)
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        return self.pass_of(num_sequences)._ramps(num_sequences, kv_read)  # noqa: SLF001 - a StepTime, too
 
 
-class LeastStepTime(ConvexStepTime):
+class LeastStepTime(StepTime):
     """A step takes what `step_time` says, but at least `least` milliseconds.
 
     So it is where the host launches kernels one by one.
     """
 
-    def __init__(self, step_time: ConvexStepTime, least: float) -> None:
+    def __init__(self, step_time: StepTime, least: float) -> None:
         super().__init__(step_time.name, step_time.settings | {"least": least})
         self._step_time = step_time
         self._least = max(whole_ticks(least, TICKS_PER_MILLISECOND), 1)
@@ -334,5 +242,6 @@ class LeastStepTime(ConvexStepTime):
         ticks = self._step_time.ticks(num_tokens, num_sequences, kv_read, prefill_work)
         return max(ticks, self._least)
 
-    def ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
-        return [*self._step_time.ramps(num_sequences, kv_read), (self._least, 0)]
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        ramps = self._step_time._ramps(num_sequences, kv_read)  # noqa: SLF001 - a StepTime, too
+        return [*ramps, (self._least, 0)]

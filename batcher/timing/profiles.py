@@ -16,7 +16,6 @@ from batcher.timing import catalog
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import (
     ConstantStepTime,
-    ConvexStepTime,
     LeastStepTime,
     PipelineStepTime,
     ProfileStepTime,
@@ -93,7 +92,7 @@ class Profile(Struct, frozen=True, kw_only=True):
             ProfileStepTime(name, self.terms, self.by_tokens, self.experts, parts)
             for parts in range(1, self.pipeline_parallel + 1)
         ]
-        step_time: ConvexStepTime = passes[0]
+        step_time: StepTime = passes[0]
         if len(passes) > 1:
             settings = passes[0].settings | {"pipeline_parallel": self.pipeline_parallel}
             step_time = PipelineStepTime(name, settings, passes)

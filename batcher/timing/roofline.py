@@ -13,7 +13,7 @@ DeepSeek-V2, section 2.1), which decoding reads as it is.
 """
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -63,15 +63,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     v_head_dim: catalog.OptionalCount = None
 
     @property
-    def bytes_per_number(self) -> int:
-        """The size of weights beside the layers."""
-        return _BYTES_OF_TYPES[self.torch_dtype]
-
-    @property
-    def bytes_per_weight(self) -> int:
-        return _BYTES_OF_TYPES[self.weight_dtype or self.torch_dtype]
-
-    @property
     def experts(self) -> tuple[int, int] | None:
         """The experts of a layer, and those for each token, if any."""
         if self.num_experts is None or self.num_experts_per_tok is None:
@@ -79,111 +70,93 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         return self.num_experts, self.num_experts_per_tok
 
     @property
-    def attention_size(self) -> int:
-        """The length of the queries of a token, all heads of a layer together."""
-        head = self.head_dim or self.hidden_size // self.num_attention_heads
-        return head * self.num_attention_heads
-
-    @property
-    def kv_size(self) -> int:
-        """The length of the keys of a token, all heads of a layer together."""
-        heads = self.num_key_value_heads or self.num_attention_heads
-        return self.attention_size // self.num_attention_heads * heads
-
-    @property
-    def _latent(self) -> tuple[int, int, int, int] | None:
+    def latent(self) -> tuple[int, int, int, int] | None:
         """The latent of a token, its rotary part, and the keys and values of a head, if any."""
         sizes = self.kv_lora_rank, self.qk_rope_head_dim, self.qk_nope_head_dim, self.v_head_dim
         return None if None in sizes else sizes  # type: ignore[return-value]  # none is None
 
     @property
-    def attention_weights(self) -> int:
-        if self._latent is None:
-            return self.hidden_size * 2 * (self.attention_size + self.kv_size)
-        latent, rotary, keys, values = self._latent
-        heads, queries = self.num_attention_heads, self.num_attention_heads * (keys + rotary)
-        asked = self.hidden_size * queries
-        if self.q_lora_rank is not None:
-            asked = self.q_lora_rank * (self.hidden_size + queries)
-        cached = self.hidden_size * (latent + rotary) + latent * heads * (keys + values)
-        return asked + cached + heads * values * self.hidden_size
-
-    @property
-    def num_expert_layers(self) -> int:
-        if self.experts is None:
-            return 0
-        return self.num_hidden_layers - (self.first_k_dense_replace or 0)
-
-    @property
-    def layer_weights(self) -> int:
-        """The weights of all layers that every token is multiplied with."""
-        size = self.moe_intermediate_size or self.intermediate_size
-        shared = self.shared_expert_intermediate_size or size * (self.n_shared_experts or 0)
-        beside_experts = 3 * shared + (self.num_experts or 0)  # the router has one row for each
-        num_dense = self.num_hidden_layers - self.num_expert_layers
-        return (
-            self.num_hidden_layers * self.attention_weights
-            + num_dense * 3 * self.hidden_size * self.intermediate_size
-            + self.num_expert_layers * self.hidden_size * beside_experts
+    def sizes(self) -> "ModelSizes":
+        layers, hidden, heads = (
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.num_attention_heads,
         )
-
-    @property
-    def expert_weights(self) -> int:
-        size = self.moe_intermediate_size or self.intermediate_size
-        return self.num_expert_layers * 3 * self.hidden_size * size
-
-    @property
-    def weights_per_token(self) -> int:
-        return self.layer_weights + self.expert_weights * (self.num_experts_per_tok or 0)
-
-    @property
-    def output_weights(self) -> int:
-        return self.hidden_size * self.vocab_size
-
-    @property
-    def expert_bytes(self) -> int:
-        return self.expert_weights * (self.num_experts or 0) * self.bytes_per_weight
-
-    @property
-    def weight_bytes(self) -> int:
-        """The bytes of all weights, with the embedding."""
-        embedding = 0 if self.tie_word_embeddings else self.output_weights * self.bytes_per_number
-        return self.weight_bytes_read + embedding + self.expert_bytes
-
-    @property
-    def weight_bytes_read(self) -> int:
-        """The bytes of the weights that each step reads: no experts, nor the embedding."""
-        output = self.output_weights * self.bytes_per_number
-        return self.layer_weights * self.bytes_per_weight + output
-
-    @property
-    def operations_per_pair(self) -> tuple[int, int]:
-        """The operations for a cached token that is read, and for one of a prompt before another.
-
-        Two products over the numbers of all heads, multiply and add; of a latent over all of it,
-        and without its rotary part, or over the keys and values made of it.
-        """
-        if self._latent is None:
-            return (4 * self.num_hidden_layers * self.attention_size,) * 2
-        latent, rotary, keys, values = self._latent
-        per_number = 2 * self.num_hidden_layers * self.num_attention_heads
-        return per_number * (2 * latent + rotary), per_number * (keys + rotary + values)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        numbers = 2 * self.kv_size if self._latent is None else sum(self._latent[:2])
-        size = _BYTES_OF_TYPES[self.kv_cache_dtype or self.torch_dtype]
-        return self.num_hidden_layers * numbers * size
+        kv_heads = self.num_key_value_heads or heads
+        per_number = _BYTES_OF_TYPES[self.torch_dtype]
+        per_weight = _BYTES_OF_TYPES[self.weight_dtype or self.torch_dtype]
+        head = self.head_dim or hidden // heads
+        if self.latent is None:
+            attention, cached = hidden * 2 * head * (heads + kv_heads), 2 * head * kv_heads
+            per_read = per_pair = 4 * layers * head * heads
+        else:  # decoding reads all of it; prompts the keys and values that are made of it
+            latent, rotary, keys, values = self.latent
+            queries, cached = heads * (keys + rotary), latent + rotary
+            asked = hidden * queries
+            if self.q_lora_rank is not None:
+                asked = self.q_lora_rank * (hidden + queries)
+            attention = (
+                asked + hidden * cached + heads * (latent * (keys + values) + values * hidden)
+            )
+            per_read = 2 * layers * heads * (2 * latent + rotary)
+            per_pair = 2 * layers * heads * (keys + rotary + values)
+        num_experts, num_chosen = self.experts or (0, 0)
+        with_experts = layers - (self.first_k_dense_replace or 0) if num_experts else 0
+        wide = self.moe_intermediate_size or self.intermediate_size
+        shared = self.shared_expert_intermediate_size or wide * (self.n_shared_experts or 0)
+        dense = (
+            layers * attention
+            + (layers - with_experts) * 3 * hidden * self.intermediate_size
+            + with_experts * hidden * (3 * shared + num_experts)  # a router has one row for each
+        )
+        expert, output = with_experts * 3 * hidden * wide, hidden * self.vocab_size
+        read = dense * per_weight + output * per_number
+        embedding = 0 if self.tie_word_embeddings else output * per_number
+        expert_bytes = expert * num_experts * per_weight
+        return ModelSizes(
+            bytes_per_number=per_number,
+            layer_weights=dense,
+            expert_weights=expert,
+            weights_per_token=dense + expert * num_chosen,
+            output_weights=output,
+            weight_bytes_read=read,
+            expert_bytes=expert_bytes,
+            weight_bytes=read + embedding + expert_bytes,
+            operations_per_read=per_read,
+            operations_per_pair=per_pair,
+            kv_bytes_per_token=layers
+            * cached
+            * _BYTES_OF_TYPES[self.kv_cache_dtype or self.torch_dtype],
+        )
 
     def kv_copies(self, num_gpus: int) -> float:
         """Return how often GPUs that share the layers keep a token: heads are not divided."""
-        if self._latent is not None:
+        if self.latent is not None:
             return num_gpus
         return max(num_gpus / (self.num_key_value_heads or self.num_attention_heads), 1)
 
-    @property
-    def num_all_reduces(self) -> int:
-        return 2 * self.num_hidden_layers
+
+class ModelSizes(NamedTuple):
+    """What follows from the shape of a model.
+
+    layer_weights: those of all layers that every token is multiplied with.
+    expert_weights: one expert of each layer.  weights_per_token: both, as far as a token needs it.
+    weight_bytes_read: by each step, without experts and embedding.  weight_bytes: of all.
+    operations_per_read, operations_per_pair: for a cached token that is read, and for one of a
+    prompt before another: two products over the numbers of all heads, multiply and add.
+    """
+
+    bytes_per_number: int
+    layer_weights: int
+    expert_weights: int
+    weights_per_token: int
+    output_weights: int
+    weight_bytes_read: int
+    expert_bytes: int
+    weight_bytes: int
+    operations_per_read: int
+    operations_per_pair: int
+    kv_bytes_per_token: int
 
 
 def load_model_shape(text: str) -> ModelShape:
@@ -220,13 +193,13 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
         if shape.num_experts_per_tok is None or shape.num_experts_per_tok > shape.num_experts:
             expected = f"expected 1 to {shape.num_experts}"
             raise CatalogError(f"{place}: num_experts_per_tok: {expected}")
-        if shape.num_expert_layers < 0:
+        if (shape.first_k_dense_replace or 0) > shape.num_hidden_layers:
             expected = f"expected 0 to {shape.num_hidden_layers}"
             raise CatalogError(f"{place}: first_k_dense_replace: {expected}")
         if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
             expected = "expected experts in all layers but the first ones"
             raise CatalogError(f"{place}: decoder_sparse_step: {expected}")
-    if shape.kv_lora_rank is not None and shape._latent is None:  # noqa: SLF001 - of this module
+    if shape.kv_lora_rank is not None and shape.latent is None:
         raise CatalogError(
             f"{place}: kv_lora_rank needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
         )
@@ -305,29 +278,29 @@ def roofline(
     if shape.weight_dtype == FP8 and gpu.fp8_tflops is not None:
         fast = gpu.fp8_tflops * 1e12 * tensor_parallel
     bandwidth = gpu.bandwidth_gb_s * 1e9 * tensor_parallel
-    per_read, per_pair = shape.operations_per_pair
+    sizes = shape.sizes
     per_step, per_token = communication_seconds(shape, gpu, tensor_parallel, pipeline_parallel)
     passes = []
     for parts in range(1, pipeline_parallel + 1):  # of a step, that go through all stages
-        kv_bytes = shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel) / parts
+        kv_bytes = sizes.kv_bytes_per_token * shape.kv_copies(tensor_parallel) / parts
         passes.append(
             RooflineStepTime(
                 name,
                 settings,
                 compute=(
-                    _ticks(2 * shape.weights_per_token / parts, fast),
-                    _ticks(2 * shape.output_weights / parts, flops),
-                    _ticks(per_read / parts, flops),
-                    _ticks(per_pair / parts / 2, flops),  # P * (2 * context + P) is twice as many
+                    _ticks(2 * sizes.weights_per_token / parts, fast),
+                    _ticks(2 * sizes.output_weights / parts, flops),
+                    _ticks(sizes.operations_per_read / parts, flops),
+                    _ticks(sizes.operations_per_pair / parts / 2, flops),  # prefill_work is twice
                 ),
                 memory=(
-                    max(_ticks(shape.weight_bytes_read, bandwidth), 1),
+                    max(_ticks(sizes.weight_bytes_read, bandwidth), 1),
                     _ticks(kv_bytes, bandwidth),
                     _ticks(kv_bytes, bandwidth),
                 ),
                 communication=(_ticks(per_step + overhead, 1), _ticks(per_token / parts, 1)),
                 experts=shape.experts
-                and of_experts(*shape.experts, _ticks(shape.expert_bytes, bandwidth), parts),
+                and of_experts(*shape.experts, _ticks(sizes.expert_bytes, bandwidth), parts),
             )
         )
     return passes[0] if len(passes) == 1 else PipelineStepTime(name, settings, passes)
@@ -345,11 +318,11 @@ def communication_seconds(
         return 0.0, 0.0
     link, waiting, num_bytes = link_of(gpu), 0.0, 0.0
     if tensor_parallel > 1:
-        waiting = shape.num_all_reduces * link.seconds(tensor_parallel)
-        num_bytes = shape.num_all_reduces * (2 * (tensor_parallel - 1) / tensor_parallel)
+        waiting = 2 * shape.num_hidden_layers * link.seconds(tensor_parallel)
+        num_bytes = 2 * shape.num_hidden_layers * (2 * (tensor_parallel - 1) / tensor_parallel)
     waiting += (num_stages - 1) * link.seconds(2)
     num_bytes += num_stages - 1
-    sent = num_bytes * shape.hidden_size * shape.bytes_per_number
+    sent = num_bytes * shape.hidden_size * shape.sizes.bytes_per_number
     return waiting, sent / (link.bandwidth_gb_s * 1e9)
 
 
@@ -361,8 +334,9 @@ def num_kv_tokens(
     What else an engine keeps is left out; what a real one reports is the better number.
     """
     memory = gpu.memory_gb * 1e9 * USABLE_MEMORY * tensor_parallel * pipeline_parallel
-    num_bytes = shape.kv_bytes_per_token * shape.kv_copies(tensor_parallel)
-    return max(int((memory - shape.weight_bytes) // num_bytes), 0)
+    sizes = shape.sizes
+    num_bytes = sizes.kv_bytes_per_token * shape.kv_copies(tensor_parallel)
+    return max(int((memory - sizes.weight_bytes) // num_bytes), 0)
 
 
 def parts_of(text: str) -> tuple[ModelShape, GPU, int, int]:

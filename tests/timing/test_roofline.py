@@ -39,7 +39,7 @@ GPU_OF_ONE = GPU(tflops=1.0, bandwidth_gb_s=1.0, memory_gb=1.0)
 def test_shipped_models_have_their_published_size(
     name: str, billions: float, kv_bytes: int
 ) -> None:
-    shape = load_model_shape(name)
+    shape = load_model_shape(name).sizes
     weights = shape.weight_bytes / shape.bytes_per_number  # norms are less than a millionth
     assert weights / 1e9 == pytest.approx(billions, rel=1e-3)
     assert shape.kv_bytes_per_token == kv_bytes
@@ -60,12 +60,14 @@ def test_a_step_is_counted_by_hand(tmp_path: Path) -> None:
     path.write_text(json.dumps(config, indent="\t"))  # which is no YAML
     shape = load_model_shape(str(path))
     # a layer: queries and outputs 8 x 8 each, keys and values 8 x 4 each, MLP 3 x 8 x 16
-    assert shape.layer_weights == 2 * (2 * 64 + 2 * 32 + 3 * 128)
-    assert shape.kv_bytes_per_token == 2 * 2 * 4 * 2  # keys and values, layers, numbers, bytes
+    assert shape.sizes.layer_weights == 2 * (2 * 64 + 2 * 32 + 3 * 128)
+    assert (
+        shape.sizes.kv_bytes_per_token == 2 * 2 * 4 * 2
+    )  # keys and values, layers, numbers, bytes
     step_time = roofline("test", shape, GPU_OF_ONE)
     # 3 decoding rows that read 50 tokens; an operation lasts 10^3 ticks, a byte 10^6
-    operations = 2 * (3 * shape.layer_weights + 3 * 80) + 4 * 2 * 8 * 50
-    num_bytes = 2 * (shape.layer_weights + 80) + 32 * (50 + 3)
+    operations = 2 * (3 * shape.sizes.layer_weights + 3 * 80) + 4 * 2 * 8 * 50
+    num_bytes = 2 * (shape.sizes.layer_weights + 80) + 32 * (50 + 3)
     assert step_time.compute_ticks(3, 3, 50, 0) == operations * 10**3
     assert step_time.memory_ticks(3, 50) == num_bytes * 10**6
     # a prompt of 7 on top of 5: pairs of queries and keys are 7 * (5 + 7/2)
@@ -96,8 +98,8 @@ def test_stages_have_some_of_the_layers_each() -> None:
 
 def test_weights_of_8_bits_are_half_as_large_and_twice_as_fast() -> None:
     shape, fp8 = load_model_shape("llama-3.1-70b"), load_model_shape("llama-3.1-70b-fp8")
-    assert fp8.layer_weights == shape.layer_weights
-    assert shape.weight_bytes - fp8.weight_bytes == shape.layer_weights
+    assert fp8.sizes.layer_weights == shape.sizes.layer_weights
+    assert shape.sizes.weight_bytes - fp8.sizes.weight_bytes == shape.sizes.layer_weights
     gpu = load_gpu("h100-sxm")
     per_token = [
         roofline("test", each, gpu).compute_ticks(1, 0, 0, 0) for each in (shape, fp8)
@@ -125,7 +127,8 @@ def test_a_config_says_what_is_quantized(
     path = tmp_path / "config.json"
     path.write_text(json.dumps(shipped("models.yaml")["llama-3.1-8b"] | change))
     shape = load_model_shape(str(path))
-    assert (shape.bytes_per_weight, shape.kv_bytes_per_token) == (weight, 65536 * kv)
+    assert shape.sizes.layer_weights * weight == shape.sizes.weight_bytes_read - 2 * 128256 * 4096
+    assert shape.sizes.kv_bytes_per_token == 65536 * kv
 
 
 @pytest.mark.parametrize(("num_gpus", "copies"), [(1, 1), (8, 1), (16, 2)])
@@ -134,7 +137,7 @@ def test_heads_of_keys_are_not_divided(num_gpus: int, copies: int) -> None:
     step_time = roofline("test", shape, gpu, num_gpus)
     read = step_time.memory_ticks(1, 10**6) - step_time.memory_ticks(1, 0)
     assert read == pytest.approx(copies * 327680 / num_gpus / 3350e9 * 1e21, rel=1e-5)
-    room = 80e9 * 0.9 * num_gpus - shape.weight_bytes
+    room = 80e9 * 0.9 * num_gpus - shape.sizes.weight_bytes
     assert num_kv_tokens(shape, gpu, num_gpus) == max(int(room / (327680 * copies)), 0)
 
 
@@ -165,20 +168,23 @@ def test_a_step_of_experts_is_counted_by_hand(tmp_path: Path) -> None:
     shape = load_model_shape(str(path))
     # all three layers: attention 4 x 8 x 8; the first an MLP; the others two shared experts as one
     # MLP of 10, and a router with a row for each expert
-    assert shape.layer_weights == 3 * 256 + 3 * 8 * 16 + 2 * (3 * 8 * 10 + 8 * 4)
-    assert shape.expert_weights == 2 * 3 * 8 * 5
+    assert shape.sizes.layer_weights == 3 * 256 + 3 * 8 * 16 + 2 * (3 * 8 * 10 + 8 * 4)
+    assert shape.sizes.expert_weights == 2 * 3 * 8 * 5
     step_time = roofline("test", shape, GPU_OF_ONE)
-    operations = 2 * 3 * (shape.layer_weights + 2 * shape.expert_weights + 80)
+    operations = 2 * 3 * (shape.sizes.layer_weights + 2 * shape.sizes.expert_weights + 80)
     assert step_time.compute_ticks(3, 3, 0, 0) == operations * 10**3
     # 4 experts, of which 3 tokens miss 1/8
-    num_bytes = 2 * (shape.layer_weights + 80 + shape.expert_weights * 4 * 7 / 8) + 3 * 96
+    num_bytes = (
+        2 * (shape.sizes.layer_weights + 80 + shape.sizes.expert_weights * 4 * 7 / 8) + 3 * 96
+    )
     assert step_time.memory_ticks(3, 0) == num_bytes * 10**6
 
 
 def test_a_latent_is_cached_for_all_heads() -> None:
     shape = load_model_shape("deepseek-v3")
-    assert shape.kv_bytes_per_token == 61 * (512 + 64) * 2
-    assert shape.operations_per_pair == (61 * 2 * 128 * (2 * 512 + 64), 61 * 2 * 128 * (192 + 128))
+    assert shape.sizes.kv_bytes_per_token == 61 * (512 + 64) * 2
+    assert shape.sizes.operations_per_read == 61 * 2 * 128 * (2 * 512 + 64)
+    assert shape.sizes.operations_per_pair == 61 * 2 * 128 * (192 + 128)
     one, eight = (roofline("test", shape, load_gpu("h200-sxm"), n) for n in (1, 8))
     read = [each.memory_ticks(1, 10**6) - each.memory_ticks(1, 0) for each in (one, eight)]
     assert read[0] == pytest.approx(read[1], rel=1e-4)  # each GPU keeps and reads all of it

@@ -12,13 +12,11 @@ from batcher.timing.formulas import (
     PipelineStepTime,
     ProfileStepTime,
     RooflineStepTime,
-    least_steps,
     of_experts,
-    sum_of_ramp,
     whole_ticks,
 )
 from batcher.timing.profiles import MORE_TERMS, TERMS, shipped_profiles
-from batcher.timing.step_time import StepTime
+from batcher.timing.step_time import StepTime, least_steps, sum_of_ramp
 
 OF_TERMS_ALONE = sorted(
     name for name, one in shipped_profiles().items() if not (one.by_tokens or one.experts)
