@@ -84,7 +84,7 @@ def kept(engine: Engine) -> dict[str, int]:
     queue = scheduler.queue
     sizes = {
         "rows": len(rows._states) if rows else 0,
-        "beams": len(rows._beams) if rows else 0,
+        "beams": len(rows._searches) if rows else 0,
         "firsts": len(batch._first_of) + (len(rows.first_slots) if rows else 0),
         "first rows": len(runner.tokens.first_rows),
         "rows aside": len(runner.tokens.aside),

@@ -340,7 +340,7 @@ def test_branches_that_a_constraint_refuses_are_cut() -> None:
     engine.add(Request(prompt="a", max_tokens=30, regex="[a-d]([ab]c|[cd]e)*x"))
     engine.step()
     a, c, d, e, f = (2 + byte for byte in b"acdef")
-    rows = engine._runner.speculating
+    rows = engine._speculator
     proposal = Proposal([a, d, f, c, e, e, a, c], (0, 0, 0, 1, 2, 1, 3, 4))
     assert rows.cut({0: proposal})[0] == Proposal([a, d, c, e, c], (0, 0, 1, 2, 3))
 

@@ -167,9 +167,9 @@ class Engine:
         self._recorder = Recorder(clock, self._stats)
         self._speculator: Speculator | None = None
         if speculation is not None:
-            from batcher.engine.speculating import make_speculator  # noqa: PLC0415 - seldom
+            from batcher.engine import speculating  # noqa: PLC0415 - seldom
 
-            self._speculator = make_speculator(
+            self._speculator = speculating.Speculator(
                 speculation, model, self._runner, self.scheduler, self._recorder, clock
             )
         self._tokenizer = tokenizer = model.tokenizer

@@ -1,6 +1,6 @@
 """The batch and the model: which rows a step computes, with which tokens, and what comes back."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace as dataclass_replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,7 +12,6 @@ from batcher.decoding.logprobs import PromptLogprobs
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stop_matcher import StopMatcher
 from batcher.engine.sequence import (
-    NO_DRAFTS,
     NOTHING_DECODED,
     Decoded,
     Generated,
@@ -30,7 +29,6 @@ from batcher.models.base import (
     Pages,
     can_page,
     eos_token_ids_of,
-    moves_along,
 )
 from batcher.request import ConstraintField
 from batcher.result import FinishReason
@@ -44,11 +42,11 @@ if TYPE_CHECKING:
 
     from batcher.decoding.constraints import ConstraintCompiler
     from batcher.engine.rows import RowDecoder
-    from batcher.engine.speculating_rows import SpeculatingRows
     from batcher.scheduling.kv_cache import KVCache
-    from batcher.speculation.proposal import Proposal
 
 ROBBED = "another engine has taken the model, which has only one cache"
+
+Verify = Callable[[ModelOutput, Decoded], None]
 
 # Who has a model, by the model's id, which is its own as long as the runner lives.
 _RUNNERS: "WeakValueDictionary[int, ModelRunner]" = WeakValueDictionary()
@@ -66,8 +64,7 @@ class ModelRunner:
     speculates: whether sequences may be given drafts.
     grammar_timeout: seconds of processor time for a constraint.
     strict_constraints: whether masks have to enforce all of one.
-    tokens, stops: of all rows.  rows: those that ask for more, once there has been any;
-    speculating: the same, if sequences may be given drafts.
+    tokens, stops: of all rows.  rows: those that ask for more, once there has been any.
     pages: where tokens are kept, None unless the model is paged and the engine pages.
     num_replayed: slots whose holders need no model, since an earlier run found what they give.
     """
@@ -88,15 +85,9 @@ class ModelRunner:
         self._is_streaming, self._is_robbed = is_streaming, False
         self.tokens = OutputTokens(num_slots)
         self.stops = StopMatcher(num_slots, model.vocab_size, model.tokenizer)
+        self._speculates = speculates
         self.rows: RowDecoder | None = None
-        self.speculating: SpeculatingRows | None = None
-        if speculates:
-            from batcher.engine import speculating_rows  # noqa: PLC0415 - seldom
-
-            self.rows = self.speculating = speculating_rows.SpeculatingRows(
-                *self._of_rows, is_streaming=is_streaming
-            )
-        elif is_streaming or model.gives == "logits":
+        if speculates or is_streaming or model.gives == "logits":
             self.rows = self._make_rows()
         self.num_replayed = 0
         self.pages: Pages | None = None
@@ -150,14 +141,18 @@ class ModelRunner:
 
     # -- a group comes, waits and goes -----------------------------------------------------------
 
-    @property
-    def _of_rows(self) -> "tuple[Model, int, ConstraintCompiler, OutputTokens, StopMatcher]":
-        return self._model, self.num_slots, self.grammars, self.tokens, self.stops
-
     def _make_rows(self) -> "RowDecoder":
         from batcher.engine.rows import RowDecoder  # noqa: PLC0415 - not for plain rows
 
-        return RowDecoder(*self._of_rows, is_streaming=self._is_streaming)
+        return RowDecoder(
+            self._model,
+            self.num_slots,
+            self.grammars,
+            self.tokens,
+            self.stops,
+            is_streaming=self._is_streaming,
+            may_speculate=self._speculates,
+        )
 
     def open(self, first: Sequence) -> list[int]:
         """Begin the rows of a group that was given slots, unless they have begun before.
@@ -343,27 +338,6 @@ class ModelRunner:
         self._scores[row.slot] = scores, start
         return replace(chunk, is_scored=True)
 
-    def add_drafts(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
-        """Have drafts of rows computed in the next step, behind the tokens they generated last."""
-        last, chunks = self.batch.tokens.tolist(), self.batch.chunks
-        moved = {} if self.pages is None else self.pages.moved
-        for row, proposal in drafts.items():
-            tokens, slot = proposal.tokens, row.slot
-            if tokens:
-                known, start = [last[slot], *tokens], decode_step + row.offset
-                parents = proposal.parents
-                chunks.append(
-                    Chunk(slot, known, start, num_drafts=len(tokens), draft_parents=parents)
-                )
-                moved.pop(slot, None)
-
-    def settle_drafts(self, rows: Iterable[Sequence], decode_step: int) -> None:
-        """Let rows whose drafts are verified go on, from the next step, behind what they keep."""
-        if self.pages is not None:
-            self.pages.moved |= {
-                row.slot: decode_step + row.offset for row in rows if row.is_decoding
-            }
-
     def _take_scores(self, output: ModelOutput) -> dict[int, str]:
         """Take in the logits of scored chunks; return by slot which fail, and why."""
         failed = {}
@@ -380,25 +354,10 @@ class ModelRunner:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def verify(self, step: int, drafts: "Mapping[int, Proposal]") -> Decoded:
-        """Do what `step` does, and verify the drafts that were added.
-
-        drafts: these, by slot, and none of each row else that speculates.
-        """
-        trees = [chunk for chunk in self.batch.chunks if chunk.draft_parents]
-        decoded, pages = self.step(step, drafts), self.pages
-        if pages is not None:
-            # What was computed of accepted drafts is kept where they stand before the next step
-            # computes or copies anything, also if the row has ended: other rows may find its
-            # blocks, or be given them.
-            for chunk in trees:
-                pages.moves += moves_along([*decoded.ways.get(chunk.slot, ())], chunk, pages)
-        return decoded
-
-    def step(self, step: int, drafts: "Mapping[int, Proposal]" = NO_DRAFTS) -> Decoded:
+    def step(self, step: int, verify: Verify | None = None) -> Decoded:
         """Compute one token for every row that yields one; return what the rows were given.
 
-        step: its number.  drafts: see `verify`.
+        step: its number.  verify: lets rows that have drafts go on along these.
         """
         batch, rows = self.batch, self.rows
         if rows is not None:
@@ -420,10 +379,10 @@ class ModelRunner:
             self._forget_step()
         batch.tokens = tokens = output.tokens
         if rows is not None and rows.is_busy:
-            failed = self._failures(output.failed)
-            if self.speculating is not None:
-                return self.speculating.decode(output, failed, step, drafts)
-            return rows.decode(output, failed, step)
+            decoded = rows.decode(output, self._failures(output.failed), step)
+            if verify is not None:
+                verify(output, decoded)
+            return decoded
         self.tokens.append(tokens)
         stopped = self.stops.advance(tokens)
         if stopped or output.failed:

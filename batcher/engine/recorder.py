@@ -1,25 +1,14 @@
 """What an engine has done, as events, in the order in which it happened."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
-from batcher.engine.sequence import Decoded, Sequence
+from batcher.engine.sequence import Sequence
 from batcher.events import (
-    AcceptEvent,
-    DraftEvent,
     RequestEvent,
-    RollbackEvent,
-    SpeculateEvent,
-    SpeculateReason,
     StepsEvent,
 )
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
 from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
-
-if TYPE_CHECKING:
-    from batcher.speculation.proposal import Proposal
 
 MAX_STEPS = 256  # in one event
 
@@ -44,40 +33,6 @@ class Recorder:
         if self.steps is not None and self.steps:
             return [self.steps.take(), *events]
         return events
-
-    def drafted(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
-        for row, proposal in drafts.items():
-            if proposal.tokens:
-                position, num = decode_step + row.offset + 1, len(proposal.tokens)
-                self.events.append(DraftEvent(*self._of(row), position, num, proposal.parents))
-
-    def settled(
-        self,
-        num_drafts: Mapping[Sequence, int],
-        decoded: Decoded,
-        num_blocks: Mapping[Sequence, int],
-        decode_step: int,
-    ) -> None:
-        """Tell what became of drafts, after rows were moved on by those that were accepted.
-
-        num_blocks: how many rows give back, of those that do.
-        """
-        for row, num in num_drafts.items():
-            slot, position = row.slot, decode_step + row.offset + 1
-            accepted = decoded.num_accepted.get(slot, 0)
-            if accepted:
-                way, first = tuple(decoded.ways.get(slot, ())), position - accepted
-                self.events.append(AcceptEvent(*self._of(row), first, accepted, way))
-            if accepted < num:
-                blocks, left = num_blocks.get(row, 0), num - accepted
-                self.events.append(RollbackEvent(*self._of(row), position, left, blocks))
-
-    def speculates(self, row: Sequence, num_tokens: int, reason: SpeculateReason) -> None:
-        """Tell that another number of drafts is wanted for a row than before, and why."""
-        self.events.append(SpeculateEvent(*self._of(row), num_tokens, reason))
-
-    def _of(self, row: Sequence) -> tuple[int, float, str, int, int]:
-        return self._clock.step, self._clock.now, row.id, row.index, row.slot
 
 
 class StepStats:

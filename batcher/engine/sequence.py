@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -28,9 +27,9 @@ from batcher.scheduling.sequence import NEVER, Schedulable
 from batcher.tokens import NO_TOKENS, Tokens
 
 if TYPE_CHECKING:
+    from batcher.decoding.beams import BeamSearch
     from batcher.decoding.sampling import SuspendedSampling
-    from batcher.engine.rows import BeamRows, RowState
-    from batcher.speculation.proposal import Proposal
+    from batcher.engine.rows import RowState
 
 # Rows that are out of the batch for a while.
 
@@ -53,7 +52,7 @@ class SuspendedRows(Struct, frozen=True):
 
     tokens: list[list[int]]
     rows: list[SuspendedRow]
-    beams: "BeamRows | None" = None
+    search: "BeamSearch | None" = None
 
 
 class DroppedTurns(NamedTuple):
@@ -108,7 +107,6 @@ class Decoded(Struct, frozen=True):
     ways: dict[int, list[int]] = {}
 
 
-NO_DRAFTS: "Mapping[int, Proposal]" = MappingProxyType({})
 NOTHING_DECODED = Decoded([], {}, {}, [])
 
 

@@ -1,36 +1,51 @@
-"""Speculation: which rows are given drafts, by what, how many, and what becomes of them."""
+"""Speculation: which rows are given drafts, by what, how many, and what becomes of them.
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+A draft is accepted if it is the token that the row is given, which is chosen exactly as by a step
+of its own: so drafts change no token.  Noise is keyed, so what drafts with a model may draw with
+the same (Daliri et al., "Coupling without Communication and Drafter-Invariant Speculative
+Decoding", 2024).  What draws with noise of its own changes the choice itself, which accepts or
+replaces the draft (batcher/decoding/sampling.py); all else is the same.  Of a tree of drafts, a
+row goes along those that it is given as far as there are any (Miao et al., "SpecInfer", 2024).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from time import perf_counter
+from typing import NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 
+from batcher.decoding.constraints import RowConstraint, allowed_tokens
+from batcher.decoding.sampling import Masks
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Decoded, Sequence
 from batcher.errors import BatchdecodeError, InvariantError, describe
-from batcher.events import SpeculateReason
+from batcher.events import AcceptEvent, DraftEvent, RollbackEvent, SpeculateEvent
 from batcher.fields import check_types
 from batcher.foreign import check_members, note_raised, raised
 from batcher.lifecycle import State
 from batcher.models.base import (
     Chunk,
+    FloatArray,
     Model,
+    ModelOutput,
     can_page,
     can_verify,
     can_verify_trees,
     eos_token_ids_of,
     kv_block_bytes_of,
+    moves_along,
     number_of,
 )
 from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.simulated import SimulatedSettings, simulated_draft
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
 from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
-from batcher.speculation.draft_model import DraftingRows, DraftModel, DraftTreeModel
-from batcher.speculation.lengths import AutoLengths, MeasuredCosts
+from batcher.speculation.draft_model import Choose, DraftingRows, DraftModel, DraftTreeModel
+from batcher.speculation.lengths import AutoLengths, LengthChange, MeasuredCosts
 from batcher.speculation.ngram import NgramDrafter
 from batcher.speculation.proposal import CheckedDrafter, Drafter, Proposal
 from batcher.speculation.settings import (
@@ -41,52 +56,138 @@ from batcher.speculation.settings import (
     ModelDraft,
     NgramDraft,
     SpeculationSettings,
-    TreeShape,
     parse_draft,
     parse_tree,
 )
 from batcher.transformer.config import is_checkpoint
 
 MAX_AUTO_TOKENS = 16
-FAILURE: SpeculateReason = "failure"
 NOTHING = Proposal([])
-_RUNNING = State.RUNNING  # which is asked of every row in every step
 Answer = TypeVar("Answer")
 
 
 class Speculator:
-    """The rows that speculate, and the drafts that are proposed for them.
+    """The rows that speculate, the drafts that are proposed for them, and which are accepted.
 
     No request fails because of drafts: after an error there are none.
 
-    scheduler, runner, recorder, clock: of the engine whose steps have them.
-    drafter: what proposes them.  settings: what reproduces that, ready for JSON.
-    num_drafts: per row and step, unless its request says otherwise; or `lengths` decide.
-    costs: what steps take, if that is measured.  shape: of what is proposed for a row.
+    model, runner, scheduler, recorder, clock: of the engine whose steps have drafts.
+    settings: what reproduces the drafter, ready for JSON.
     failure: why there are no drafts any more, if so.
+
+    Raises:
+        BatchdecodeError: the model cannot verify drafts, there is nothing that would draft, or a
+            setting has no value that it may have.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler[Sequence],
+        speculation: SpeculationSettings | Drafter,
+        model: Model,
         runner: ModelRunner,
+        scheduler: Scheduler[Sequence],
         recorder: Recorder,
         clock: Clock,
-        drafter: Drafter,
-        settings: dict[str, Any],
-        num_drafts: int = DEFAULT_DRAFT_TOKENS,
-        lengths: AutoLengths | None = None,
-        costs: MeasuredCosts | None = None,
-        shape: TreeShape = LINE,
     ) -> None:
-        self._scheduler, self._batch = scheduler, scheduler.batch
+        if not can_verify(model):
+            raise BatchdecodeError(
+                f"drafts need a model that verifies them: {model.name} does not say it does"
+            )
+        if runner.rows is None or runner.rows.sampler is None:
+            raise InvariantError("rows that speculate have no logits")
+        self._decoder, self._sampler = runner.rows, runner.rows.sampler
         self._runner, self._recorder, self._clock = runner, recorder, clock
-        self._drafter, self.settings = drafter, settings
-        self._num_drafts, self._lengths = num_drafts, lengths
-        self._costs, self._shape = costs, shape
+        self._scheduler, self._batch = scheduler, scheduler.batch
         self._rows: dict[int, Sequence] = {}  # by slot
-        self._own_lengths: dict[int, int] = {}  # of rows whose requests say so, by slot
+        self._num_drafts, self._shape = DEFAULT_DRAFT_TOKENS, LINE  # per row and step
+        self._lengths: AutoLengths | None = None  # decides how many drafts, if there is one
+        self._costs: MeasuredCosts | None = None  # of steps, if they are measured
+        self._is_drawn_apart = False  # whether drafts are drawn with noise of their own
         self.failure: str | None = None
+        self._drafter: Drafter
+        if isinstance(speculation, SpeculationSettings):
+            self.settings = msgspec.to_builtins(speculation)
+            self._set_up(speculation, model)
+        else:
+            check_members("speculation", speculation, Drafter)
+            self.settings = {"draft": type(speculation).__qualname__}
+            self._drafter = CheckedDrafter(speculation, takes_trees=can_verify_trees(model))
+
+    def _set_up(self, speculation: SpeculationSettings, model: Model) -> None:
+        check_types(speculation, SPECULATION_SETTINGS)
+        self._is_drawn_apart = speculation.acceptance != "exact"
+        number, clock = speculation.draft_tokens, self._clock
+        if speculation.draft_tree is not None:
+            self._shape = parse_tree(speculation.draft_tree)
+            if number == AUTO:
+                raise BatchdecodeError(
+                    "--draft-tokens auto is for drafts in a line: how many pay is not known of a "
+                    "--draft-tree"
+                )
+            if self._is_drawn_apart:
+                raise BatchdecodeError(
+                    f"--acceptance {speculation.acceptance} is for drafts in a line, and not for "
+                    "a --draft-tree"
+                )
+            if not can_verify_trees(model):
+                raise BatchdecodeError(
+                    f"--draft-tree needs a model that verifies trees: {model.name} does not, as "
+                    "no model with recurrent layers does"
+                )
+            self._num_drafts = self._shape.size
+        self._drafter = self._make_drafter(speculation.draft, model)
+        if number != AUTO:
+            self._num_drafts = number or self._num_drafts
+        elif isinstance(clock, WallClock):
+            self._costs = costs = MeasuredCosts()
+            step_seconds, draft_seconds = costs.steps.estimate, costs.draft_seconds
+            self._lengths = AutoLengths(MAX_AUTO_TOKENS, step_seconds, draft_seconds)
+        elif isinstance(clock, ConstantClock):
+            raise BatchdecodeError(
+                "--draft-tokens auto needs to know how long steps take, and all take one second "
+                "here: give a --profile, such as wall, or a number of drafts"
+            )
+        else:
+            self._lengths = AutoLengths(
+                MAX_AUTO_TOKENS,
+                lambda num_rows, num_tokens: clock.estimate(
+                    BatchStats(num_tokens, num_rows, self._batch.num_read, 0)
+                ),
+            )
+
+    def _make_drafter(self, name: str, model: Model) -> Drafter:
+        draft, num_branches = parse_draft(name), self._shape.num_branches
+        if isinstance(draft, NgramDraft):
+            return NgramDrafter(draft.max_length, num_branches)
+        drafting = _load(draft.name, model)
+        own, others = drafting.vocab_size, model.vocab_size
+        if own != others:
+            raise BatchdecodeError(
+                f"--draft {name} has a vocabulary of {own} tokens, and {model.name} one of "
+                f"{others}: a draft needs the same"
+            )
+        if not can_page(drafting) or drafting.gives == "tokens":
+            raise BatchdecodeError(f"--draft {name} has to give logits, and to be paged")
+        if getattr(drafting, "recomputes_drafts", False):
+            raise BatchdecodeError(
+                f"--draft {name} has recurrent layers, whose states do not go back to before its "
+                "drafts"
+            )
+        if cache_windows_of(drafting) != cache_windows_of(model):
+            raise BatchdecodeError(
+                f"the layers of --draft {name} do not read as far back as those of {model.name}: "
+                "both share their block tables"
+            )
+        if self._runner.pages is None:
+            raise InvariantError("rows that speculate have no pages")
+        held = drafting, self._runner.num_slots, self._runner.pages, eos_token_ids_of(model)
+        if num_branches == 1:
+            return DraftModel(*held, self._look_ahead)
+        if not can_verify_trees(drafting):
+            raise BatchdecodeError(
+                f"--draft-tree: {drafting.name} cannot compute a tree, as a draft of trees has to"
+            )
+        return DraftTreeModel(*held, self._best_after, num_branches)
 
     # -- before a step ---------------------------------------------------------------------------
 
@@ -101,15 +202,14 @@ class Speculator:
         if self.failure is not None:
             return num_wanted
         decoding = {slot: row for slot, row in self._rows.items() if row.is_decoding}
-        if self._lengths is None:
-            by_slot = dict.fromkeys(decoding, self._num_drafts)
-        else:
-            by_slot = self._lengths.wanted(decoding)
-        by_slot |= self._own_lengths
+        by_slot = None if self._lengths is None else self._lengths.wanted(decoding)
         num_branches, most = self._shape.num_branches, self._shape.size
         for slot, row in decoding.items():
+            num = row.request.draft_tokens
+            if num is None:
+                num = self._num_drafts if by_slot is None else by_slot.get(slot, 0)
             num_left = row.last_decode_step - self._batch.decode_step
-            num = min(by_slot.get(slot, 0), most, num_branches * num_left)
+            num = min(num, most, num_branches * num_left)
             if num > 0:
                 num_wanted[row] = num
         return num_wanted
@@ -123,8 +223,6 @@ class Speculator:
         self._rows[slot] = first
         if self._lengths is not None:
             self._lengths.open(slot)
-        if first.request.draft_tokens is not None:
-            self._own_lengths[slot] = first.request.draft_tokens
         known = [*first.prompt.tokens, *(first.generated or ())]
         self._ask(lambda: self._drafter.open(slot, known))
 
@@ -133,68 +231,204 @@ class Speculator:
         if isinstance(drafter, DraftingRows):
             self._ask(lambda: drafter.compute(chunks))
 
+    def cut(self, proposals: dict[int, Proposal]) -> dict[int, Proposal]:
+        """Return as much of what is proposed, by slot, as the rows may be given."""
+        vocab_size, eos = self._decoder.vocab_size, self._decoder.eos_token_ids
+        constraints, cut = self._forks(proposals), {}
+        for slot, proposal in proposals.items():
+            tokens, parents = proposal.tokens, proposal.parents
+            if slot not in constraints and (
+                not tokens or 0 <= min(tokens) <= max(tokens) < vocab_size
+            ):
+                cut[slot] = proposal
+                continue
+            after: dict[int, RowConstraint | None] = {0: constraints.get(slot)}
+            kept = []
+            follows = zip(tokens, parents or range(len(tokens)), strict=True)
+            for draft, (token, parent) in enumerate(follows, 1):
+                if parent not in after or not 0 <= token < vocab_size:
+                    continue
+                constraint = after[parent]
+                if constraint is not None and constraint.is_active:
+                    if not allowed_tokens([constraint], vocab_size)[0, token]:
+                        continue
+                    if token in eos:  # which no constraint reads
+                        kept.append(draft)
+                        continue
+                    constraint = constraint.fork() if parents else constraint
+                    constraint.advance(token)
+                after[draft] = constraint
+                kept.append(draft)
+            cut[slot] = proposal if len(kept) == len(tokens) else proposal.only(kept)
+        return cut
+
+    @contextmanager
+    def _look_ahead(self, slots: list[int]) -> Iterator[Choose]:
+        """Let rows in these slots be given tokens inside that are not theirs afterwards.
+
+        They are given those that they would be given by these logits, with the same noise, or with
+        noise of its own, so that the step accepts or replaces them.  Their constraints stay where
+        they are.
+        """
+        sampler, constraints, at = self._sampler, self._forks(slots), np.array(slots)
+
+        def choose(logits: FloatArray, some: list[int]) -> dict[int, int]:
+            own = {slot: constraints[slot] for slot in some if slot in constraints}
+            sampled = sampler.sample(logits, self._decoder.masks_of(own), (), np.array(some))
+            tokens = zip(some, sampled.tokens[some].tolist(), strict=True)
+            chosen = {slot: token for slot, token in tokens if slot not in sampled.failed}
+            for slot, constraint in own.items():
+                if slot in chosen and chosen[slot] not in self._decoder.eos_token_ids:
+                    constraint.advance(chosen[slot])
+            return chosen
+
+        with sampler.drafting(at) if self._is_drawn_apart else sampler.undone(at):
+            yield choose
+
+    def _best_after(
+        self, logits: FloatArray, ways: Mapping[int, list[int]], num_best: int
+    ) -> dict[int, list[int]]:
+        """Return the tokens that rows would be given behind some others, which they are not given.
+
+        First the one that each would be given, then that without it, and so on, as many as are
+        wanted or left.
+
+        logits: [rows, vocab].  ways: slot -> those others, of all rows equally many.
+        """
+        sampler, slots, constraints = self._sampler, np.array([*ways]), self._forks(ways)
+        for slot, constraint in constraints.items():
+            for token in ways[slot]:
+                constraint.advance(token)
+        allowed = np.ones(logits.shape, np.bool_)
+        masks = self._decoder.masks_of(constraints)
+        if masks is not None:
+            allowed[np.isin(slots, masks.slots)] = masks.allowed
+        best: dict[int, list[int]] = {slot: [] for slot in ways}
+        for _ in range(num_best):
+            with sampler.undone(slots):
+                sampler.extend(ways)
+                sampled = sampler.sample(logits, Masks(slots, allowed), (), slots)
+            for row, slot in enumerate(ways):
+                if slot not in sampled.failed:
+                    best[slot].append(sampled.tokens.item(slot))
+                    allowed[row, best[slot][-1]] = False
+        return best
+
+    def _forks(self, slots: Iterable[int]) -> dict[int, RowConstraint]:
+        constraints = self._decoder.constraints_of(slots)
+        return {slot: constraint.fork() for slot, constraint in constraints.items()}
+
     # -- a step ----------------------------------------------------------------------------------
 
     def execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
         """Let the model compute the step, with drafts of the rows that speculate.
 
-        `num_drafts` says afterwards how many there are of which rows.
+        `num_drafts` says how many there is room for, and afterwards how many there are.
         """
-        runner, decode_step = self._runner, self._batch.decode_step
-        drafts = self._propose(scheduled.num_drafts)
+        runner, decode_step, events = self._runner, self._batch.decode_step, self._recorder.events
+        batch, pages = runner.batch, runner.pages
+        drafts = {slot: NOTHING for slot, row in self._rows.items() if row.is_decoding}
+        trees: list[Chunk] = []
         if scheduled.num_drafts:
-            scheduled.num_drafts = {row: len(drafts[row].tokens) for row in scheduled.num_drafts}
-            self._recorder.drafted(drafts, decode_step)
-            runner.add_drafts(drafts, decode_step)
-        by_slot = {row.slot: proposal for row, proposal in drafts.items()}
-        decoded = runner.verify(self._clock.step, by_slot)
+            num_wanted = {row.slot: num for row, num in scheduled.num_drafts.items()}
+            began, last = perf_counter(), batch.tokens.tolist()
+            proposed = self._ask(lambda: self.cut(self._drafter.propose(num_wanted))) or {}
+            if self._costs is not None:
+                most = max(map(len, proposed.values()), default=0)
+                self._costs.note_drafts(len(proposed), most, perf_counter() - began)
+            drafts |= proposed
+            scheduled.num_drafts = {row: len(drafts[row.slot]) for row in scheduled.num_drafts}
+            for slot, own in drafts.items():
+                if own.tokens:
+                    row, num, parents = self._rows[slot], len(own), own.parents
+                    start, known = decode_step + row.offset, [last[slot], *own.tokens]
+                    events.append(DraftEvent(*self._place(row), start + 1, num, parents))
+                    chunk = Chunk(slot, known, start, num_drafts=num, draft_parents=parents)
+                    batch.chunks.append(chunk)
+                    trees += [chunk] if parents else []
+                    if pages is not None:
+                        pages.moved.pop(slot, None)
+        decoded = runner.step(self._clock.step, partial(self._verify, drafts) if drafts else None)
+        if pages is not None:
+            # What was computed of accepted drafts is kept where they stand before the next step
+            # computes or copies anything, also if the row has ended: other rows may find its
+            # blocks, or be given them.
+            for chunk in trees:
+                pages.moves += moves_along(decoded.ways.get(chunk.slot, []), chunk, pages)
         if decoded.given:
             self._ask(lambda: self._drafter.extend(decoded.given))
+        changes: list[LengthChange] = []
         if self._lengths is not None:
             self._lengths.learn(
                 (row.slot, num, decoded.num_accepted.get(row.slot, 0))
                 for row, num in scheduled.num_drafts.items()
             )
-        # the rows that are given another number of drafts from now on
+            changes = self._lengths.take_changes()
         self._forget()  # this step may have preempted some
         if self.failure is not None:
-            for row in self._rows.values():
-                self._recorder.speculates(row, 0, FAILURE)
+            changes = [LengthChange(slot, 0, "failure") for slot in self._rows]
+        for slot, num, reason in changes:
+            if slot in self._rows:
+                events.append(SpeculateEvent(*self._place(self._rows[slot]), num, reason))
+        if self.failure is not None:
             self._rows.clear()
-        elif self._lengths is not None:
-            for slot, num_tokens, reason in self._lengths.take_changes():
-                if slot in self._rows:
-                    self._recorder.speculates(self._rows[slot], num_tokens, reason)
         return decoded
 
-    def _propose(self, num_drafts: Mapping[Sequence, int]) -> dict[Sequence, Proposal]:
-        """Return drafts of the rows that decode, none of those for which there is no room.
+    def _verify(
+        self, drafts: Mapping[int, Proposal], output: ModelOutput, decoded: Decoded
+    ) -> None:
+        """Let rows go on along their drafts, as long as these are what they are given.
 
-        num_drafts: how many there is room for.
+        That is draft by draft, each as by a step of its own.
+
+        output: of the step, gets the last token of each row.  decoded: gets the rest.
         """
-        rows = self._runner.speculating
-        if rows is None:
-            raise InvariantError("no row may be given drafts")
-        cut, drafts = rows.cut, {row: NOTHING for row in self._rows.values() if row.is_decoding}
-        if num_drafts:
-            num_wanted = {row.slot: num for row, num in num_drafts.items()}
-            began = time.perf_counter()
-            proposed = self._ask(lambda: cut(self._drafter.propose(num_wanted))) or {}
-            if self._costs is not None:
-                most = max(map(len, proposed.values()), default=0)
-                self._costs.note_drafts(len(proposed), most, time.perf_counter() - began)
-            for slot, proposal in proposed.items():
-                drafts[self._rows[slot]] = proposal
-        return drafts
+        tokens, given = output.tokens, decoded.given
+        given.update({slot: [tokens.item(slot)] for slot in drafts})
+        firsts: dict[int, int] = {}  # the first draft of each row, among those of all
+        number = 0
+        for slot, proposal in drafts.items():
+            if proposal.tokens:
+                firsts[slot] = number
+                number += len(proposal)
+        at = dict.fromkeys(sorted(firsts), 0)  # the draft that each was given last
+        while at:
+            is_over = {*decoded.stopped, *decoded.failed, *decoded.jumps}
+            at = {slot: drafts[slot].child(at[slot], given[slot][-1]) for slot in at}
+            at = {slot: draft for slot, draft in at.items() if draft and slot not in is_over}
+            if not at:
+                break
+            if output.draft_logits is None:
+                raise InvariantError("the model gave no logits of drafts")
+            for slot, draft in at.items():
+                decoded.num_accepted[slot] = decoded.num_accepted.get(slot, 0) + 1
+                if drafts[slot].parents:
+                    decoded.ways.setdefault(slot, []).append(draft)
+            logits = output.draft_logits[[firsts[slot] + draft - 1 for slot, draft in at.items()]]
+            for slot in self._decoder.decode_more([*at], logits, tokens, decoded):
+                given[slot].append(tokens.item(slot))
+        for slot, jump in decoded.jumps.items():
+            if slot in given:
+                given[slot] += jump[1:]
+        self._sampler.forget_drafts()
 
     # -- after a step ----------------------------------------------------------------------------
 
     def settle(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
-        if scheduled.num_drafts:
-            num_blocks = self._scheduler.settle_drafts(scheduled, decoded.num_accepted)
-            self._recorder.settled(
-                scheduled.num_drafts, decoded, num_blocks, self._batch.decode_step
-            )
+        """Let the scheduler move rows on by the drafts that were accepted, and tell of these."""
+        if not scheduled.num_drafts:
+            return
+        num_blocks = self._scheduler.settle_drafts(scheduled, decoded.num_accepted)
+        for row, num in scheduled.num_drafts.items():
+            slot, place = row.slot, self._place(row)
+            position = self._batch.decode_step + row.offset + 1
+            accepted = decoded.num_accepted.get(slot, 0)
+            if accepted:
+                way, first = tuple(decoded.ways.get(slot, ())), position - accepted
+                self._recorder.events.append(AcceptEvent(*place, first, accepted, way))
+            if accepted < num:
+                told = position, num - accepted, num_blocks.get(row, 0)
+                self._recorder.events.append(RollbackEvent(*place, *told))
 
     def end_step(self, scheduled: SchedulerOutput[Sequence], measured: BatchStats | None) -> None:
         """Let rows go on behind the drafts of the step, which is over.
@@ -204,11 +438,19 @@ class Speculator:
         if scheduled.num_drafts:
             for row in self._scheduler.recompute_drafts():
                 self._runner.note_known(row)
-            self._runner.settle_drafts(scheduled.num_drafts, self._batch.decode_step)
+            if self._runner.pages is not None:
+                self._runner.pages.moved |= {
+                    row.slot: self._batch.decode_step + row.offset
+                    for row in scheduled.num_drafts
+                    if row.is_decoding
+                }
         if self._costs is not None:
             num_tokens = 0 if measured is None else measured.num_tokens
             began = self._clock.start_of(self._clock.step - 1)
             self._costs.note_step(num_tokens, self._clock.now - began)
+
+    def _place(self, row: Sequence) -> tuple[int, float, str, int, int]:
+        return self._clock.step, self._clock.now, row.id, row.index, row.slot
 
     def _ask(self, call: Callable[[], Answer]) -> Answer | None:
         """Return what the drafter answers; None if it fails, or has failed before."""
@@ -223,125 +465,16 @@ class Speculator:
         return None
 
     def _forget(self) -> None:
-        gone = [
-            slot
-            for slot, row in self._rows.items()
-            if row.state is not _RUNNING or row.slot != slot
-        ]
-        for slot in gone:
+        running = State.RUNNING  # which is asked of every row in every step
+        rows = self._rows.items()
+        for slot in [s for s, row in rows if row.state is not running or row.slot != s]:
             self._close(slot)
 
     def _close(self, slot: int) -> None:
         row = self._rows.pop(slot)
         if self._lengths is not None:
             self._lengths.close(slot)
-        self._own_lengths.pop(slot, None)
         self._ask(lambda: self._drafter.close(slot, has_ended=row.state is State.FINISHED))
-
-
-# -- from settings to what speculates --------------------------------------------------------------
-
-
-def make_speculator(
-    speculation: SpeculationSettings | Drafter,
-    model: Model,
-    runner: ModelRunner,
-    scheduler: Scheduler[Sequence],
-    recorder: Recorder,
-    clock: Clock,
-) -> Speculator:
-    """Return what speculates for the rows of `runner`, whose model is `model`.
-
-    Raises:
-        BatchdecodeError: the model cannot verify drafts, there is nothing that would draft, or a
-            setting has no value that it may have.
-    """
-    if not can_verify(model):
-        raise BatchdecodeError(
-            f"drafts need a model that verifies them: {model.name} does not say it does"
-        )
-    made = partial(Speculator, scheduler, runner, recorder, clock)
-    if not isinstance(speculation, SpeculationSettings):
-        check_members("speculation", speculation, Drafter)
-        checked = CheckedDrafter(speculation, takes_trees=can_verify_trees(model))
-        return made(checked, {"draft": type(speculation).__qualname__})
-    check_types(speculation, SPECULATION_SETTINGS)
-    shape = LINE
-    if speculation.draft_tree is not None:
-        shape = parse_tree(speculation.draft_tree)
-        if speculation.draft_tokens == AUTO:
-            raise BatchdecodeError(
-                "--draft-tokens auto is for drafts in a line: how many pay is not known of a "
-                "--draft-tree"
-            )
-        if speculation.acceptance != "exact":
-            raise BatchdecodeError(
-                f"--acceptance {speculation.acceptance} is for drafts in a line, and not for a "
-                "--draft-tree"
-            )
-        if not can_verify_trees(model):
-            raise BatchdecodeError(
-                f"--draft-tree needs a model that verifies trees: {model.name} does not, as no "
-                "model with recurrent layers does"
-            )
-    drafter = _drafter(speculation, model, runner, shape.num_branches)
-    made = partial(made, drafter, msgspec.to_builtins(speculation), shape=shape)
-    number = speculation.draft_tokens
-    if number != AUTO:
-        return made(number or (DEFAULT_DRAFT_TOKENS if shape is LINE else shape.size))
-    if isinstance(clock, WallClock):
-        costs = MeasuredCosts()
-        lengths = AutoLengths(MAX_AUTO_TOKENS, costs.steps.estimate, costs.draft_seconds)
-        return made(lengths=lengths, costs=costs)
-    if isinstance(clock, ConstantClock):
-        raise BatchdecodeError(
-            "--draft-tokens auto needs to know how long steps take, and all take one second here: "
-            "give a --profile, such as wall, or a number of drafts"
-        )
-
-    def step_seconds(num_rows: int, num_tokens: int) -> float:
-        return clock.estimate(BatchStats(num_tokens, num_rows, scheduler.batch.num_read, 0))
-
-    return made(lengths=AutoLengths(MAX_AUTO_TOKENS, step_seconds))
-
-
-def _drafter(
-    speculation: SpeculationSettings, model: Model, runner: ModelRunner, num_branches: int
-) -> Drafter:
-    """Return what proposes drafts for `model`."""
-    draft, name = parse_draft(speculation.draft), speculation.draft
-    if isinstance(draft, NgramDraft):
-        return NgramDrafter(draft.max_length, num_branches)
-    drafting = _load(draft.name, model)
-    own, others = drafting.vocab_size, model.vocab_size
-    if own != others:
-        raise BatchdecodeError(
-            f"--draft {name} has a vocabulary of {own} tokens, and {model.name} one of {others}: "
-            "a draft needs the same"
-        )
-    if not can_page(drafting) or drafting.gives == "tokens":
-        raise BatchdecodeError(f"--draft {name} has to give logits, and to be paged")
-    if getattr(drafting, "recomputes_drafts", False):
-        raise BatchdecodeError(
-            f"--draft {name} has recurrent layers, whose states do not go back to before its drafts"
-        )
-    if cache_windows_of(drafting) != cache_windows_of(model):
-        raise BatchdecodeError(
-            f"the layers of --draft {name} do not read as far back as those of {model.name}: "
-            "both share their block tables"
-        )
-    rows = runner.speculating
-    if runner.pages is None or rows is None:
-        raise InvariantError("rows that speculate have no pages")
-    held = drafting, runner.num_slots, runner.pages, eos_token_ids_of(model)
-    if num_branches == 1:
-        is_drawn_apart = speculation.acceptance != "exact"
-        return DraftModel(*held, partial(rows.look_ahead, is_drawn_apart=is_drawn_apart))
-    if not can_verify_trees(drafting):
-        raise BatchdecodeError(
-            f"--draft-tree: {drafting.name} cannot compute a tree, as a draft of trees has to"
-        )
-    return DraftTreeModel(*held, rows.best_after, num_branches)
 
 
 def _load(name: str, model: Model) -> Model:
