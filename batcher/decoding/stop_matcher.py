@@ -10,7 +10,8 @@ its tokens, by the definition: `read_output`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -372,30 +373,6 @@ def read_output(
     return Output(text[: end if keeps_stop else begin], stop_reason)
 
 
-class _WaysToEnd(NamedTuple):
-    """The exits of an automaton of one state that end generation, each with its pattern and place.
-
-    by_last_id: those of ids, by the last of them.
-    """
-
-    by_last_id: dict[int, list[tuple[list[int], int, Exit]]]
-    texts: list[tuple[bytes, int, Exit]]
-
-
-@lru_cache(1024)
-def _ways_to_end(automaton: StopAutomaton) -> _WaysToEnd:
-    ways = _WaysToEnd({}, [])
-    for place, way in enumerate(automaton.exits[0]):
-        if way.target != END:
-            continue
-        if isinstance(way.pattern, bytes):
-            ways.texts.append((way.pattern, place, way))
-        else:
-            same = ways.by_last_id.setdefault(way.pattern[-1], [])
-            same.append(([*way.pattern], place, way))
-    return ways
-
-
 def _final_stop(
     automaton: StopAutomaton, tokens: list[int], text: bytes, tokenizer: Tokenizer
 ) -> tuple[int, int, StopReason]:
@@ -405,38 +382,25 @@ def _final_stop(
     with one state: there, nothing but the last token has to be looked at.
     """
     token_bytes, num_text, last = tokenizer.token_bytes, len(text), tokens[-1]
-    by_last_id, texts = _ways_to_end(automaton)
-    found: list[tuple[tuple[int, tuple[int, int, int]], int, Exit]] = []  # rank, begin, exit
-    for ids, place, way in by_last_id.get(last, ()):
-        if tokens[-len(ids) :] == ids:
-            size = len(join_bytes(ids, token_bytes))
+    num_before = num_text - len(bytes_of(last, token_bytes))
+    found: list[tuple[int, tuple[int, int, int], int, Exit]] = []  # end, precedence, begin, exit
+    for place, way in enumerate(automaton.exits[0]):
+        pattern = way.pattern
+        if way.target != END:
+            continue
+        if isinstance(pattern, bytes):
+            size = len(pattern)
+            begin = text.find(pattern, max(0, num_before + 1 - size))
+            if begin >= 0:
+                found.append((begin + size, precedence(way, size, place), begin, way))
+        elif pattern[-1] == last and tuple(tokens[-len(pattern) :]) == pattern:
+            size = len(join_bytes(pattern, token_bytes))
             begin = max(0, num_text - size)  # ids may reach back over bytes of the prompt
-            found.append(((num_text, precedence(way, size, place)), begin, way))
-    num_before = num_text - len(bytes_of(last, token_bytes)) if texts else num_text
-    for pattern, place, way in texts:
-        size = len(pattern)
-        begin = text.find(pattern, max(0, num_before + 1 - size))
-        if begin >= 0:
-            found.append(((begin + size, precedence(way, size, place)), begin, way))
+            found.append((num_text, precedence(way, size, place), begin, way))
     if not found:
         return num_text, num_text, None
-    (end, _), begin, way = min(found, key=lambda each: each[0])
+    end, _, begin, way = min(found, key=itemgetter(0, 1))
     return begin, end, way.stop_reason
-
-
-class _SegmentSpan(NamedTuple):
-    """Where in the output a segment is: a part that one state has generated.
-
-    begin, end: its bytes.  first, last: its tokens are in range(first, last).
-    way: how it ended; None for the segment that an output breaks off in.
-    """
-
-    state: int
-    begin: int
-    end: int
-    first: int
-    last: int
-    way: Exit | None
 
 
 def _with_segments(
@@ -448,45 +412,40 @@ def _with_segments(
     *,
     has_stopped: bool,
 ) -> Output:
-    readers = [StopReader(automaton.endless, tokenizer.token_bytes)] * len(tokens)
-    if has_stopped:
-        readers[-1] = StopReader(automaton, tokenizer.token_bytes)
-    spans: list[_SegmentSpan] = []
-    token_spans: list[tuple[int, int]] = []  # the bytes of each token
+    reader = StopReader(automaton.endless, tokenizer.token_bytes)
+    segments: list[StateText] = []
+    places: list[tuple[int, int]] = []  # of the bytes of each token
     state = begin = first = position = 0
+
+    def leave(end: int, last: int) -> None:
+        """Add the segment of the bytes begin..end, which the tokens in first..last have written."""
+        own = [
+            tokens[number]
+            for number, (start, stop) in enumerate(places[first:last], first)
+            if (max(start, begin) < min(stop, end) if start < stop else start <= end)
+        ]
+        segments.append(StateText(automaton.names[state], text[begin:end], own))
+
+    stop_reason: StopReason = None
     progress: StopProgress | None = StopProgress(skip=skip)
-    for number, (token_id, reader) in enumerate(zip(tokens, readers, strict=True)):
+    for number, token_id in enumerate(tokens):
         if progress is None:
             raise InvariantError("tokens after the end of the automaton")
-        size = len(reader.bytes_of(token_id)[progress.skip :])
-        token_spans.append((position, position + size))
+        if has_stopped and number == len(tokens) - 1:
+            reader = StopReader(automaton, tokenizer.token_bytes)
+        start = position
+        position += len(reader.bytes_of(token_id)[progress.skip :])
+        places.append((start, position))
         progress, matches = reader.read(progress, token_id)
         for way, num_read, num_cut in matches:
-            end = position + num_read
             num_ids = 0 if isinstance(way.pattern, bytes) else len(way.pattern)
+            end = start + num_read
             cut = max(begin, end - num_cut)  # ids may reach back over bytes of the prompt
-            spans.append(_SegmentSpan(state, begin, cut, first, number + 1 - num_ids, way))
+            leave(cut, number + 1 - num_ids)
+            if way.target == END:
+                text, stop_reason = text[:cut], way.stop_reason
             state, begin, first = way.target, end, number + (num_ids > 0)
-        position += size
     if progress is not None:
-        spans.append(_SegmentSpan(state, begin, position, first, len(tokens), None))
-
-    def is_in(span: _SegmentSpan, begin: int, end: int) -> bool:
-        """Return whether a token with these bytes belongs to a segment in which it was read."""
-        if begin == end:
-            return begin <= span.end
-        return max(begin, span.begin) < min(end, span.end)
-
-    segments = [
-        StateText(
-            automaton.names[span.state],
-            text[span.begin : span.end],
-            [tokens[n] for n in range(span.first, span.last) if is_in(span, *token_spans[n])],
-        )
-        for span in spans
-    ]
-    kept = [segment for segment in segments if segment.text or segment.tokens] or segments[-1:]
-    last = spans[-1]
-    if last.way is None:
-        return Output(text, None, kept)
-    return Output(text[: last.end], last.way.stop_reason, kept)
+        leave(position, len(tokens))
+    kept = [segment for segment in segments if segment.text or segment.tokens]
+    return Output(text, stop_reason, kept or segments[-1:])
