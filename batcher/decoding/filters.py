@@ -315,8 +315,6 @@ LOWEST = np.finfo(np.float32).min
 BLOCK = 1 << 14  # about so many numbers at a time stay in a processor's cache
 CHUNKS_PER_CANDIDATE = 4  # more cost time in finding the bound, fewer let more through it
 WIDE = 1 << 12  # of rows from so many numbers on only those near a cut are sorted
-NUM_BUCKETS = 1 << 10
-MAX_SPAN = 32.0  # the buckets are of keys as near as this; what is beyond hardly weighs anything
 ROUNDING = 2.0**-50  # of a sum, for each of its numbers: more than all roundings in a comparison
 
 TINY = 1e-9
@@ -441,15 +439,16 @@ def keep_top_p(logits: Floats, top_p: float) -> None:
         # all that are not in it have less together than is to be dropped
         (head,) = (weights >= (1 - top_p) * total / len(row)).nonzero()
         scores = row[head]
-        slack = total * len(row) * ROUNDING
-        found = _cut(-scores, weights[head], top_p * total, slack)
-        if found is None:
-            _keep_sorted_top_p(row[None], top_p)
+        descending = -np.sort(-scores)
+        sums, mass = np.exp(descending - descending[0]).cumsum(), top_p * total
+        if np.abs(sums - mass).min() <= total * len(row) * ROUNDING:
+            _keep_sorted_top_p(row[None], top_p)  # it counts in which order they are added
             continue
-        is_kept = scores > -found.key
-        (equal,) = (scores == -found.key).nonzero()
-        is_kept[equal[: found.num_equal]] = True
-        (kept,) = is_kept.nonzero()
+        num_kept = int(sums.searchsorted(mass)) + 1
+        cut = descending[num_kept - 1]
+        (kept,) = (scores > cut).nonzero()
+        (equal,) = (scores == cut).nonzero()  # of which the lower ids stay
+        kept = np.concatenate([kept, equal[: num_kept - len(kept)]])
         row.fill(-np.inf)
         row[head[kept]] = scores[kept]
 
@@ -482,14 +481,12 @@ def keep_typical(logits: Floats, typical_p: float) -> None:
         probabilities = np.exp(logprobs)
         entropy = -_sum_of_row(probabilities * logprobs, left, len(row))
         distances = np.abs(logprobs + entropy)
-        found = _cut(distances, probabilities, typical_p, len(row) * ROUNDING)
-        if found is None:
-            nearest = distances.argsort(kind="stable")
-            last = np.count_nonzero(probabilities[nearest].cumsum()[:-1] < typical_p)
-            farthest = distances[nearest[last]]
-        else:
-            farthest = found.key
-        (dropped,) = (distances > farthest).nonzero()
+        nearest = distances.argsort()
+        sums = probabilities[nearest].cumsum()
+        if np.abs(sums - typical_p).min() <= len(row) * ROUNDING:
+            nearest = distances.argsort(kind="stable")  # it counts in which order they are added
+        last = np.count_nonzero(probabilities[nearest].cumsum()[:-1] < typical_p)
+        (dropped,) = (distances > distances[nearest[last]]).nonzero()
         row[left[dropped]] = -np.inf
 
 
@@ -504,35 +501,6 @@ def _sum_of_row(values: Floats, columns: IntArray, width: int) -> float:
         row[columns] = values
     total: float = row.sum()
     return total
-
-
-class Cut(NamedTuple):
-    """The last key that is needed for a mass, and how many of those equal to it."""
-
-    key: float
-    num_equal: int
-
-
-def _cut(keys: Floats, weights: Floats, mass: float, slack: float) -> Cut | None:
-    """Return where `weights` added up in ascending order of `keys`, both [width], come to `mass`.
-
-    Only the keys of the bucket in which they do are sorted.  None if a sum is as near to `mass` as
-    `slack`: then it counts in which order numbers are added.
-    """
-    lowest = keys.min()
-    span = max(min(keys.max() - lowest, MAX_SPAN), TINY)
-    buckets = ((keys - lowest).clip(0, span) * (NUM_BUCKETS / span)).astype(np.intp)
-    sums = np.bincount(buckets, weights).cumsum()
-    bucket = min(int(sums.searchsorted(mass)), len(sums) - 1)
-    (members,) = (buckets == bucket).nonzero()
-    members = members[keys[members].argsort()]
-    before = sums[bucket - 1] if bucket else 0.0
-    sums = np.concatenate(([before], weights[members])).cumsum()
-    if np.abs(sums - mass).min() <= slack:
-        return None
-    last = int(sums.searchsorted(mass)) - 1
-    ascending = keys[members]
-    return Cut(ascending[last], last + 1 - int(ascending.searchsorted(ascending[last])))
 
 
 def surprises(logits: Floats) -> Floats:
