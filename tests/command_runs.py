@@ -35,12 +35,10 @@ def run_command(
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write to a pipe what its reader takes, and close it."""
     with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as pipe:
         pipe.write(content)
 
 
 def read_all(descriptor: int) -> bytes:
-    """Return what comes out of a pipe."""
     with os.fdopen(descriptor, "rb") as pipe:
         return pipe.read()

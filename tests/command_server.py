@@ -41,7 +41,6 @@ OF_OTHERS = ("fsspec.implementations.http", "gguf", "jinja2", "llguidance", "tok
 
 @cache
 def command_line() -> list[str]:
-    """Return how a command line for the server begins, which is started if none is shared."""
     path = os.environ.get(SHARED_SERVER) or start_server()
     return [sys.executable, "-I", "-S", str(TESTS / "command_client.py"), path]
 
@@ -130,7 +129,6 @@ def leave(selector: selectors.BaseSelector) -> None:
 
 
 def answer(command: Command, number: int) -> None:
-    """Tell the client of `command`, if it is still there."""
     with contextlib.suppress(ConnectionError):
         command.connection.sendall(b"%d\n" % number)
 

@@ -30,12 +30,10 @@ settings.load_profile("quick")
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Start a worker more than there are cores: many tests wait for processes."""
     return (yield) + 1
 
 
 def pytest_configure(config):
-    """Let workers share one server of commands, which takes seconds to start."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ[command_server.SHARED_SERVER] = command_server.start_server()
 

@@ -119,5 +119,4 @@ def control_fields(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def control_requests() -> st.SearchStrategy[Request]:
-    """Draw a request that is more than plain."""
     return control_fields().map(lambda fields: Request(**fields))

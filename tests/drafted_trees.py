@@ -6,14 +6,12 @@ from batcher.speculation.proposal import Proposal
 
 
 def random_parents(random: Random, num_drafts: int) -> list[int]:
-    """Return the number of the draft that each follows, of which half the time they are a line."""
     if random.random() < 0.5:
         return [*range(-1, num_drafts - 1)]
     return [random.randint(-1, number - 1) for number in range(num_drafts)]
 
 
 def way_to(draft: int, parents: list[int]) -> list[int]:
-    """Return the drafts from the first on the way to one, itself included; none for -1."""
     return [] if draft < 0 else [*way_to(parents[draft], parents), draft]
 
 
@@ -22,7 +20,6 @@ def is_line(parents: list[int]) -> bool:
 
 
 def lines_of(proposal: Proposal) -> list[list[int]]:
-    """Return the tokens on the way to each draft, itself included."""
     parents = [parent - 1 for parent in proposal.parents or range(len(proposal))]
     return [
         [proposal.tokens[number] for number in way_to(draft, parents)]

@@ -19,7 +19,6 @@ def run(requests: Iterable[Request], batch_size: int = 4, *, model: Any = None) 
 
 
 def traced(engine: Engine, requests: Iterable[Request] = ()) -> list[Event]:
-    """Return all events of a run, the first and the last among them."""
     return [engine.run_event(), *drained(engine, requests).events, engine.end_event()]
 
 

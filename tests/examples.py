@@ -15,13 +15,11 @@ PART = 10
 
 
 def examples(number: int) -> settings:
-    """Return the settings of a test that draws so many examples when it is thorough."""
     is_thorough = settings.default is settings.get_profile("thorough")
     return settings(max_examples=number if is_thorough else -(-number // PART))
 
 
 def mostly_heavy(cases: Iterable[Any], *quick: Any) -> list[Any]:
-    """Return the cases of a test, of which all but the quick ones are tried with what is heavy."""
     every = list(cases)
     assert all(case in every for case in quick), "a quick case is none of them"
     return [
@@ -30,7 +28,6 @@ def mostly_heavy(cases: Iterable[Any], *quick: Any) -> list[Any]:
 
 
 def rest_heavy(num_quick: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Return the cases, each of several arguments, of which all but the first are heavy."""
     every = list(cases)
     rest = [pytest.param(*case, marks=pytest.mark.heavy) for case in every[num_quick:]]
     return [*every[:num_quick], *rest]

@@ -17,7 +17,6 @@ PROMPTS = [[1], [2, 3], [4, 4, 4]]
 
 
 def logits_after(prefix: list[int]) -> list[float]:
-    """Logits that depend on every token of `prefix`, its order and its length."""
     state = 1
     for token in prefix:
         state = (state * 31 + token + 1) % 1009

@@ -27,7 +27,6 @@ class Exchange:
         self.is_chat = path.endswith("/chat/completions")
 
     async def begin(self, kind: str = "text/event-stream") -> None:
-        """Send the head of an answer that lasts until the connection is closed."""
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n"
         await self.send(head.encode())
 
@@ -40,7 +39,6 @@ class Exchange:
         await self.send(f"data: {data}\n\n".encode())
 
     async def choice(self, text: str | None = None, **more: Any) -> None:
-        """Send a chunk of one choice."""
         said = {"delta": {"content": text}} if self.is_chat else {"text": text}
         finish = more.pop("finish_reason", None)
         await self.event({"choices": [{"index": 0, **said, "finish_reason": finish, **more}]})
@@ -52,7 +50,6 @@ class Exchange:
         await self.send("\r\n".join([*lines, "", ""]).encode() + body)
 
     def reset(self) -> None:
-        """End the connection by a reset."""
         endpoint = self.writer.get_extra_info("socket")
         endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -85,7 +82,6 @@ def answer(
 
 
 def refusal(status: int, message: str = "no", **headers: str) -> Behaviour:
-    """Answer with an HTTP status and an error."""
 
     async def behave(exchange: Exchange) -> None:
         await exchange.refuse(status, {"error": {"message": message}}, **headers)
@@ -94,12 +90,10 @@ def refusal(status: int, message: str = "no", **headers: str) -> Behaviour:
 
 
 async def reset(exchange: Exchange) -> None:
-    """Reset the connection without an answer."""
     exchange.reset()
 
 
 async def silence(_: Exchange) -> None:
-    """Say nothing, and keep the connection."""
     await asyncio.sleep(3600)
 
 
@@ -142,7 +136,6 @@ class FaultServer:
 
     @property
     def name(self) -> str:
-        """The model of it, for --model."""
         return f"openai:http://127.0.0.1:{self.port}/v1"
 
     @property

@@ -46,7 +46,6 @@ class LedgerModel(SimulatedModel):
         self.rows[chunk.slot] += chunk.token_ids
 
     def _note_forks(self, slots: set[int], batch: Batch) -> None:
-        """Take in the rows that go on in pages from where another one stands."""
         for slot in slots - set(self.rows):
             assert batch.pages is not None, "a row of which nothing was told"
             self.rows[slot] = [UNKNOWN] * batch.pages.moved[slot]

@@ -10,7 +10,6 @@ DRAFTED = np.array([0.30, 0.01, 0.40, 0.22, 0.01, 0.06])
 
 
 def logits_of(probabilities: np.ndarray) -> np.ndarray:
-    """The logits after each letter, those after an a given by their probabilities."""
     rows = [np.roll(np.log(probabilities), place) for place in range(len(LETTERS))]
     return np.array(rows, np.float32)
 

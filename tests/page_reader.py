@@ -10,7 +10,6 @@ from batcher.trace.run import label_of
 
 
 def parts_of(page):
-    """Return the facts of a page, and of each of its runs the facts and the tables, as rows."""
     text = page.decode()
     [facts] = re.findall(r'<script type="text/plain" id="facts">(.*?)</script>', text, re.DOTALL)
     runs = re.findall(r'<script type="text/plain" class="run">(.*?)</script>', text, re.DOTALL)

@@ -61,7 +61,6 @@ def events_of(seed):
 
 
 def _failed(event, dropped):
-    """The event, as that of a failure if it is the end of what is not of a `dropped` sample."""
     if not isinstance(event, FinishEvent) or event.reason != "length" or event.id in dropped:
         return event
     return replace(event, reason="error", error=ErrorInfo("model-failed", "no \u202e<b>"))

@@ -61,11 +61,9 @@ def carry_out(engine: RemoteEngine, requests: Iterable[Request]) -> RemoteRun:
 def answered(
     server: FaultServer, requests: Iterable[Request], batch: int = 4, **options: Any
 ) -> RemoteRun:
-    """A whole run over the server."""
     with server, engine_of(server, batch, **options) as engine:
         return carry_out(engine, requests)
 
 
 def asking(*prompts: str, **fields: Any) -> list[Request]:
-    """A request for each prompt, called by it."""
     return [Request(prompt=prompt, id=prompt, **fields) for prompt in prompts]

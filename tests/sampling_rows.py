@@ -22,7 +22,6 @@ class Letters:
 
 
 def language_like(rng: np.random.Generator, num_rows: int, vocab_size: int) -> np.ndarray:
-    """Logits like a language model's: a few likely tokens, and a long tail after Zipf's law."""
     ranks = np.stack([rng.permutation(vocab_size) for _ in range(num_rows)]) + 1
     slopes = rng.uniform(0.9, 1.6, (num_rows, 1))
     return (3 - slopes * np.log(ranks) + rng.normal(0, 0.5, ranks.shape)).astype(np.float32)
@@ -48,7 +47,6 @@ def start(
 
 
 def one_step(logits: Sequence[float], params: SamplingParams, **row: object) -> Sampled:
-    """What one row is given for these logits."""
     return start(params, len(logits), **row).sample(np.array([logits], np.float32))
 
 

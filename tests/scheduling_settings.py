@@ -68,7 +68,6 @@ def scheduling_settings(
 
 
 def step_times() -> st.SearchStrategy[StepTime | None]:
-    """Draw how long a step takes: always 1.0, or what a profile says."""
     return st.sampled_from([None, None, step_time_of("rtx4090_llama3.1-8b")])
 
 
@@ -87,7 +86,6 @@ def sharing(draw: st.DrawFn, requests: st.SearchStrategy[Request]) -> Request:
 
 
 def common_prompts() -> st.SearchStrategy[list[int]]:
-    """Draw token ids: a common beginning of any length, and some of their own."""
     return st.builds(
         lambda shared, own: [*range(10, 10 + shared), *own],
         st.integers(0, 40),

@@ -189,7 +189,6 @@ def with_the_noise_of_tokens(keys: np.ndarray, positions: np.ndarray) -> np.ndar
 
 
 def anew(scores: np.ndarray, token_ids, proposals, noise) -> np.ndarray:
-    """Accept as ever, but draw what replaces a draft as if there had been none."""
     verified = verify(scores, token_ids, proposals, noise)
     tokens = np.array([-1 if each is None else each.token for each in proposals])
     is_draft = (token_ids == tokens[:, None]) & (verified > -np.inf)

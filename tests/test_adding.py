@@ -25,7 +25,6 @@ class Copy:
             )
 
     def insert(self, path: str, before: str, lines: str) -> None:
-        """Put lines of code in front of the only place that begins with `before`."""
         file = self.folder / path
         text = file.read_text()
         assert text.count(before) == 1, before

@@ -31,7 +31,6 @@ def decode(requests: list[Request], batch_size: int) -> Outputs:
 
 
 def alone(result: Result) -> Result:
-    """Return `result` without what tells of the batch; an error names its step."""
     error = result.error and replace(result.error, message=result.error.message.partition(": ")[2])
     return replace(result, slot=None, steps=None, error=error)  # type: ignore[arg-type]  # left out
 
@@ -41,7 +40,6 @@ def named(requests: list[Request]) -> list[Request]:
 
 
 def in_order(outputs: Outputs) -> Outputs:
-    """Samples finish in any order."""
     return {
         request_id: sorted(results, key=lambda result: result.index)
         for request_id, results in outputs.items()

@@ -17,7 +17,6 @@ def timeline_of(jobs: list[Job], batch: int) -> Timeline:
 
 
 def idle_of(timeline: Timeline) -> list[int]:
-    """How many slots are empty in each step before the last admission."""
     rows = list(timeline.select_steps())
     last = max((span.start for span in timeline.spans), default=0)
     return [row.slots.count(None) for row in rows[:last]]

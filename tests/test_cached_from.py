@@ -117,7 +117,6 @@ def test_where_they_are_evicted_and_preempted_it_is_one_that_has_the_same_tokens
 
 
 def found_by(engine: Engine, *requests: Request) -> list[tuple[str, int, int, Any]]:
-    """Return who found how many tokens of whom, of those that found any."""
     events, _ = run(engine, list(requests))
     admits = [event for event in events if isinstance(event, AdmitEvent) and event.cached]
     return [(admit.id, admit.index, admit.cached, admit.cached_from) for admit in admits]

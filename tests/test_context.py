@@ -47,7 +47,6 @@ def run(
     batch_size: int = 5,
     settings: SchedulingSettings = DEFAULT_SCHEDULING,
 ) -> Run:
-    """Decode what was checked before; a limit may be below min_tokens."""
     engine = Engine(model, batch_size, settings=settings, is_streaming=True, is_checked=True)
     for request in requests:
         engine.enqueue(request)
@@ -67,13 +66,11 @@ def room_for(request: Request, max_context: int) -> int:
 
 
 def told(results: Iterable[Result]) -> list[Result]:
-    """All that does not depend on the batch."""
     bare = [replace(one, slot=None, steps=None) for one in results]  # type: ignore[arg-type]  # left out
     return sorted(bare, key=lambda one: (one.id, one.index))
 
 
 def streams(done: Run) -> dict[tuple[str, int], list[Any]]:
-    """What was told of each output while it came, whatever the step."""
     found: dict[tuple[str, int], list[Any]] = {}
     for one in done.tokens:
         found.setdefault((one.id, one.index), []).append((one.tokens, one.text, one.state))

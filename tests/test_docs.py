@@ -82,14 +82,12 @@ def test_every_page_is_linked_from_the_first() -> None:
 
 @cache
 def anchors_of(page: Path) -> set[str]:
-    """The names that GitHub gives the headings of a page."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def code_spans(page: str) -> set[str]:
-    """What stands in `backticks` on a page of docs/."""
     return set(re.findall(r"`([^`\n]+)`", (DOCS / page).read_text()))
 
 
@@ -138,7 +136,6 @@ COMMON_FIELDS = {"step", "time", "id", "index", "reason", "worker"}
 
 
 def rows_of(page: Path, head: str) -> dict[str, set[str]]:
-    """What stands in `backticks` in the rows of the table that begins with `head`, by the first."""
     lines = page.read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(head))
     rows = takewhile(lambda line: line.startswith("|"), lines[start + 2 :])

@@ -279,7 +279,6 @@ def test_overlapping_stops_of_a_model_with_any_vocabulary(
 
 
 def slots_of(results: list[Result]) -> list[Result]:
-    """Return results in order of their requests, those without a slot at no step."""
     return [
         result if result.slot is not None else replace(result, steps=StepTimes(0, None, None, 0))
         for result in sorted(results, key=place_of)

@@ -47,7 +47,6 @@ def decode_control_alone(request: Request, request_id: str) -> dict[int, Result]
 
 
 def timeless(result: Result) -> Result:
-    """Return a result without what tells of the batch; an error tells its step."""
     return structs.replace(result, slot=None, steps=None, error=None)  # type: ignore[arg-type]  # not needed here
 
 
@@ -117,7 +116,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.aborted.add(request_id)
 
     def living(self) -> list[str]:
-        """Return the ids of the requests of which something has not ended."""
         schedule = self.schedule
         firsts = [*schedule.pending, *schedule.waiting, *schedule.running]
         known = {first.id for first in firsts} - self.aborted
@@ -310,19 +308,16 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 def likeliest_first(result: Result) -> tuple[bool, float, int]:
-    """Return what sorts the samples of a request: those that failed come last."""
     return result.finish_reason == "error", -(result.cumulative_logprob or 0.0), result.index
 
 
 def can_be_a_turn(request: Request) -> bool:
-    """Return whether a request may be part of a session, and be decoded alone by its tokens."""
     has_one_output = request.n == request.num_beams == 1 and request.best_of is None
     has_own_prompt = request.heal or request.echo or request.prompt_logprobs is not None
     return has_one_output and request.cfg_scale == 1 and not has_own_prompt
 
 
 def tokens_of(request: Request) -> list[int]:
-    """Return the tokens of the prompt that a request states itself."""
     return read_prompt(request.prompt, "prompt", "", LedgerModel()).tokens
 
 

@@ -43,7 +43,6 @@ CASES = {  # name -> arguments of run
 
 
 def decode_case(name: str, trace: Path) -> bytes:
-    """Run a case and return its results; its trace goes to `trace`."""
     command = [*command_line(), "run", *CASES[name], "--quiet", "--trace", str(trace)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
     assert done.returncode == (1 if name == "bad" else 0)

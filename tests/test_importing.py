@@ -8,7 +8,6 @@ from batcher.foreign import RaisedError, import_object
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Return a function that writes a module into the current folder, and returns its name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 

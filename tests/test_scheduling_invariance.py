@@ -44,7 +44,6 @@ class Case(NamedTuple):
 
 
 def attentive() -> SimulatedModel:
-    """A model that reads every token of every row again in every step."""
     return SimulatedModel(is_attentive=True)
 
 
@@ -65,7 +64,6 @@ def cases(draw: st.DrawFn, requests: st.SearchStrategy[Request]) -> Case:
 
 
 def alone(make_model: MakeModel, request: Request) -> Outputs:
-    """Decode a request with a batch to itself, nothing limited."""
     engine = Engine(make_model(), num_slots_needed(request), settings=DEFAULT_SCHEDULING)
     engine.add(replace(request, arrival_time=0.0))
     return run(engine)
@@ -95,13 +93,11 @@ def run(engine: Engine) -> Outputs:
 
 
 def _note(what: str) -> None:
-    """Count `what` among the examples, if this is one."""
     if currently_in_test_context():
         event(what)
 
 
 def timeless(result: Result) -> Result:
-    """Return a result without what tells of the batch; an error names its step."""
     error = result.error and replace(result.error, message=result.error.message.partition(": ")[2])
     return replace(result, slot=None, steps=None, error=error)  # type: ignore[arg-type]  # left out
 

@@ -45,7 +45,6 @@ def run(
 
 
 def tokens_of(prompt: Any) -> tuple[list[int], list[int]]:
-    """The tokens of a prompt that are the system's, and the others."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], PromptSegment):
         system = [token for one in prompt if one.type == "system" for token in one.tokens or ()]
         return system, [t for one in prompt if one.type != "system" for t in one.tokens or ()]

@@ -140,7 +140,6 @@ def test_a_turn_that_was_preempted_loses_nothing() -> None:
 
 
 def failed(run: Run) -> list[str]:
-    """Return who has failed for want of a turn to go on from."""
     errors = {name: result.error for name, result in run.results.items() if result.error}
     assert {error.code for error in errors.values()} <= {"session-failed"}
     return sorted(errors)

@@ -73,7 +73,6 @@ def outputs_of(case: Case) -> Outputs:
 
 
 def oracle(case: Case, expected: Outputs, chance: float, seed: int) -> Oracle:
-    """Return what knows the outputs of a case, and is wrong by a chance."""
     known = []
     for request in case.requests:
         prompt = read_prompt(request.prompt, "prompt", "", SimulatedModel()).tokens
@@ -216,7 +215,6 @@ def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved(first_call: int) 
 
 
 def checked(engine: Engine) -> list[Event]:
-    """Return the events of a run to its end, whose timeline makes sense."""
     events: list[Event] = [engine.run_event(), *engine_runs.drained(engine).events]
     Timeline.from_events([*events, engine.end_event()]).check_integrity()
     return events
@@ -279,7 +277,6 @@ def test_a_row_holds_no_block_behind_what_it_was_given() -> None:
 
 
 def drained(speculation: SpeculationSettings | Drafter, *requests: Request):
-    """Return the results and the events of requests, and how many steps they took."""
     engine = Engine(SimulatedModel(), 4, speculation=speculation, is_checked=True)
     for request in requests:
         engine.add(request)

@@ -226,7 +226,6 @@ def test_what_is_aborted_before_its_time_has_not_arrived() -> None:
 
 
 def is_replayed(request: Request) -> bool:
-    """Whether a run that goes on replays what there is of a request: see docs/resume.md."""
     constraints = [getattr(request, field) for field in CONSTRAINT_FIELDS]
     is_forced = request.heal or any(constraint is not None for constraint in constraints)
     return not (is_forced or request.num_beams > 1 or request.best_of is not None)

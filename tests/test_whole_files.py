@@ -15,7 +15,6 @@ from batcher.whole_files import WholeFile
 
 @pytest.fixture(params=["nameless", "named"])
 def file_system(request, monkeypatch):
-    """Whether the file system knows files without a name."""
     if request.param == "named":
         monkeypatch.setattr("os.O_TMPFILE", os.O_DIRECTORY)  # an older one reads it like this
     return request.param

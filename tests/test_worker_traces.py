@@ -36,7 +36,6 @@ def requests_of(drawn: list[Request]) -> list[Request]:
 
 
 def traced(drawn, num_workers, seed, kind="plain"):
-    """The events of each worker, and those of the trace of them all, read back from its bytes."""
     draw = Random(seed)
     runs = worker_runs(requests_of(drawn), num_workers, BATCH, draw, **SETTINGS[kind])
     own = [run.events for run in runs]
@@ -45,7 +44,6 @@ def traced(drawn, num_workers, seed, kind="plain"):
 
 
 def spans_of(timeline, worker):
-    """The spans of a worker as those of the run, in bytes."""
     first = worker * BATCH
     return {encode(replace(s, slot=first + s.slot, worker=worker)) for s in timeline.spans}
 

@@ -131,7 +131,6 @@ def write_folder(folder: Path, fields=None, tensors=None, num_shards=1):
 
 
 def write_named(folder: Path, fields):
-    """Write a checkpoint whose weights are those of their names; return its folder."""
     read = random_weights(config_from_json(fields))
     tensors = {name: read(name) for name, _ in tensor_shapes(config_from_json(fields))}
     return write_folder(folder, fields, tensors)

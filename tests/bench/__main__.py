@@ -59,7 +59,6 @@ def child(command: list[str], *, stdin: int | None = None, stderr: int | None = 
 
 
 def median_ratio(one: Callable[[], float], other: Callable[[], float], times: int = 5) -> float:
-    """Return the median of one() / other(), measured in turn."""
     one(), other()
     return statistics.median(one() / other() for _ in range(times))
 
@@ -75,7 +74,6 @@ def extra_cost(one: Callable[[], float], other: Callable[[], float], times: int 
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU time `work` takes."""
     began = time.process_time()
     work()
     return time.process_time() - began
@@ -96,7 +94,6 @@ def engine_rate(requests: list[Request], batch_size: int) -> float:
 
 
 def bare_rate(rows: list[dict], batch_size: int) -> float:
-    """Return generated tokens per CPU-second of the bare loop."""
     outputs: dict = {}
     seconds = cpu_seconds(lambda: outputs.update(bare.decode(rows, batch_size)))
     return sum(len(tokens) for tokens, _ in outputs.values()) / seconds
@@ -162,7 +159,6 @@ def on_pty(argv: list[str]) -> Usage:
 
 
 def drain(descriptor: int) -> None:
-    """Read until the other end is closed."""
     try:
         while os.read(descriptor, 65536):
             pass

@@ -27,7 +27,6 @@ GOALS = {16: ">= 1.0x", 64: ">= 2x"}  # against llama.cpp
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Return prompts that have nothing in common."""
     draw = random.Random(0)
     return [[draw.randrange(3, VOCABULARY) for _ in range(NUM_PROMPT)] for _ in range(count)]
 
@@ -113,7 +112,6 @@ class LlamaServer:
             return json.load(answer)["tokens_predicted"]
 
     def rate(self, count: int) -> float:
-        """Return how many tokens a second it generates for so many prompts at once, all in all."""
         with ThreadPoolExecutor(count) as pool:
             began = time.perf_counter()
             num_tokens = sum(pool.map(self._complete, prompts(count)))

@@ -36,12 +36,10 @@ CACHE = SchedulingSettings(block_size=16, prefix_cache=True, max_batch_tokens=20
 
 
 def weights() -> list[np.ndarray]:
-    """Weights of SmolLM2's sizes, each with memory of its own as in the model."""
     return [np.ones(shape, np.float32) for shape in [*LAYER * NUM_LAYERS, HEAD]]
 
 
 def seconds_of_products(matrices: list[np.ndarray], num_rows: int) -> float:
-    """Return how long the products of rows with all weights take."""
     rows = {width: np.ones((num_rows, width), np.float32) for width in (576, 1536)}
     began = time.perf_counter()
     for matrix in matrices:
@@ -80,7 +78,6 @@ class Decoding:
         self.step()
 
     def step(self) -> float:
-        """Return how long a step took."""
         began = time.perf_counter()
         self._engine.step()
         return time.perf_counter() - began

@@ -44,18 +44,15 @@ def paging(folder: Path) -> Iterator[Row]:
 
 
 def in_turn(*runs: Callable[[], Timed]) -> list[list[Timed]]:
-    """Return what each of `runs` took, measured in turn several times, the first not counted."""
     laps = [[run() for run in runs] for _ in range(TIMES + 1)]
     return [list(column) for column in zip(*laps[1:], strict=True)]
 
 
 def ratio_of(one: Timed, other: Timed) -> float:
-    """Return how many times as long `one` took."""
     return one.seconds / other.seconds
 
 
 def timed(work: Callable[[], object]) -> Timed:
-    """Return the CPU time that `work` takes."""
     began = time.process_time()
     work()
     return Timed(time.process_time() - began, 0)

@@ -53,13 +53,11 @@ def simulation(folder: Path) -> Iterator[Row]:
 
 
 def workload_of_trace(entries: Iterator[WorkloadEntry]) -> Workload:
-    """Return the workload of what a trace asks for."""
     requests = [convert(to_builtins(entry), Request) for entry in entries]
     return workload_of(requests, SimulatedModel())
 
 
 def numbered(data: str, name: str) -> list[tuple[int, bytes]]:
-    """Return the lines of a file with their numbers."""
     return list(enumerate(Path(data, name).read_bytes().splitlines(), 1))
 
 

@@ -29,7 +29,6 @@ def rows(num_requests: int, max_tokens: tuple[int, int] = (16, 96)) -> Iterator[
 
 
 def write(path: Path, num_requests: int, max_tokens: tuple[int, int] = (16, 96)) -> None:
-    """Write a requests file."""
     with path.open("w") as file:
         for row in rows(num_requests, max_tokens):
             file.write(json.dumps(row) + "\n")

@@ -20,7 +20,6 @@ def browser():
 
 @pytest.fixture
 def show(browser, tmp_path):
-    """Return what opens a page, by its bytes, from a file; nothing may go wrong up to the end."""
     opened, faults = [], []
 
     def show(page, **context):

@@ -34,7 +34,6 @@ NANOSECONDS = 1000  # in a microsecond
 
 @pytest.fixture(scope="module")
 def imported(browser):
-    """Return what imports a trace."""
     with perfetto_address() as address:
         pages = []
 

@@ -72,7 +72,6 @@ class TraceProcessor:
         self._page.evaluate("request => send(request)", base64.b64encode(sent).decode())
 
     def _answers(self) -> Iterator[Any]:
-        """Yield what is answered, without an end."""
         while True:
             stream = self._protos.TraceProcessorRpcStream()
             stream.ParseFromString(base64.b64decode(self._page.evaluate("receive()")))

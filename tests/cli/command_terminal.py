@@ -77,7 +77,6 @@ class CommandTerminal:
         return False
 
     def wait_for(self, is_so):
-        """Look at the terminal until something is so."""
         deadline = time.monotonic() + 30
         while not is_so():
             assert time.monotonic() < deadline, self.screen.text()
@@ -91,7 +90,6 @@ class CommandTerminal:
         os.write(self.ours, keys)
 
     def ended(self):
-        """Return the exit status, once the terminal is as it was."""
         self.wait_for(lambda: self.process.poll() is not None)
         while self.read():
             pass

@@ -61,12 +61,10 @@ class Screen(Terminal):
         return [line.rstrip() for line in self.emulator.display]
 
     def cells(self, row):
-        """One character a cell; the second one of a wide character is blank."""
         buffer = self.emulator.buffer[row]
         return "".join(buffer[x].data or " " for x in range(self.emulator.columns))
 
     def all_lines(self):
-        """What has scrolled off the screen, and the screen."""
         past = [
             "".join(row[x].data for x in range(self.emulator.columns)).rstrip()
             for row in self.emulator.history.top
@@ -108,7 +106,6 @@ class Gauges:
 
 
 def feed(fold, events):
-    """Let whoever reads `fold` know what happened."""
     for event in events:
         fold.take(event)
 

@@ -33,7 +33,6 @@ def batchdecode(*arguments, cwd=None, stdin=b"", **environment):
 
 
 def on_a_full_disk():
-    """Return how a command line begins for which a file has room for a KiB."""
     return ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *command_line()]
 
 
@@ -53,13 +52,11 @@ def start(*arguments, cwd=None, command=None, **pipes):
 
 
 def lines_of(*requests):
-    """Return requests, dicts or raw lines, as the bytes of a file."""
     texts = [r if isinstance(r, str) else json.dumps(r) for r in requests]
     return "".join(f"{text}\n" for text in texts).encode()
 
 
 def pretend_to_have_stopped(output, data=None):
-    """Leave these bytes, or all, in the output of a run, and make it one that has not finished."""
     if data is not None:
         output.write_bytes(data)
     record = output.with_name(f"{output.name}.run.json")

@@ -45,7 +45,6 @@ def answers_of(earlier=None, order=None, **options):
 
 
 def opened(answers, request_id, input_index=0, form="result", **fields):
-    """Take in a request; return the indices of the results that may be replayed."""
     return sorted(answers.open(request(request_id, **fields), form, input_index))
 
 
@@ -66,7 +65,6 @@ class Earlier:
 
 
 def shown(lines):
-    """Return what each line answers: the id and the indices of its results."""
     found = []
     for line in b"".join(lines).splitlines(keepends=True):
         results = decode_result_line(line)

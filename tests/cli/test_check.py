@@ -18,7 +18,6 @@ REQUESTS = lines_of(
 
 @pytest.fixture
 def check(tmp_path, capfd):
-    """Return a function that checks the bytes of a file."""
 
     def check(data, *arguments):
         path = tmp_path / "in.jsonl"

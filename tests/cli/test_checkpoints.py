@@ -370,7 +370,6 @@ checkpoints.open_checkpoint = open_slowly
 
 
 def start_slowly(folder, *arguments, **pipes):
-    """Start a run that loads its checkpoint until there is a file `loaded`."""
     (folder / "slow.py").write_text(SLOW)
     environment = {**ENVIRONMENT, "CI": "", "COMMAND_SETUP": "slow.py"}
     return start("run", "in", "--model", TINY, *arguments, cwd=folder, env=environment, **pipes)

@@ -61,7 +61,6 @@ IDS = ["first", "füller", "for-you", "second"]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a trace and a requests file, packed and not, in which the process is."""
     monkeypatch.chdir(tmp_path)
     events = [{"event": "run", "version": 1, "batch": 2}]
     events += [{"event": kind, "step": 0, "id": i} for kind in ("arrive", "admit") for i in IDS]
@@ -97,7 +96,6 @@ def test_of_a_large_file_only_a_part_is_read(folder, monkeypatch):
 
 @pytest.fixture
 def environment(folder):
-    """The environment of a shell in `folder` that finds the command."""
     command = folder / "bin" / "batchdecode"
     command.parent.mkdir()
     command.write_text(f"#!{sys.executable}\nfrom cli.main import main\nmain()\n")

@@ -9,7 +9,6 @@ POLICIES = ["fcfs", "sjf"]
 
 
 def requests_of(*requests):
-    """Requests (id, max_tokens, arrival_time) as a file has them."""
     rows = (
         {"id": name, "prompt": "x", "max_tokens": n, "arrival_time": at, "ignore_eos": True}
         for name, n, at in requests

@@ -10,7 +10,6 @@ from cli.config import ConfigError, model_settings
 
 @pytest.fixture
 def check(tmp_path, capfd):
-    """Return a function that runs `check` with a configuration and returns how it ended."""
     (tmp_path / "in").write_text('{"prompt":"x","max_tokens":12}\n')
 
     def check(text, *arguments, **environment):

@@ -27,7 +27,6 @@ def model(prefixes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder with a file for each module there is, which leaves a mark when it is run."""
     folder = tmp_path_factory.mktemp("current")
     names = {*sys.stdlib_module_names, *packages_distributions(), "cli", "batcher"}
     for name in names - {"batchdecode"}:
@@ -42,7 +41,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    """Return the command as pip installs it, a script in another folder."""
     path = tmp_path_factory.mktemp("bin") / "batchdecode"
     path.write_text(SCRIPT)
     return [sys.executable, str(path)]

@@ -31,7 +31,6 @@ def result(index=0, slot=0, admitted=0, finished=2, *, tokens=(88, 88, 88), erro
 
 
 def rejected(line, name="o"):
-    """Return the result of a bad line that gives this id."""
     error = ErrorInfo("duplicate-id", "no", line)
     return result(slot=None, admitted=None, finished=None, tokens=(), error=error, name=name)
 
@@ -50,7 +49,6 @@ FAILURE = ErrorInfo("model-error", "it failed")
 
 @pytest.fixture
 def took_over(tmp_path):
-    """Return a function that takes over a file of lines; its run had 2 slots."""
     opened = []
 
     def took_over(*lines, expected=None):

@@ -62,7 +62,6 @@ if "LOADING" in os.environ:
 
 @pytest.fixture(autouse=True)
 def decode(tmp_path):
-    """Return a function that decodes two requests of three tokens with one of MODELS."""
     (tmp_path / "forking.py").write_text(MODELS)
     requests = [{"id": i, "prompt": f"{i}", "max_tokens": 3} for i in "ab"]
     (tmp_path / "in").write_bytes(lines_of(*requests))

@@ -46,7 +46,6 @@ def gantt_of(jobs, batch=2, **options):
 
 
 def row_of(lines, name):
-    """Return the last row with this name: that of the close-up."""
     return next(line for line in reversed(lines) if line.strip().startswith(name))
 
 
@@ -360,7 +359,6 @@ def test_colours_are_those_the_user_chose_and_tell_requests_apart():
 
 
 def kept(events, batch):
-    """Return the timeline that a live view makes of the sequences that it keeps."""
     run, state = events[0], RunState(batch)
     for event in events[1:]:
         state.fold.take(event)

@@ -14,7 +14,6 @@ PAGES = [(name, is_whole) for name in COMMANDS for is_whole in (False, True)]
 
 @pytest.fixture
 def shown(monkeypatch):
-    """Gives a page of help for a terminal of so many columns; the name of no command: the first."""
 
     def page_of(name, *, is_whole=False, columns=80):
         monkeypatch.setenv("COLUMNS", str(columns))

@@ -101,7 +101,6 @@ def test_a_pipe_that_does_not_block_is_waited_for():
 
 @pytest.fixture(autouse=True)
 def inputs():
-    """All inputs that a test opens; they are closed after it."""
     with ExitStack() as stack:
         OPEN.append(stack)
         yield

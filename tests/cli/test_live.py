@@ -82,7 +82,6 @@ def test_a_run_that_waits_for_requests_shows_no_slot_that_nobody_holds():
 
 
 def shown(run):
-    """What the picture counts, and what it says of the first slot."""
     lines = run.screen.text().splitlines()
     return lines[0], next(line.split() for line in lines if line.startswith("0 "))
 

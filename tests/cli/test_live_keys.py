@@ -33,14 +33,12 @@ class Fingers:
 
 
 def played(num_requests=300, batch_size=8, screen=None, **settings):
-    """A run before which somebody sits, after a step."""
     return Run(
         long_requests(num_requests), batch_size, screen, keyboard=Fingers(), **settings
     ).steps(1)
 
 
 def press(run, *keys):
-    """Press keys while the run waits, and return what is on the screen then."""
     run.view._controls.keyboard.keys += keys
     run.clock.now += 0.1
     run.view.refresh()
@@ -48,7 +46,6 @@ def press(run, *keys):
 
 
 def shown_slots(run):
-    """The numbers of the slots that are rows."""
     lines = run.screen.lines()
     first = next(n for n, line in enumerate(lines) if " request " in line) + 1
     rows = [line.replace("▸", " ").split() for line in lines[first:-2]]
@@ -202,7 +199,6 @@ def test_whatever_is_pressed_the_picture_is_whole_and_fits(num_slots, moves):
 
 
 def holds(pace, now=0.0):
-    """Return how long a pace holds a run after a step."""
     pace.begin(now)
     return pace.time_left(now)
 

@@ -16,7 +16,6 @@ from cli.signals import StepWatch
 
 
 def compute(run, step):
-    """Let the watch tell `run` that it still computes `step`."""
     run.gauges.current_step = step
     run.view.still_computing(step)
     run.gauges.current_step = None

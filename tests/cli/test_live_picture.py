@@ -53,7 +53,6 @@ def test_the_screen_of_a_small_run():
 
 
 def fast(run, num_steps):
-    """Let `run` make some steps of which hardly any is drawn."""
     run.seconds_per_step = 0.001
     run.steps(num_steps)
     run.seconds_per_step = 1.0
@@ -61,7 +60,6 @@ def fast(run, num_steps):
 
 
 def grid_of(run):
-    """Return the lines from the titles of the columns on."""
     lines = run.screen.lines()
     start = next(n for n, line in enumerate(lines) if " request " in line)
     return lines[start:]
@@ -354,7 +352,6 @@ PALETTES = {  # the sixteen colours, dark ones first, then their bright versions
 
 
 def luminance(color):
-    """Return the relative luminance of `color`, as WCAG 2 defines it."""
     shares = [int(color[i : i + 2], 16) / 255 for i in (0, 2, 4)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
@@ -369,7 +366,6 @@ def test_every_style_is_readable_on_black_and_on_white():
 
 
 def colors_of_row(screen, name):
-    """Return the colours of the bar, and of the strip without admissions, in the row of `name`."""
     row = next(n for n, line in enumerate(screen.lines()) if re.match(rf"\d.{name} ", line))
     cells = [screen.emulator.buffer[row][x] for x in range(screen.emulator.columns)]
     return {cell.fg for cell in cells if cell.data in "█▉▊▋▌▍▎▏━╌▪"}

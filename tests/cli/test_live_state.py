@@ -73,7 +73,6 @@ def test_a_sample_that_failed_and_was_dropped_is_no_failed_output():
 
 
 def events_by_step(events):
-    """The events of each step; figures come right after the step they end with."""
     found = {}
     for event in events[1:-1]:
         step = event.step + len(getattr(event, "ends", [None])) - 1

@@ -16,7 +16,6 @@ from cli.signals import StopSignals
 
 @pytest.fixture
 def running(tmp_path):
-    """A run to `out` that has written its first results and goes on for a moment."""
     (tmp_path / "in").write_bytes(lines_of(*workload(60)))
     files = ["-o", "out", "--trace", "trace", "--report", "report"]
     process = start("run", "in", *files, "-q", "--step-delay", "0.005", cwd=tmp_path)

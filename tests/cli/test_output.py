@@ -28,7 +28,6 @@ class FullDisk(io.FileIO):
 
 
 def item(number, index=0):
-    """Return a line of 11 bytes."""
     return b"%9d%d\n" % (number, index)
 
 

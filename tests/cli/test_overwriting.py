@@ -166,7 +166,6 @@ def test_a_file_that_a_run_writes_is_refused_to_another(tmp_path, run, option):
 
 @pytest.fixture
 def running(tmp_path):
-    """A run that writes all kinds of files, new ones and one that was there, for a moment."""
     (tmp_path / "in").write_bytes(lines_of(*workload(60)))
     files = ["-o", "out", "--trace", "t", "--report", "r", "--summary-json", "s", "--force"]
     (tmp_path / "s").write_text("what was there")

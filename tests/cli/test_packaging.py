@@ -28,7 +28,6 @@ def test_the_folder_cli_never_imports_itself_by_name():
 
 @pytest.fixture(scope="module", params=[[], ["--editable"]], ids=["wheel", "editable"])
 def scripts(request, tmp_path_factory):
-    """The folder of the commands of an environment with only the project and what it needs."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder)
     [packages] = folder.glob("lib/*/site-packages")

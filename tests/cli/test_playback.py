@@ -51,7 +51,6 @@ def folder(tmp_path_factory):
 
 
 def arrivals_in(events):
-    """Return the step of each arrival, by what it is called."""
     arrivals = [event for event in events if isinstance(event, ArriveEvent)]
     return {label_of(event.id, event.index, "sample"): event.step for event in arrivals}
 

@@ -57,7 +57,6 @@ def test_what_replay_cannot_do_is_a_user_error(arguments, message):
 
 
 def named(*names):
-    """The log of the sample, whose requests were had by replicas of these names in turn."""
     rows = [json.loads(line) for line in LOG.read_text().splitlines()]
     return lines_of(*[{**row, "replica": names[i % len(names)]} for i, row in enumerate(rows)])
 

@@ -46,7 +46,6 @@ BAD = ["not a request", "", {"id": "r3", "prompt": "again"}, {"id": "r4"}, {"pro
 
 
 def written(path):
-    """What a run has written, without what depends on who was decoded beside whom."""
     return [without_schedule(json.loads(line)) for line in Path(path).read_text().splitlines()]
 
 
@@ -62,7 +61,6 @@ def as_set(results):
 
 
 def run_inner(options, num_workers=3, **how):
-    """Carry out a run by workers inside this process; return its status, and the workers."""
     with StopSignals() as stop:
         workers = InnerWorkers(options, **how)
         return run_by_workers(options, num_workers, stop, "batchdecode", workers), workers
@@ -75,7 +73,6 @@ def options_of(folder, name="results.jsonl", **more):
 
 
 def alone(folder, **more):
-    """What one engine writes for the requests in a folder; its exit status."""
     options = options_of(folder, "alone.jsonl", **more, workers=None)
     with StopSignals() as stop:
         status = run(options, stop, "batchdecode")
@@ -335,7 +332,6 @@ def models(tmp_path):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What the slow model gives without workers: in one batch, which takes least."""
     folder = put_models(tmp_path_factory.mktemp("undisturbed"))
     command = ("run", "requests.jsonl", "--model", "killing:sleepy", "-b", 40, "-q")
     assert batchdecode(*command, "-o", "out.jsonl", cwd=folder).returncode == 0
@@ -343,13 +339,11 @@ def undisturbed(tmp_path_factory):
 
 
 def children_of(pid):
-    """The ids of the processes that one has started."""
     found = Path(f"/proc/{pid}/task/{pid}/children")
     return list(map(int, found.read_text().split())) if found.exists() else []
 
 
 def workers_of(process):
-    """The ids of the workers: a process that the command starts has forked them."""
     return [worker for child in children_of(process.pid) for worker in children_of(child)]
 
 

@@ -40,7 +40,6 @@ def serving(*arguments, command=None, cwd=None):
 
 
 def ended(process):
-    """Return the exit status of a server that is about to end, and what it said."""
     _, said = process.communicate(timeout=20)
     assert b"Traceback" not in said, said.decode()
     return process.returncode, said.decode()
@@ -149,7 +148,6 @@ def test_what_a_model_raises_is_told_by_its_kind_since_its_text_may_hold_prompts
 
 
 def ids_of_answers(client, number):
-    """Return the ids of answers to so many requests, each on a connection of its own."""
     url, body = f"{client.base_url}/v1/completions", {"prompt": "Once", "max_tokens": 2}
     answers = [httpx.post(url, json=body, timeout=30) for _ in range(number)]
     assert {answer.json()["choices"][0]["text"] for answer in answers} == {" We touched"}

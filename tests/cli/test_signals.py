@@ -188,7 +188,6 @@ def drain(descriptor):
 
 
 def wait_for_handler(process):
-    """Return when the process has something of its own to do on SIGTERM."""
     status = Path(f"/proc/{process.pid}/status")
     while not int(status.read_text().partition("SigCgt:")[2].split()[0], 16) >> 14 & 1:
         time.sleep(0.01)

@@ -28,7 +28,6 @@ OPEN = []
 
 @pytest.fixture(autouse=True)
 def inputs():
-    """All inputs that a test opens; they are closed after it."""
     with ExitStack() as stack:
         OPEN.append(stack)
         yield

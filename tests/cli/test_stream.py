@@ -18,7 +18,6 @@ REQUESTS = lines_of(
 
 
 def streamed(requests=REQUESTS, *arguments):
-    """Return the token events and the other lines of a stream, each with its number."""
     done = batchdecode("run", "--stream", "-q", "-b", 4, *arguments, stdin=requests)
     assert done.returncode == 0
     lines = list(enumerate(map(json.loads, done.stdout.splitlines())))

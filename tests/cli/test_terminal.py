@@ -23,7 +23,6 @@ from cli.screen.terminal import (
 
 @pytest.fixture
 def tty():
-    """The two ends of a pseudo-terminal: (ours, the program's)."""
     ours, theirs = pty.openpty()
     yield ours, theirs
     os.close(ours)

@@ -127,7 +127,6 @@ def without_styles(text):
 
 @pytest.fixture
 def pager(tmp_path):
-    """Return a function that makes a pager of a line for a shell."""
 
     def pager(line):
         path = tmp_path / "pager"

@@ -44,7 +44,6 @@ def design_trace(tmp_path):
 
 @pytest.fixture
 def shown(capfdbinary):
-    """Return a function that carries out the command and returns what it printed."""
 
     def show(path, **options):
         show_trace(TraceOptions(input=str(path), **options))

@@ -37,7 +37,6 @@ REQUESTS = lines_of(*({"prompt": [1] * n, "max_tokens": 1} for n in range(1, 10)
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that runs the requests one by one, and returns what is said."""
     (tmp_path / "mine.py").write_text(MODELS)
 
     def run(model, *arguments):

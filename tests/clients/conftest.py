@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def url():
-    """Return the address of a server with the simulated model."""
     command = [sys.executable, "-m", "cli", "serve", "--port", "0", "--served-model-name", "story"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         line = process.stderr.readline()

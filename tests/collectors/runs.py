@@ -54,13 +54,11 @@ def start(folder, *options, **environment):
 
 
 def free_port():
-    """Return a port at which nothing listens now."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return found.getsockname()[1]
 
 
 def wait_for(what):
-    """Return what `what` returns as soon as that is true."""
     end = time.monotonic() + PATIENCE
     while not (found := what()):
         assert time.monotonic() < end

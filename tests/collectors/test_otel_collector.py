@@ -49,7 +49,6 @@ def receiver():
 
 @pytest.fixture
 def collector(receiver):
-    """Return a collector that passes on to the receiver what it is sent: its address, itself."""
     port = free_port()
     process = subprocess.Popen(
         [
@@ -76,7 +75,6 @@ def is_open(port):
 
 
 def value_of(value):
-    """Return an attribute's value as Python has it."""
     kind = value.WhichOneof("value")
     found = getattr(value, kind)
     return [value_of(each) for each in found.values] if kind == "array_value" else found

@@ -57,7 +57,6 @@ class Server:
         }
 
     def total(self, expression):
-        """Return the sum of all series of `expression`; None while the server does not answer."""
         try:
             return sum(self.ask(expression).values())
         except OSError:
@@ -75,7 +74,6 @@ OPTIONS = (*LIMITS, "--draft", "ngram")
 
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory):
-    """Return the summary of a run to its end."""
     folder = tmp_path_factory.mktemp("whole")
     run = start(folder, *OPTIONS)
     _, said = run.communicate(requests(30))
@@ -85,7 +83,6 @@ def summary(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory, summary):
-    """Return a server that has scraped the same, and a file of it."""
     folder = tmp_path_factory.mktemp("run")
     with start(folder, *OPTIONS, "--metrics-port", "0", "--metrics-file", "m.prom") as run:
         url = run.stderr.readline().decode().removeprefix("metrics at ").strip()

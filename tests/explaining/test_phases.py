@@ -37,7 +37,6 @@ def phases_by_story(timeline, request):
 
 
 def requests():
-    """Draw requests of all kinds; some have several outputs."""
     sampled, no_stops = {"temperature": 1.0}, dict.fromkeys(("stop", "stop_token", "stop_sequence"))
     several = [{}, {}, sampled | {"n": 2}, sampled | {"best_of": 3}, no_stops | {"num_beams": 3}]
     more = st.sampled_from(several)

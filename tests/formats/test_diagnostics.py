@@ -19,13 +19,11 @@ def show(text, start, end, *, width=80, line=413, hint=None, message="m", color=
 
 
 def columns(text):
-    """The columns a terminal gives `text`."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
     return len(text) + wide - sum(unicodedata.category(character) == "Mn" for character in text)
 
 
 def character_at(text, column):
-    """The character that a terminal shows at a column."""
     return next(c for i, c in enumerate(text) if columns(text[: i + 1]) > column)
 
 

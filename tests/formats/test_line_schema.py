@@ -41,7 +41,6 @@ NUMBERS = st.sampled_from([0, 1, -1, 2**31, 1.5, -0.5, True, None, "1"])
 
 
 def _are_too_long_together(segments):
-    """Whether a limit is broken that no schema of single segments tells."""
     lengths = [s["length"] for s in segments if type(s.get("length")) is int]
     return max(lengths, default=0) <= 2**20 < sum(lengths)
 

@@ -93,7 +93,6 @@ def test_a_page_has_the_spans_and_the_stories_of_the_run(seed):
 
 
 def waited(line):
-    """Return how many steps a line of a story says that its request waited."""
     found = re.match(r"  waited ([\d,]+) steps?\b", line)
     return int(found[1].replace(",", "")) if found else 0
 

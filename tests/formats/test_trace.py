@@ -172,7 +172,6 @@ def test_events_are_read_one_by_one():
 
 
 def reading(lines):
-    """Return how many events there are in `lines`, or the complaint about them."""
     try:
         return len(list(read_trace(lines)))
     except BatchdecodeError as error:

@@ -43,7 +43,6 @@ PHI = {"original_max_position_embeddings": SWITCH, "sliding_window": None}
 
 
 def turned(kind, rope, **fields):
-    """Return a kind of model with this RoPE."""
     return kind, {**SIZES, "rope_parameters": {"rope_theta": 1e4, **rope}, **fields}
 
 

@@ -90,7 +90,6 @@ def test_a_saved_model_is_read_bit_by_bit(tmp_path, case, dtype):
 
 
 def sentencepiece_vocabulary(bos, eos):
-    """Return a vocabulary that falls back to bytes, and its merges."""
     space = "\N{LOWER ONE EIGHTH BLOCK}"
     tokens = ["<unk>", bos, eos, *(f"<0x{byte:02X}>" for byte in range(256)), space]
     tokens += [*"abcdefghijklmnopqrstuvwxyz", f"{space}t", "he", f"{space}the"]
@@ -99,7 +98,6 @@ def sentencepiece_vocabulary(bos, eos):
 
 
 def byte_level(folder, post_processor):
-    """Return the tokenizer of a folder with this post-processor."""
     inner = Tokenizer.from_str(tokenizer_from_gguf(folder, BYTE_LEVEL)._inner.to_str())
     inner.decoder = decoders.ByteLevel()
     if post_processor is not None:

@@ -71,7 +71,6 @@ def decoded(model, schedule, speculation=None, max_tokens=NUM_TOKENS):
 
 @pytest.fixture(params=[*PAGED, *ROW_BY_ROW])
 def saved(request, tmp_path):
-    """A kind of model, its folder, and what it generates of each prompt."""
     model = random_model(request.param)
     model.save_pretrained(tmp_path)
     num_tokens = NUM_TOKENS if request.param in PAGED else 16  # one row after the other takes long

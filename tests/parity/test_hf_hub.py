@@ -18,7 +18,6 @@ NAME = "somebody/tiny"
 
 @pytest.fixture(params=["refused", "silent"])
 def hub_that_is_away(request, monkeypatch, tmp_path):
-    """The folder of what was downloaded; where the Hub should be nobody answers."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     if request.param == "refused":
@@ -31,7 +30,6 @@ def hub_that_is_away(request, monkeypatch, tmp_path):
 
 
 def download(cache):
-    """Put a model where the Hub's library keeps what it has downloaded."""
     folder = cache / f"models--{NAME.replace('/', '--')}"
     target = ROOT / "samples" / "shakespeare" / "target"
     shutil.copytree(target, folder / "snapshots" / "0123abcd")

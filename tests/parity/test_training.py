@@ -380,7 +380,6 @@ def train(folder, *arguments, limit=""):
 
 
 def files_of(folder):
-    """The files of a trained model; what a process goes on by is no part of it."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != STATE}
 
 

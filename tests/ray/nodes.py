@@ -31,17 +31,14 @@ class Nodes:
 
     @property
     def on(self):
-        """What leads a run to it."""
         return "--on", f"ray:{self.address}"
 
     def add(self, **what):
-        """Add a node that has this, and wait until the cluster knows it; return it."""
         node = self._cluster.add_node(**_arguments(what))
         self.others.append(node)
         return node
 
     def lose(self, node, kind="raylet"):
-        """Kill the raylet of a node, with which all that runs there ends, or another process."""
         for each in node.all_processes[kind]:
             running.kill(each.process.pid)
             each.process.wait()

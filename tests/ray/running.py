@@ -31,7 +31,6 @@ def seeing(prefixes):
 
 
 def fill(folder, num_requests=40):
-    """Put models and requests into a folder; return it."""
     (folder / "killing.py").write_text(MODEL)
     (folder / "seeing.py").write_text(SEEING)
     (folder / "requests.jsonl").write_bytes(lines_of(*workload(num_requests)))
@@ -59,28 +58,24 @@ def command_in(folder, *arguments, command=COMMAND, **environment):
 
 
 def results_of(lines):
-    """Return results without what depends on who was decoded beside whom."""
     found = [json.loads(line) for line in lines.splitlines()]
     kept = [{k: v for k, v in each.items() if k not in {"slot", "steps"}} for each in found]
     return sorted(map(json.dumps, kept))
 
 
 def alone(folder, *arguments):
-    """Return the results of one process."""
     out, told = command_in(folder, *arguments, "-q").communicate()
     assert not told
     return results_of(out)
 
 
 def actors():
-    """Return the ids of the processes of actors that run."""
     shown = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True)
     rows = [line.split(None, 1) for line in shown.stdout.splitlines()]
     return [int(pid) for pid, args in rows if "ray::ActorWorker" in args]
 
 
 def wait_for(what, seconds=150):
-    """Wait until `what` returns something that is true; return that, or what it is in the end."""
     until = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < until:
         time.sleep(0.1)
@@ -88,5 +83,4 @@ def wait_for(what, seconds=150):
 
 
 def kill(pid):
-    """Kill a process at once."""
     os.kill(pid, signal.SIGKILL)

@@ -44,7 +44,6 @@ def filled(nodes):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with requests whose lines and results Ray would put into its store."""
     fill(tmp_path)
     prompts = [{"id": f"long{i}", "prompt": "Once " * 60_000, "max_tokens": 4} for i in range(9)]
     outputs = [{"prompt": f"{i}", "max_tokens": 20_000, "ignore_eos": True} for i in range(9)]

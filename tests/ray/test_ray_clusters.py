@@ -25,7 +25,6 @@ def expected(tmp_path_factory):
 
 
 def started(folder, nodes, num_workers, *more):
-    """Start a run on a cluster, and wait until workers on so many nodes decode."""
     command = command_in(folder, *SEEING, "--workers", num_workers, *nodes.on, *more)
     num_nodes = 1 + len(nodes.others)
     assert wait_for(lambda: len(seen_in(folder)[0]) == num_nodes or command.poll() is not None)
@@ -34,7 +33,6 @@ def started(folder, nodes, num_workers, *more):
 
 
 def num_replaced(told):
-    """How many workers were: one more if one was started on a node whose end nobody knew of."""
     return int(re.search(rb"(\d+) workers? replaced", told)[1])
 
 

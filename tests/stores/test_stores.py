@@ -58,7 +58,6 @@ def served(*command):
 
 @pytest.fixture(params=["s3", "gs"])
 def bucket(request, tmp_path):
-    """The URL of a bucket with requests, its file system, and a run in a folder with the same."""
     port, name = free_port(), f"bucket-{os.urandom(4).hex()}"
     endpoint = f"http://127.0.0.1:{port}"
     if request.param == "s3":
