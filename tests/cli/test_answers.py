@@ -113,45 +113,6 @@ def test_there_are_no_more_results_than_asked_for_where_failures_have_made_other
     assert shown(answers.take([result("b", 1), result("b", 0)])) == [("b", [1])]
 
 
-def test_a_request_fails_once_however_many_of_its_results_are_errors():
-    answers = answers_of()
-    opened(answers, "a", n=3)
-    opened(answers, "b")
-    assert answers.is_first_failure("a")
-    assert not answers.is_first_failure("a")
-    assert answers.is_first_failure("b")
-
-
-def test_known_samples_are_replayed_and_the_others_decoded():
-    earlier = Earlier({"a": [0, 2]})
-    answers = answers_of(earlier)
-    assert opened(answers, "a", n=3) == [0, 2]
-    assert earlier.checked == ("a", [0, 2])
-    assert opened(answers, "b", n=2) == []
-    assert not answers.note_replayed(finish("a", 0))
-    assert not answers.note_replayed(finish("a", 1))
-    assert shown(answers.take([result("a", 1)])) == [("a", [1])]
-    assert not answers.note_replayed(finish("a", 2))
-    assert "a" not in answers._open
-
-
-def test_a_replayed_request_fails_once():
-    answers = answers_of(Earlier({"a": [0, 1, 2]}))
-    opened(answers, "a", n=3)
-    assert answers.note_replayed(finish("a", 0, "error"))
-    assert not answers.note_replayed(finish("a", 1, "error"))
-    assert not answers.note_replayed(finish("a", 2, "error"))
-    assert not answers.note_replayed(finish("a", 2, "unused", "negative"))
-
-
-def test_the_row_beside_a_replayed_sample_does_not_count():
-    answers = answers_of(Earlier({"a": [0, 1]}))
-    opened(answers, "a", n=2, cfg_scale=2.0)
-    answers.note_replayed(finish("a", 0))
-    answers.note_replayed(finish("a", 0, "unused", "negative"))
-    assert answers.note_replayed(finish("a", 1, "error"))
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -171,30 +132,6 @@ def test_what_cannot_be_replayed_is_decoded_again_and_not_answered_twice(fields)
     assert opened(answers, "a", n=2, **fields) == []
     assert not answers.note_replayed(finish("a", 1))
     assert shown(answers.take([result("a", 1), result("a", 0)])) == [("a", [0])]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"n": 3, "temperature": 1.0}, {"cfg_scale": 2.0}, {"states": {}}, {"session": "ann"}],
-)
-def test_what_takes_a_step_for_each_token_can_be_replayed(fields):
-    assert can_be_replayed(Request(prompt="x", **fields))
-
-
-def test_nothing_is_replayed_where_a_schedule_has_limits():
-    earlier = Earlier({"a": [1]})
-    answers = answers_of(earlier, replaying="never")
-    assert opened(answers, "a", n=2) == []
-    assert not hasattr(earlier, "checked")  # it may have taken any number of steps
-    assert shown(answers.take([result("a", 1), result("a", 0)])) == [("a", [0])]
-
-
-def test_an_openai_row_that_is_there_is_not_written_again():
-    answers = answers_of(Earlier({"a": [0, 1], "b": [0, 1]}))
-    for request_id in "ab":
-        opened(answers, request_id, form="completion", n=2, regex="x")
-    assert answers.take([result("a", 0), result("b", 0)]) == []
-    assert answers.take([result("a", 1), result("b", 1)]) == []
 
 
 def test_a_bad_line_is_answered_unless_it_was():
@@ -226,20 +163,6 @@ def test_lines_come_out_in_order_however_little_is_held_in_memory(order, num_put
     assert out == [lines[index] for index in sorted(put)]
 
 
-def test_in_the_order_of_the_input_a_request_is_answered_when_it_is_complete():
-    answers = answers_of(order=InputOrder())
-    for index, num_samples in enumerate((3, 1, 2)):
-        opened(answers, str(index), index, n=num_samples)
-    assert answers.take([result("1"), result("0", 2), result("2", 0)]) == []
-    assert answers.take([result("0", 0)]) == []
-    lines = answers.take([result("0", 1)])
-    assert [shown([item]) for item in lines] == [
-        [("0", [0]), ("0", [1]), ("0", [2])],  # all of a request are one item
-        [("1", [0])],
-    ]
-    assert shown(answers.take([result("2", 1)])) == [("2", [0]), ("2", [1])]
-
-
 def test_what_is_held_back_at_the_end_comes_out_in_order_too():
     answers = answers_of(order=InputOrder())
     for index, num_samples in enumerate((2, 1, 3, 1, 1)):
@@ -249,13 +172,6 @@ def test_what_is_held_back_at_the_end_comes_out_in_order_too():
     lines = [*answers.rest()]
     assert shown(lines) == [("0", [1]), ("2", [0]), ("2", [1]), ("3", [0]), ("4", [0])]
     answers.close()
-
-
-def test_of_an_openai_row_that_is_not_complete_nothing_is_written_at_the_end():
-    answers = answers_of(order=InputOrder())
-    opened(answers, "row", 0, form="completion", n=2)
-    assert answers.take([result("row", 0)]) == []
-    assert [*answers.rest()] == []
 
 
 def test_lines_of_an_earlier_run_have_their_turn_too():

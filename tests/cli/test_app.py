@@ -1,9 +1,7 @@
 import json
 import os
 import pty
-import signal
 import subprocess
-import sys
 
 import pytest
 from examples import mostly_heavy
@@ -81,26 +79,6 @@ def test_run_on_a_terminal_without_input_shows_its_help():
     assert done.returncode == 2
     assert done.stdout == b""
     assert done.stderr.startswith(b"Usage: batchdecode run")
-
-
-INTERRUPTED_IMPORT = """
-import builtins, os, signal
-real_import = builtins.__import__
-def interrupted(name, *rest, **more):
-    if name == "commands":  # from .commands
-        os.kill(os.getpid(), signal.SIGINT)
-    return real_import(name, *rest, **more)
-builtins.__import__ = interrupted
-from cli.main import main
-main()
-"""
-
-
-def test_ctrl_c_while_the_command_is_still_loading_is_quiet():
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IMPORT], check=False, capture_output=True
-    )
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
 @pytest.mark.parametrize("most", mostly_heavy([7, 8, 9], 8))

@@ -10,8 +10,6 @@ import sys
 import pytest
 from process import ENVIRONMENT, batchdecode
 
-from cli import completion
-
 
 def offered(line, cwd=None):
     """Return what may complete the last word of a line, as bash asks for it."""
@@ -36,18 +34,13 @@ def offered(line, cwd=None):
         ("draft ", ["diagnose"]),
         ("run --policy l", ["ljf", "lpm"]),
         ("compare --policy fcfs,l", ["fcfs,ljf", "fcfs,lpm"]),
-        ("run --prefix-cache o", ["on", "off"]),
-        ("run --live p", ["plain"]),
         ("run --model s", ["simulated", "smollm2"]),
         ("serve --profile rtx4", ["rtx4090_llama3.1-8b"]),
-        ("plan --profile roofline:llama-3.2", ["roofline:llama-3.2-1b"]),
         ("run --profile roofline:llama-3.1-8b:h100-s", ["roofline:llama-3.1-8b:h100-sxm"]),
         ("run --acceptance le", ["leviathan"]),
-        ("completion z", ["zsh"]),
         ("help polic", ["policies", "policy"]),
         ("run --batch ", []),
         ("run --slo t", ["ttft=", "tpot="]),
-        ("plan --slo p", ["priority="]),
         ("compare --sort ttft", ["ttft-p50", "ttft-p99"]),
         ("workload m", ["mooncake"]),
     ],
@@ -80,15 +73,6 @@ def test_ids_are_those_of_the_file_in_the_line(folder):
     assert offered("trace why ", folder) == []
     assert offered("trace in.jsonl --request ", folder) == ["first"]
     assert offered("trace nowhere --request ", folder) == []
-
-
-def test_of_a_large_file_only_a_part_is_read(folder, monkeypatch):
-    monkeypatch.setenv("COMP_WORDS", "batchdecode trace run.trace.jsonl --request ''")
-    monkeypatch.setattr(completion, "_MAX_READ", 150)
-    assert list(completion._request_ids("")) == IDS[:2]
-    monkeypatch.setattr(completion, "_MAX_READ", 2**20)
-    monkeypatch.setattr(completion, "_MAX_IDS", 1)
-    assert list(completion._request_ids("")) == IDS[:1]
 
 
 # -- shells ----------------------------------------------------------------------------------------

@@ -41,12 +41,6 @@ def test_behind_others_that_wait_it_ends_in_its_turn(tmp_path):
     assert done == [("a", 2), ("y", 3), ("b", 4), ("z", 5), ("c", 6), ("d", 7)]
 
 
-def test_many_in_a_row_are_read_one_by_one(tmp_path):
-    data = requests_of(("a", 3, 0), *((f"z{n}", 0, 0) for n in range(50)), ("b", 1, 0))
-    done = finished(data, tmp_path, "-b", "1")
-    assert done == [*((f"z{n}", 0) for n in range(50)), ("a", 2), ("b", 3)]
-
-
 def test_what_was_read_ahead_is_not_complete_when_the_run_gives_up(tmp_path):
     data = b'{"id":"a"}\n' + requests_of(("b", 1, 0))
     done = batchdecode("run", "-q", "--max-errors", "1", cwd=tmp_path, stdin=data)

@@ -67,9 +67,7 @@ def took_over(tmp_path):
     "earlier",
     [
         result(),
-        result(slot=1, admitted=7, finished=9),
         result(finished=3, error=FAILURE),
-        result(finished=0, tokens=(), error=FAILURE),
         result(slot=None, admitted=None, finished=5, tokens=()),
         result(finished=1),  # a step gave more than one token
     ],
@@ -90,24 +88,10 @@ def test_a_bad_line_is_told_from_the_request_that_has_its_id(took_over):
     assert not known.has_rejected("p", 3)
 
 
-def test_results_whose_hashes_are_equal_are_told_apart(took_over, monkeypatch):
-    monkeypatch.setattr("cli.run.resume.hash", lambda _: 5, raising=False)
-    lines = [encode_result(result(index, name=name)) for name in "op" for index in range(3)]
-    known = took_over(*lines, row_of(result(0, name="q"), result(1, name="q")))
-    for name in "opq":
-        found = known.results_of(request(name, n=2))
-        assert [(r.id, r.index) for r in found.values()] == [(name, 0), (name, 1)]
-    with pytest.raises(ResumeError, match="one of two results 1 of request 'o'"):
-        took_over(*lines, lines[1])
-
-
 @pytest.mark.parametrize(
     ("edited", "reason"),
     [
         (result(1, admitted=None), "some of slot, admitted and finished are null"),
-        (result(1, slot=None), "some of slot, admitted and finished are null"),
-        (result(1, finished=None), "some of slot, admitted and finished are null"),
-        (result(1, slot=-1), "slot -1, but there are 2"),
         (result(1, slot=2), "slot 2, but there are 2"),
         (result(1, admitted=-1, finished=1), "it cannot have held a slot from step -1 to 1"),
         (result(1, admitted=3), "it cannot have held a slot from step 3 to 2"),

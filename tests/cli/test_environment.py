@@ -62,12 +62,6 @@ def test_what_is_set_for_running_requests_means_nothing_to_a_trace(below, trace)
     assert (refused.returncode, refused.stdout) == (2, b"")
 
 
-def test_the_environment_cannot_ask_for_help():
-    done = batchdecode("schema", "request", BATCHDECODE_HELP="1", BATCHDECODE_HELP_ALL="1")
-    assert done.stdout == batchdecode("schema", "request").stdout
-    assert done.stderr.count("in the environment is no option of any command") == 2
-
-
 def test_what_plan_searches_may_be_set_for_other_commands():
     command = ["plan", REQUESTS, "--slo", "e2e=500", "-q"]
     assert batchdecode(*command, BATCHDECODE_BATCH="3").returncode == 0

@@ -74,37 +74,6 @@ def long_run(num_jobs=400, batch=8, gap_after=200):
     return timeline_of(jobs, batch)
 
 
-def test_a_long_run_is_an_overview_and_a_close_up_of_its_worst_bubble():
-    lines = render_gantt(long_run(), width=80)
-    assert sum(line.startswith("slot 0") for line in lines) == 2
-    assert "idle slot-steps" in next(line for line in lines if line.startswith("steps "))
-    assert row_of(lines, "slot 0").split() == ["slot", "0", "0%"]
-    overview = next(line for line in lines if line.startswith("slot 0"))
-    assert overview[7:17] == "█" * 10
-    assert overview[30:45].strip() == ""
-
-
-def test_the_mark_under_the_overview_is_where_the_close_up_is():
-    timeline = long_run()
-    lines = render_gantt(timeline, Selection(start=2000, stop=3000), width=80)
-    (mark,) = (line for line in lines if "╰" in line)
-    num_cells = len(next(line for line in lines if "┬" in line).split()[0])
-    first = 7 + 2000 * num_cells // timeline.num_steps
-    last = 7 + 2999 * num_cells // timeline.num_steps
-    assert abs(mark.index("╰") - first) <= 1
-    assert abs(mark.index("╯") - last) <= 1
-
-
-def test_without_a_bubble_the_longest_queue_is_looked_at():
-    late = [Job(f"late{number}", 40, 3000.0) for number in range(300)]
-    early = [Job(f"r{number}", 40, number // 8 * 40.0) for number in range(600)]
-    jobs = sorted([*early, *late], key=lambda job: job.arrival)
-    timeline = timeline_of(jobs, 8)
-    zoom, reasons = choose_zoom(timeline, EVERYTHING, 64)
-    assert reasons == [f"longest queue: {max(by_step(timeline.waiting()))} waiting"]
-    assert 3000 in zoom
-
-
 def test_the_worst_bubble_stands_in_the_middle_of_the_close_up():
     jobs = [Job(f"r{n}", 50, float(n // 4 * 50 + (100 if n >= 200 else 0))) for n in range(400)]
     jobs.append(Job("cover", 160, 2450.0))
@@ -115,20 +84,6 @@ def test_the_worst_bubble_stands_in_the_middle_of_the_close_up():
     idle = [step for step in range(2000, 3500) if occupied[step] < 4]
     assert set(idle) <= set(zoom)
     assert abs((idle[0] - zoom.start) - (zoom.stop - 1 - idle[-1])) <= 1
-
-
-def test_steps_choose_the_close_up():
-    timeline = long_run()
-    assert choose_zoom(timeline, Selection(start=10, stop=20), 64) == (range(10, 20), [])
-    lines = render_gantt(timeline, Selection(start=10, stop=20))
-    assert any(line.startswith("steps 10:20") for line in lines)
-
-
-def test_requests_choose_the_close_up_of_their_stay_in_a_slot():
-    timeline = timeline_of(jobs_of(*[50] * 40), 4)
-    zoom, _ = choose_zoom(timeline, Selection(request_ids=frozenset({"r30"})), 64)
-    assert zoom == range(345, 405)  # it waits from step 0 on, and runs from 350 to 400
-    assert choose_zoom(timeline, Selection(request_ids=frozenset({"r0"})), 64)[0] == range(55)
 
 
 @pytest.mark.parametrize(
@@ -164,23 +119,11 @@ def test_what_ids_have_in_common_is_what_the_labels_leave_out():
         assert row_of(lines, f"slot {slot}").startswith(f"slot {slot} ┃{start}")
 
 
-def test_ids_that_do_not_fit_are_cut_or_left_out():
-    assert "xxxx…xxxxx" in row_of(gantt_of([Job("x" * 90, 9)], 1, width=40), "slot 0")
-    crowded = gantt_of(jobs_of(*[1] * 60), 1, width=80)
-    assert row_of(crowded, "slot 0").count("┃") == 60
-
-
 def test_wide_and_combining_characters_keep_the_columns():
     lines = gantt_of([Job("日本語", 5), Job("e\u0301te\u0301", 5), Job("b", 5)], 3)
     assert "┃日本語━" in row_of(lines, "slot 0")
     assert "┃e\u0301te\u0301━" in row_of(lines, "slot 1")
     assert len({cell_width(row_of(lines, f"slot {slot}")) for slot in range(3)}) == 1
-
-
-def test_control_characters_are_escaped():
-    lines = gantt_of([Job("a\x1b[31m\n", 9)], 1)
-    assert r"a\x1b[31m\n" in row_of(lines, "slot 0")
-    assert all(line.isprintable() for line in lines)
 
 
 def test_an_escape_is_never_cut():
@@ -189,18 +132,6 @@ def test_an_escape_is_never_cut():
     assert row_of(lines, "slot 0").startswith(r"slot 0 |\u30c6=")
     cut = row_of(gantt_of([Job("b" + "\u30c8" * 20, 2)], 1, width=40, ascii_only=True), "slot 0")
     assert re.fullmatch(r"slot 0 \|b(\\u30c8)*~(\\u30c8)*=+ +100%", cut)
-
-
-def test_a_bar_that_began_before_the_close_up_has_no_admission_in_it():
-    lines = render_gantt(timeline_of(DESIGN_JOBS), Selection(start=2, stop=5))
-    assert row_of(lines, "slot 0").startswith("slot 0 ━a━━━━━━┃d╌╌")
-    assert row_of(lines, "slot 1").startswith("slot 1 ━c━━━━━━  ")
-
-
-def test_failures_are_marked():
-    lines = gantt_of([Job("a", 3, outcome="error"), Job("b", 3)], 1)
-    assert "━x┃b" in row_of(lines, "slot 0")
-    assert lines[1].endswith("┃ admitted  x failed")
 
 
 def test_samples_without_a_result_are_marked():
@@ -242,10 +173,8 @@ BEAM = SlotSpan(0, "b", 0, 0, 10, "length", "beam")
     ("forks", "scale", "row"),
     [
         ([(3, 2)], Scale(range(10), 30), "┃b━━━━━━━━━━╭2━━━━━━━━━━━━━━━━"),
-        ([(3, 12)], Scale(range(10), 30), "┃b━━━━━━━━━━╭12━━━━━━━━━━━━━━━"),
         ([(3, 2), (4, 1)], Scale(range(10), 10), "┃b━━╭╭━━━━"),
         ([(3, 2)], Scale(range(10), 5), "┃b╭━━"),
-        ([(0, 2)], Scale(range(10), 10), "┃b━━━━━━━━"),
         ([(3, 2), (4, 1)], Scale(range(4, 8), 12), "━b━╭1━━━━━━━"),
     ],
 )
@@ -266,11 +195,9 @@ def marks_of(drafts, scale):
     ("drafts", "scale", "row"),
     [
         ([(2, 4, 3), (4, 4, 0)], Scale(range(8), 32), "┃a━━━━━━3/4━━━━━0/4━━━━━━━━━━━━━"),
-        ([(2, 4, 3), (3, 4, 4)], Scale(range(8), 24), "┃a━━━━3━━4━━━━━━━━━━━━━━"),
         ([(2, 12, 10), (3, 12, 9)], Scale(range(8), 16), "┃a━━+━9━━━━━━━━━"),
         ([(3, 4, 3), (4, 4, 0), (5, 9, 9)], Scale(range(8), 8), "┃a━309━━"),
         ([(4, 4, 3), (5, 4, 1), (6, 4, 0)], Scale(range(12), 6), "┃a━0  "),
-        ([(1, 4, 3), (2, 4, 3), (3, 4, 2)], Scale(range(8), 8), "┃a━2━━━━"),
         ([(5, 4, 3), (6, 4, 1)], Scale(range(4, 8), 16), "━a━━3/4━1/4━━━━━"),
     ],
 )
@@ -408,32 +335,6 @@ def slot_span(slot, steps=1, *, name="r", outcome="length"):
 def choose(spans, num_slots, num_rows, request_ids=frozenset()):
     held, _, reason = choose_slots(spans, range(num_slots), range(99), num_rows, request_ids)
     return [*held], reason
-
-
-AGING = [slot_span(slot, 10 + slot, name=f"r{slot}") for slot in range(20)]
-TROUBLE = [
-    *(slot_span(slot, outcome="preempted") for slot in (3, 4, 5, 5)),
-    *(slot_span(6, outcome="error") for _ in range(3)),
-]
-
-
-@pytest.mark.parametrize(
-    ("spans", "num_slots", "num_rows", "request_ids", "slots", "reason"),
-    [
-        ([slot_span(1)], 3, 3, (), [0, 1, 2], ""),
-        ([slot_span(5), slot_span(7)], 9, 3, (), [0, 5, 7], "2 slots in use"),
-        (
-            *(AGING + TROUBLE, 20, 4, (), [0, 5, 6, 19]),
-            "slots: 2 with most preemptions or failures, 1 idlest, 1 busiest",
-        ),
-        (AGING[:9], 9, 3, {"r5"}, [0, 5, 8], "slots: 1 asked for, 1 idlest, 1 busiest"),
-        ([slot_span(slot) for slot in range(9)], 9, 2, (), [0, 1], "slots: 2 equally busy"),
-    ],
-)
-def test_the_slots_that_tell_the_most_are_shown_and_why(
-    spans, num_slots, num_rows, request_ids, slots, reason
-):
-    assert choose(spans, num_slots, num_rows, request_ids) == (slots, reason)
 
 
 @given(

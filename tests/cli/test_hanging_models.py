@@ -166,16 +166,6 @@ def test_a_step_that_hangs_is_left_at_once_for_a_quit(folder):
     check_left(folder, "deadlocked", stderr)
 
 
-def test_a_step_that_ends_by_itself_needs_no_word(folder):
-    (folder / "models.py").write_text(COMMON + "\nslow = function(lambda: time.sleep(0.3))\n")
-    with hanging(folder, "slow") as process:
-        process.send_signal(signal.SIGINT)
-        stderr = process.communicate(timeout=30)[1].decode()
-    assert process.returncode == 130
-    assert "waiting" not in stderr
-    check_left(folder, "slow", stderr)
-
-
 def test_a_model_that_interrupts_ends_the_run_as_a_signal_does(folder):
     done = batchdecode(*ARGUMENTS, "models:interrupting", cwd=folder)
     assert done.returncode == 130

@@ -25,15 +25,6 @@ def test_results_stand_above_the_picture_whole_and_in_order():
     assert not any("done" in line for line in everything)
 
 
-def test_messages_are_on_the_usual_screen_as_soon_as_they_can_be():
-    run = Run(long_requests(8)).steps(1)
-    run.view.write_message("warning: look\n")
-    run.steps(1)
-    assert run.screen.is_alternate
-    run.screen.write("\x1b[?1049l")  # kill -9, and then somebody who repairs the terminal
-    assert run.screen.text() == "warning: look"
-
-
 def test_results_wait_for_the_next_frame_but_not_for_ever(monkeypatch):
     monkeypatch.setattr("cli.screen.live.MAX_PENDING_BYTES", 1000)
     run = inline(long_requests(8))
@@ -50,19 +41,6 @@ def test_results_wait_for_the_next_frame_but_not_for_ever(monkeypatch):
     assert "two" in run.screen.lines()
     run.view.write_results(b"x" * 1000 + b"\n")
     assert "x" * 80 in run.screen.all_lines()
-
-
-def test_a_run_that_waits_is_shown_as_it_stands_as_soon_as_there_is_time():
-    run = Run(long_requests(1))
-    run.view.after_step(0)
-    run.clock.now = 1.001
-    run.view.after_step(9)
-    run.view._earliest_frame = 1.5  # the first picture was slow
-    assert run.view.refresh() == pytest.approx(0.499)
-    assert "step 0 " in run.screen.text().splitlines()[0]
-    run.clock.now = 1.5
-    assert run.view.refresh() == pytest.approx(1)
-    assert "step 9 " in run.screen.text().splitlines()[0]
 
 
 def test_a_run_that_waits_for_requests_shows_no_slot_that_nobody_holds():
@@ -121,14 +99,6 @@ def test_a_run_of_more_sequences_than_are_kept_shows_all_in_little_and_its_last_
     assert all(f"r{n}" in close_up for n in range(29, 36))
 
 
-def test_the_queue_of_a_run_that_is_stopped_is_the_one_that_was_seen():
-    run = Run([(f"r{n}", 10, 10) for n in range(40)], batch_size=4).steps(25)
-    run.view.close()
-    queue = next(line for line in run.screen.lines() if line.strip().startswith("queue "))
-    assert queue.endswith("max 36")
-    assert "▁" not in queue, "28 wait in the end"
-
-
 def test_a_slow_terminal_gets_little_of_the_time():
     class SlowScreen(Screen):
         def write_bytes(self, data):
@@ -166,17 +136,6 @@ def test_the_cursor_is_visible_after_every_write_and_below_the_gantt_at_the_end(
     assert run.screen.lines()[6:9] == [" queue                           max 0", "", "summary"]
 
 
-def test_a_run_of_no_steps_draws_nothing_but_shows_its_results():
-    run = Run([])
-    run.view.refresh()
-    run.view.close()
-    assert not run.screen.written
-    run = Run([])
-    run.view.write_results(b"rejected\n")
-    run.view.close()
-    assert run.screen.text() == "rejected"
-
-
 def test_stepping_aside_leaves_the_terminal_to_whoever_writes_next():
     run = Run(long_requests(2), batch_size=2).steps(1)
     run.view.step_aside()
@@ -188,20 +147,6 @@ def test_stepping_aside_leaves_the_terminal_to_whoever_writes_next():
     assert "step 1" in run.screen.lines()[1]
     run.view.close()
     assert run.screen.lines()[0] == "[1]+ Stopped"
-
-
-def test_a_frame_that_is_broken_off_to_step_aside_is_not_written():
-    """As by Ctrl-Z, whose handler may run at any time."""
-    run = Run(long_requests(2), batch_size=2).steps(1)
-    display = run.view._display
-
-    class Lines(list):
-        def __iter__(self):
-            display.step_aside()
-            return super().__iter__()
-
-    display.show(Lines([[("half a picture", "")]]))
-    assert "half" not in run.screen.text()
 
 
 def test_a_run_in_the_background_draws_nothing():

@@ -64,24 +64,6 @@ def test_the_columns_of_a_run_that_speculates():
     ]
 
 
-def test_a_run_that_waits_tells_of_no_drafts_of_those_that_have_ended():
-    run = play_drafts([DraftedJob("a", 3, 9)], 1, 3)
-    num_steps, screen = run.events[-1].steps, Screen(80, 20)
-    view = watch(run, screen, 1, num_steps)
-    [last] = [v for v in run.verified if v.step == num_steps - 1]
-    assert f"{last.accepted}/{last.drafted}  length" in rows_of(screen, 1)[1]
-    view._clock.now += 1.0
-    view.refresh()
-    assert rows_of(screen, 1)[1].split()[:3] == ["0", "-", "idle"]
-
-
-def test_drafts_are_there_while_there_is_room_for_them():
-    for width in (80, 36, 28):
-        screen = Screen(width, 20)
-        watch(play_drafts(JOBS, 3, 3), screen, 3, 7)
-        assert ("drafts" in rows_of(screen, 3)[0]) == (width > 28)
-
-
 def test_a_plain_line_says_how_many_drafts_were_accepted():
     screen = Screen(200, 20)
     run = play_drafts(JOBS, 3, 3)

@@ -232,18 +232,6 @@ def test_slower_and_faster_are_steps_between_nothing_and_five_seconds(delay, key
     assert pace.delay in (delay, *DELAYS)
 
 
-def test_a_paused_view_says_so_and_its_speed_is_the_one_of_before():
-    run = played().steps(9)
-    speed = [line for line in run.screen.lines() if "tok/s" in line]
-    assert "paused: space goes on" in press(run, " ")
-    run.clock.now += 500
-    assert "paused" in press(run, "down")
-    assert [line for line in run.screen.lines() if "tok/s" in line] == speed
-    press(run, " ")
-    assert "paused" not in run.screen.text()
-    assert [line for line in run.screen.lines() if "tok/s" in line] == speed
-
-
 def test_what_has_happened_is_to_be_seen_as_long_as_the_run_is_paused():
     run = played(9, 1)
     run.view.fold.take(PreemptEvent(1, 1.0, "req-0", 0, 0, "kv", "req-1", 0, 5, 1))

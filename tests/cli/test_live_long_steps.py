@@ -1,6 +1,5 @@
 """What a person sees while a step takes long, above all in the first one."""
 
-import os
 import subprocess
 import time
 from threading import Thread
@@ -12,7 +11,6 @@ from process import lines_of, workload
 
 from cli.screen.live_state import ProgressLines
 from cli.screen.view import RunPlan
-from cli.signals import StepWatch
 
 
 def compute(run, step):
@@ -34,17 +32,6 @@ def test_before_the_first_step_there_is_a_picture_of_empty_slots():
     assert "%" not in run.screen.text()
     run.clock.now += 1
     assert "step 0  0/9 done  2 running" in run.steps(1).screen.text()
-
-
-def test_a_picture_of_no_step_leaves_nothing():
-    run = Run(long_requests(9))
-    compute(run, 0)
-    assert run.screen.is_alternate
-    run.view.close()
-    assert not run.screen.is_alternate
-    assert not run.screen.text()
-    compute(run, 0)
-    assert not run.screen.text()
 
 
 @pytest.mark.parametrize("begin", [Run, inline])
@@ -98,19 +85,6 @@ def test_the_view_may_be_drawn_by_another_thread_while_steps_are_made(num_reques
     run.view._look(run.clock.now)
     assert not errors
     assert run.view._run.num_done == num_requests
-
-
-def test_the_watch_goes_on_telling_after_a_signal_that_stops_nothing(monkeypatch):
-    monkeypatch.setattr("cli.signals.LOOK_EVERY", 0.01)
-    told = []
-    watch = StepWatch(lambda: 5, told.append, told.append, told.append)
-    with watch:
-        while len(told) < 3:
-            pass
-        os.write(watch._writer, bytes([14]))  # SIGALRM
-        while len(told) < 9:
-            pass
-    assert set(told) == {5}
 
 
 def test_a_model_that_loads_in_its_first_call_leaves_no_empty_terminal_and_may_print(tmp_path):

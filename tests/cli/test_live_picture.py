@@ -7,7 +7,7 @@ from emulated_run import Clock, Gauges, Run, Screen, feed, long_requests
 from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_paged import CROWDED, Limits, PagedJob, play_paged
+from reference_paged import Limits, PagedJob, play_paged
 from reference_units import beams, guided, play_units
 
 from batcher.events import (
@@ -59,50 +59,6 @@ def fast(run, num_steps):
     return run
 
 
-def grid_of(run):
-    lines = run.screen.lines()
-    start = next(n for n, line in enumerate(lines) if " request " in line)
-    return lines[start:]
-
-
-def test_a_row_says_who_is_in_a_slot_how_far_it_is_and_what_it_did():
-    requests = [("a", 3, 3), ("b", 1, 4), ("c", 2, 8), ("d", 4, 4)]
-    run = Run(requests, batch_size=2, every_step=True).steps(4)
-    assert grid_of(run)[1:3] == [
-        "0▸d       ██······    1/4  prefill  ┃━━┃",
-        "1 -                        idle     ┃┃╌·",
-    ]
-
-
-def test_a_cell_stands_for_all_steps_since_the_last_frame_and_the_title_says_so():
-    run = Run([(str(n), 10, 10) for n in range(400)], batch_size=2)
-    run.seconds_per_step = 0.001
-    run.steps(2000)
-    title, first, *_ = grid_of(run)
-    assert "about 96 a cell" in title
-    assert first.endswith("█" * 19)
-
-
-def test_one_of_a_thing_is_told_as_one():
-    run = Run(long_requests(9), batch_size=1)
-    run.gauges.next_up, run.gauges.block_use = "req-1", BlockUse(1, 0, 0)
-    text = run.steps(1).screen.text()
-    assert "next req-1: the slot is taken" in text
-    assert "  1 token\n" in text
-    assert "of 1 block" in text
-    assert "last 1 step " in text
-    assert not re.search(r"\b1 (steps|slots|tokens|blocks)\b", text)
-
-
-def test_without_unicode_full_is_a_hash_and_any_other_character_a_question_mark():
-    requests = [("👩‍👩‍👧", 99, 99), ("日本-17", 99, 99)]
-    run = Run(requests, batch_size=2, screen=Screen(encoding="ascii")).steps(3)
-    text = run.screen.text()
-    assert "busy ### 100%" in text
-    assert "??-17 " in text
-    assert re.search(r"^0[ >]\?[?\\]*", text, re.MULTILINE)
-
-
 def test_without_unicode_the_picture_is_ascii():
     requests = [("é", 2, 4), ("b", 9, 9)]
     run = Run(requests, batch_size=1, screen=Screen(encoding="latin-1"), every_step=True).steps(4)
@@ -151,18 +107,6 @@ def test_memory_engine_time_and_policy_are_shown_where_they_are_modelled():
     run.gauges.block_use = BlockUse(30, 10, None)
     text = run.steps(1).screen.text()
     assert "KV 30 blocks used  10 cached  no limit\n" in text
-
-
-def test_the_share_that_is_done_is_one_of_tokens():
-    run = Run([("a", 100, 100), ("b", 50, 80)], batch_size=1)
-    fast(run, 119).steps(2)
-    progress = run.screen.lines()[2]
-    assert "% " in progress
-    share = int(re.search(r"(\d+)%", progress).group(1))
-    assert share == int(100 * 121 / (121 + 59))  # as the other may use all of its own
-    assert progress.count("█") == pytest.approx(
-        share / 100 * len(re.match("[█-▏·]+", progress)[0]), abs=1
-    )
 
 
 @given(st.integers(1, 130), st.integers(1, 12), st.integers(0, 10**7))
@@ -314,14 +258,6 @@ def test_a_long_prompt_is_in_prefill_until_its_first_token():
     assert rows[2].endswith("┃▪▪")
     assert rows[3].endswith("┃▪▪━")
     assert " 0/3 " in rows[1]
-
-
-def test_a_preempted_row_stands_out_in_its_row_and_in_the_header():
-    events = play_paged(CROWDED, Limits()).events
-    step = next(event.step for event in events if type(event).__name__ == "PreemptEvent")
-    rows = shown_after(events, step, 2, batch_size=2)
-    assert "«" in rows[1].split()[0]
-    assert "«" in rows[1].split()[-1]
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,16 @@ from emulated_run import Run, feed
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
-from reference_units import play_units, samples, unit_workloads
+from reference_units import play_units, unit_workloads
 
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
-    DropEvent,
     FinishEvent,
     JumpEvent,
     RejectEvent,
-    StepsEvent,
 )
-from cli.screen.live_picture import MAX_CELLS, Strips
+from cli.screen.live_picture import Strips
 from cli.screen.live_state import (
     MAX_UNSEEN,
     QueueDepths,
@@ -63,15 +61,6 @@ def test_requests_are_done_when_all_their_samples_are(workload, seed):
     assert not state._num_others
 
 
-def test_a_sample_that_failed_and_was_dropped_is_no_failed_output():
-    state = RunState(2)
-    run = play_units([*samples("s", 1, 2, outcome="error")], 2)
-    observe(state, [*run.events[1:-1], DropEvent(1, 1.0, "s", 0, "error")])
-    assert (state.num_done, state.num_failed) == (1, 1)
-    observe(state, [DropEvent(1, 1.0, "s", 1, "length")])
-    assert state.num_failed == 1
-
-
 def events_by_step(events):
     found = {}
     for event in events[1:-1]:
@@ -103,21 +92,6 @@ def test_a_preempted_row_leaves_its_slot_and_keeps_its_tokens(workload):
     assert not list(state.fold.open)
 
 
-@given(paged_workloads())
-def test_steps_that_compute_prompts_alone_give_the_others_no_tokens(workload):
-    jobs, limits = workload
-    run = play_paged(jobs, limits._replace(is_prefill_first=True))
-    by_step = events_by_step(run.events)
-    state = RunState(limits.batch)
-    for step in range(len(run.slots)):
-        events = by_step.get(step, [])
-        observe(state, events)
-        if any(isinstance(event, StepsEvent) for event in events):
-            for slot in state.slots:
-                if slot.is_busy(step):
-                    assert slot.tokens_after(step) == run.tokens[step][slot.label]
-
-
 # -- what nobody should miss ----------------------------------------------------------------------
 
 
@@ -136,18 +110,6 @@ def test_preemptions_and_failures_are_noted_and_the_slot_is_marked():
     observe(state, [FinishEvent(8, 8.0, "a", 0, 0, "error", None, 3)])
     assert state.notes[-1] == ("failed", "a", "failed")
     assert state.slots[0].take_mark() == "failed"
-
-
-@given(paged_workloads())
-def test_hits_are_the_tokens_found_of_those_asked_for(workload):
-    jobs, limits = workload
-    state = RunState(limits.batch)
-    events = play_paged(jobs, limits).events
-    observe(state, events[1:-1])
-    admits = [event for event in events if isinstance(event, AdmitEvent)]
-    prompts = {e.id: e.prompt_tokens for e in events if isinstance(e, ArriveEvent)}
-    assert state.num_found == sum(event.cached for event in admits)
-    assert state.num_asked == sum(prompts[event.id] + event.generated for event in admits)
 
 
 def test_tokens_to_come_are_estimated_from_what_was_used_of_max_tokens():
@@ -242,18 +204,6 @@ def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, s
                 assert (cell == "┃") == (admitted == 1)
                 assert (cell == "·") == (not admitted and 2 * busy < len(steps))
         last = step + 1
-
-
-def test_a_strip_that_is_full_scrolls_and_a_frame_without_steps_adds_nothing():
-    state = RunState(1)
-    strips = Strips(state.slots, UNICODE)
-    for step in range(MAX_CELLS + 9):
-        strips.extend(step, [""])
-        strips.extend(step, [""])
-    assert strips.cells == ["·" * MAX_CELLS]
-    assert list(strips.steps) == list(range(9, MAX_CELLS + 10))
-    strips.extend(MAX_CELLS + 20, ["failed"])
-    assert strips.cells[0].endswith("·✗")
 
 
 # -- what the fold has come to know waits, but not for ever ----------------------------------------

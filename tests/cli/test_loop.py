@@ -2,31 +2,9 @@
 
 from types import SimpleNamespace
 
-from batcher.engine import StepOutcome
-from batcher.request import Request
-from batcher.requests.lines import BadLine, ParsedLine
+from batcher.requests.lines import BadLine
 from cli.run import loop
 from cli.run.loop import Loop
-from cli.run.results import Answers
-
-
-def test_a_line_that_was_read_ahead_is_next():
-    engine = SimpleNamespace(
-        now=0.0,
-        wants_request=False,
-        num_pending=0,
-        has_work=True,
-        step=lambda: StepOutcome([], [], []),
-        first_waiting=None,
-        last_start=0.0,
-    )
-    line = ParsedLine(Request(id="a", prompt="x", arrival_time=1))
-    source = SimpleNamespace(has_ended=False, input_index=0, next=lambda: line)
-    run = Loop(engine, source, Answers("m", bytes))
-    next(iter(run))
-    assert run.next_up is None, "it has not arrived"
-    engine.last_start = 1.0
-    assert run.next_up == "a"
 
 
 def test_bad_lines_are_handed_out_before_too_many_wait():

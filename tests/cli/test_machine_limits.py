@@ -1,13 +1,10 @@
 """A machine that allows too little, or kills a process, gets one line and leaves no files."""
 
 import re
-import signal
 import subprocess
-import time
-from pathlib import Path
 
 import pytest
-from process import COMMAND, ENVIRONMENT, lines_of, start
+from process import COMMAND, ENVIRONMENT, lines_of
 
 from cli import main
 
@@ -56,27 +53,3 @@ def test_a_lack_of_memory_is_one_line_wherever_it_shows(error, monkeypatch, caps
         main.main()
     assert left.value.code == 1
     assert capsys.readouterr().err.startswith("error: not enough memory; ")
-
-
-def child_of(process, name):
-    """Return the id of the child of `process` that has `name` on its command line."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            if name in Path(f"/proc/{child}/cmdline").read_text():
-                return int(child)
-        time.sleep(0.01)
-    raise TimeoutError(name)
-
-
-@pytest.mark.heavy
-def test_a_fork_server_that_dies_before_it_forks_is_one_line(tmp_path):
-    (tmp_path / "in.jsonl").write_bytes(WORDS)
-    run = ["run", "in.jsonl", "--workers", "2", "-o", "out.jsonl", "-q"]
-    with start(*run, cwd=tmp_path, command=COMMAND) as process:
-        server = child_of(process, "forkserver")
-        subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(server)], check=True)
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "Traceback" not in stderr.decode()
-    assert "the process that forks workers has died" in stderr.decode()

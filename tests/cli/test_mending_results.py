@@ -224,13 +224,3 @@ def test_a_second_try_that_is_killed_is_continued(tmp_path, flaky):
     assert flaky("out", *order, "--resume").returncode == 0
     assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
     assert num_failed > 0
-
-
-def test_the_command_that_continues_says_what_is_left_to_do(tmp_path, flaky):
-    (tmp_path / "out").write_text("notes")
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
-    limit += "import sys; sys.dont_write_bytecode = True\n"  # half a .pyc would be left
-    (tmp_path / "flaky_model.py").write_text(limit + FLAKY)
-    done = flaky("out", "--force")
-    assert done.returncode == 1
-    assert done.stderr.endswith("--model flaky_model:next_tokens -o out --resume\n")

@@ -19,9 +19,7 @@ def refusal(*arguments, **environment):
         (["run", "--max-errors", "0"], "--max-errors must be an integer from 1, not 0"),
         (["trace", "--slot", "one"], "--slot must be an integer, not 'one'"),
         (["workload", "poisson", "--rate", "nan"], f"--rate must be {FACTOR}, not nan"),
-        (["workload", "azure", "x", "--scale", "inf"], f"--scale must be {FACTOR}, not inf"),
         (["workload", "bursty", "--off", "-1"], "--off must be a number from 0 to 1,000,000, not"),
-        (["serve", "--max-body", "big"], "--max-body must be a size such as 512MiB"),
         (["run", "--trace", "-"], "--trace must be a file: stdout is for the results"),
     ],
 )
@@ -39,7 +37,6 @@ def test_a_long_value_is_not_repeated_in_full():
         ("BATCH", "x", "an integer from 1 to 1,048,576"),
         ("KEEP_ORDER", "maybe", "true or false"),
         ("COLOR", "pink", "auto, always or never"),
-        ("KV_MEMORY", "lots", "a size such as 512MiB, 2GB or 1048576"),
     ],
 )
 def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed):
@@ -57,11 +54,8 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
         (["compare", "--ranks", "2"], "no option --ranks, which was removed; use --replicas"),
         (["run", "--open"], "run has no option --open\n"),
         (["run", "--model", "localhost:8000"], "did you mean openai:http://localhost:8000/v1?"),
-        (["run", "--model", "https://h/v1"], "did you mean openai:https://h/v1?"),
         (["run", "--model", "openai:[::1]:80"], "a URL such as openai:http://[::1]:80/v1\n"),
-        (["check", "--keep-order"], "batchdecode check has no option --keep-order; run has it"),
         (["trace", "why", "--width"], "trace why has no option --width; trace has it"),
-        (["trace", "--top", "3"], "trace has no option --top; trace diff has it"),
         (["--batch", "3", "run"], "batchdecode has no option --batch; run, check and others have"),
         (
             ["run", "--json"],
@@ -73,9 +67,7 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
         (["schema", "--max-num-seqs"], "--max-num-seqs; run, check and others have --batch\n"),
         (["run", "--gpu_memory_utilization", "1"], "utilization; here it is --kv-memory\n"),
         (["run", "--kv_blocks", "3"], "run has no option --kv_blocks; did you mean --kv-blocks?"),
-        (["run", "-z"], "batchdecode run has no option -z\n"),
         (["run", "--batch"], "--batch needs a value, N\n(see batchdecode run --help)\n"),
-        (["run", "--quiet=yes"], "--quiet takes no value\n"),
         (["trace", "diff", "a"], "batchdecode trace diff needs B\n"),
         (["plan"], "batchdecode plan needs --slo LIMIT,...\n(see batchdecode plan --help)\n"),
         (["schema", "trace", "x"], "batchdecode schema takes KIND alone, not x as well\n"),
@@ -90,7 +82,6 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
         (["run", "-batch", "3"], "run has no option -batch; did you mean --batch?\n(see "),
         (["trace", "x", "--format", "gant"], "svg or gantt, not 'gant'; did you mean gantt?\n"),
         (["plan", "x", "--slo", "ttft=1", "--search", "replica"], "did you mean replicas?\n"),
-        (["trac"], "no command 'trac'; did you mean trace?\n"),
         (["--version=3"], "error: option '--version' does not take a value\n"),
         (["draft"], "error: no command 'draft'; did you mean draft diagnose?\n"),
         (["run", "--resume=twice"], "--resume=twice: use --resume or --resume=repair\n"),

@@ -150,12 +150,6 @@ def test_lines_that_suffer_from_the_same_are_counted_and_others_shown(tmp_path):
     assert "4 invalid of 4 lines" in done.stderr
 
 
-def test_blank_lines_hide_nothing_of_that():
-    done = batchdecode("check", stdin=b"Once upon\n\n\na time\n\nthere was\n")
-    assert done.stderr.count("error[") == 1
-    assert "... and 2 more problems\n" in done.stderr
-
-
 @pytest.mark.parametrize("line", ['{"prompt": "torn', '{"prompt": }'])
 def test_a_line_that_is_meant_as_a_request_is_explained_and_no_more(line):
     done = batchdecode("run", stdin=f"{line}\n".encode())

@@ -3,14 +3,13 @@ import io
 import json
 import os
 import subprocess
-import zlib
 from pathlib import Path
 from threading import Thread
 
 import pytest
 from process import batchdecode, start
 
-from batcher.events import EndEvent, TokenEvent
+from batcher.events import EndEvent
 from batcher.trace.files import encode_events
 from cli.errors import WriteError
 from cli.run.files import FileSink, GzipSink, OutputError, check_distinct, check_writable, open_sink
@@ -50,20 +49,6 @@ def test_results_are_in_the_file_soon_after_they_are_written(tmp_path):
     assert writer.num_written == 6
 
 
-def test_token_events_are_written_at_once_and_are_no_results():
-    log = Log()
-    writer = ResultWriter(log, clock=lambda: 0.0)
-    writer.write([b"before\n"])
-    assert log.writes == []
-    writer.write_tokens([TokenEvent(3, "a", 0, [5], "x"), TokenEvent(3, "b", 1, [], "", "normal")])
-    assert b"".join(log.writes) == (
-        b"before\n"
-        b'{"event":"token","step":3,"id":"a","index":0,"tokens":[5],"text":"x"}\n'
-        b'{"event":"token","step":3,"id":"b","index":1,"tokens":[],"text":"","state":"normal"}\n'
-    )
-    assert (writer.num_written, writer.num_token_events) == (1, 2)
-
-
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_full_disk_takes_the_results_there_is_room_for(tmp_path, is_closed):
     path = tmp_path / "out"
@@ -76,17 +61,6 @@ def test_a_full_disk_takes_the_results_there_is_room_for(tmp_path, is_closed):
     if not is_closed:
         writer.close()
     assert path.read_bytes() == item(0) + item(1)
-
-
-def test_a_file_on_a_full_disk_ends_with_a_whole_line(tmp_path):
-    path = tmp_path / "out"
-    sink = FileSink(FullDisk(path, "w"), "out")
-    sink.write(b"0123456789\n")
-    sink.write(b"abc\n")
-    with pytest.raises(WriteError, match="cannot write out: No space left on device"):
-        sink.write(b"0123456789\nx\n")
-    sink.close()
-    assert path.read_bytes() == b"0123456789\nabc\n"
 
 
 def test_a_pipe_that_takes_little_at_a_time_gets_everything():
@@ -106,16 +80,6 @@ def test_a_pipe_that_takes_little_at_a_time_gets_everything():
     reader.join()
     os.close(read_end)
     assert b"".join(pieces) == b"x" * 300_000
-
-
-def test_compressed_lines_can_be_read_as_soon_as_they_are_written(tmp_path):
-    path = tmp_path / "out.gz"
-    sink = open_sink(str(path))
-    sink.write(b"one\n")
-    assert zlib.decompressobj(31).decompress(path.read_bytes()) == b"one\n"
-    sink.write(b"two\n")
-    sink.close()
-    assert gzip.decompress(path.read_bytes()) == b"one\ntwo\n"
 
 
 def test_appending_nothing_to_a_compressed_file_leaves_it_as_it_is(tmp_path):
@@ -169,14 +133,6 @@ def test_a_trace_is_written_five_times_a_second():
     writer.flush()
     writer.close()
     assert log.writes == [line * 4, line, None]
-
-
-def test_a_trace_does_not_wait_with_many_events():
-    log = Log()
-    writer = TraceWriter(log, clock=lambda: 0.0)
-    for _ in range(1000):
-        writer.write([EndEvent(1, 1.0, 1, 1)])
-    assert len(log.writes) == 1
 
 
 def test_no_two_files_of_a_run_are_one(tmp_path):

@@ -10,8 +10,6 @@ import pytest
 from examples import rest_heavy
 from process import ROOT, batchdecode, lines_of, start, workload
 
-from cli.run.files import OutFile, OutputError
-
 REQUESTS = lines_of(*workload(5))
 OPTIONS = [
     ("--trace", "t.jsonl.gz"),
@@ -143,15 +141,6 @@ def test_what_others_have_put_beside_the_results_is_not_overwritten(tmp_path, ru
     assert run("-o", "out", "--resume").returncode == 0
 
 
-def test_checksums_that_become_a_link_are_not_written_through_it(tmp_path, run):
-    assert run("-o", "out").returncode == 0
-    (tmp_path / "out.run.sums").rename(tmp_path / "mine")
-    before = (tmp_path / "mine").read_bytes()
-    (tmp_path / "out.run.sums").symlink_to("mine")
-    assert run("-o", "out", "--resume").returncode == 2
-    assert (tmp_path / "mine").read_bytes() == before
-
-
 @pytest.mark.parametrize("option", ["--trace", "--metrics-file", "-o"])
 def test_a_file_that_a_run_writes_is_refused_to_another(tmp_path, run, option):
     if option == "--metrics-file":
@@ -183,16 +172,3 @@ def test_a_lock_ends_with_a_run_that_is_killed(tmp_path, run, running):
     again = ["-o", "out", "--trace", "t", "--report", "r", "--resume", "--step-delay", "0"]
     assert run(*again).returncode == 0
     assert (tmp_path / "out").read_bytes().count(b"\n") == 60
-
-
-def test_what_takes_the_place_of_a_locked_file_is_locked(tmp_path):
-    path = str(tmp_path / "x")
-    with OutFile(path) as file:
-        for content in (b"one", b"two"):
-            with file.replace() as sink:
-                sink.write(content)
-            with pytest.raises(OutputError, match="is being written by another run"):
-                OutFile(path).lock()
-            assert (tmp_path / "x").read_bytes() == content
-    with OutFile(path) as file:
-        assert file.is_filled

@@ -66,23 +66,6 @@ def test_who_looks_for_the_library_in_the_command_is_told_its_name(name, where):
 
 
 @pytest.mark.heavy
-def test_an_install_says_what_the_library_is_called(scripts, tmp_path):
-    asked = "import batchdecode; batchdecode.decode"
-    status, _, said = output_of(scripts / "python", "-c", asked, cwd=tmp_path)
-    assert status == 1
-    assert said.endswith(
-        "AttributeError: module 'batchdecode' has no attribute 'decode': this is the command line; "
-        "the library is called batcher (batcher.decode)\n"
-    )
-
-
-@pytest.mark.heavy
-def test_an_install_has_the_pages_that_help_shows(scripts, tmp_path):
-    shown = output_of(scripts / "batchdecode", "help", "chunked-prefill", cwd=tmp_path)
-    assert shown == (0, (ROOT / "docs" / "learn" / "chunked-prefill.md").read_bytes(), "")
-
-
-@pytest.mark.heavy
 def test_an_install_has_all_that_a_page_is_made_of(scripts, tmp_path):
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(3)))
     command = [scripts / "batchdecode", "trace", "requests.jsonl", "--format", "html"]

@@ -9,7 +9,6 @@ from batcher.planning.measure import measure
 from cli.commands.plan import PlanOptions
 from cli.planning import plan_requests
 
-CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)
 
 PACED = "each step takes 1 second: --profile says how long steps take"
@@ -59,17 +58,6 @@ def test_the_largest_rate():
         text,
     )
     assert "  no help    max-batch-tokens 2,048 or 1,024" in text
-
-
-def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("cli.run.problems.LINE_INTERVAL", 0.0)
-    (tmp_path / "r").write_bytes(EIGHT)
-    options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"])
-    assert plan_requests(options) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert told[:2] == [PACED, "tried 0 values and 99% of batch 1"]
-    assert "tried 3 values and 99% of batch 3" in told
-    assert "looking for what would help: 1 simulation so far" in told
 
 
 @pytest.mark.parametrize("command", ["compare", "run"])
@@ -160,7 +148,6 @@ def test_a_search_that_is_stopped_tells_what_it_has_tried(
             [*("--slo", "e2e=1", "--search", "replicas", "--fleet"), AUTOSCALED],
             "--search replicas: how many",
         ),
-        (["--slo", "e2e=1", "--profile", "x"], "unknown profile x; known: rtx4090"),
     ],
 )
 def test_bad_options(arguments, message):
@@ -178,13 +165,6 @@ def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path)
     assert re.search(r"no help    batch 4( or \d+)*? or 1\b", shown), (
         "twice that of the file, and half"
     )
-
-
-def test_memory_that_is_unlimited_is_said_unless_it_is_searched():
-    arguments = ("--slo", "e2e=25", "--profile", "rtx4090_llama3.1-8b")
-    assert "KV is unlimited" in plan(*arguments).stderr
-    assert plan(*arguments, "--quiet").stderr == ""
-    assert plan(*arguments, "--search", "kv-blocks", "--batch", "4").stderr == ""
 
 
 @pytest.mark.parametrize("command", [["compare"], ["plan", "--slo", "e2e=1"]])

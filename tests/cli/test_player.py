@@ -1,6 +1,5 @@
 """The player: what keys and time make of a recorded run, on the screen of an emulator."""
 
-import pytest
 from emulated_run import Clock, Screen
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +9,7 @@ from reference_schedule import Job, play
 
 from cli.screen.live import ScreenLive
 from cli.screen.theme import ASCII, UNICODE
-from cli.views.player import MOVES, Player, StepRange, TerminalGone
+from cli.views.player import MOVES, Player, StepRange
 
 LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events
 LAST = LONG[-1].steps - 1
@@ -140,13 +139,6 @@ def test_brackets_go_to_preemptions_and_to_the_worst_bubble():
     assert [seen.press("]").step for _ in points] == points
     assert "no preemption, failure or bubble after" in seen.press("]").text
     assert [seen.press("[").step for _ in points[:-1]] == points[-2::-1]
-
-
-def test_a_terminal_that_is_gone_ends_it():
-    seen = Seen(LONG)
-    seen.keyboard.is_gone = True
-    with pytest.raises(TerminalGone):
-        seen.press("q")
 
 
 def test_a_run_that_breaks_off_is_played_up_to_there():

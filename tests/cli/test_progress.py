@@ -7,11 +7,7 @@ import pytest
 from emulated_run import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from process import ROOT
 
-from batcher.models.checkpoints import load_transformer
-from batcher.planning import workers
-from batcher.transformer.config import TransformerSettings
 from cli.planning import plan_progress
 from cli.run.problems import progress_of
 from cli.screen.live_state import Moment, progress
@@ -63,32 +59,12 @@ def test_a_run_that_ends_sooner_than_it_may_is_shown_as_it_goes_on(lengths, batc
     assert last == 100
 
 
-@given(st.lists(st.floats(0, 1)))
-def test_a_task_that_tells_less_than_before_does_not_go_back(shares):
-    told = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "PART_INTERVAL", 0.0)
-        on_part = workers._seldom(told.append)
-        for share in shares:
-            on_part(share)
-    assert len(told) == len(shares)
-    assert told == sorted(told)
-
-
 def test_a_comparison_is_not_whole_before_its_last_cell(said):
     with progress_of(200, 1, quiet=False) as on_done:
         for done in (1.0, 58.0, 199.999):
             on_done(done)
     shown = ("1 of 200 cells, 0%", "58 of 200 cells, 29%", "199 of 200 cells, 99%")
     assert said[1:] == [f"{each} of the work\n" for each in shown]
-
-
-def test_no_checkpoint_is_whole_while_it_is_loaded():
-    told = []
-    model = str(ROOT / "samples/shakespeare/draft")
-    load_transformer(model, TransformerSettings(), lambda *done: told.append(done))
-    assert told == sorted(told)
-    assert all(number < total for number, total in told)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.996, 1.0])

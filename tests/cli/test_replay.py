@@ -37,11 +37,6 @@ def test_replay_as_json_reads_stdin():
     [
         ([], "--profile is needed"),
         (["--profile", "wall"], "wall, the time that steps really take, is for run"),
-        (
-            ["--profile", "constant:1", "--check"],
-            "replay has no option --check; run, trace and others have it",
-        ),
-        (["--profile", "nobody"], "unknown profile nobody"),
         (["--profile", "constant:1", "--kv-blocks", "3"], "can never run with --kv-blocks 3"),
         (
             ["--profile", "constant:1", "--policy", "lpm", "--prefix-cache", "off"],

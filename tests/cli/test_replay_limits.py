@@ -46,14 +46,6 @@ def test_limits_come_from_the_file_beside_the_log(folder):
     assert numbers[0] == numbers[1]
 
 
-def test_a_given_file_goes_before_the_one_beside_and_an_option_before_both(folder):
-    (folder / "meta.json").write_text('{"max_num_seqs": 2}')
-    (folder / "given").write_text(json.dumps(LIMITS))
-    limits = limits_of(replay(folder, "--meta", "given", "--batch", "40", "--json"))
-    assert limits["batch"] == (40, "--batch")
-    assert limits["kv_blocks"] == (1200, "num_gpu_blocks, less the null block, in given")
-
-
 def test_what_nobody_says_is_guessed_and_warned_of(folder):
     done = replay(folder, "--json")
     assert limits_of(done)["batch"] == (256, "guessed: the default of vLLM")
@@ -105,7 +97,6 @@ def test_a_file_beside_the_log_that_is_malformed_is_an_error(folder, content, me
     ("name", "message"),
     [
         ("nowhere.json", "cannot read nowhere.json: No such file or directory"),
-        (".", "cannot read .: Is a directory"),
         ("empty", "empty has no limits; they would be under max_num_seqs,"),
         ("/dev/zero", "/dev/zero is larger than 16 MiB"),
     ],

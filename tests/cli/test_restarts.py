@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 
 import pytest
-from examples import examples, mostly_heavy
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from process import lines_of, workload
@@ -112,16 +112,6 @@ def test_what_a_report_tells_of_steps_is_complete(tmp_path, seed):
     timeline = Timeline.from_events(events)
     for worker in timeline.workers:
         assert len(worker.figures.ends) == worker.num_steps
-
-
-@pytest.mark.parametrize("seed", mostly_heavy(range(6), 0))
-def test_a_request_of_which_a_part_had_ended_counts_once(tmp_path, seed):
-    requests = [{**SAMPLED, "id": f"s{number}", "n": 3} for number in range(20)]
-    _, _, summary, workers = run_with_kills(
-        tmp_path, requests=requests, num_workers=2, seed=seed, kill_share=0.1, max_kills=4
-    )
-    assert workers.num_kills
-    assert (summary["requests"], summary["outputs"]) == (20, 60)
 
 
 def test_one_worker_has_a_trace_of_one_engine(tmp_path):

@@ -121,14 +121,6 @@ def test_requests_of_all_kinds_are_continued_wherever_they_were_cut(tmp_path, ke
             assert again.read_bytes() == before.read_bytes()
 
 
-@pytest.mark.parametrize("end", [1, 300, -1])
-def test_a_torn_gz_file_is_continued(tmp_path, whole, end):
-    decode(tmp_path, "out.gz")
-    pretend_to_have_stopped(tmp_path / "out.gz", (tmp_path / "out.gz").read_bytes()[:end])
-    decode(tmp_path, "out.gz", resume=True)
-    assert sorted(content(tmp_path / "out.gz").splitlines()) == sorted(whole.splitlines())
-
-
 def test_results_whose_turn_has_not_come_are_written_when_the_run_is_stopped(tmp_path):
     out = "out.gz"
     long, *short = workload(3, max_tokens=3)
@@ -147,16 +139,6 @@ def test_results_whose_turn_has_not_come_are_written_when_the_run_is_stopped(tmp
     assert [json.loads(line)["id"] for line in lines] == ["r1", "r2"]
     decode(tmp_path, out, keep_order=True, resume=True, requests=requests)
     assert content(tmp_path / out) == (tmp_path / "whole").read_bytes()
-
-
-@pytest.mark.parametrize("arguments", [["-o", "out"], ["-o", "out.gz", "--resume"]])
-def test_no_model_is_loaded_for_results_that_are_in_the_way(tmp_path, arguments):
-    (tmp_path / "slow.py").write_text("print('loaded')\nnext_tokens = None\n")
-    (tmp_path / "out").write_text("something\n")
-    (tmp_path / "out.gz").write_bytes(b"")
-    (tmp_path / "out.gz.run.json").write_text("damaged")
-    done = batchdecode("run", "--model", "slow:next_tokens", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("loaded")) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -282,15 +264,12 @@ def test_failed_samples_count_as_they_did(tmp_path, monkeypatch):
     [
         ({"defaults": {"seed": 5}}, "--seed was not set, now it is 5"),
         ({"model_settings": {"seed": 5}}, "seed was 0, now it is 5"),
-        ({"model_settings": {"eos_rate": 0.5}}, "eos_rate was 0.2, now it is 0.5"),
         ({"requests": REQUESTS + b"\n"}, "the input is another one, or has changed"),
         ({"keep_order": True}, "it was begun without --keep-order"),
         ({"batch": 8}, "--batch was 3, now it is 8"),
         ({"model": "other_model:f"}, "the model was simulated, now it is other_model:f"),
         ({"follow": True}, "--resume and --follow exclude each other"),
-        ({"stream": True}, "--stream and --resume exclude each other"),
         ({"output": None}, "needs --output FILE"),
-        ({"output": "/dev/null", "trace": None, "summary_json": None}, "needs --output FILE"),
     ],
 )
 def test_another_run_is_not_resumed(tmp_path, whole, monkeypatch, change, reason):
@@ -328,18 +307,6 @@ def test_a_record_of_other_types_is_no_record(tmp_path, changes, field):
     what = f"its `{field}` is not what this version of batchdecode writes"
     with pytest.raises(ResumeError, match=f"^cannot read .*{what}.*--force starts over.$"):
         decode(tmp_path, "out", requests=ONE, resume=True)
-
-
-def test_settings_that_json_writes_differently_are_the_same(tmp_path, monkeypatch):
-    (tmp_path / "mine_model.py").write_text(
-        "def model(prefixes):\n    return [1 for _ in prefixes]\n"
-        "model.settings = {1: (2, 3), 'a': 1}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    options = {"requests": ONE, "model": "mine_model:model"}
-    assert decode(tmp_path, "out", **options) == 0
-    pretend_to_have_stopped(tmp_path / "out", b"")
-    assert decode(tmp_path, "out", resume=True, **options) == 0
 
 
 def test_results_are_not_overwritten_unless_that_is_asked_for(tmp_path, whole):
@@ -394,9 +361,3 @@ def test_whatever_ends_it_and_whenever_the_run_can_be_continued(tmp_path):
     assert batchdecode(*arguments, cwd=tmp_path).returncode == 1
     out = (tmp_path / "out").read_bytes()
     assert sorted(out.splitlines()) == sorted(whole.splitlines())
-
-
-def test_a_run_that_is_refused_leaves_no_file(tmp_path):
-    (tmp_path / "in").write_bytes(b"{}\n")
-    assert batchdecode("run", "in", "-o", "out", cwd=tmp_path).returncode == 2
-    assert not (tmp_path / "out").exists()

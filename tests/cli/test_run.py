@@ -147,13 +147,6 @@ def test_a_bad_line_of_a_pipe_ends_the_reading_and_the_rest_is_drained():
     assert "1 invalid of 6 lines; reading stopped there" in done.stderr
 
 
-def test_a_bad_first_line_of_a_pipe_is_no_success():
-    done = batchdecode("run", stdin=b"{\n")
-    assert done.returncode == 2
-    assert "✓" not in done.stderr
-    assert "■ no requests\nerror: 1 invalid of 1 line" in done.stderr
-
-
 ROW = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 
 

@@ -74,12 +74,6 @@ def test_a_failure_is_exit_status_1_and_the_key_stands_nowhere(folder):
     assert {headers["authorization"] for _, headers, _ in server.requests} == {f"Bearer {KEY}"}
 
 
-def test_without_a_key_a_refusal_says_to_set_one(folder):
-    with FaultServer({f"p{number}": [refusal(401)] for number in range(8)}) as server:
-        done = run(folder, server, "-q", OPENAI_API_KEY="")
-    assert "HTTP 401: no; set OPENAI_API_KEY\n" in done.stderr
-
-
 def test_a_refused_key_ends_the_run_and_another_one_goes_on(folder):
     refused = [answer("a"), refusal(401)]
     with FaultServer({f"p{number}": refused[number > 3 :] for number in range(8)}) as server:
@@ -110,19 +104,6 @@ def test_a_wait_that_is_too_long_is_told_once_and_the_run_goes_on_later(folder, 
     assert done.returncode == 0
     assert "longer than --max-wait" not in done.stderr
     assert {each["finish_reason"] for each in results(folder).values()} == {"stop"}
-
-
-def test_a_long_wait_is_told_while_it_lasts(folder):
-    with FaultServer(usual=refusal(429, "daily limit", Retry_After="3600")) as server:
-        command = ("run", "r.jsonl", "--model", server.name, "-o", "out.jsonl", "-q")
-        process = start(*command, cwd=folder, command=COMMAND)
-        told = b""
-        while b"--max-wait SECONDS limits such waits" not in told:
-            told += process.stderr.readline()
-        os.kill(process.pid, signal.SIGINT)
-        told += process.communicate(timeout=30)[1]
-    assert told.count(b"waiting until 2") == 1
-    assert process.returncode == 128 + signal.SIGINT
 
 
 def test_a_moderated_prompt_fails_alone_and_resume_gets_past_it(folder):
@@ -231,16 +212,6 @@ def test_a_row_keeps_its_model_if_the_server_lists_it(folder, models, name, row_
     assert done.returncode == (2 if sent is None else 0), done.stderr
 
 
-def test_extra_body_with_null_removes_any_field(folder):
-    fields = {"temperature": 0, "seed": 3, "tools": [], "top_k": 5}
-    (folder / "r.jsonl").write_bytes(lines_of({"prompt": "hi", **fields}))
-    with FaultServer() as server:
-        null = json.dumps(dict.fromkeys([*fields, "model", "stream_options"]))
-        done = run(folder, server, "--extra-body", null)
-    assert done.returncode == 0, done.stderr
-    assert server.bodies == [{"prompt": "hi", "stream": True}]
-
-
 def test_the_status_of_a_row_is_the_server_s(folder):
     statuses = [400, 403, 422, 429]
     rows = [row(messages=[{"role": "user", "content": str(each)}]) for each in (200, *statuses)]
@@ -282,16 +253,6 @@ def test_what_was_cut_or_refused_is_asked_again_and_other_rows_stay(folder):
     lines = (folder / "out.jsonl").read_text().splitlines()
     after = {each["custom_id"]: each for each in map(json.loads, lines)}
     assert {name: after[name] for name in kept} == kept
-
-
-def test_a_text_is_a_message_with_chat(folder):
-    (folder / "r.jsonl").write_bytes(lines_of({"prompt": "hi"}))
-    with FaultServer() as server:
-        done = run(folder, server, "--chat", "--extra-body", '{"top_k": 5, "max_tokens": null}')
-    assert done.returncode == 0, done.stderr
-    [body] = server.bodies
-    assert body["messages"] == [{"role": "user", "content": "hi"}]
-    assert (body["top_k"], "max_tokens" in body) == (5, False)
 
 
 def test_what_a_server_cannot_be_told_is_refused_by_name(folder):

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +20,6 @@ from cli.options import SchedulingOptions
 from cli.run.problems import InvalidInput
 from cli.run.run import run
 from cli.run.run_options import RunOptions
-from cli.run.worker import Died
 from cli.run.workers import run_by_workers
 from cli.signals import StopSignals
 
@@ -158,15 +156,6 @@ def test_a_request_that_kills_workers_fails_alone(folder, seed):
     assert as_set(result for result in found if result["id"] != "poison") == as_set(others)
 
 
-@pytest.mark.parametrize("seed", mostly_heavy(range(3), 0))
-def test_lost_machines_are_held_against_no_request(folder, seed):
-    lost = Died("was lost with its machine", is_machine=True)
-    status, _ = run_inner(options_of(folder), seed=seed, kill_share=0.1, death=lost)
-    expected, expected_status = alone(folder)
-    assert status == expected_status
-    assert as_set(written(folder / "results.jsonl")) == as_set(expected)
-
-
 def test_bad_lines_are_refused_before_anything_is_decoded(folder, capfd):
     options = options_of(folder, keep_going=False)
     (folder / "results.jsonl").unlink(missing_ok=True)
@@ -262,12 +251,6 @@ def test_workers_that_cannot_start_end_the_run(folder):
 # -- as processes ---------------------------------------------------------------------------------
 
 
-def test_an_empty_input_has_a_summary_too(tmp_path, capfd):
-    (tmp_path / "requests.jsonl").write_bytes(b"\n")
-    assert run_inner(options_of(tmp_path, quiet=False))[0] == 0
-    assert capfd.readouterr().err.startswith("✓ no requests\n")
-
-
 def test_a_pipe_and_gzip_are_read(folder):
     packed = gzip.compress((folder / "requests.jsonl").read_bytes())
     command = ("run", "--keep-going", "--workers", 2, "-b", 4, "--keep-order")
@@ -288,14 +271,6 @@ def test_what_is_answered_is_in_the_file_while_the_run_waits(tmp_path):
                 assert time.monotonic() < deadline, f"request {num_sent} has no answer"
                 time.sleep(0.001)
     assert running.returncode == 0
-
-
-def test_no_numbers_are_told_of_a_run_whose_results_have_no_room(folder, capfd):
-    options = replace(options_of(folder, quiet=False), output="/dev/full")
-    assert run_inner(options)[0] == 1
-    said = capfd.readouterr().err
-    assert "error: cannot write /dev/full: No space left on device" in said
-    assert " ok" not in said
 
 
 def test_a_pipe_ends_at_a_bad_line(folder):

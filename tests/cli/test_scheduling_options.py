@@ -114,13 +114,6 @@ def test_memory_that_is_unlimited_though_a_gpu_has_some_is_said(folder, argument
         assert note in done.stderr
 
 
-def test_a_trace_takes_no_options_of_scheduling(folder):
-    run(folder, "in", "--trace", "trace")
-    done = batchdecode("trace", "trace", "--kv-blocks", 3, cwd=folder)
-    assert done.returncode == 2
-    assert "--kv-blocks is for requests, and trace is a trace" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -134,7 +127,6 @@ def test_a_trace_takes_no_options_of_scheduling(folder):
         (["--profile", "h200"], "known: rtx4090_llama3.1-8b"),
         (["--max-batch-tokens", "2"], "--max-batch-tokens 2 is less than the 3 slots"),
         (["--prefix-cache", "yes"], "--prefix-cache must be on, off or auto, not 'yes'"),
-        (["--no-prefix-cache"], "has no option --no-prefix-cache; did you mean --prefix-cache?"),
         (["--kv-blocks", "16777216", "--block-size", "1048576"], "no memory for so many blocks"),
         (["--draft-tokens", "4"], "--draft-tokens has no effect without --draft"),
         (["--draft", "ngram", "--draft-tokens", "65"], "an integer from 1 to 64, or auto, not 65"),
@@ -196,18 +188,10 @@ def test_a_run_is_continued_as_if_it_had_never_stopped(folder, case):
         (folder / "out").write_bytes(whole)
 
 
-def test_by_which_rule_drafts_are_accepted_is_in_the_trace(folder):
-    (folder / "c.yaml").write_text("draft: simulated:0.5\nacceptance: leviathan\n")
-    assert run_event(folder, "--config", "c.yaml")["speculation"]["acceptance"] == "leviathan"
-    found = run_event(folder, "--config", "c.yaml", "--acceptance", "exact")["speculation"]
-    assert found == {"draft": "simulated:0.5"}
-
-
 @pytest.mark.parametrize(
     ("then", "now", "reason"),
     [
         (LEVIATHAN, LEVIATHAN[:2], "--acceptance was leviathan, now it is not set"),
-        (["--policy", "sjf"], ["--kv-blocks", "30"], "--policy was sjf, now it is fcfs"),
         (
             ["--kv-blocks", "30"],
             ["--kv-blocks", "30", "--prefix-cache", "off"],

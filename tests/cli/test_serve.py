@@ -97,17 +97,6 @@ def test_a_second_signal_ends_it_at_once():
         assert ended(client.process) == (128 + number, "")
 
 
-def test_a_profile_is_kept_to_on_the_wall(tmp_path):
-    trace = tmp_path / "trace.jsonl"
-    with serving("--profile", "constant:0.05", "--trace", trace) as client:
-        answer = client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 4})
-        assert answer.elapsed.total_seconds() > 0.2
-        client.process.terminate()
-        ended(client.process)
-    run, *_ = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert run["step_time"]["name"].startswith("constant")
-
-
 def test_the_key_comes_from_the_environment_and_nothing_tells_it(tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "BATCHDECODE_API_KEY", "hidden-key")
     trace = tmp_path / "trace.jsonl"
@@ -174,17 +163,6 @@ def test_workers_share_an_address_and_metrics_and_leave_no_files(tmp_path):
         client.process.send_signal(signal.SIGHUP)
         assert ended(client.process) == (0, "")
     assert [*tmp_path.iterdir()] == []
-
-
-def test_workers_of_a_killed_server_leave_no_folder(tmp_path):
-    with serving("--workers", "2", command=["env", f"TMPDIR={tmp_path}", *COMMAND]) as client:
-        ids_of_answers(client, 1)
-        assert list(tmp_path.iterdir())
-        client.process.kill()
-        late = time.monotonic() + 10
-        while list(tmp_path.iterdir()) and time.monotonic() < late:
-            time.sleep(0.05)
-        assert not list(tmp_path.iterdir())
 
 
 def test_workers_end_together():

@@ -27,16 +27,6 @@ def send(number):
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_the_first_signal_is_only_noted(number, status):
-    with StopSignals() as stop:
-        assert stop.received is None
-        send(number)
-        assert (stop.received, stop.exit_status, stop.name) == (number, status, number.name)
-
-
 def test_the_second_signal_aborts():
     with StopSignals() as stop:
         send(signal.SIGTERM)
@@ -56,17 +46,6 @@ def test_a_signal_breaks_off_what_waits(is_early):
         with pytest.raises(Interrupted):
             stop.sleep(10)
         assert time.monotonic() - began < 5
-
-
-def test_a_wait_is_no_reason_to_show_nothing_new():
-    shown = []
-    with StopSignals() as stop:
-        stop.before_wait = lambda: shown.append("now") or 0.01
-        stop.sleep(0.2)
-        assert 3 < len(shown) < 25
-        num_shown = len(shown)
-        time.sleep(0.05)
-    assert len(shown) == num_shown
 
 
 def test_what_nohup_ignores_stays_ignored():

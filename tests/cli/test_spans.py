@@ -1,7 +1,5 @@
 """Requests as traces of OpenTelemetry: the phases of their stories, which hold up no run."""
 
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -11,7 +9,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from process import ENVIRONMENT, batchdecode, lines_of, workload
+from process import batchdecode, lines_of, workload
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.explaining.story import PhaseFollower
@@ -179,15 +177,3 @@ def test_an_address_that_is_none_is_an_error():
         "error: --otel must be env or an address such as http://127.0.0.1:4318, not "
         "'localhost:4318'\n"
     )
-
-
-WITHOUT = "import sys; sys.modules['opentelemetry'] = None; from cli.main import main; main()"
-
-
-def test_a_missing_extra_is_named():
-    command = [sys.executable, "-c", WITHOUT, "run", "--otel", "env"]
-    done = subprocess.run(
-        command, env=ENVIRONMENT, input=REQUESTS, capture_output=True, check=False
-    )
-    assert done.returncode == 2
-    assert b"install them with `pip install 'batchdecode[otel]'`" in done.stderr

@@ -70,9 +70,3 @@ def test_both_on_stdout_are_refused_before_anything_is_decoded(tmp_path, output)
     done = batchdecode("run", REQUESTS, *output, "--summary-json", "-", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, b"")
     assert "give one of them a file" in done.stderr
-
-
-def test_more_and_less_exclude_each_other():
-    done = batchdecode("run", REQUESTS, "--stats", "-q")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert "--stats and --quiet exclude each other" in done.stderr

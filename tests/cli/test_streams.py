@@ -143,19 +143,6 @@ def test_no_file_of_a_run_is_the_input_or_stands_beside_the_results(tmp_path, re
     assert "they must be different files" in done.stderr
 
 
-@pytest.mark.parametrize("option", ["--trace", "--summary-json"])
-def test_a_wrong_path_costs_no_earlier_results(tmp_path, requests, option):
-    batchdecode("run", requests, "-o", "x", "--trace", "t", cwd=tmp_path)
-    before = [(tmp_path / name).read_bytes() for name in "xt"]
-    wrong = {"--trace": "t", option: "missing/file"}
-    done = batchdecode(
-        "run", requests, "-o", "x", *[p for pair in wrong.items() for p in pair], cwd=tmp_path
-    )
-    assert done.returncode == 2
-    assert "error: cannot write missing/file: No such file or directory" in done.stderr
-    assert [(tmp_path / name).read_bytes() for name in "xt"] == before
-
-
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_nobody_who_reads_stderr_stops_nothing(tmp_path, requests, is_gone):
     (tmp_path / "chatty.py").write_text(

@@ -6,7 +6,6 @@ from reference_drafts import DraftedJob, play_drafts
 from reference_schedule import Job, jobs_of, play
 from reference_units import beams, play_units, samples
 
-from batcher.events import AdmitEvent, ArriveEvent, EndEvent, RunEvent
 from batcher.metrics.counts import DraftChanges, PositionAcceptance
 from batcher.metrics.summary import RunMetrics, WorkerSummary
 from cli.screen.summary import RunFiles, render_summary
@@ -65,17 +64,6 @@ def test_a_run_in_six_lines():
     ]
 
 
-def test_all_files_are_listed():
-    files = RunFiles(
-        "results.jsonl", "run.trace.jsonl", "report.html", "summary.json", "time.csv", "m.prom"
-    )
-    assert lines_of(summary_of(jobs_of(1)), files)[-3:] == [
-        "  results.jsonl (1)   trace: batchdecode trace run.trace.jsonl",
-        "  report: report.html   numbers: summary.json   timeseries: time.csv",
-        "  metrics: m.prom",
-    ]
-
-
 def test_a_run_that_stopped_tells_how_many_requests_had_not_begun():
     rest = {"is_complete": False, "num_unread": 1200}
     assert lines_of(summary_of([]), is_complete=False) == ["■ no requests"]
@@ -115,30 +103,6 @@ def test_lines_of_drafts_fit_whatever_their_numbers():
     assert any(f"by position {'100% ' * 8}..." in line for line in lines)
 
 
-def test_long_lines_of_control_and_idle_slots_fit_too():
-    events = [
-        RunEvent(batch=1000, model="test", settings={}),
-        ArriveEvent(0, 0.0, "a", 0, "input", 1, 1),
-        AdmitEvent(0, 0.0, "a", 0, 0, "empty"),
-        ArriveEvent(3000, 3000.0, "b", 0, "input", 1, 1),
-        AdmitEvent(7000, 7000.0, "b", 0, 1, "empty"),
-        EndEvent(9000, 9000.0, 1, 2),
-    ]
-    metrics = RunMetrics()
-    metrics.observe(events)
-    metrics.counted.num_jumps, metrics.counted.num_jumped_tokens = 9_999, 9_999 * 999
-    metrics.counted.num_forks = 999_999
-    metrics.note_constraints(9_999, 9_999_999)
-    lines = lines_of(metrics.summary())
-    assert max(map(len, lines)) <= 80
-    assert lines[-2:] == [
-        "  constraints: 9,999 compiled, 9,999,999 reused",
-        "  9,989,001 tokens forced in 9,999 jumps   beams: 999,999 forks",
-    ]
-    assert "tail drain, " in lines[2]
-    assert lines[2].endswith("% too few free")
-
-
 @pytest.mark.parametrize(
     ("headline", "jobs", "num_events"),
     [
@@ -175,27 +139,11 @@ def test_idle_slot_steps_have_a_cause(line, jobs):
     assert lines_of(summary_of(jobs))[2] == line
 
 
-def test_a_name_cannot_control_the_terminal():
-    lines = lines_of(summary_of(jobs_of(3)), RunFiles(results="a\x1b[31mb", trace="\x07"))
-    assert all(line.isprintable() for line in lines)
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "no-such-encoding"])
 def test_an_encoding_without_the_marks_gets_plain_ones(encoding):
     lines = lines_of(summary_of(BUSY_JOBS), encoding=encoding)
     assert lines[0] == "* 21 ok  1 failed   903 steps, 2 slots, 72% busy, 2.1 s"
     assert all(line.isascii() for line in lines)
-
-
-def test_colour_changes_nothing_but_the_colour():
-    summary = summary_of(BUSY_JOBS)
-    colored = lines_of(summary, has_color=True)
-    assert colored[0].startswith("\x1b[32m✓\x1b[0m 21 ok")
-    assert all(line.startswith("\x1b[2m") and line.endswith("\x1b[0m") for line in colored[1:])
-    plain = "\n".join(colored)
-    for code in ("\x1b[32m", "\x1b[2m", "\x1b[0m"):
-        plain = plain.replace(code, "")
-    assert plain.splitlines() == lines_of(summary)
 
 
 def unit_summary(units, batch=4, seed=None, compiled=0, cache_hits=0):
@@ -220,11 +168,3 @@ def unit_summary(units, batch=4, seed=None, compiled=0, cache_hits=0):
 )
 def test_constraints_and_beams_have_a_line_where_there_were_any(line, units, options):
     assert f"  {line}" in lines_of(unit_summary(units, **options))
-
-
-def test_slots_that_were_too_few_for_a_request_are_named():
-    summary = unit_summary([*samples("a", 4), *beams("wide", 2, 4)], batch=2)
-    assert "  idle: 25.0% too few free" in lines_of(summary)
-    each = WorkerSummary(requests=1, generated_tokens=4, steps=4, busy_share=0.75)
-    of_workers = lines_of(replace(summary, workers=[each, each]))
-    assert "  idle: 25.0% too few free or no line yet" in of_workers

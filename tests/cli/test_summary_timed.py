@@ -7,11 +7,10 @@ from batcher.metrics.counts import (
     BudgetUse,
     Computed,
     KvUse,
-    Positions,
     Preemptions,
     PrefixHits,
 )
-from batcher.metrics.slo import Goodput, parse_slo
+from batcher.metrics.slo import parse_slo
 from batcher.metrics.summary import RunMetrics, unit_of
 from cli.screen.summary import RunFiles, render_summary, timed_lines
 from cli.screen.terminal import number, percent, whole_percent
@@ -94,20 +93,6 @@ def test_what_was_limited_has_lines_of_its_own():
         "  token budget 45% used, full in 1,234 steps   steps blocked: KV 30, budget 12",
         "  computed 12 positions, no padding",
     ]
-
-
-def test_padding_that_was_computed_takes_the_place_of_what_it_would_cost():
-    padded = summary_of(None, positions=Positions(total=16, padding=4))
-    assert timed_lines(padded)[-1] == "  computed 16 positions, 4 padding (25.0%)"
-
-
-def test_deadlines_alone_are_named():
-    goodput = Goodput(
-        limits={}, requests=3, good=1, share=0.333333, per_second=0.01, missed={"deadline": 2}
-    )
-    assert timed_lines(summary_of(None, goodput=goodput))[3] == (
-        "  goodput 33.3% of 3 outputs with a deadline (0.01/s)   missed: 2 deadline"
-    )
 
 
 @pytest.mark.parametrize(

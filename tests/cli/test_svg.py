@@ -11,7 +11,7 @@ from reference_schedule import DESIGN_JOBS, Job, play
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
-from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, TimeAxis, render_svg
+from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, render_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTH = 900
@@ -138,17 +138,6 @@ def test_what_differs_in_kind_differs_in_shape():
     assert {"preempted", "KV blocks", "of 8"} <= {*texts_of(crowded)}
 
 
-def test_a_prefill_is_as_long_as_its_steps():
-    timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
-    span = next(span for span in timeline.spans if span.prefill > 1)
-    root = picture_of(timeline)
-    axis = TimeAxis.of(timeline, range(timeline.num_steps), *CHART, "steps")
-    left, right = axis.place(span.start, span.start + span.prefill)
-    stripes = [rect for rect in root.iter(f"{SVG}rect") if rect.get("class") == "striped"]
-    found = [(float(rect.get("x")), float(rect.get("width"))) for rect in stripes]
-    assert (pytest.approx(left, abs=0.1), pytest.approx(right - left, abs=0.1)) in found
-
-
 def test_in_seconds_a_pause_is_a_gap():
     timeline = timeline_of([Job("a", 2), Job("b", 2, 8.0)], 1)
     (_, _, end), (_, start, _) = bars_of(picture_of(timeline, unit="seconds"))
@@ -166,12 +155,6 @@ def test_any_id_is_text():
     check_rules(root)
 
 
-def test_what_was_asked_for_stands_out():
-    root = picture_of(timeline_of(DESIGN_JOBS), Selection(request_ids=frozenset({"c"})))
-    pale = [group.get("class") for group in root.iter(f"{SVG}g")]
-    assert pale == ["other", "other", "other", None]
-
-
 @pytest.mark.heavy
 def test_a_long_run_is_areas_and_a_close_up_and_stays_small():
     timeline = long_run(10_000, 64)
@@ -186,7 +169,3 @@ def test_a_long_run_is_areas_and_a_close_up_and_stays_small():
     window = render_svg(long_run(10_000, 8), Selection(start=1))
     assert not bars_of(parsed(window))
     assert len(window) < 300_000
-
-
-def test_a_run_without_requests_is_a_title():
-    assert texts_of(picture_of(timeline_of([]))) == ["0 steps · 2 slots · 0% busy · 0 requests"]

@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 
 import pytest
 
@@ -15,7 +14,6 @@ from cli.screen.terminal import (
     Terminal,
     can_animate,
     encoding_of,
-    is_same_terminal,
     terminal_size,
     wants_color,
 )
@@ -73,12 +71,6 @@ def test_the_flag_decides_colour_then_the_environment(
     assert wants_color(choice, file_fd, environ) is on_file
 
 
-def test_one_terminal_opened_twice_is_the_same(tty):
-    again = os.open(os.ttyname(tty[1]), os.O_WRONLY | os.O_NOCTTY)
-    assert is_same_terminal(tty[1], again)
-    os.close(again)
-
-
 IS_DEV_TTY_OURS = """
 import os, fcntl, termios
 from cli.screen.terminal import Terminal, is_same_terminal
@@ -115,23 +107,6 @@ def test_the_size_is_the_terminals_own_if_it_has_one(tty, winsize, environ, expe
     fcntl.ioctl(tty[1], termios.TIOCSWINSZ, struct.pack("HHHH", *winsize, 0, 0))
     assert terminal_size(tty[1], environ) == expected
     assert Terminal(tty[1], "utf-8", has_color=False, environ=environ).size == expected
-
-
-def test_all_is_written_to_a_terminal_that_does_not_block(tty):
-    ours, theirs = tty
-    os.set_blocking(theirs, False)
-    text = "x" * 100_000
-    read = bytearray()
-
-    def read_all():
-        while len(read) < len(text):
-            read.extend(os.read(ours, 65536))
-
-    reader = threading.Thread(target=read_all)
-    reader.start()
-    Terminal(theirs, "utf-8", has_color=False, environ={}).write(text)
-    reader.join(timeout=10)
-    assert read == text.encode()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import os
 import pty
 import re
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,9 +57,7 @@ def test_every_page_command_option_and_field_is_a_topic():
         ("--policy", "cli", "| `--policy` NAME |"),
         ("max_tokens", "requests-and-results", "| `max_tokens` |"),
         ("Exit Codes", "streams", "## Exit codes\n"),
-        ("input index", "glossary", "| input index |"),
         ("Continuous batching", "glossary", "| continuous batching, "),
-        ("--slot", "cli", "| `--slot` N |"),
         ("ttft", "glossary", "| TTFT, "),
         ("Read a gantt", "reading-a-gantt", "# Read a gantt\n"),
     ],
@@ -68,13 +66,6 @@ def test_words_lead_to_where_they_are_told(words, page, told):
     best = find(words)[0]
     assert best.page == page
     assert told in best.text
-
-
-def test_a_section_ends_where_the_next_of_its_height_begins():
-    text = find("scheduling capacity")[0].text
-    assert text.startswith(("### Capacity\n", "## Capacity\n"))
-    assert len(re.findall(r"^#+ ", text, re.MULTILINE)) == 1
-    assert find("cli run")[0].text.count("\n### ") > 2
 
 
 def test_an_unknown_topic_suggests():
@@ -145,18 +136,6 @@ def test_a_terminal_gets_it_laid_out_through_the_pager(pager):
     assert "](" not in text
     assert "\x1b[" in shown
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
-
-
-def test_on_a_terminal_what_leads_on_names_its_command():
-    told = partial(topics._readable, known=PAGES)
-    assert told("Next: [KV blocks](kv-blocks.md)\n") == (
-        "Next: KV blocks (`batchdecode help kv-blocks`)\n"
-    )
-    line = told("In full: [paged KV](../scheduling.md#paged-kv).")
-    assert line == "In full: paged KV (`batchdecode help scheduling paged-kv`)."
-    assert find("scheduling paged-kv")[0].page == "scheduling"
-    assert told("See also: [us](../../README.md)") == "See also: us"
-    assert told("as [docs](cli.md) say") == "as docs say"
 
 
 def test_a_pager_that_cannot_be_started_leaves_the_text_to_the_terminal():

@@ -1,7 +1,6 @@
 import gzip
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -9,14 +8,12 @@ from pathlib import Path
 
 import pytest
 from command_server import command_line
-from process import COMMAND, ENVIRONMENT
 from reference_schedule import DESIGN_JOBS, jobs_of, play
 
 from batcher.errors import BatchdecodeError
 from batcher.trace.files import encode_events
 from cli.commands.show import parse_steps, show_trace
 from cli.commands.trace import TraceOptions
-from cli.errors import WriteError
 
 # The command leaves its files open to the end of the process, which here goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -120,17 +117,6 @@ def test_what_is_not_there_is_refused(shown, design_trace, options, complaint):
         shown(design_trace, **options)
 
 
-def test_the_output_must_not_be_the_trace(shown, design_trace):
-    with pytest.raises(BatchdecodeError, match="must be different files"):
-        shown(design_trace, output=str(design_trace))
-    assert design_trace.read_bytes() == DESIGN_TRACE
-
-
-def test_a_full_disk_is_an_error(shown, design_trace):
-    with pytest.raises(WriteError, match="cannot write /dev/full: No space left"):
-        shown(design_trace, output="/dev/full")
-
-
 def test_a_packed_trace_that_is_cut_off_is_read_up_to_there(shown, tmp_path):
     num_bytes = 3000
     packed = gzip.compress(encode_events(play(jobs_of(*[3] * 900), 4).events), 1)
@@ -139,12 +125,6 @@ def test_a_packed_trace_that_is_cut_off_is_read_up_to_there(shown, tmp_path):
     spans = rows_of(shown(path))
     assert [span["id"] for span in spans] == [f"r{number}" for number in range(len(spans))]
     assert num_bytes / 30 < len(spans) < 900
-
-
-def test_a_packed_trace_may_be_several_files_in_one(shown, tmp_path):
-    path = tmp_path / "run.trace.jsonl.gz"
-    path.write_bytes(gzip.compress(DESIGN_TRACE[:300]) + gzip.compress(DESIGN_TRACE[300:]))
-    assert rows_of(shown(path)) == DESIGN_SPANS
 
 
 def test_a_packed_trace_that_is_damaged_is_an_error(shown, tmp_path):
@@ -190,14 +170,6 @@ def test_stdin_is_a_trace_or_requests(data):
     assert rows_of(done.stdout) == DESIGN_SPANS
 
 
-def test_stdin_may_be_the_rest_of_a_file(tmp_path):
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(b"# read by somebody else\n" + DESIGN_REQUESTS)
-    with path.open("rb", buffering=0) as stdin:
-        stdin.readline()
-        assert rows_of(command("-b2", stdin=stdin).stdout) == DESIGN_SPANS
-
-
 def test_a_fifo_is_read_once(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -225,19 +197,6 @@ def test_colours_go_to_a_terminal_and_where_they_are_asked_for(shown, design_tra
     for _ in range(2):
         shown(design_trace, format="gantt", color="always", output=str(tmp_path / "view"))
     assert b"\x1b[" in (tmp_path / "view").read_bytes()
-
-
-def test_on_a_terminal_of_no_locale_the_gantt_is_ascii(tmp_path):
-    file = tmp_path / "requests.jsonl"
-    file.write_text('{"id": "a", "prompt": "x", "max_tokens": 4}\n')
-    ours, theirs = pty.openpty()
-    command = [*COMMAND, "trace", str(file), "--color", "never"]
-    subprocess.run(command, stdout=theirs, env=ENVIRONMENT | {"LC_ALL": "C"}, check=True)
-    os.close(theirs)
-    shown = os.read(ours, 4096)
-    os.close(ours)
-    assert b"|a=" in shown
-    assert shown.isascii()
 
 
 # -- requests, which are run for their trace -------------------------------------------------------
@@ -269,13 +228,6 @@ def test_what_is_neither_trace_nor_requests_is_said_in_one_line(tmp_path, line, 
     assert said in stderr
     assert stderr.count("\n") == 1
     assert "--keep-going" not in stderr
-
-
-def test_a_file_of_chats_holds_requests(tmp_path):
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(b'{"messages":[{"role":"user","content":"Hi"}],"ignore_eos":true}\n')
-    rows = command(str(path), "--format", "csv").stdout.splitlines()
-    assert rows[1:] == [b"0,1,0,0,4096,length,sample,0,false"]
 
 
 def test_bad_lines_of_requests_are_reported_or_shown_as_rejected(tmp_path):

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from msgspec.structs import replace
 from process import batchdecode, lines_of
 
 from batcher.engine.engine import Engine
@@ -12,7 +11,7 @@ from batcher.explaining.differences import compare
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
 from batcher.trace.files import encode_events
-from cli.views.story_text import describe, results_of
+from cli.views.story_text import results_of
 
 # Three share eight tokens, which are found; one gets all it asks for at once, without a slot.
 REQUESTS = lines_of(
@@ -124,21 +123,6 @@ def test_what_changed_is_as_wide_as_the_terminal_and_says_what_has_no_room():
         head = lines[1].split()
         assert [title for title in ("wait", "preempted", "ended") if title not in head] == without
         assert any("no room for" in line for line in lines) is bool(without)
-
-
-def test_times_are_in_steps_where_nobody_gave_one_and_in_seconds_where_a_run_has_a_profile():
-    requests = [Request(prompt=[1], id=f"r{n}", max_tokens=4, ignore_eos=True) for n in range(3)]
-    one, two = events_of(requests, 1), events_of(requests, 2)
-    comparison = compare(one, two)
-    assert "the schedules part at step 0:" in list(describe(comparison, "a", "b"))
-    told = "\n".join(results_of(comparison, 9))
-    assert "time, steps" in told
-    assert "mean TTFT, steps" in told
-    timed = [replace(one[0], step_time={"name": "constant", "seconds": 1.0}), *one[1:]]
-    for pair in ((timed, two), (two, timed)):
-        comparison = compare(*pair)
-        assert "mean TTFT, seconds" in "\n".join(results_of(comparison, 9))
-        assert any("(0.0 s in A, 0.0 s in B)" in line for line in describe(comparison, "a", "b"))
 
 
 def events_of(requests, batch):

@@ -13,13 +13,12 @@ from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_pag
 
 from batcher.engine.engine import Engine
 from batcher.events import SequenceName
-from batcher.explaining.differences import compare
 from batcher.explaining.story import answer_of, read_requests
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
 from batcher.settings import SchedulingSettings
 from batcher.trace.files import encode_events
-from cli.views.story_text import WHOLE, describe, tell
+from cli.views.story_text import WHOLE, tell
 
 ASKED = {"id": "a", "prompt": "x", "max_tokens": 1}
 WHICH_RUN = (
@@ -61,18 +60,6 @@ def test_the_story_of_a_request_that_waits_for_others(traces):
         "  in all 16 steps, 8.5 s: 13 steps waiting (6.750 s), 2 steps prefill (1.375",
         "    s), 1 step decode (0.375 s)",
     ]
-
-
-def test_the_story_of_a_request_that_is_preempted(traces):
-    told = batchdecode("trace", "why", "b", "tight.jsonl", cwd=traces).stdout.decode()
-    assert (
-        "  preempted before step 7 for a, which needed KV blocks: 8 tokens to compute\n"
-        "    again, none lost of 7 generated\n" in told
-    )
-    assert "  resumed in slot 0 at step 9 (4.5 s)\n" in told
-    assert (
-        "  computed what it had in 3 steps (steps 9-11); the next token came with step 11" in told
-    )
 
 
 def test_the_story_as_json(traces):
@@ -243,15 +230,6 @@ def test_a_trace_that_breaks_off_is_compared_up_to_there(traces):
     assert not any("has not arrived" in line for line in told)
 
 
-def test_a_trace_may_be_compared_with_a_new_run_of_its_requests(tmp_path):
-    requests = lines_of({"id": "a", "prompt": "x"}, {"id": "b", "prompt": "y"})
-    (tmp_path / "r.jsonl").write_bytes(requests)
-    batchdecode("run", "r.jsonl", "-q", "-o", "out", "--trace", "t.jsonl", cwd=tmp_path)
-    assert batchdecode("trace", "diff", "t.jsonl", "r.jsonl", cwd=tmp_path).returncode == 0
-    done = batchdecode("trace", "diff", "t.jsonl", "-", cwd=tmp_path, stdin=requests)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_bad_input_has_exit_status_2(traces):
     done = batchdecode("trace", "diff", "tight.jsonl", "none.jsonl", cwd=traces)
     assert (done.returncode, done.stdout) == (2, b"")
@@ -270,14 +248,6 @@ def test_bad_input_has_exit_status_2(traces):
         assert "contradict each other: 'b' is preempted in slot 0" in done.stderr
     assert batchdecode("trace", "why", cwd=traces).returncode == 2
     assert batchdecode("trace", "diff", "tight.jsonl", cwd=traces).returncode == 2
-
-
-def test_a_file_that_is_called_like_a_command_can_be_given_with_its_folder(traces):
-    (traces / "why").write_bytes((traces / "tight.jsonl").read_bytes())
-    done = batchdecode("trace", "./why", "--format", "csv", cwd=traces)
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 5)
-    done = batchdecode("trace", "--format", "csv", "why", cwd=traces)
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 5)
 
 
 def test_where_each_step_takes_a_second_only_times_that_are_no_number_of_steps_are_told():
@@ -331,20 +301,6 @@ def test_what_was_found_in_the_cache_is_told_with_whose_it_was(source, whose):
     assert line.endswith(f"; 2 of 3 prompt tokens were in the cache{whose}")
 
 
-def test_many_waits_are_summed_up_by_cause():
-    jobs = [PagedJob(f"r{number}", 3, 10 - number) for number in range(8)]
-    run = play_paged(jobs, Limits(batch=3, blocks=7))
-    (story,) = answer_of(read_requests(run.events, "r7")).stories
-    waits = [part for part in story.parts if part.phase == "wait"]
-    (line,) = [line for line in tell(story) if "waited" in line]
-    assert len(waits) > 6
-    assert line == (
-        "  waited 32 steps: 16 for KV blocks (behind r1 for 4, r2 for 3 and 4 more), 6 for tokens "
-        "of the step (behind r2 for 2, r4 for 2 and 2 more), 6 because the step preempted (behind "
-        "r2 for 2, r1 for 1 and 3 more), 4 for a slot (steps 0-31)"
-    )
-
-
 def test_many_rounds_are_one_line_that_adds_up_and_all_tells_each():
     settings = SchedulingSettings(policy="sjf", kv_blocks=12, block_size=4)
     engine = Engine(SimulatedModel(), 8, settings=settings)
@@ -367,20 +323,3 @@ def test_many_rounds_are_one_line_that_adds_up_and_all_tells_each():
     assert sum("resumed in" in line for line in whole) == len(story.spans) - 1
     waits = [part for part in story.parts if part.phase == "wait"]
     assert sum(line.startswith("  waited") for line in whole) == len(waits)
-
-
-def test_two_kinds_of_step_time_are_one_line():
-    run, *events = play_paged(CROWDED, Limits()).events
-    names = ("step-linear", "roofline")
-    runs = [
-        replace(run, step_time={"name": name, "a": number, "b": 2 * number})
-        for number, name in enumerate(names)
-    ]
-    a, b = ([run, *events] for run in runs)
-    lines = list(describe(compare(a, b), "a", "b"))
-    assert lines[2:4] == [
-        "step_time: step-linear in A, roofline in B",
-        "schedules: equal, the same decisions in the same steps",
-    ]
-    other = [replace(runs[0], step_time={"name": names[0], "a": 0, "b": 7}), *events]
-    assert list(describe(compare(a, other), "a", "b"))[2] == "step_time.b: 0 in A, 7 in B"

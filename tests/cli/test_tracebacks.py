@@ -76,12 +76,6 @@ def test_each_kind_is_shown_and_counted_by_itself(run):
     assert "... and 3 more like it: ValueError at mine.py, line 8\n" in stderr
 
 
-def test_an_llm_shows_what_its_last_attempt_raised(run):
-    _, stderr = run("LLM")
-    assert re.search(r'File ".*mine\.py", line 18, in next_token_logits\n', stderr)
-    assert stderr.count("Traceback") == 1
-
-
 @pytest.mark.parametrize("quiet", [[], ["-q"]])
 def test_what_cannot_be_loaded_shows_where(run, quiet):
     status, stderr = run("Unmade", *quiet)

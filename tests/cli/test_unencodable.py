@@ -79,9 +79,3 @@ def test_on_a_pipe_the_reading_stops_there_and_what_runs_is_finished(folder):
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["good"]
     assert len(told(done.stderr)) == 1
     assert "1 invalid of 2 lines; reading stopped there" in done.stderr
-
-
-def test_other_commands_tell_it_at_its_place_too(folder):
-    done = batchdecode("compare", "in.jsonl", "--model", "letters:model", cwd=folder)
-    assert done.returncode == 2
-    assert len(told(done.stderr)) == 3

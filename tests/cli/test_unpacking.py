@@ -5,15 +5,12 @@ import gzip
 import io
 import json
 import lzma
-import re
 import subprocess
-import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start
+from process import ROOT, batchdecode, lines_of, start
 
 from cli.run.input import PerhapsPacked
 
@@ -74,11 +71,6 @@ def test_members_and_pieces_make_no_difference(members, sizes, padding):
     assert read == b"".join(members)
 
 
-@given(data=st.binary(max_size=300), sizes=st.lists(st.integers(1, 40), max_size=60))
-def test_what_is_not_packed_is_given_as_it_is(data, sizes):
-    assert io.BufferedReader(PerhapsPacked(Trickle(b"{" + data, sizes))).read() == b"{" + data
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -127,29 +119,3 @@ def test_a_packed_pipe_is_followed_as_far_as_it_was_flushed():
     assert run.wait(10) == 0
     run.stdout.close()
     run.stderr.close()
-
-
-@pytest.mark.heavy
-def test_a_long_packed_pipe_is_unpacked_in_little_memory():
-    line = lines_of({"prompt": "x", "max_tokens": 0})
-    run = subprocess.Popen(
-        [*COMMAND, "check", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
-    )
-
-    def feed():
-        with run.stdin, gzip.GzipFile(fileobj=run.stdin, mode="wb") as packer:
-            for _ in range(20):
-                packer.write(line * 1000 + b" " * 10_000_000 + b"\n")
-            packer.flush()
-            status = Path(f"/proc/{run.pid}/status").read_text()  # rusage tells of forks, too
-            peaks.append(int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]))
-
-    peaks = []
-    feeder = threading.Thread(target=feed)
-    feeder.start()
-    output = run.stdout.read()
-    feeder.join()
-    run.stdout.close()
-    assert run.wait() == 0
-    assert b"20,000 requests, 20 blank lines" in output
-    assert peaks[0] < 200_000  # KB; 200 MB are unpacked

@@ -109,12 +109,6 @@ def test_a_run_of_a_url_is_resumed(store, local, tmp_path):
     assert refused.returncode == 2
 
 
-def test_other_commands_read_urls(store, local):
-    here, there = (batchdecode("trace", name) for name in (local, store.url("requests.jsonl")))
-    assert (here.returncode, there.returncode) == (0, 0)
-    assert here.stdout == there.stdout
-
-
 @pytest.mark.parametrize(
     ("path", "name"),
     [
@@ -175,14 +169,6 @@ def test_what_cannot_be_read_is_an_error_that_tells_no_secret(store, tmp_path):
         assert f"cannot read {shown_as}" in done.stderr
         assert why in done.stderr
         assert "hidden" not in done.stderr
-
-
-def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "fsspec"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(InputError, match=r"pip install 'batchdecode\[fsspec\]'"):
-        open_input("s3://bucket/requests.jsonl", nullcontext)
 
 
 def test_a_signal_breaks_off_a_store_that_hangs(store):
@@ -263,22 +249,6 @@ def test_outputs_at_urls_are_those_in_files(shelf, tmp_path, ending, more):
                 here, there = gzip.decompress(here), gzip.decompress(there)
             assert here == there != b""
     assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def test_other_commands_write_to_urls(shelf, tmp_path):
-    for output in ("here.html", f"{shelf.url}.html"):
-        assert shelf("-o", output, "--format", "html", command="trace").returncode == 0
-    assert (tmp_path / "here.html").read_bytes() == (tmp_path / "there.html").read_bytes()
-
-
-def test_downloaded_results_are_resumed(shelf, tmp_path):
-    assert shelf("-q", "-o", f"{shelf.url}/out.jsonl").returncode == 0
-    before = (tmp_path / "there" / "out.jsonl").read_bytes()
-    done = shelf("-o", "there/out.jsonl", "--resume")  # as good as downloaded
-    assert "nothing to do: there/out.jsonl has all results" in done.stderr
-    (tmp_path / "there" / "out.jsonl").write_bytes(before[:-1])
-    assert shelf("-o", "there/out.jsonl", "--resume").returncode == 0
-    assert (tmp_path / "there" / "out.jsonl").read_bytes() == before
 
 
 def test_results_at_a_url_are_overwritten_only_by_force(shelf, tmp_path):

@@ -12,7 +12,7 @@ from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
 from batcher.scheduling.blocks import BlockUse
 from cli.screen.live_state import ProgressLines
 from cli.screen.progress import open_view
-from cli.screen.view import RunPlan, View
+from cli.screen.view import RunPlan
 
 
 def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
@@ -51,17 +51,6 @@ def test_a_plain_line_tells_in_words_what_the_picture_shows():
     clock.now = 10.0
     lines.after_step(7)
     assert "KV blocks: 4 used, 1 cached, no limit, next b" in screen.lines()[1]
-
-
-def test_the_quiet_view_writes_messages_only():
-    screen = Screen()
-    with View(screen) as view:
-        assert view.fold is None
-        view.keep_up()
-        view.after_step(0)
-        view.refresh()
-        view.write_message("warning\n")
-    assert screen.written == [b"warning\n"]
 
 
 @pytest.mark.parametrize(

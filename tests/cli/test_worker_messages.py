@@ -48,11 +48,6 @@ def test_messages_are_whole_and_in_order(reports, sizes, piece_bytes):
     assert found == reports * 2
 
 
-def test_an_answer_is_taken_apart_by_line():
-    answered = Answered([3, 1, 2], b"a\nb\nbb\n", [2, 0, 5])
-    assert list(answered.by_line()) == [(3, b"a\n"), (1, b""), (2, b"b\nbb\n")]
-
-
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=9),
     st.lists(st.integers(1, 9), max_size=9),

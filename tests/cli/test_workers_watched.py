@@ -97,15 +97,6 @@ def test_counts_only_grow_whoever_dies_and_nobody_is_left_in_the_end(tmp_path, m
     assert max(v for told in all_told for (name, *_), v in told.items() if name == states[0]) > 0
 
 
-def test_what_no_engine_has_waits_or_has_not_arrived(tmp_path, monkeypatch):
-    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(24)))
-    options = options_of(tmp_path, metrics_file=str(tmp_path / "m.prom"))
-    all_told, _ = observed(options, monkeypatch, num_workers=1)
-    for told in all_told:
-        names = "vllm:request_success_total", "vllm:num_requests_running", WAITING, NOT_ARRIVED
-        assert sum(value for (name, *_), value in told.items() if name in names) == 24
-
-
 def test_the_file_ends_with_the_numbers_of_the_summary(tmp_path):
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(60)))
     options = options_of(
