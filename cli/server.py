@@ -30,7 +30,7 @@ from granian.log import LogLevels, logger
 from granian.server.embed import Server as Granian
 from starlette.applications import Starlette
 
-from batcher.engine import Engine, StepOutcome
+from batcher.engine import StepOutcome
 from batcher.errors import BatchdecodeError
 from batcher.foreign import LISTENERS, Raised
 from batcher.models.base import bytes_of
@@ -51,7 +51,7 @@ from .run.problems import say
 from .run.recording import TraceWriter
 from .screen.progress import open_view
 from .screen.terminal import can_animate, counted, printable_lines
-from .screen.view import GaugeReading, Gauges, RunPlan, View
+from .screen.view import GaugeReading, Gauges, RunPlan
 from .signals import step_aside_first, stopping_signals
 
 if TYPE_CHECKING:
@@ -164,33 +164,123 @@ MAX_STEPS_KEPT = 2**20
 MAX_FAILURES = 10  # kinds of them that are told of
 
 
-class ServerGauges(Gauges):
-    """The numbers that a view asks of a server, which cannot know the requests to come."""
+class Server(Gauges):
+    """A server that is ready to begin; in the thread of its engine, it counts, writes and draws.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def read_gauges(self) -> GaugeReading:
-        engine, scheduler = self._engine, self._engine.scheduler
-        first = scheduler.queue.first(engine.now)
-        next_up = None if first is None else label_of(first.id, first.index, first.role)
-        num_free = engine.batch_size - engine.num_running
-        return GaugeReading(
-            engine.now, num_free, next_up, engine.block_use, engine.num_waiting, engine.num_coming
-        )
-
-
-class ServerWatcher:
-    """A Watcher that counts, writes and draws; trace: None if there is to be none."""
+    listener: its socket.  worker: its number, from 0.  folder: shared with other workers, if there
+    are any.  on_ready: called when it listens, instead of a message.
+    """
 
     def __init__(
-        self, engine: Engine, metrics: ServerMetrics, trace: TraceWriter | None, view: View
+        self,
+        options: "ServeOptions",
+        listener: socket.socket,
+        worker: int = 0,
+        folder: Path | None = None,
+        on_ready: Callable[[], object] | None = None,
     ) -> None:
-        self._engine, self._metrics, self._trace, self._view = engine, metrics, trace, view
+        if options.trace is not None:
+            check_writable(options.trace)
+            if not options.force:
+                check_replaceable("--trace", options.trace, is_trace_start)
+        self._trace_file = OutFile(options.trace)
+        self._trace_file.lock()
+        self._options, self._listener, self._on_ready = options, listener, on_ready
+        model = load(options, is_shown=not options.quiet)
+        scheduling = options.scheduling.fitted(model)
+        step_time = scheduling.step_time()
+        clock: ServerClock = WallClock(max_kept=MAX_STEPS_KEPT)
+        if step_time is not None:  # a profile, which is kept to on the wall
+            clock = PacedClock(step_time, MAX_STEPS_KEPT)
+        self._engine = engine = make_engine(options, scheduling, model, clock, is_streamed=True)
+        name = options.served_model_name or options.model
+        self._trace = None if options.trace is None else TraceWriter(self._trace_file.open())
+        live = options.live
+        if live == "auto" and not can_animate(2, os.environ):
+            live = "never"
+        policy = engine.settings.policy
+        self._view = open_view(
+            RunPlan(name, policy, options.batch, None, is_timed=True, is_endless=True),
+            self,
+            live=live,
+            is_quiet=options.quiet,
+            color=options.color,
+            has_others=options.model != "simulated",
+            has_stdin=True,
+        )
+        self._metrics = ServerMetrics(engine, name, self._view.fold, worker, folder)
+        if self._trace is not None:
+            self._trace.write([engine.run_event()])
         self._num_steps = 0
         self._failures: set[str] = set()
-        if trace is not None:
-            trace.write([engine.run_event()])
+        prefix = f"{worker}-" if options.workers > 1 else ""  # of the names of requests
+        engine.capabilities = capabilities = capabilities_of(engine, options)
+        token_bytes = model.tokenizer.token_bytes
+        self._service = Service(
+            engine=EngineThread(engine, clock, self, options.max_queue, prefix),
+            reader=BodyReader(
+                RequestParser(capabilities), name, asks_tokenizer=capabilities.encode is not None
+            ),
+            model=name,
+            bytes_of=lambda token: bytes_of(token, token_bytes),
+            limits=Limits(max_body_bytes=options.max_body),
+            access=_access_of(options, listener.getsockname()[0]),
+        )
+        self._web = WebServer(make_app(self._service, self._metrics.text), listener)
+        self._received: list[signal.Signals] = []
+
+    def run(self) -> int:
+        """Serve until a signal comes, or the engine fails; return the exit status."""
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # who hangs up is an error of a write
+        sys.setswitchinterval(SWITCH_SECONDS)
+        LISTENERS.append(self._hear)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+        LISTENERS.remove(self._hear)
+        thread = self._service.engine
+        thread.stop()
+        thread.join(JOIN_SECONDS)
+        if self._trace is not None:
+            self._trace.write([*self._engine.hand_out().events, self._engine.end_event()])
+            self._trace.close()
+        self._view.close()
+        self._trace_file.settle()
+        if thread.has_failed:
+            say(printable_lines(f"error: {thread.failure}\n"))
+            return 1
+        is_at_once = len(self._received) > 1
+        return 128 + self._received[1] if is_at_once else 0
+
+    # -- in the event loop -----------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        loop, thread = asyncio.get_running_loop(), self._service.engine
+        for number in stopping_signals():
+            loop.add_signal_handler(number, self._take, number)
+        step_aside_first(self._view.step_aside)
+        thread.on_end = self._web.stop
+        thread.start()
+        if (parent := parent_process()) is not None:
+            loop.add_reader(parent.sentinel, self._web.stop)  # it has gone without a word
+        self._listener.listen(BACKLOG)
+        if self._on_ready is not None:
+            self._on_ready()
+        elif not self._options.quiet:
+            slots = counted(self._options.batch, "slot")
+            message = f"serving {self._service.model} with {slots} at {url_of(self._listener)}\n"
+            self._view.write_message(printable_lines(message))
+        await self._web.serve_until_stopped()
+
+    def _take(self, number: signal.Signals) -> None:
+        thread = self._service.engine
+        self._received.append(number)
+        if len(self._received) > 1:
+            thread.stop()
+            self._web.break_off(END_SECONDS)
+        thread.is_draining = True
+        self._web.stop()  # type: ignore[no-untyped-call]  # as granian has it
+
+    # -- in the thread of the engine -------------------------------------------------------------
 
     def after_step(self, outcome: StepOutcome) -> None:
         events, view = outcome.events, self._view
@@ -213,115 +303,22 @@ class ServerWatcher:
             self._trace.flush()
         return self._view.refresh() or None
 
-    def hear(self, raised: Raised) -> None:
+    def read_gauges(self) -> GaugeReading:
+        """Return how things stand; a server cannot know the requests to come."""
+        engine = self._engine
+        first = engine.first_waiting
+        next_up = None if first is None else label_of(first.id, first.index, first.role)
+        num_free = engine.batch_size - engine.num_running
+        return GaugeReading(
+            engine.now, num_free, next_up, engine.block_use, engine.num_waiting, engine.num_coming
+        )
+
+    def _hear(self, raised: Raised) -> None:
         """Report each kind of error of a model once, without its text: that may hold a prompt."""
         kind = f"the model raised {raised.said.partition(':')[0]} at {raised.place}"
         if kind not in self._failures and len(self._failures) < MAX_FAILURES:
             self._failures.add(kind)
             self._view.write_message(printable_lines(f"{kind}\n"))
-
-    def close(self) -> None:
-        if self._trace is not None:
-            self._trace.write([*self._engine.hand_out().events, self._engine.end_event()])
-            self._trace.close()
-        self._view.close()
-
-
-class Server:
-    """A server that is ready to begin.
-
-    listener: its socket.  worker: its number, from 0.  folder: shared with other workers, if there
-    are any.  on_ready: called when it listens, instead of a message.
-    """
-
-    def __init__(
-        self,
-        options: "ServeOptions",
-        listener: socket.socket,
-        worker: int = 0,
-        folder: Path | None = None,
-        on_ready: Callable[[], object] | None = None,
-    ) -> None:
-        if options.trace is not None:
-            check_writable(options.trace)
-            if not options.force:
-                check_replaceable("--trace", options.trace, is_trace_start)
-        self._trace = OutFile(options.trace)
-        self._trace.lock()
-        self._options, self._listener, self._on_ready = options, listener, on_ready
-        model = load(options, is_shown=not options.quiet)
-        scheduling = options.scheduling.fitted(model)
-        step_time = scheduling.step_time()
-        clock: ServerClock = WallClock(max_kept=MAX_STEPS_KEPT)
-        if step_time is not None:  # a profile, which is kept to on the wall
-            clock = PacedClock(step_time, MAX_STEPS_KEPT)
-        engine = make_engine(options, scheduling, model, clock, is_streamed=True)
-        name = options.served_model_name or options.model
-        trace = TraceWriter(self._trace.open()) if options.trace is not None else None
-        self._view = _open_view(options, ServerGauges(engine), engine.settings.policy)
-        metrics = ServerMetrics(engine, name, self._view.fold, worker, folder)
-        self._watcher = ServerWatcher(engine, metrics, trace, self._view)
-        prefix = f"{worker}-" if options.workers > 1 else ""  # of the names of requests
-        engine.capabilities = capabilities = capabilities_of(engine, options)
-        token_bytes = model.tokenizer.token_bytes
-        self._service = Service(
-            engine=EngineThread(engine, clock, self._watcher, options.max_queue, prefix),
-            reader=BodyReader(
-                RequestParser(capabilities), name, asks_tokenizer=capabilities.encode is not None
-            ),
-            model=name,
-            bytes_of=lambda token: bytes_of(token, token_bytes),
-            limits=Limits(max_body_bytes=options.max_body),
-            access=_access_of(options, listener.getsockname()[0]),
-        )
-        self._web = WebServer(make_app(self._service, metrics.text), listener)
-        self._received: list[signal.Signals] = []
-
-    def run(self) -> int:
-        """Serve until a signal comes, or the engine fails; return the exit status."""
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # who hangs up is an error of a write
-        sys.setswitchinterval(SWITCH_SECONDS)
-        LISTENERS.append(self._watcher.hear)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve())
-        LISTENERS.remove(self._watcher.hear)
-        engine = self._service.engine
-        engine.stop()
-        engine.join(JOIN_SECONDS)
-        self._watcher.close()
-        self._trace.settle()
-        if engine.has_failed:
-            say(printable_lines(f"error: {engine.failure}\n"))
-            return 1
-        is_at_once = len(self._received) > 1
-        return 128 + self._received[1] if is_at_once else 0
-
-    async def _serve(self) -> None:
-        loop, engine = asyncio.get_running_loop(), self._service.engine
-        for number in stopping_signals():
-            loop.add_signal_handler(number, self._take, number)
-        step_aside_first(self._view.step_aside)
-        engine.on_end = self._web.stop
-        engine.start()
-        if (parent := parent_process()) is not None:
-            loop.add_reader(parent.sentinel, self._web.stop)  # it has gone without a word
-        self._listener.listen(BACKLOG)
-        if self._on_ready is not None:
-            self._on_ready()
-        elif not self._options.quiet:
-            slots = counted(self._options.batch, "slot")
-            message = f"serving {self._service.model} with {slots} at {url_of(self._listener)}\n"
-            self._view.write_message(printable_lines(message))
-        await self._web.serve_until_stopped()
-
-    def _take(self, number: signal.Signals) -> None:
-        engine = self._service.engine
-        self._received.append(number)
-        if len(self._received) > 1:
-            engine.stop()
-            self._web.break_off(END_SECONDS)
-        engine.is_draining = True
-        self._web.stop()  # type: ignore[no-untyped-call]  # as granian has it
 
 
 def url_of(listener: socket.socket) -> str:
@@ -377,22 +374,6 @@ def _most_connections() -> int:
     with suppress(ValueError, OSError):  # macOS has another limit, too
         resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, most))
     return max(1, min(num_files - FILES_OF_OTHERS, MAX_CONNECTIONS))
-
-
-def _open_view(options: "ServeOptions", gauges: ServerGauges, policy: str) -> View:
-    title = options.served_model_name or options.model
-    live = options.live
-    if live == "auto" and not can_animate(2, os.environ):
-        live = "never"
-    return open_view(
-        RunPlan(title, policy, options.batch, None, is_timed=True, is_endless=True),
-        gauges,
-        live=live,
-        is_quiet=options.quiet,
-        color=options.color,
-        has_others=options.model != "simulated",
-        has_stdin=True,
-    )
 
 
 def _access_of(options: "ServeOptions", address: str) -> Access:
