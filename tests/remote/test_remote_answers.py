@@ -533,6 +533,11 @@ def test_a_session_that_fails_goes_no_further():
     codes = [result.error.code for result in run.results]
     assert codes == ["content-filter", "session-failed", "session-failed"]
     assert len(server.bodies) == 1
+    chat = Request(prompt="", id="b", session="s", extra_body={"messages": [{"role": "user"}]})
+    a, c = (Request(prompt=p, id=p, session="s") for p in "ac")
+    run = answered(FaultServer(), [a, chat, c])
+    codes = [result.error and result.error.code for result in run.results]
+    assert codes == [None, "session-failed", "session-failed"]
 
 
 def test_what_an_earlier_run_has_found_is_not_asked_for_again():
