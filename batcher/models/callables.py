@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
-from itertools import islice
+from itertools import count, islice
 from math import isfinite
 from queue import SimpleQueue
 from random import Random
 from threading import Event, Semaphore, Thread
-from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
@@ -190,7 +190,29 @@ class PrefixModel:
         self._num_slots = 0
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Ask about the rows of `batch`."""
+        """Ask for the next token, or the logits, of every row; where parts alone come, of none.
+
+        Raises:
+            ModelError: a callable raised, or did not return one value for each row.
+        """
+        extend_prefixes(self._prefixes, batch)
+        has_logits = self.gives == "logits"
+        slots = (batch.logit_slots if has_logits else batch.slots).tolist()
+        answers = self._ask([self._prefixes[slot].copy() for slot in slots]) if slots else []
+        tokens = np.zeros(self._num_slots, np.int64)
+        logits = np.zeros((len(slots), self.vocab_size or 0), np.float32) if has_logits else None
+        failed: dict[int, str | Failure] = {}
+        for row, (slot, answer) in enumerate(zip(slots, answers, strict=True)):
+            if isinstance(answer, str | Failure):
+                failed[slot] = answer
+            elif logits is None:
+                tokens[slot] = answer
+            else:
+                logits[row] = answer
+        return ModelOutput(tokens, failed, logits)
+
+    def _ask(self, prefixes: list[list[int]]) -> Sequence[int | FloatArray | str | Failure]:
+        """Return the token or the logits after each of `prefixes`, or why there are none."""
         raise NotImplementedError
 
     def allocate(self, num_slots: int) -> None:
@@ -231,32 +253,7 @@ class CallableModel(PrefixModel):
         self.eos_token_id = attribute_of(model_next, "eos_token_id", None)
         self._model_next = model_next
 
-    def forward(self, batch: Batch) -> ModelOutput:
-        """Ask the callable for every row's next token, or logits.
-
-        Raises:
-            ModelError: it raised, or did not return one value for each row.
-        """
-        extend_prefixes(self._prefixes, batch)
-        slots = batch.slots.tolist()
-        if not slots:  # parts of prompts alone
-            return ModelOutput(np.zeros(self._num_slots, np.int64))
-        answers = self._ask([self._prefixes[slot].copy() for slot in slots])
-        has_logits = self.gives == "logits"  # the engine wants those of every row then
-        tokens = np.zeros(self._num_slots, np.int64)
-        logits = np.zeros((len(slots), self.vocab_size or 0), np.float32) if has_logits else None
-        failed: dict[int, str | Failure] = {}
-        for row, (slot, answer) in enumerate(zip(slots, answers, strict=True)):
-            try:
-                if logits is None:
-                    tokens[slot] = read_token_id(self.vocab_size, answer)
-                else:
-                    logits[row] = read_logits(self.vocab_size, answer)
-            except ValueError as error:
-                failed[slot] = f"{self.name} returned {error}"
-        return ModelOutput(tokens, failed, logits)
-
-    def _ask(self, prefixes: list[list[int]]) -> list[Any]:
+    def _ask(self, prefixes: list[list[int]]) -> Sequence[int | FloatArray | str | Failure]:
         num_rows = len(prefixes)  # the callable may change the list
         try:
             with child_ends_here():
@@ -272,9 +269,18 @@ class CallableModel(PrefixModel):
             instead = f"{shown(answer)}, not a token for each of {num_rows} sequences"
             raise ModelError(f"{self.name} returned {instead}")
         if len(answers) != num_rows:
-            count = len(answers) if len(answers) < num_rows else f"more than {num_rows}"
-            raise ModelError(f"{self.name} returned {count} tokens for {num_rows} sequences")
-        return answers
+            number = len(answers) if len(answers) < num_rows else f"more than {num_rows}"
+            raise ModelError(f"{self.name} returned {number} tokens for {num_rows} sequences")
+        read: Callable[[int | None, Any], int | FloatArray] = read_token_id
+        if self.gives == "logits":
+            read = read_logits
+        found: list[int | FloatArray | str | Failure] = []
+        for answer in answers:
+            try:
+                found.append(read(self.vocab_size, answer))
+            except ValueError as error:
+                found.append(f"{self.name} returned {error}")
+        return found
 
 
 T = TypeVar("T")
@@ -309,10 +315,9 @@ class Calls:
         arguments: every attempt gets copies of them.
         read: what an answer stands for; a ValueError says that it is garbage, and is retried.
         """
-        calls = [_Call(self, function, each, read) for each in arguments]
 
         async def answers() -> list[T | CallFailure]:
-            return await asyncio.gather(*[call.answer() for call in calls])
+            return await asyncio.gather(*[self._answer(function, each, read) for each in arguments])
 
         try:
             return self._loop.run(answers(), self.waiting)
@@ -320,82 +325,59 @@ class Calls:
             failure = CallFailure("was cancelled from within", is_worth_retry=False)
             return [failure for _ in arguments]
 
+    async def _answer(
+        self, function: Function, arguments: Arguments, read: Callable[[Any], T]
+    ) -> T | CallFailure:
+        """Return the answer of the first attempt that has one, else why the last has none.
 
-class _Call(Generic[T]):
-    """One call, with its attempts, which share the time that it may take.
-
-    See `pause_after` for the pauses between them.  A plain function that blocks is left to itself.
-    """
-
-    def __init__(
-        self, calls: Calls, function: Function, arguments: Arguments, read: Callable[[Any], T]
-    ) -> None:
-        self._calls, self._settings = calls, calls.settings
-        self._function, self._arguments, self._read = function, arguments, read
-        self._deadline: float | None = None  # from the first attempt on, which may have to wait
-
-    async def answer(self) -> T | CallFailure:
-        """Return the answer of the first attempt that has one, else why the last has none."""
-        settings, number = self._settings, 1
-        while True:
-            try:
-                return await self._attempt()
-            except CallFailure as error:
-                failure = error
+        The attempts share the time that the call may take; see `pause_after` for the pauses between
+        them.  A plain function that blocks is left to itself.
+        """
+        settings, now = self.settings, asyncio.get_running_loop().time
+        deadline: float | None = None  # from the first attempt on, which may have to wait
+        for number in count(1):
+            async with self.permits:
+                deadline = now() + settings.call_timeout if deadline is None else deadline
+                left = deadline - now()
+                task = asyncio.ensure_future(self._attempt(function, arguments))
+                try:  # wait_for would wait for a task that does not let itself be cancelled
+                    done, _ = await asyncio.wait([task], timeout=min(settings.timeout, left))
+                finally:
+                    task.cancel()
+            answer = task.result() if done else None
+            if isinstance(answer, CallFailure):
+                failure = answer
+            elif done:
+                try:
+                    return read(answer)
+                except ValueError as error:
+                    failure = CallFailure(f"returned {error}", is_worth_retry=True)
+                except BaseException as error:  # noqa: BLE001 - an answer may hold code of its own
+                    failure = failure_of(error)
+            else:
+                is_over = left <= settings.timeout
+                seconds = settings.call_timeout if is_over else settings.timeout
+                message = f"timed out after {seconds:g} s"
+                failure = CallFailure(message, is_worth_retry=not is_over, code="call-timeout")
             pause = pause_after(number, failure.retry_after, settings.backoff)
-            is_last = not failure.is_worth_retry or number >= settings.max_attempts
-            if not is_last and pause < self._time_left():
-                await asyncio.sleep(pause)
-                number += 1
-                continue
-            code, remarks = failure.code, []
-            if number > 1:
-                remarks.append(f"attempt {number}")
-            if failure.is_worth_retry and number < settings.max_attempts:
-                code = "call-timeout"
-                remarks.append(f"no time for another attempt within {settings.call_timeout:g} s")
-            message = f"{failure} ({'; '.join(remarks)})" if remarks else str(failure)
-            return CallFailure(message, is_worth_retry=False, code=code, raised=failure.raised)
+            can_retry = failure.is_worth_retry and number < settings.max_attempts
+            if not can_retry or pause >= deadline - now():
+                break
+            await asyncio.sleep(pause)
+        code, remarks = failure.code, [f"attempt {number}"] if number > 1 else []
+        if can_retry:
+            code = "call-timeout"
+            remarks.append(f"no time for another attempt within {settings.call_timeout:g} s")
+        message = f"{failure} ({'; '.join(remarks)})" if remarks else str(failure)
+        return CallFailure(message, is_worth_retry=False, code=code, raised=failure.raised)
 
-    def _time_left(self) -> float:
-        now = asyncio.get_running_loop().time()
-        if self._deadline is None:
-            self._deadline = now + self._settings.call_timeout
-        return self._deadline - now
-
-    async def _attempt(self) -> T:
-        timeout = self._settings.timeout
-        async with self._calls.permits:
-            left = self._time_left()
-            task = asyncio.ensure_future(self._once())
-            try:  # wait_for would wait for a task that does not let itself be cancelled
-                is_done = bool((await asyncio.wait([task], timeout=min(timeout, left)))[0])
-            finally:
-                task.cancel()
-        if not is_done:
-            is_over = left <= timeout
-            seconds = self._settings.call_timeout if is_over else timeout
-            message = f"timed out after {seconds:g} s"
-            raise CallFailure(message, is_worth_retry=not is_over, code="call-timeout")
-        answer = task.result()
-        if isinstance(answer, CallFailure):
-            raise answer
+    async def _attempt(self, function: Function, arguments: Arguments) -> Any:
         try:
-            return self._read(answer)
-        except ValueError as error:
-            raise CallFailure(f"returned {error}", is_worth_retry=True) from None
-        except BaseException as error:  # noqa: BLE001 - an answer may hold code of its own
-            raise failure_of(error) from None
-
-    async def _once(self) -> Any:
-        function = self._function
-        try:
-            arguments = [copy(argument) for argument in self._arguments]
+            copies = [copy(argument) for argument in arguments]
             if iscoroutinefunction(function):
                 with child_ends_here():
-                    return await function(*arguments)
-            future = self._calls.workers.submit(function, arguments)
-            answer = await asyncio.wrap_future(future)
+                    return await function(*copies)
+            answer = await asyncio.wrap_future(self.workers.submit(function, copies))
             return await answer if isawaitable(answer) else answer
         except BaseException as error:  # noqa: BLE001 - it must not end the loop
             return failure_of(error)
@@ -543,29 +525,20 @@ class LLMModel(PrefixModel):
             self._probed = prefix, self._probe(prefix, num_needed)
             self.vocab_size = self._probed[1].size
 
-    def forward(self, batch: Batch) -> ModelOutput:
-        """Return the logits of `batch.logit_slots`, those of rows that failed 0."""
-        extend_prefixes(self._prefixes, batch)
-        logit_slots = batch.logit_slots.tolist()
-        prefixes = [self._prefixes[slot].copy() for slot in logit_slots]
-        answers = self._ask(prefixes) if prefixes else []  # parts of prompts alone ask for nothing
-        logits = np.zeros((len(logit_slots), self.vocab_size or 0), np.float32)
-        failed: dict[int, str | Failure] = {}
-        for row, (slot, answer) in enumerate(zip(logit_slots, answers, strict=True)):
-            if isinstance(answer, CallFailure):
-                failed[slot] = Failure(answer.code, f"{self.name} {answer}")
-                if answer.raised is not None:
-                    note_raised(answer.raised)
-            else:
-                logits[row] = answer
-        return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
-
-    def _ask(self, prefixes: list[list[int]]) -> list[FloatArray | CallFailure]:
+    def _ask(self, prefixes: list[list[int]]) -> Sequence[int | FloatArray | str | Failure]:
         (known, logits), self._probed = self._probed, (None, None)
         asked = [[prefix] for prefix in prefixes if prefix != known]
         read = partial(read_logits, self.vocab_size)
         answers = iter(self.calls.run(self._llm.next_token_logits, asked, read))
-        return [logits if prefix == known else next(answers) for prefix in prefixes]
+        found: list[FloatArray | Failure] = []
+        for prefix in prefixes:
+            answer = logits if prefix == known else next(answers)
+            if isinstance(answer, CallFailure):
+                if answer.raised is not None:
+                    note_raised(answer.raised)
+                answer = Failure(answer.code, f"{self.name} {answer}")
+            found.append(answer)
+        return found
 
     def _probe(self, prefix: list[int], num_needed: int) -> FloatArray:
         def read(answer: Any) -> FloatArray:
