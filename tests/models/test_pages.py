@@ -1,5 +1,10 @@
-"""The simulated model in pages: its answers are the function of what the block tables say."""
+"""Rows that come in parts, share blocks, draft, fork and go yield what their prefixes say.
 
+A row that yields no token yet disturbs nobody, and nobody disturbs it; in pages, the answers of the
+simulated model are the function of what the block tables say.
+"""
+
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
@@ -10,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_logits import reference_logits
 
-from batcher import BatchdecodeError, ModelOutput, SimulatedModel
-from batcher.models.base import Batch, Chunk, Pages, can_page, moves_along
+from batcher import BatchdecodeError, LLMModel, ModelOutput, SimulatedModel
+from batcher.models.base import NO_SLOTS, Batch, Chunk, Model, Pages, can_page, moves_along
+from batcher.models.callables import CallableModel
 from batcher.models.loading import CheckedModel
 from batcher.models.simulated import (
     NUM_FIXED,
@@ -23,6 +29,45 @@ from batcher.models.simulated import (
 
 REFERENCE = SimulatedModel()
 NUM_SLOTS = 5
+
+
+def next_tokens(prefixes: list[list[int]]) -> list[int]:
+    assert prefixes, "asked for nothing"
+    return [reference_next_token(REFERENCE, prefix) for prefix in prefixes]
+
+
+class Likely:
+    """An LLM that gives the reference's token a logit of 1."""
+
+    vocab_size = 512
+
+    def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+        likely = reference_next_token(REFERENCE, prev_token_ids)
+        return [float(token == likely) for token in range(512)]
+
+    def get_stop_token_id(self) -> int:
+        return 0
+
+
+class Forkless:
+    """The simulated model as one that does not know how to fork."""
+
+    fork = None
+
+    def __init__(self) -> None:
+        inner = SimulatedModel()
+        self.name, self.settings, self.tokenizer = inner.name, inner.settings, inner.tokenizer
+        self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
+        self.allocate, self.forward, self.release = inner.allocate, inner.forward, inner.release
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "simulated": SimulatedModel,
+    "callable": lambda: CallableModel(next_tokens),
+    "llm": lambda: LLMModel(Likely()),
+    "checked": lambda: CheckedModel(SimulatedModel()),
+    "checked, without fork": lambda: CheckedModel(Forkless()),
+}
 
 
 class Row:
@@ -46,20 +91,27 @@ class Row:
         return [self.drafts[number] for number in way_to(draft, self.parents)]
 
 
-class PagedRows:
-    """Rows that share blocks, are cut into chunks, draft, stand still, fork, leave: a pager."""
+class Rows:
+    """Rows that are cut into chunks, stand still, jump, fork and leave.
 
-    def __init__(self, model: SimulatedModel | CheckedModel, random: Random) -> None:
-        self.model, self.random = model, random
+    In pages they also draft, and share blocks; without, the blocks are counted all the same, and
+    nobody is told of them.
+    """
+
+    def __init__(self, model: Model, random: Random, *, is_paged: bool) -> None:
+        self.model, self.random, self.is_paged = model, random, is_paged
         size = random.choice([1, 2, 4, 16])
         self.pages = Pages(size, [[] for _ in range(NUM_SLOTS)])
-        self.batch = Batch(NUM_SLOTS, self.pages)
+        self.batch = Batch(NUM_SLOTS, self.pages if is_paged else None)
         self.counts: dict[int, int] = {}  # block -> how many tables have it
         self.rows: dict[int, Row] = {}
         self.num_drafts = 0  # that were checked
         is_limited = random.random() < 0.5
         self.pages.num_blocks = 600 if is_limited else 0
-        model.allocate_pages(NUM_SLOTS, 600 if is_limited else None, size)
+        if is_paged:
+            model.allocate_pages(NUM_SLOTS, 600 if is_limited else None, size)
+        else:
+            model.allocate(NUM_SLOTS)
 
     def pick_block(self) -> int:
         """Take a free block, any; there are more of them if there were none."""
@@ -99,7 +151,11 @@ class PagedRows:
         free = [slot for slot in range(NUM_SLOTS) if slot not in self.rows]
         if decoding and free and self.random.random() < 0.3:
             self.fork(self.random.choice(decoding), self.random.choice(free))
-        if self.random.random() < 0.5:
+        if not self.is_paged and len(decoding) > 1 and self.random.random() < 0.3:
+            source, target = self.random.sample(decoding, 2)
+            self.drop(self.pages.tables[target])
+            self.fork(source, target)  # whose row is forgotten
+        if self.is_paged and self.random.random() < 0.5:
             self.spoil()
 
     def spoil(self) -> None:
@@ -148,7 +204,7 @@ class PagedRows:
         size = self.random.choice([0, 1, 5, 30, 60])
         tokens = [self.random.randrange(512) for _ in range(size)]
         num_shared = num_before = 0
-        if self.rows and tokens and self.random.random() < 0.5:
+        if self.is_paged and self.rows and tokens and self.random.random() < 0.5:
             source = self.random.choice(list(self.rows))
             row, block_size = self.rows[source], self.pages.block_size
             num_shared = self.random.randint(0, row.num_computed)
@@ -176,6 +232,7 @@ class PagedRows:
                 yielding.append(slot)
         if stands_still and self.batch.chunks:
             with self.batch.standing_still():
+                assert self.batch.slots.size == self.batch.logit_slots.size == 0
                 self.model.forward(self.batch)
             self.pages.moves.clear()
         elif self.batch.chunks or yielding:
@@ -187,7 +244,7 @@ class PagedRows:
     def chunk(self, slot: int, start: int, stop: int, *, can_draft: bool) -> Chunk:
         """Return some tokens of a row, perhaps with drafts behind them, and have blocks for all."""
         row = self.rows[slot]
-        num_drafts = self.random.choice([0, 0, 1, 3, 9]) if can_draft else 0
+        num_drafts = self.random.choice([0, 0, 1, 3, 9]) if can_draft and self.is_paged else 0
         row.drafts = [self.random.randrange(512) for _ in range(num_drafts)]
         row.parents = random_parents(self.random, num_drafts)
         self.own(slot, start, stop + num_drafts)
@@ -232,9 +289,14 @@ class PagedRows:
 
     def check(self, yielding: list[int]) -> None:
         assert self.batch.slots.tolist() == sorted(yielding)
+        has_tokens = self.is_paged or self.model.gives == "tokens"
+        self.batch.logit_slots = NO_SLOTS if has_tokens else self.batch.slots
         output = self.model.forward(self.batch)
+        assert not output.failed
         self.pages.moves.clear()
         tokens = output.tokens
+        if output.logits is not None:
+            tokens[self.batch.slots] = output.logits.argmax(axis=1)
         self.check_drafts(output.draft_logits)
         for slot in yielding:
             row = self.rows[slot]
@@ -297,11 +359,21 @@ def test_rows_that_share_blocks_are_the_function_of_their_prefixes(
     seed: int, *, is_attentive: bool, is_checked: bool
 ) -> None:
     model = SimulatedModel(is_attentive=is_attentive)
-    rows = PagedRows(CheckedModel(model) if is_checked else model, Random(seed))
+    rows = Rows(CheckedModel(model) if is_checked else model, Random(seed), is_paged=True)
     for _ in range(30):
         rows.change()
         rows.step()
     assert rows.num_drafts > 9
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(seed=st.integers(0, 2**32))
+@examples(30)
+def test_rows_in_parts_and_rows_that_decode_do_not_disturb_each_other(name: str, seed: int) -> None:
+    rows = Rows(MODELS[name](), Random(seed), is_paged=False)
+    for _ in range(25):
+        rows.change()
+        rows.step()
 
 
 @pytest.mark.parametrize("is_attentive", [False, True])
@@ -408,3 +480,52 @@ def test_a_checked_model_is_paged_exactly_if_its_own_is() -> None:
     expected = "simulated cannot make room for 2 rows in 9 blocks of 16 tokens: MemoryError: 2 9 16"
     with pytest.raises(BatchdecodeError, match=expected):
         CheckedModel(Small()).allocate_pages(2, 9, 16)
+
+
+def test_a_step_that_stands_still_leaves_the_batch_as_it_was() -> None:
+    batch = Batch(2)
+    batch.join(Chunk(0, [5], 0))
+    batch.chunks, batch.tokens = [], np.array([7, 8])
+    batch.logit_slots = batch.slots
+    with batch.standing_still():
+        batch.add_part(Chunk(1, [5, 6], 0))
+        batch.tokens[0] = 99
+        batch_slots = batch.slots
+    assert batch_slots.size == 0
+    assert (batch.slots.tolist(), batch.logit_slots.tolist()) == ([0], [0])
+    assert batch.tokens.tolist() == [7, 8]
+
+
+def test_a_part_may_fail_and_a_row_that_was_not_computed_may_not() -> None:
+    class Failing(SimulatedModel):
+        failed: dict[int, str]
+
+        def forward(self, batch: Batch) -> ModelOutput:
+            return ModelOutput(super().forward(batch).tokens, self.failed)
+
+    inner = Failing()
+    model = CheckedModel(inner)
+    model.allocate(3)
+    batch = Batch(3)
+    batch.add_part(Chunk(1, [5, 6], 0))
+    inner.failed = {1: "no room"}
+    assert model.forward(batch).failed == {1: "no room"}
+    inner.failed = {2: "no room"}
+    with pytest.raises(Exception, match="not asked for"):
+        model.forward(batch)
+
+
+def test_a_part_does_not_ask_an_llm_for_anything() -> None:
+    asked: list[list[int]] = []
+
+    class Counting(Likely):
+        def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+            asked.append(prev_token_ids)
+            return super().next_token_logits(prev_token_ids)
+
+    model = LLMModel(Counting())
+    model.allocate(1)
+    batch = Batch(1)
+    batch.add_part(Chunk(0, [5, 6], 0))
+    model.forward(batch)
+    assert not asked
