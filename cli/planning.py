@@ -17,12 +17,13 @@ from batcher.planning.deployments import (
     AXES,
     Deployment,
     Value,
+    check_drafts,
     check_fleets,
     check_router,
     engines_of,
     grid_of,
 )
-from batcher.planning.measure import Question, beside_none, check_drafts, price_of, read_prices
+from batcher.planning.measure import Question, price_of, read_prices
 from batcher.planning.plan import Plan, Searched, Trial, find_plan
 from batcher.planning.streamed import PREFIX as STREAMED
 from batcher.planning.streamed import AnyWorkload, parse_streamed
@@ -70,8 +71,8 @@ def compare_requests(options: "CompareOptions") -> int:
     """Carry out `batchdecode compare`; return its exit status."""
     slo = parse_slos(options.slo or [])
     values = {name: AXES[name].values(text) for name, text in options.axes.items()}
-    if "draft_tokens" in values:
-        values["draft_tokens"] = beside_none(values["draft_tokens"])
+    if None not in values.get("draft_tokens", [None]):
+        values["draft_tokens"] = [None, *values["draft_tokens"]]  # for comparison
     grid = grid_of(values, Deployment())
     check_given(options.axes.keys() - options.preset, grid)
     column = None if options.sort is None else column_of(options.sort)

@@ -56,8 +56,8 @@ WRITERS = {
         "remote/engine.py RemoteEngine",
         "planning/simulated_sequence.py",
     ): ARRIVAL,
-    ("scheduling/", "remote/engine.py", "planning/disaggregated.py ReservedBlocks"): SCHEDULER,
     ("remote/engine.py RemoteEngine",): REMOTE,
+    ("scheduling/", "remote/engine.py", "planning/replicas.py ReservedBlocks"): SCHEDULER,
     ("engine/model_runner.py",): MODEL_RUNNER,
     ("planning/",): SIMULATION,
 }

@@ -15,8 +15,8 @@ from math import inf, log2
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.deployments import AXES, Deployment, Value
-from batcher.planning.measure import Outcome, Question, measure, problem_of, speedups
+from batcher.planning.deployments import AXES, Deployment, Value, without_drafts
+from batcher.planning.measure import Outcome, Question, measure, problem_of
 from batcher.planning.workers import WorkerProcesses
 
 DEFAULT_GROWTH = 0.1  # for each doubling of the batch
@@ -119,24 +119,34 @@ def compare(
     if question.workload.num_samples * len(places) < small:
         num_jobs = 1
     with WorkerProcesses(measure, question, num_jobs) as workers:
-        measured = workers.all_answers([grid[place] for place in places], on_done)
+        measured = workers.answers([grid[place] for place in places], on_done)
     outcomes = dict(zip(places, measured, strict=True))
     sizes = [
         None if place not in outcomes else _size(question, deployment, outcomes[place], growth)
         for place, deployment in enumerate(grid)
     ]
     knees = knees_of(list(zip(grid, sizes, strict=True)), growth)
-    gains = speedups([(each, outcomes.get(place)) for place, each in enumerate(grid)])
-    return [
-        GridCell(
-            deployment=deployment,
-            outcome=outcomes.get(place),
-            problem=problems[place],
-            is_knee=place in knees,
-            speedup=gains[place],
+    undrafted = {
+        without_drafts(grid[place]): outcome.tokens_per_s
+        for place, outcome in outcomes.items()
+        if grid[place].draft_tokens is None
+    }
+    cells = []
+    for place, deployment in enumerate(grid):
+        outcome, speedup = outcomes.get(place), None
+        base = undrafted.get(without_drafts(deployment), 0.0)
+        if outcome is not None and deployment.draft_tokens is not None and base > 0:
+            speedup = outcome.tokens_per_s / base
+        cells.append(
+            GridCell(
+                deployment=deployment,
+                outcome=outcome,
+                problem=problems[place],
+                is_knee=place in knees,
+                speedup=speedup,
+            )
         )
-        for place, deployment in enumerate(grid)
-    ]
+    return cells
 
 
 def settings_of(deployment: Deployment) -> dict[str, Value]:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.fields import read_number
-from batcher.planning.disaggregated import Transfer
 from batcher.planning.fleet_file import FleetFile, read_fleet
+from batcher.planning.replicas import Transfer
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
 from batcher.planning.simulator import AssumedDrafts, Role
 from batcher.request import MAX_DRAFT_TOKENS
@@ -252,7 +252,7 @@ WHERE_DECODED: dict[str, Value] = {
     "preempt_for": None,
     "watermark": DEFAULT_WATERMARK,
 }
-"""How replicas with the role decode are scheduled, see batcher.planning.disaggregated."""
+"""How replicas with the role decode are scheduled, see batcher.planning.replicas."""
 
 
 class EngineGroup(Struct, frozen=True, kw_only=True):
@@ -364,3 +364,20 @@ def _in_file(place: str) -> Iterator[None]:
         yield
     except BatchdecodeError as error:
         raise BatchdecodeError(f"{place}{error}") from None
+
+
+def without_drafts(deployment: Deployment) -> Deployment:
+    return replace(deployment, draft_tokens=None, draft_acceptance=0.0, draft_cost=0.0)
+
+
+def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
+    """Raise a BatchdecodeError if an option of drafts has no effect or is missing."""
+    has_drafts = any(each.draft_tokens is not None for each in alternatives)
+    for name in ("draft_acceptance", "draft_cost"):
+        if name in given and not has_drafts:
+            option = AXES[name].option
+            raise BatchdecodeError(f"{option} has no effect without --draft-tokens of at least 1")
+    if has_drafts and "draft_acceptance" not in given:
+        raise BatchdecodeError(
+            "--draft-tokens needs --draft-acceptance, the share of drafts that are accepted"
+        )

@@ -3,529 +3,119 @@
 Rule: nothing happens before all that could bear on it has happened.  A replica stands still until
 all that is sent to it up to then is known; the router hears of nothing that is still to come.
 
-One loop (`Fleet._run`) takes the next of: the event of a replica, a report, an action that is due
-(see managed_fleet), the next turn of a session, an arrival.
+One loop (`Fleet.run`) takes the next of: the event of a replica, a report, an action that is due,
+the next turn of a session, an arrival.  A fleet may be managed (what is too much is refused,
+replicas fail, and come and go), or some replicas compute prompts and others decode (see replicas).
 """
 
-from array import array
+from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from enum import Enum
-from functools import cached_property
-from heapq import heappop, heappush, merge
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
 from math import floor, inf
-from typing import Any, Literal, NamedTuple, Self
 
-import numpy as np
-from msgspec import Struct, field
-from numpy.typing import NDArray
-
-from batcher.errors import InvariantError
-from batcher.metrics.slo import Goodput
-from batcher.metrics.times import (
-    MICROSECONDS,
-    PERCENTS,
-    Distribution,
-    Latencies,
-    seconds_distribution,
+from batcher.planning.fleet_file import (
+    Autoscale,
+    Autoscaler,
+    Failures,
+    FleetState,
+    Management,
+    PlannedFailure,
 )
-from batcher.planning.routers import ReplicaStats, ReplicaView, Router
+from batcher.planning.replicas import (
+    ARRIVES,
+    NOTHING,
+    PAID,
+    PROMPT_TOKENS,
+    DecodeReplica,
+    FleetHistory,
+    FleetResult,
+    Life,
+    Phase,
+    PrefillReplica,
+    Refusal,
+    Replica,
+    ReplicaState,
+    ServedColumns,
+    Transfer,
+    phase_of,
+)
+from batcher.planning.routers import ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import (
-    EngineSimulation,
-    OnEnded,
-    ReplicaSettings,
-    SimulationResult,
-    SimulationTotals,
-)
-from batcher.scheduling.kv_cache import KVCache
+from batcher.planning.simulator import OnEnded, ReplicaSettings
 from batcher.scheduling.queue import ARRIVAL_ORDER
-from batcher.scheduling.sequence import NEVER
-from batcher.timing.step_time import TICKS_PER_SECOND
-
-# Latencies and goodput of requests whose times are arrays, by the definitions of a run's summary.
-#
-# Rule: a time here and the same time in a trace give the same microseconds.
-
-Seconds = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 
-class ServedTimes(NamedTuple):
-    """When each request that came to its end by itself did what: [request], all of one length.
+class RouterQueue:
+    """Requests that wait at the router: the best priority first, of equals the oldest.
 
-    arrival, admitted, first_token, end: float64, in seconds on one clock.  num_tokens: int64, those
-    that it generated, at least 1.
+    max_queue: how many may wait.  max_wait: for how many seconds; None: for ever.
     """
 
-    arrival: Seconds
-    admitted: Seconds
-    first_token: Seconds
-    end: Seconds
-    num_tokens: Counts
+    def __init__(self, max_queue: int = 0, max_wait: float | None = None) -> None:
+        self._max_queue, self._max_wait = max_queue, inf if max_wait is None else max_wait
+        self._keys: list[tuple[float, ...]] = []  # sorted
+        self._waiting: dict[tuple[float, ...], tuple[SimulatedSequence, float]] = {}  # with limits
+        self._limits: list[tuple[float, tuple[float, ...]]] = []  # a heap, some wait no longer
 
-    def where(self, is_wanted: NDArray[np.bool_]) -> Self:
-        columns: list[Any] = [column[is_wanted] for column in self]
-        return type(self)(*columns)
+    def __len__(self) -> int:
+        return len(self._keys)
 
     @property
-    def makespan(self) -> float:
-        """From the first arrival to the last end, in seconds; 0 of no request."""
-        return float(self.end.max() - self.arrival.min()) if len(self.arrival) else 0.0
+    def next_limit(self) -> float:
+        return self._limits[0][0] if self._limits else inf
 
-    def values(self, metric: str) -> NDArray[np.int64]:
-        """Return one of the METRICS of an SLO in microseconds [request]; tpot is 0 of one token."""
-        if metric == "tpot":
-            gaps = np.maximum(self.num_tokens - 1, 1)
-            seconds = ((self.end - self.arrival) - (self.first_token - self.arrival)) / gaps
-            return _microseconds(np.where(self.num_tokens > 1, seconds, 0.0))
-        until = {"queue": self.admitted, "ttft": self.first_token, "e2e": self.end}[metric]
-        return _microseconds(until - self.arrival)
-
-
-def latencies_of(times: ServedTimes) -> Latencies:
-    """Return the latencies of requests; percentiles are exact by nearest rank.
-
-    There is no itl, which these times do not tell.
-    """
-    return Latencies(
-        queue=distribution_of(times.values("queue")),
-        ttft=distribution_of(times.values("ttft")),
-        tpot=distribution_of(times.values("tpot")[times.num_tokens > 1]),
-        itl=None,
-        e2e=distribution_of(times.values("e2e")),
-    )
-
-
-def goodput_of(
-    limits: dict[str, float], times: ServedTimes, num_failed: int, makespan: float
-) -> Goodput:
-    """Return how many requests met `limits`, with `num_failed` others that came to no end.
-
-    limits: in seconds, by metric.  makespan: of the run, in seconds.
-    """
-    is_good = np.ones(len(times.arrival), bool)
-    missed = {"failed": num_failed} if num_failed else {}
-    for metric, limit in limits.items():
-        is_late = times.values(metric) > round(limit * MICROSECONDS)
-        is_good &= ~is_late
-        if is_late.any():
-            missed[metric] = int(is_late.sum())
-    num_requests = len(times.arrival) + num_failed
-    return Goodput.of(limits, num_requests, int(is_good.sum()), makespan, missed)
-
-
-def distribution_of(values: NDArray[np.int64]) -> Distribution | None:
-    count = len(values)
-    if not count:
+    def push(self, sequence: SimulatedSequence, now: float) -> SimulatedSequence | None:
+        """Take in a sequence; return the one that does not fit any more, perhaps itself."""
+        key = sequence.priority, sequence.first_arrival, sequence.input_index, sequence.index
+        deadline = inf if sequence.deadline is None else sequence.deadline
+        limit = min(now + self._max_wait, deadline)
+        insort(self._keys, key)
+        self._waiting[key] = sequence, limit
+        if len(self._keys) > self._max_queue:
+            return self._waiting.pop(self._keys.pop())[0]
+        if limit < inf:
+            heappush(self._limits, (limit, key))
         return None
-    ranks = [-(-count * percent // 100) - 1 for percent in PERCENTS]
-    percentiles = [int(value) for value in np.sort(values)[ranks]]
-    mean = int(values.sum()) / count
-    return seconds_distribution(count, mean, percentiles, int(values.max()))
 
-
-def _microseconds(seconds: Seconds) -> NDArray[np.int64]:
-    return np.maximum(np.rint(seconds * MICROSECONDS), 0).astype(np.int64)
-
-
-# -- the life of a replica -----------------------------------------------------------------------
-#
-# It starts, serves, fails and comes back, drains, and is down.  Failures and autoscaling make their
-# moves through this table alone, and all numbers about a replica's time follow from them.
-
-
-class ReplicaState(Enum):
-    """The state of a replica; it is paid for unless it is down."""
-
-    STARTING = "starting"
-    SERVING = "serving"
-    FAILED = "failed"
-    DRAINING = "draining"
-    DOWN = "down"
-
-
-MOVES: dict[ReplicaState, frozenset[ReplicaState]] = {
-    ReplicaState.STARTING: frozenset({ReplicaState.SERVING, ReplicaState.DOWN}),
-    ReplicaState.SERVING: frozenset({ReplicaState.FAILED, ReplicaState.DRAINING}),
-    ReplicaState.FAILED: frozenset({ReplicaState.SERVING, ReplicaState.DOWN}),
-    ReplicaState.DRAINING: frozenset({ReplicaState.DOWN}),
-    ReplicaState.DOWN: frozenset(),
-}
-PAID = frozenset(ReplicaState) - {ReplicaState.DOWN}
-
-
-class Life:
-    """The moves of one replica, each with its time in seconds; the first is what it begins as."""
-
-    def __init__(self, state: ReplicaState, time: float) -> None:
-        self.moves = [(time, state)]
-        self.num_starts = int(state is ReplicaState.SERVING)
-
-    @property
-    def state(self) -> ReplicaState:
-        return self.moves[-1][1]
-
-    def move(self, state: ReplicaState, time: float) -> None:
-        """Enter another state; raise an InvariantError if the table has no such move."""
-        if state not in MOVES[self.state] or time < self.moves[-1][0]:
-            raise InvariantError(f"a replica that is {self.moves[-1]} cannot be {state} at {time}")
-        self.moves.append((time, state))
-        self.num_starts += state is ReplicaState.SERVING
-
-    def seconds(self, states: Collection[ReplicaState], begin: float, end: float) -> float:
-        """Return how long it was in one of `states` from `begin` to `end`."""
-        return sum(
-            max(min(until, end) - max(since, begin), 0.0)
-            for (since, state), (until, _) in pairwise([*self.moves, (inf, self.state)])
-            if state in states
-        )
-
-
-def timeline_of(lives: Iterable[Life], end: float) -> list[tuple[float, int, int]]:
-    """Return (time, replicas that serve, replicas paid for) at each change up to `end`."""
-
-    def changes(life: Life) -> Iterator[tuple[float, int, int]]:
-        was_serving = was_paid = False
-        for time, state in life.moves:
-            is_serving, is_paid = state is ReplicaState.SERVING, state in PAID
-            yield time, is_serving - was_serving, is_paid - was_paid
-            was_serving, was_paid = is_serving, is_paid
-
-    timeline: list[tuple[float, int, int]] = []
-    num_serving = num_paid = 0
-    for time, serving, paid in merge(*map(changes, lives)):
-        num_serving += serving
-        num_paid += paid
-        if time > end:
-            break
-        if timeline and timeline[-1][0] == time:
-            timeline.pop()
-        if not timeline or timeline[-1][1:] != (num_serving, num_paid):
-            timeline.append((time, num_serving, num_paid))
-    return timeline
-
-
-# -- what a fleet comes to -----------------------------------------------------------------------
-#
-# No request is kept as an object; six numbers of each that was served are.
-
-Priorities = NDArray[np.int32]
-
-
-class ServedColumns:
-    """The times and priorities of sequences that were given tokens, in the order of `add`."""
-
-    def __init__(self) -> None:
-        self._columns = tuple(array("d") for _ in ServedTimes._fields)
-        self._priorities = array("i")
-
-    def add(self, sequence: SimulatedSequence, num_output_tokens: int) -> None:
-        arrival, admitted, first_token, end, num_tokens = self._columns
-        arrival.append(sequence.first_arrival)
-        admitted.append(sequence.admitted_ticks / TICKS_PER_SECOND)
-        first_token.append(sequence.first_token_ticks / TICKS_PER_SECOND)
-        end.append(sequence.end_ticks / TICKS_PER_SECOND)
-        num_tokens.append(num_output_tokens)
-        self._priorities.append(sequence.priority)
-
-    def since(self, place: int) -> ServedTimes:
-        """Return those added after the first `place` ones."""
-        arrival, admitted, first_token, end, num_tokens = (
-            np.frombuffer(column[place:]) for column in self._columns
-        )
-        return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))
-
-    @property
-    def priorities(self) -> Priorities:
-        """The priorities of all; nothing may be added after that."""
-        return np.frombuffer(self._priorities, np.int32)
-
-
-class ReplicaResult(Struct):
-    """What one engine did.
-
-    num_served: sequences that were given tokens.  failed: those that could never run, by priority.
-    kv_read: tokens that decoding rows read before their own, less what drafts saved.  prefill_work:
-    see StepTime; of prompts and drafts.  last_admission_ticks: of a first admission; None: none.
-    end_ticks: the end of its last step.  paid_seconds: None for all the time from the first arrival
-    to the end of all steps.  stalled_ticks: without a step though requests waited, as blocks were
-    kept for others.
-    """
-
-    num_slots: int
-    num_blocks: int | None
-    max_batch_tokens: int | None
-    totals: SimulationTotals = field(default_factory=SimulationTotals)
-    num_served: int = 0
-    failed: Counter[int] = field(default_factory=Counter)
-    kv_read: int = 0
-    prefill_work: int = 0
-    last_admission_ticks: int | None = None
-    end_ticks: int = 0
-    paid_seconds: float | None = None
-    stalled_ticks: int = 0
-    group: str = ""
-
-    def add(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
-        """Count a sequence that has ended, or failed."""
-        if sequence.has_failed:
-            self.failed[sequence.priority] += 1
-            return
-        num_output = sequence.num_output_tokens
-        self.add_output(sequence.num_prompt_tokens, num_output)
-        self.add_prompt(sequence)
-        if sequence.first_token_ticks != NEVER:
-            self.note_served(sequence.admitted_ticks)
-            columns.add(sequence, num_output)
-
-    def add_output(self, num_prompt: int, num_output: int) -> None:
-        decoded = max(num_output - 1, 0)
-        self.kv_read += decoded * num_prompt + (decoded * (decoded - 1) >> 1)
-
-    def add_prompt(self, sequence: SimulatedSequence) -> None:
-        if sequence.job.max_tokens:
-            self.prefill_work += sequence.num_prompt_tokens**2 - sequence.num_cached_at_first**2
-
-    def note_served(self, admitted_ticks: int) -> None:
-        self.num_served += 1
-        if admitted_ticks > (self.last_admission_ticks or NEVER):
-            self.last_admission_ticks = admitted_ticks
-
-    @property
-    def busy_ticks(self) -> int:
-        return sum(self.totals.binding_ticks.values())
-
-
-def _empty_result(settings: ReplicaSettings) -> ReplicaResult:
-    return ReplicaResult(
-        settings.num_slots,
-        settings.scheduling.kv_blocks,
-        settings.scheduling.max_batch_tokens,
-        group=settings.group,
-    )
-
-
-Refusal = Literal["queue_full", "max_wait", "deadline", "retries", "router", "no_replica"]
-
-
-class FleetHistory(Struct):
-    """The lives of the replicas of a managed fleet.
-
-    lives: of all there ever were, in the order of the results.  num_failures: of replicas.
-    num_lost: how often a sequence was lost with one.  refusals: sequences refused, with the turns
-    after them, by reason.
-    """
-
-    lives: list[Life]
-    num_failures: int = 0
-    num_lost: int = 0
-    refusals: Counter[Refusal] = field(default_factory=Counter)
-
-
-class ReplicasResult(Struct, frozen=True, dict=True):
-    """What several replicas did together."""
-
-    replicas: list[ReplicaResult]
-
-    @cached_property
-    def totals(self) -> SimulationTotals:
-        totals = [replica.totals for replica in self.replicas]
-        if len(totals) == 1:
-            return totals[0]
-        sums = SimulationTotals()
-        for name in SimulationTotals.__struct_fields__:
-            parts = [getattr(each, name) for each in totals]
-            setattr(sums, name, sum(parts, type(parts[0])()))
-        return sums
-
-    @property
-    def busy_ticks(self) -> int:
-        return sum(replica.busy_ticks for replica in self.replicas)
-
-    def paid_seconds(self, makespan: float) -> float:
-        """Return the sum of the seconds that replicas are paid for, in a run of `makespan`."""
-        paid = (each.paid_seconds for each in self.replicas)
-        return sum(makespan if each is None else each for each in paid)
-
-    def share_used(self, limit: str, num_used: int) -> float | None:
-        """Return the share of what all steps might use; None where a replica has no limit."""
-        there = 0
-        for replica in self.replicas:
-            most = getattr(replica, limit)
-            if most is None:
-                return None
-            there += most * replica.totals.num_steps
-        return num_used / there if there else 0.0
-
-
-class FleetResult(ReplicasResult, frozen=True, dict=True):
-    """What all replicas of a fleet did.
-
-    times, priorities: of all that were served.  refused: sequences that the router refused, by
-    priority.  first_arrival: in seconds; None if there was none.  history: None if it was not
-    managed.
-    """
-
-    times: ServedTimes
-    priorities: Priorities
-    first_arrival: float | None
-    refused: Counter[int] = field(default_factory=Counter)
-    history: FleetHistory | None = None
-
-    @property
-    def num_failed(self) -> int:
-        return self.failed.total()
-
-    @property
-    def failed(self) -> Counter[int]:
-        """The sequences that could never run, or were refused, by priority."""
-        return sum((replica.failed for replica in self.replicas), self.refused)
-
-    @property
-    def makespan(self) -> float:
-        """From the first arrival to the end of the last step, in seconds."""
-        end_ticks = max(replica.end_ticks for replica in self.replicas)
-        return max(end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0), 0.0)
-
-
-def result_of_engine(run: SimulationResult, settings: ReplicaSettings) -> FleetResult:
-    columns, replica = ServedColumns(), _empty_result(settings)
-    replica.totals, replica.end_ticks = run.totals, run.end_ticks
-    for sequence in run.sequences:
-        replica.add(sequence, columns)
-    first = min((sequence.arrival_time for sequence in run.sequences), default=None)
-    return FleetResult([replica], columns.since(0), columns.priorities, first)
-
-
-# -- replicas ------------------------------------------------------------------------------------
-
-ENDS, ARRIVES, BEGINS = range(3)
-NOTHING = (inf, BEGINS)
-
-
-class Replica(EngineSimulation):
-    """An engine that stands still between calls of `go_on` and `advance`.
-
-    It takes exactly the steps that `simulate` takes if all that is sent to it is its workload.
-    turns: of all the fleet.  result: of an engine before it, which it continues.
-    """
-
-    def __init__(
-        self,
-        turns: Turns,
-        settings: ReplicaSettings,
-        result: ReplicaResult | None = None,
-        kv_cache: KVCache[SimulatedSequence] | None = None,
-    ) -> None:
-        super().__init__(turns, settings, kv_cache)
-        self.result = _empty_result(settings) if result is None else result
-        self._totals = self.result.totals
-        self._last_end, self._num_last = NEVER, 0  # when sequences ended last, and how many
-        # Steps up to the next event, and their ticks, if it ends some that decide nothing.
-        self._next_stretch: tuple[int, int] | None = None
-
-    @property
-    def now(self) -> float:
-        return self._now
-
-    def add(self, sequence: SimulatedSequence) -> None:
-        """Take in a sequence, which arrives when no step begun by now can know of it."""
-        self._next_stretch = None
-        self._queue.add(sequence, self._now)
-
-    def next_event(self) -> tuple[float, int]:
-        """Return when it ends steps that decide nothing, or begins one that does.
-
-        Nothing joins, is admitted or ends before.  At equal times ENDS come before what arrives
-        then, and that before what BEGINS; NOTHING if there is nothing to do.
-        """
-        queue, now, self._next_stretch = self._queue, self._now, None
-        if queue.num_pending:
-            arrival = queue.next_arrival
-            if arrival is None or arrival <= now:
-                return now, BEGINS
-            if not (queue.num_slots or self._batch.num_occupied):
-                return arrival, BEGINS
-        elif not (queue.num_slots or self._batch.num_occupied):
-            return NOTHING
-        num_steps, until = (0, now) if self._drafts else self._num_sure_steps(now)
-        if not num_steps:
-            return now, BEGINS
-        self._next_stretch = _, ticks = self._time_of(num_steps, until)
-        return (self._ticks + ticks) / TICKS_PER_SECOND, ENDS
-
-    def go_on(self) -> None:
-        """Take the steps up to the next event, or the one that is it."""
-        if self._next_stretch is not None:
-            planned, self._next_stretch = self._next_stretch, None
-            self._skip(*planned)
-            return
-        if self._queue.num_pending:
-            num_pending = self._queue.num_pending
-            self._join_arrivals()
-            self._until = inf if num_pending == self._queue.num_pending else self._now
-        self._go_on()
-        self._until = inf
-
-    def advance(self, until: float) -> None:
-        """Take all steps that begin before `until`, if all that arrive before then were added."""
-        queue, batch, self._until, self._next_stretch = self._queue, self._batch, until, None
-        while self._now < until:
-            if queue.num_pending:
-                if not (queue.num_slots or batch.num_occupied):
-                    arrival = queue.next_arrival
-                    if arrival is not None and arrival >= until:
-                        break
-                self._join_arrivals()
-            elif not (queue.num_slots or batch.num_occupied):
-                break
-            self._go_on()
-        self._until = inf
-
-    def count(self, sequence: SimulatedSequence, columns: ServedColumns) -> None:
-        self.result.add(sequence, columns)
-
-    def report(self, time: float) -> ReplicaStats:
-        """Return its state at `time`; a step may end after it."""
-        running = self._batch.num_occupied
-        if self._now > time and self._last_end == self._ticks:
-            running += self._num_last
-        return ReplicaStats(time, running, self._queue.num_waiting + self._queue.num_pending)
-
-    def close(self) -> ReplicaResult:
-        self._totals.num_steps += self._step
-        self.result.end_ticks = max(self.result.end_ticks, self._ticks)
-        return self.result
-
-    def _note_over(self, sequence: SimulatedSequence) -> None:
-        if self._last_end != self._ticks:
-            self._last_end, self._num_last = self._ticks, 0
-        self._num_last += 1
-        self.ended.append(sequence)
+    def pop(self) -> SimulatedSequence:
+        return self._waiting.pop(self._keys.pop(0))[0]
+
+    def pop_late(self, now: float) -> list[SimulatedSequence]:
+        """Remove and return those that have waited too long."""
+        late = []
+        while self._limits and self._limits[0][0] <= now:
+            limit, key = heappop(self._limits)
+            sequence, still = self._waiting.get(key, (None, inf))
+            if sequence is not None and still == limit:
+                del self._waiting[key]
+                self._keys.remove(key)
+                late.append(sequence)
+        return late
 
 
 class Member:
     """A replica of a fleet, and what the fleet keeps of it.
 
-    replica: its engine, another one after a failure.  next_event: an event of an older one is
-    outdated.  in_flight: what was sent there and has not come back, where that may be lost.
+    router: the one that sends there.  replica: its engine, another one after a failure.
+    next_event: an event of an older one is outdated.  in_flight: what was sent there and has not
+    come back, where that may be lost.
     """
 
-    def __init__(self, view: ReplicaView, replica: Replica, life: Life) -> None:
-        self.view, self.replica, self.life = view, replica, life
+    def __init__(self, view: ReplicaView, router: Router, replica: Replica, life: Life) -> None:
+        self.view, self.router, self.replica, self.life = view, router, replica, life
         self.next_event = NOTHING
         self.in_flight: dict[SimulatedSequence, None] = {}
-
-
-# -- the fleet -----------------------------------------------------------------------------------
 
 
 class Fleet:
     """One run over `turns` on replicas behind a router.
 
-    report_interval: seconds between the reports of all replicas, the first at 0.
+    report_interval: seconds between the reports of all replicas, the first at 0.  management: then
+    all replicas are alike, and the router learns of a failure only when it is noticed; what a
+    failed replica had not ended is lost there, and begins anew elsewhere.  decode_router,
+    transfer: if some replicas compute prompts and others decode, of second phases.
     """
 
     def __init__(
@@ -535,61 +125,81 @@ class Fleet:
         router: Router,
         report_interval: float,
         on_ended: OnEnded = lambda _: None,
+        *,
+        management: Management | None = None,
+        decode_router: Router | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
-        self._turns, self._router, self._on_ended = turns, router, on_ended
-        self._interval = report_interval
+        self._turns, self._on_ended, self._interval = turns, on_ended, report_interval
+        self._router, self._decode_router = router, decode_router or router
+        self._transfer = transfer
         self._next_report = 0.0 if router.hears_reports else inf
-        self._hears_ends = router.hears_ends
-        self._has_turns = turns.has_sessions  # or others that arrive when something has ended
-        self._members: list[Member] = []
+        self._hears_ends = router.hears_ends or management is not None
+        # Whether something may arrive when something else has ended.
+        self._has_turns = turns.has_sessions or transfer is not None
+        self._settings, self._members = replicas[0], list[Member]()
         for settings in replicas:
             self._add_member(settings, Life(ReplicaState.SERVING, 0.0))
-        self._columns = ServedColumns()
+        self.columns = ServedColumns()
         self._num_ended = 0
         self._refused = Counter[int]()
-        self._siblings: tuple[int, ReplicaView | None] = (-1, None)
+        self._siblings: tuple[int, Member | None] = (-1, None)
         self._events: list[tuple[tuple[float, int], int]] = []  # a heap, of which member
         self._turns_ahead: list[tuple[float, int, int, SimulatedSequence]] = []  # a heap by arrival
-        self._responses: list[tuple[float, int, ReplicaView, int]] = []  # a heap by their ends
-        router.use([member.view for member in self._members])
+        self._responses: list[tuple[float, int, Member, int]] = []  # a heap by their ends
+        views = [member.view for member in self._members]
+        if decode_router is not None:
+            decode_router.use([v for v in views if replicas[v.index].role == "decode"])
+            views = [view for view in views if replicas[view.index].role != "decode"]
+        router.use(views)
+        self._is_managed = management is not None
+        self._history = FleetHistory([member.life for member in self._members], Counter())
+        # The replicas that the router takes for serving, and of these those that have room: that
+        # were sent fewer requests than they may have in flight.
+        self._known, self._open = [*views], views
+        self._max_in_flight, self._held = inf, RouterQueue()
+        self._timetable: list[tuple[float, int, Callable[[float], None]]] = []  # a heap
+        self._num_planned = 0
+        if management is None:
+            return
+        if (admission := management.admission) is not None:
+            self._max_in_flight = admission.max_in_flight
+            self._held = RouterQueue(admission.max_queue, admission.max_wait)
+        self._failures = management.failures or Failures()
+        self._uptimes = [self._failures.times_of(index) for index in range(len(replicas))]
+        self._num_losses: Counter[tuple[int, int]] = Counter()  # by request and sample
+        for failure in self._failures.planned:
+            self._at(failure.at, partial(self._fail_as_planned, failure))
+        for member in self._members:
+            self._draw_failure(member, 0.0)
+        if (autoscale := management.autoscale) is not None:
+            # What has ended or was refused by the last decision, and when that was.
+            self._num_seen = self._num_seen_refused = 0
+            self._last_look = -inf
+            self._at(autoscale.interval, partial(self._look, autoscale, Autoscaler(autoscale)))
 
     def _add_member(self, settings: ReplicaSettings, life: Life) -> Member:
-        num_blocks = settings.scheduling.kv_blocks
+        num_blocks, router = settings.scheduling.kv_blocks, self._router
         view = ReplicaView(len(self._members), settings.group, settings.num_slots, num_blocks)
-        member = Member(view, self._make_replica(settings), life)
+        if settings.role == "decode" and self._transfer is not None:
+            router = self._decode_router
+            replica: Replica = DecodeReplica(self._turns, settings, self._transfer, self._release)
+        else:
+            kind = PrefillReplica if settings.role == "prefill" else Replica
+            replica = kind(self._turns, settings)
+        member = Member(view, router, replica, life)
         self._members.append(member)
         return member
 
-    def _make_replica(self, settings: ReplicaSettings) -> Replica:
-        return Replica(self._turns, settings)
-
     def run(self) -> FleetResult:
-        arrivals = iter(self._turns.arrivals())
-        first = next(arrivals, None)
-        self._run(first, arrivals)
-        return self._result(None if first is None else first.arrival_time)
-
-    def _result(self, first_arrival: float | None) -> FleetResult:
-        return FleetResult(
-            [member.replica.close() for member in self._members],
-            self._columns.since(0),
-            self._columns.priorities,
-            first_arrival,
-            self._refused,
-        )
-
-    def _run(self, ahead: SimulatedSequence | None, arrivals: Iterator[SimulatedSequence]) -> None:
-        """Take the next of a replica, a report, what is due, a turn and an arrival.
-
-        ahead: the next to arrive.
-        """
-        events, turns = self._events, self._turns_ahead
+        arrivals, events, turns = iter(self._turns.arrivals()), self._events, self._turns_ahead
+        ahead = next(arrivals, None)
+        first_arrival = None if ahead is None else ahead.arrival_time
         while True:
             is_turn = bool(turns) and (ahead is None or turns[0] < (*ARRIVAL_ORDER(ahead), ahead))
             sequence = turns[0][-1] if is_turn else ahead
             until = inf if sequence is None else sequence.arrival_time
-            due = self._next_due(until)
-            is_due = due < inf
+            due = self._next_due(until) if self._is_managed else inf
             until = min(until, due)
             sure = min(until, events[0][0][0]) if events and self._has_turns else until
             is_report = self._next_report <= sure < inf
@@ -606,29 +216,42 @@ class Fleet:
                     self._plan(member)
                 continue
             while self._responses and self._responses[0][0] <= until:
-                time, _, view, num_tokens = heappop(self._responses)
-                self._hear_end(time, view, num_tokens)
+                time, _, member, num_tokens = heappop(self._responses)
+                self._hear_end(member, time, num_tokens)
             if is_report:
                 self._next_report = until + self._interval
-                self._hear_reports(until)
-                continue
-            if is_due:
+                for view in self._known if self._is_managed else [m.view for m in self._members]:
+                    member = self._members[view.index]
+                    if member.life.state is ReplicaState.SERVING:
+                        view.report, view.num_unreported = member.replica.report(until), 0
+                        member.router.note(view)
+            elif due < inf:
                 self._do_due(until)
-                continue
-            if sequence is None:
-                return
-            if is_turn:
-                heappop(turns)
-            self._route(sequence)
-            if not is_turn:
-                ahead = next(arrivals, None)
+            elif sequence is None:
+                return self._result(first_arrival)
+            else:
+                if is_turn:
+                    heappop(turns)
+                if self._is_managed:
+                    self._admit(sequence, sequence.arrival_time)
+                else:
+                    self._send(sequence)
+                if not is_turn:
+                    ahead = next(arrivals, None)
 
-    def _next_due(self, until: float) -> float:  # noqa: ARG002 - others need it
-        """Return when something else is to be done; inf: nothing by `until`."""
-        return inf
-
-    def _do_due(self, now: float) -> None:
-        """Do it, once all has happened that comes before."""
+    def _result(self, first_arrival: float | None) -> FleetResult:
+        while self._held:
+            self._refuse(self._held.pop(), "no_replica")  # none will ever serve again
+        replicas = [member.replica.close() for member in self._members]
+        history = self._history if self._is_managed else None
+        times = self.columns.since(0)
+        result = FleetResult(replicas, times, first_arrival, self._refused, history)
+        begin = first_arrival or 0.0
+        for replica, member in zip(replicas, self._members, strict=True):
+            if member.life.moves != [(0.0, ReplicaState.SERVING)]:
+                end = begin + result.makespan
+                replica.paid_seconds = member.life.seconds(PAID, begin, end)
+        return result
 
     def _plan(self, member: Member) -> None:
         event = member.replica.next_event()
@@ -636,79 +259,284 @@ class Fleet:
             member.next_event = event
             heappush(self._events, (event, member.view.index))
 
-    def _take_ended(self, member: Member) -> None:
-        replica = member.replica
-        if replica.ended:
-            for sequence in replica.ended:
-                self._end(member, sequence)
-            replica.ended.clear()
-            self._on_ended(self._num_ended)
+    # -- what is sent, and comes back ----------------------------------------------------------
 
-    def _end(self, member: Member, sequence: SimulatedSequence) -> None:
-        replica = member.replica
-        replica.count(sequence, self._columns)
-        self._note_end(member, sequence)
-        turn = self._turns.next_turn(sequence, replica.now)
-        while turn is not None and turn.has_failed:  # as the one before it has
-            replica.count(turn, self._columns)
-            turn = self._turns.next_turn(turn, replica.now)
-        if turn is not None:
-            heappush(self._turns_ahead, (*ARRIVAL_ORDER(turn), turn))
-
-    def _note_end(self, member: Member, sequence: SimulatedSequence) -> None:
-        self._num_ended += 1
-        if self._hears_ends:
-            entry = member.replica.now, self._num_ended, member.view, sequence.num_prompt_tokens
-            heappush(self._responses, entry)
-
-    # -- what the router hears -----------------------------------------------------------------
-
-    def _route(self, sequence: SimulatedSequence) -> None:
-        view = self._choose(sequence)
-        if view is None:
-            self._refuse(sequence)
+    def _send(self, sequence: SimulatedSequence) -> None:
+        now, (number, to) = sequence.arrival_time, self._siblings
+        if (
+            isinstance(sequence, Phase)
+            or not sequence.has_siblings
+            or number != sequence.input_index
+        ):
+            router = self._decode_router if isinstance(sequence, Phase) else self._router
+            view = router.choose(sequence, now)
+            to = None if view is None else self._members[view.index]
+            if sequence.has_siblings:
+                self._siblings = sequence.input_index, to
+        if to is None:
+            self._refuse(sequence, "router")
             return
-        self._note_sent(sequence, view)
-        self._deliver(sequence, view)
+        self._note_sent(sequence, to)
+        if self._is_managed:
+            to.in_flight[sequence] = None
+            if to.view.num_requests == self._max_in_flight:
+                self._offer()
+            if to.life.state is not ReplicaState.SERVING:
+                return
+        if self._transfer is not None and not isinstance(sequence, Phase):
+            sequence = phase_of(sequence, max_tokens=min(sequence.max_tokens, PROMPT_TOKENS))
+        to.replica.add(sequence)
+        if to.replica.ended:
+            self._take_ended(to)
+        self._plan(to)
 
-    def _deliver(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
-        member = self._members[view.index]
-        member.replica.add(sequence)
-        self._take_ended(member)
-        self._plan(member)
-
-    def _note_sent(self, sequence: SimulatedSequence, view: ReplicaView) -> None:
+    def _note_sent(self, sequence: SimulatedSequence, member: Member) -> None:
+        view = member.view
         view.num_requests += 1
         view.num_tokens += sequence.num_prompt_tokens
         view.num_unreported += 1
-        self._note(view)
+        member.router.note(view)
 
-    def _note(self, view: ReplicaView) -> None:
-        self._router.note(view)
+    def _take_ended(self, member: Member) -> None:
+        """Count what has ended at a replica, and let the turns or phases after it arrive."""
+        replica = member.replica
+        for one in replica.ended:
+            sequence, is_over = one, True
+            if self._is_managed:
+                del member.in_flight[one]
+            elif isinstance(one, Phase):
+                sequence = one.whole
+                for name in (
+                    *("has_failed", "num_preemptions", "num_cached_at_first"),
+                    *("admitted_ticks", "first_token_ticks", "end_ticks"),
+                ):
+                    setattr(sequence, name, getattr(one, name))
+                is_over = one.source is not None or sequence.num_output_tokens <= PROMPT_TOKENS
+            replica.result.count(sequence, self.columns, replica.role)
+            self._num_ended += 1
+            if self._hears_ends:
+                entry = replica.now, self._num_ended, member, sequence.num_prompt_tokens
+                heappush(self._responses, entry)
+            if not (is_over or sequence.has_failed):
+                after: SimulatedSequence | None = phase_of(
+                    sequence,
+                    member.view.index,
+                    arrival_time=replica.now,
+                    num_tokens=sequence.num_prompt_tokens + PROMPT_TOKENS,
+                    has_siblings=False,
+                )
+            else:
+                after = self._turns.next_turn(sequence, replica.now)
+                while after is not None and after.has_failed:  # as the one before it has
+                    replica.result.count(after, self.columns, replica.role)
+                    after = self._turns.next_turn(after, replica.now)
+            if after is not None:
+                heappush(self._turns_ahead, (*ARRIVAL_ORDER(after), after))
+        if replica.ended:
+            replica.ended.clear()
+            self._on_ended(self._num_ended)
 
-    def _choose(self, sequence: SimulatedSequence) -> ReplicaView | None:
-        if not sequence.has_siblings:
-            return self._router.choose(sequence, sequence.arrival_time)
-        number, view = self._siblings
-        if number != sequence.input_index:
-            view = self._router.choose(sequence, sequence.arrival_time)
-            self._siblings = sequence.input_index, view
-        return view
+    def _hear_end(self, member: Member, time: float, num_tokens: int) -> None:
+        view = member.view
+        view.num_requests -= 1
+        view.num_tokens -= num_tokens
+        if member.router.hears_ends:
+            member.router.note(view)
+        if self._is_managed:
+            if view.num_requests == self._max_in_flight - 1:
+                self._offer()
+            self._go_down_if_drained(member, time)
 
-    def _refuse(self, sequence: SimulatedSequence) -> None:
+    def _refuse(self, sequence: SimulatedSequence, reason: Refusal) -> None:
+        """Refuse a sequence, and with it the turns after it."""
+        if isinstance(sequence, Phase):
+            self._release(sequence, sequence.arrival_time)
+            sequence = sequence.whole
         sequence.has_failed = True
         turn: SimulatedSequence | None = sequence
         while turn is not None:
             self._refused[turn.priority] += 1
+            self._history.refusals[reason] += 1
             turn = self._turns.next_turn(turn, sequence.arrival_time)
 
-    def _hear_end(self, time: float, view: ReplicaView, num_tokens: int) -> None:  # noqa: ARG002 - others need it
-        view.num_requests -= 1
-        view.num_tokens -= num_tokens
-        if self._router.hears_ends:
-            self._note(view)
+    def _release(self, sequence: Phase, time: float) -> None:
+        """Free the blocks of a prompt that is there, or has failed to go, where it was computed."""
+        source = None if sequence.source is None else self._members[sequence.source]
+        if source is not None and isinstance(source.replica, PrefillReplica):
+            source.replica.release(sequence.whole, time)
+            self._plan(source)
 
-    def _hear_reports(self, time: float) -> None:
-        for member in self._members:
-            member.view.report, member.view.num_unreported = member.replica.report(time), 0
-            self._note(member.view)
+    # -- the timetable of a managed fleet --------------------------------------------------------
+
+    def _at(self, time: float, action: Callable[[float], None]) -> None:
+        self._num_planned += 1
+        if time < inf:
+            heappush(self._timetable, (time, self._num_planned, action))
+
+    def _next_due(self, until: float) -> float:
+        """Return when something else is to be done; inf: nothing by `until`."""
+        if until == inf and not self._held and not any(m.view.num_requests for m in self._members):
+            return inf
+        due = self._timetable[0][0] if self._timetable else inf
+        if self._held:
+            due = min(due, self._held.next_limit)
+        if self._responses and (self._held or until == inf):  # they may be the last to end
+            due = min(due, self._responses[0][0])
+        return due if due <= until else inf
+
+    def _do_due(self, now: float) -> None:
+        for sequence in self._held.pop_late(now):
+            is_due = sequence.deadline is not None and sequence.deadline <= now
+            self._refuse(sequence, "deadline" if is_due else "max_wait")
+        while self._timetable and self._timetable[0][0] <= now:
+            _, _, action = heappop(self._timetable)
+            action(now)
+        while self._held and self._open:
+            sequence = self._held.pop()
+            sequence.send(now)
+            self._send(sequence)
+
+    # -- admission -------------------------------------------------------------------------------
+
+    def _admit(self, sequence: SimulatedSequence, now: float) -> None:
+        number, to = self._siblings
+        is_sibling = sequence.has_siblings and number == sequence.input_index
+        if self._open or (is_sibling and to is not None and to.view in self._known):
+            sequence.send(now)
+            self._send(sequence)
+            return
+        refused = self._held.push(sequence, now)
+        if refused is not None:
+            self._refuse(refused, "queue_full" if self._known else "no_replica")
+
+    def _offer(self) -> None:
+        self._open = [view for view in self._known if view.num_requests < self._max_in_flight]
+        if self._open:
+            self._router.use(self._open)
+
+    def _withdraw(self, view: ReplicaView) -> None:
+        """Send nothing to a replica from now on, nor samples after others."""
+        if view in self._known:
+            self._known.remove(view)
+            self._offer()
+            self._siblings = -1, None
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _draw_failure(self, member: Member, now: float) -> None:
+        num_starts = member.life.num_starts
+
+        def fail(time: float) -> None:
+            if member.life.num_starts == num_starts:  # or it has failed otherwise
+                self._fail(member, self._failures.restart, time)
+
+        self._at(now + next(self._uptimes[member.view.index]), fail)
+
+    def _fail_as_planned(self, failure: PlannedFailure, now: float) -> None:
+        if failure.replica < len(self._members):
+            self._fail(self._members[failure.replica], failure.back_after, now)
+
+    def _fail(self, member: Member, back_after: float | None, now: float) -> None:
+        """Let a replica fail between two steps; one that drains is not restarted."""
+        life = member.life
+        if life.state not in (ReplicaState.SERVING, ReplicaState.DRAINING):
+            return
+        member.replica.advance(now)
+        self._take_ended(member)
+        member.next_event = NOTHING
+        member.replica = Replica(self._turns, self._settings, member.replica.close())
+        self._history.num_failures += 1
+        is_draining = life.state is ReplicaState.DRAINING
+        life.move(ReplicaState.DOWN if is_draining else ReplicaState.FAILED, now)
+        back_at = inf if is_draining or back_after is None else now + back_after
+        noticed_at = self._failures.noticed_at(now)
+        self._at(min(noticed_at, back_at), partial(self._notice, member, back_at))
+        if back_at > noticed_at:
+            self._at(back_at, partial(self._serve, member, ReplicaState.FAILED))
+
+    def _notice(self, member: Member, back_at: float, now: float) -> None:
+        """Send nothing more to a failed replica, and what is lost there to others."""
+        view, lost = member.view, list(member.in_flight)
+        member.in_flight.clear()
+        for sequence in lost:
+            view.num_requests -= 1
+            view.num_tokens -= sequence.num_prompt_tokens
+        self._withdraw(view)
+        if back_at <= now:
+            self._serve(member, ReplicaState.FAILED, now)
+        elif back_at == inf and member.life.state is ReplicaState.FAILED:
+            member.life.move(ReplicaState.DOWN, now)
+        for sequence in lost:
+            key = sequence.input_index, sequence.index
+            self._num_losses[key] += 1
+            self._history.num_lost += 1
+            if self._num_losses[key] > self._failures.retries:
+                self._refuse(sequence, "retries")
+            else:
+                self._admit(sequence.anew(), now)
+
+    def _serve(self, member: Member, before: ReplicaState, now: float) -> None:
+        """Send to a replica again that is still as `before`; its KV cache is empty."""
+        if member.life.state is before:
+            member.life.move(ReplicaState.SERVING, now)
+            self._known.append(member.view)
+            self._offer()
+            self._draw_failure(member, now)
+
+    # -- autoscaling -----------------------------------------------------------------------------
+
+    def _look(self, autoscale: Autoscale, autoscaler: Autoscaler, now: float) -> None:
+        """Decide how many replicas there are to be; that is carried out after the delay."""
+        by_state = Counter(member.life.state for member in self._members)
+        serving = [
+            member.replica.report(now)
+            for member in self._members
+            if member.life.state is ReplicaState.SERVING
+        ]
+        times = self.columns.since(self._num_seen)
+        is_later = times.end > now
+        self._num_seen += int(is_later.argmax()) if is_later.any() else len(is_later)
+        recent = times.where(~is_later & (times.end > self._last_look))
+        num_refused = self._refused.total() - self._num_seen_refused
+        self._num_seen_refused, self._last_look = self._refused.total(), now
+        wish = autoscaler.decide(
+            FleetState(
+                time=now,
+                serving=by_state[ReplicaState.SERVING],
+                starting=by_state[ReplicaState.STARTING] + by_state[ReplicaState.FAILED],
+                slots=self._settings.num_slots,
+                running=sum(report.running for report in serving),
+                waiting=sum(report.waiting for report in serving) + len(self._held),
+                ended=len(recent.end),
+                good=recent.goodput(autoscale.limits, 0, recent.makespan).good,
+                refused=num_refused,
+            )
+        )
+        self._at(now + autoscale.delay, partial(self._scale_to, autoscale, wish))
+        self._at(now + autoscale.interval, partial(self._look, autoscale, autoscaler))
+
+    def _scale_to(self, autoscale: Autoscale, number: int, now: float) -> None:
+        """Start or stop replicas: first those that do not serve, then those that came last."""
+        there = [
+            member
+            for state in (ReplicaState.SERVING, ReplicaState.FAILED, ReplicaState.STARTING)
+            for member in self._members
+            if member.life.state is state
+        ]
+        for _ in range(number - len(there)):
+            member = self._add_member(self._settings, Life(ReplicaState.STARTING, now))
+            self._history.lives.append(member.life)
+            self._uptimes.append(self._failures.times_of(member.view.index))
+            up_at = now + autoscale.startup
+            self._at(up_at, partial(self._serve, member, ReplicaState.STARTING))
+        for member in there[number:]:
+            if member.life.state is ReplicaState.SERVING:  # it ends what it was sent
+                member.life.move(ReplicaState.DRAINING, now)
+                self._withdraw(member.view)
+                self._go_down_if_drained(member, now)
+            else:
+                member.life.move(ReplicaState.DOWN, now)
+
+    def _go_down_if_drained(self, member: Member, now: float) -> None:
+        if member.life.state is ReplicaState.DRAINING and not member.view.num_requests:
+            member.life.move(ReplicaState.DOWN, now)

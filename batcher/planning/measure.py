@@ -5,7 +5,7 @@ the first arrival to the end is shared out among what was lacking, and the large
 docs/compare.md has the definition.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from math import ceil, inf
@@ -14,51 +14,32 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import OTHERS, Goodput, Slo, class_name
 from batcher.metrics.times import MICROSECONDS, Distribution, Latencies
-from batcher.planning.deployments import (
-    AXES,
-    MAX_BATCH,
-    OF_ENGINE,
-    Deployment,
-    EngineGroup,
-    Value,
-    groups_of,
-    transfer_of,
-)
-from batcher.planning.disaggregated import DisaggregatedFleet
-from batcher.planning.fleet import (
+from batcher.planning.deployments import AXES, OF_ENGINE, Deployment, groups_of, transfer_of
+from batcher.planning.fleet import Fleet
+from batcher.planning.replicas import (
     PAID,
-    Fleet,
     FleetResult,
-    ReplicasResult,
     ReplicaState,
-    goodput_of,
-    latencies_of,
     result_of_engine,
     timeline_of,
 )
-from batcher.planning.managed_fleet import ManagedFleet
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import Preempted, ReplicaSettings, Role, SimulationTotals, simulate
+from batcher.planning.simulator import Preempted, ReplicaSettings, Role, simulate
 from batcher.planning.streamed import AnyWorkload, StreamedTurns
 from batcher.planning.workers import OnPart
 from batcher.planning.workload import Workload
 from batcher.scheduling.scheduler import check_settings
-from batcher.speculation.settings import expected_speedup, simple_return
 from batcher.timing import catalog
 from batcher.timing.catalog import FILE_SUFFIXES, CatalogError
 from batcher.timing.profiles import Setup, setup_of, step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
-
-StepTicks = Callable[[int, int, int, int], int]
-"""Tells how long a step takes, see StepTime.ticks."""
 
 WORTH_DOUBLING = 0.1  # a doubled step that gains less is as good as none
 NUM_DIGITS = 6
@@ -74,17 +55,8 @@ _LACKS: dict[str, Constraint] = {
 _IS_ROOM = ("slots", "kv", "tokens")  # with more of them, steps would be larger
 
 
-# What a deployment costs: the dollars and the watts of its GPUs, at prices from a user's file.
-#
-# Rule: no price is known here; they change, and differ from one contract to the next.
-
-SECONDS_PER_HOUR = 3600
-MILLION = 1e6
-JOULES_PER_KWH = 3.6e6
-
-
 class Price(Struct, frozen=True, kw_only=True):
-    """The price and the power of one GPU.
+    """The price and the power of one GPU, from a user's file: no price is known here.
 
     busy_watts: while a step is computed.  idle_watts: in between; None: as when it is busy.
     """
@@ -93,23 +65,6 @@ class Price(Struct, frozen=True, kw_only=True):
     busy_watts: catalog.OptionalPositive = None
     idle_watts: catalog.OptionalPositive = None
     source: catalog.Text = "not stated"
-
-
-class Cost(Struct, frozen=True, kw_only=True):
-    """The cost of serving a workload.
-
-    gpus: of all replicas, paid from the first arrival to the end of the last step; where replicas
-    come and go those that are there, on average and rounded up.  dollars_per_million_tokens,
-    kwh_per_million_tokens: of output tokens; None if there were none.  The energy, of GPUs alone,
-    is None if the prices have no watts.  price_sources: as their file states them.
-    """
-
-    gpus: int
-    gpu_hours: float
-    dollars_per_hour: float
-    dollars_per_million_tokens: float | None
-    kwh_per_million_tokens: float | None
-    price_sources: list[str]
 
 
 def read_prices(path: str) -> dict[str, Price]:
@@ -137,8 +92,25 @@ def price_of(profile: str, prices: Mapping[str, Price]) -> tuple[Setup, Price]:
     return setup, catalog.find(name, dict(prices), "GPU of --prices")
 
 
+class Cost(Struct, frozen=True, kw_only=True):
+    """The cost of serving a workload.
+
+    gpus: of all replicas, paid from the first arrival to the end of the last step; where replicas
+    come and go those that are there, on average and rounded up.  dollars_per_million_tokens,
+    kwh_per_million_tokens: of output tokens; None if there were none.  The energy, of GPUs alone,
+    is None if the prices have no watts.  price_sources: as their file states them.
+    """
+
+    gpus: int
+    gpu_hours: float
+    dollars_per_hour: float
+    dollars_per_million_tokens: float | None
+    kwh_per_million_tokens: float | None
+    price_sources: list[str]
+
+
 def cost_of(
-    parts: Iterable[tuple[str, ReplicasResult]],
+    parts: Iterable[tuple[str, FleetResult]],
     prices: Mapping[str, Price],
     makespan: float,
     num_tokens: int,
@@ -164,25 +136,23 @@ def cost_of(
         idle = max(seconds - busy, 0.0)
         idle_watts = price.busy_watts if price.idle_watts is None else price.idle_watts
         joules += price.busy_watts * busy + idle_watts * idle
+    million = num_tokens / 1e6
+    dollars, kwh = per_hour * makespan / 3600, joules / 3.6e6
     return Cost(
         gpus=num_gpus,
-        gpu_hours=round(gpu_seconds / SECONDS_PER_HOUR, NUM_DIGITS),
-        dollars_per_hour=round(per_hour, NUM_DIGITS),
-        dollars_per_million_tokens=_per_million(per_hour * makespan / SECONDS_PER_HOUR, num_tokens),
-        kwh_per_million_tokens=_per_million(
-            joules / JOULES_PER_KWH if has_watts else None, num_tokens
-        ),
+        gpu_hours=_rounded(gpu_seconds / 3600),
+        dollars_per_hour=_rounded(per_hour),
+        dollars_per_million_tokens=_rounded(dollars / million) if million else None,
+        kwh_per_million_tokens=_rounded(kwh / million) if million and has_watts else None,
         price_sources=list(sources),
     )
 
 
-def _per_million(amount: float | None, num_tokens: int) -> float | None:
-    if amount is None or not num_tokens:
-        return None
-    return round(amount * MILLION / num_tokens, NUM_DIGITS)
+def _rounded(number: float) -> float:
+    return round(number, NUM_DIGITS)
 
 
-# What is asked of a deployment, and what it comes to.
+# -- one simulation --------------------------------------------------------------------------------
 
 
 class Question(Struct, frozen=True):
@@ -197,6 +167,21 @@ class Question(Struct, frozen=True):
     prices: dict[str, Price] | None = None
 
 
+def problem_of(deployment: Deployment) -> str | None:
+    """Return why the settings of `deployment` make no sense, None if they do."""
+    for group in groups_of(deployment):
+        problem = None
+        try:
+            check_settings(group.engine.batch, group.engine.scheduling)
+        except BatchdecodeError as error:
+            problem = str(error)
+        if group.role == "decode" and group.engine.scheduling.kv_blocks is None:
+            problem = "--kv-blocks is needed where requests decode"
+        if problem is not None:
+            return f"group {group.name}: {problem}" if group.name else problem
+    return None
+
+
 def run(
     workload: AnyWorkload, deployment: Deployment, on_part: OnPart = lambda _: None
 ) -> FleetResult:
@@ -207,12 +192,11 @@ def run(
     workload = workload.at_rate(deployment.rate)
     replicas: list[ReplicaSettings] = []
     for group in groups_of(deployment):
-        engine = group.engine
         settings = ReplicaSettings(
-            num_slots=engine.batch,
-            scheduling=engine.scheduling,
-            step_time=step_time_of(engine.profile),
-            drafts=engine.drafts,
+            num_slots=group.engine.batch,
+            scheduling=group.engine.scheduling,
+            step_time=step_time_of(group.engine.profile),
+            drafts=group.engine.drafts,
             group=group.name,
             role=group.role,
         )
@@ -222,10 +206,10 @@ def run(
     def on_ended(num_ended: int) -> None:
         on_part(min(num_ended / num_samples, 1.0))
 
-    def make_turns() -> Turns:
+    def turns() -> Turns:
         return Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload)
 
-    fleet = deployment.fleet
+    fleet, router, interval = deployment.fleet, deployment.router, deployment.report_interval
     management = None if fleet is None else fleet.management
     if management is None and len(replicas) == 1 and isinstance(workload, Workload):
         own = replicas[0]
@@ -233,24 +217,31 @@ def run(
             workload, own.num_slots, own.scheduling, own.step_time, on_ended, own.drafts
         )
         return result_of_engine(result, own)
-    transfer, interval = transfer_of(deployment), deployment.report_interval
-    is_plain = management is None and transfer is None
+    transfer = transfer_of(deployment)
     # A router of one's own is asked by no fleet that may be given up: it may count.
-    if is_plain and deployment.router in ROUTERS and workload.shares_nothing:
+    if (
+        management is None
+        and transfer is None
+        and router in ROUTERS
+        and workload.shares_nothing
+        and all(each.of_trial for each in replicas)
+    ):
         trial = [found for each in replicas if (found := each.of_trial) is not None]
-        if len(trial) == len(replicas):
-            with suppress(Preempted):
-                router = router_of(deployment.router)
-                return Fleet(make_turns(), trial, router, interval, on_ended).run()
-    turns, router = make_turns(), router_of(deployment.router)
-    if transfer is not None:
-        to_decode = router_of(deployment.router)
-        return DisaggregatedFleet(
-            turns, replicas, router, interval, on_ended, decode_router=to_decode, transfer=transfer
-        ).run()
-    if management is None:
-        return Fleet(turns, replicas, router, interval, on_ended).run()
-    return ManagedFleet(turns, replicas, router, management, interval, on_ended).run()
+        with suppress(Preempted):
+            return Fleet(turns(), trial, router_of(router), interval, on_ended).run()
+    return Fleet(
+        turns(),
+        replicas,
+        router_of(router),
+        interval,
+        on_ended,
+        management=management,
+        decode_router=None if transfer is None else router_of(router),
+        transfer=transfer,
+    ).run()
+
+
+# -- what it comes to ------------------------------------------------------------------------------
 
 
 class ClassOutcome(Struct, frozen=True, kw_only=True):
@@ -258,49 +249,6 @@ class ClassOutcome(Struct, frozen=True, kw_only=True):
 
     latencies: Latencies
     goodput: Goodput
-
-
-def kept(
-    slo: Slo, result: FleetResult, asked: float
-) -> tuple[Goodput, dict[str, ClassOutcome], dict[str, float | None]]:
-    """Return the goodput of all, that of each class (none without classes), and the tails.
-
-    asked: the share of the requests of a class for which `slo` is; no more of them exceed a tail,
-    None if fewer were served.
-
-    A request is of one class at most: that of its priority, or of the others, if these are promised
-    anything.  A request without an end of its own has missed all that was promised.
-    """
-    makespan, failed = result.times.makespan, result.failed
-    parts = [(OTHERS, "", slo.limits, result.times, result.num_failed)]
-    if slo.classes:
-        is_other = ~np.isin(result.priorities, list(slo.classes))
-        num_failed = sum(count for priority, count in failed.items() if priority not in slo.classes)
-        parts = [(OTHERS, "", slo.limits, result.times.where(is_other), num_failed)]
-        parts = parts if slo.limits else []
-        for priority, own in slo.classes.items():
-            name, times = class_name(priority), result.times.where(result.priorities == priority)
-            parts.append((name, f"{name}:", own.limits, times, failed[priority]))
-    tails: dict[str, float | None] = {}
-    classes: dict[str, ClassOutcome] = {}
-    missed: dict[str, int] = {}
-    requests = good = 0
-    for name, place, limits, times, num_failed in parts:
-        goodput = goodput_of(limits, times, num_failed, makespan)
-        if slo.classes:
-            classes[name] = ClassOutcome(latencies=latencies_of(times), goodput=goodput)
-        num_served = len(times.arrival)
-        rank = max(1, ceil(Fraction(str(asked)) * (num_served + num_failed)))
-        for metric in limits:
-            values = np.sort(times.values(metric))
-            is_served = rank <= num_served
-            tails[place + metric] = int(values[rank - 1]) / MICROSECONDS if is_served else None
-        for reason, count in goodput.missed.items():
-            missed[place + reason] = count
-        requests += goodput.requests
-        good += goodput.good
-    whole = Goodput.of(slo.all_limits, requests, good, makespan, missed)
-    return whole, classes, tails
 
 
 class GroupUse(Struct, frozen=True, kw_only=True):
@@ -344,54 +292,6 @@ class FleetUse(Struct, frozen=True, kw_only=True):
     timeline: list[tuple[float, int, int]]
 
 
-def fleet_use_of(result: FleetResult) -> FleetUse | None:
-    """Return how the replicas came and went; None if they were there all the time."""
-    history, begin, makespan = result.history, result.first_arrival or 0.0, result.makespan
-    if history is None:
-        return None
-    end = begin + makespan
-    seconds = sum(life.seconds(PAID, begin, end) for life in history.lives)
-    serving = sum(life.seconds([ReplicaState.SERVING], begin, end) for life in history.lives)
-    timeline = timeline_of(history.lives, end)
-    return FleetUse(
-        failures=history.num_failures,
-        lost=history.num_lost,
-        replica_seconds=_rounded(seconds),
-        mean_replicas=_rounded(seconds / makespan) if makespan else 0.0,
-        most_replicas=max(num_paid for _, _, num_paid in timeline),
-        serving=_rounded(serving / seconds) if seconds else 0.0,
-        refusals={reason: count for reason, count in sorted(history.refusals.items()) if count},
-        timeline=[(_rounded(time), serve, paid) for time, serve, paid in timeline],
-    )
-
-
-def uses_of(
-    result: FleetResult, groups: Sequence[EngineGroup], parts: Sequence[ReplicasResult]
-) -> list[GroupUse]:
-    """Return the work of each group; parts: the results of its replicas, group by group."""
-    uses, fleet = [], fleet_use_of(result)
-    for group, part in zip(groups, parts, strict=True):
-        paid = part.paid_seconds(result.makespan)
-        uses.append(
-            GroupUse(
-                name=group.name,
-                replicas=len(part.replicas),
-                role=group.role,
-                settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
-                served=sum(replica.num_served for replica in part.replicas),
-                failed=sum(replica.failed.total() for replica in part.replicas),
-                steps=part.totals.num_steps,
-                busy=_rounded(part.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
-                slots_used=_rounded(part.share_used("num_slots", part.totals.slot_steps) or 0.0),
-                kv_used=_rounded_if(part.share_used("num_blocks", part.totals.block_steps)),
-                preemptions=part.totals.num_preemptions,
-                # a fleet that is managed has one group
-                most_replicas=len(part.replicas) if fleet is None else fleet.most_replicas,
-            )
-        )
-    return uses
-
-
 class Binding(Struct, frozen=True):
     """What binds, and how time is shared out.
 
@@ -404,64 +304,6 @@ class Binding(Struct, frozen=True):
     share: float
     shares: dict[Constraint, float]
     doubling: float
-
-
-def binding_of(result: FleetResult, parts: Sequence[tuple[ReplicasResult, StepTicks]]) -> Binding:
-    """Return what bound a simulated run; of a fleet, what did mostly.
-
-    The time shared out is, for each replica, all in which it was there.  parts: replicas with the
-    same step time, and that.
-    """
-    replicas = result.replicas
-    num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
-    if result.num_failed > result.refused.total() and not num_admitted:
-        return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
-    ticks = dict.fromkeys(get_args(Constraint), 0)
-    doubling, num_busy = 0.0, result.busy_ticks
-    for part, ticks_of in parts:
-        gain = gain_of_doubling(part, ticks_of)
-        doubling += gain * (part.busy_ticks / num_busy if num_busy else 0.0)
-        for reason, lacking in _LACKS.items():
-            is_useless = lacking in _IS_ROOM and gain < WORTH_DOUBLING
-            named: Constraint = "compute" if is_useless else lacking
-            ticks[named] += part.totals.binding_ticks[reason]
-        ticks["kv"] += sum(replica.stalled_ticks for replica in part.replicas)
-    num_waiting_ticks = sum(ticks.values())
-    # After its last first admission a replica drains, as far as nobody waited.
-    drain = sum(
-        min(each.end_ticks - each.last_admission_ticks, each.totals.binding_ticks["arrivals"])
-        for each in replicas
-        if each.last_admission_ticks is not None
-    )
-    total = round(result.paid_seconds(result.makespan) * TICKS_PER_SECOND)
-    total = max(total, num_waiting_ticks + drain)
-    ticks["compute"] += drain
-    ticks["arrivals"] = total - num_waiting_ticks - drain
-    shares = {name: _rounded(part / total) for name, part in ticks.items() if part}
-    constraint: Constraint = max(ticks, key=lambda name: ticks[name]) if total else "arrivals"
-    return Binding(constraint, shares.get(constraint, 0.0), shares, _rounded(doubling))
-
-
-def gain_of_doubling(result: ReplicasResult, ticks_of: StepTicks) -> float:
-    """Return how much more tokens per second a step twice as large as the mean one gives."""
-    totals = result.totals
-    num_steps = totals.num_steps
-    if not num_steps:
-        return 0.0
-    num_rows = max(1, round(totals.slot_steps / num_steps))
-    num_tokens = max(num_rows, round(totals.computed_tokens / num_steps))
-    kv_read = sum(each.kv_read for each in result.replicas) - totals.unread_tokens
-    prefill_work = sum(each.prefill_work for each in result.replicas) + totals.draft_work
-    kv_read, prefill_work = round(kv_read / num_steps), round(prefill_work / num_steps)
-    once = ticks_of(num_tokens, num_rows, kv_read, prefill_work)
-    twice = ticks_of(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
-    if totals.draft_ticks:  # a draft costs a share of a step that only decodes
-        decoding = ticks_of(num_rows, num_rows, kv_read, 0)
-        making = totals.draft_ticks / num_steps
-        doubled = ticks_of(2 * num_rows, 2 * num_rows, 2 * kv_read, 0)
-        making_twice = making * doubled / decoding
-        return 2 * (once + making) / (twice + making_twice) - 1
-    return 2 * once / twice - 1
 
 
 class DraftUse(Struct, frozen=True):
@@ -484,9 +326,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
     served, failed, refused: samples that ended, could never run, and were refused by the router.
     makespan: in seconds.  requests_per_s, tokens_per_s: served, and output tokens, over it.
     slots_used, kv_used, budget_used: shares over the steps, None without such a limit.
-    prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.  classes,
-    tails: see Attainment.  drafts: None without any.  fleet: None if it is not managed.  groups: of
-    a fleet file, else None.  cost: None without prices.
+    prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.  tails: by
+    limit of the SLO, the time that no more requests than may miss it exceed; None if fewer were
+    served.  drafts: None without any.  fleet: None if it is not managed.  groups: of a fleet file,
+    else None.  cost: None without prices.
     """
 
     served: int
@@ -512,6 +355,27 @@ class Outcome(Struct, frozen=True, kw_only=True):
     groups: list[GroupUse] | None
     cost: Cost | None
 
+    def times(self, name: str) -> Distribution | None:
+        """Return the times of a limit, named as in Slo.all_limits, or of a metric."""
+        of_class, _, metric = name.rpartition(":")
+        latencies = self.classes[of_class or OTHERS].latencies if self.classes else self.latencies
+        found: Distribution | None = getattr(latencies, metric)
+        return found
+
+    @property
+    def good_share(self) -> float:
+        """The exact share of the requests that met the SLO, the least of all classes."""
+        parts = [each.goodput for each in self.classes.values()]
+        if not parts and self.goodput is not None:
+            parts = [self.goodput]
+        return min((part.good / part.requests for part in parts if part.requests), default=0.0)
+
+    def score(self, limits: Mapping[str, float]) -> tuple[float, float]:
+        """Return the good share, and how near the worst tail is to its limit."""
+        tails = [(self.tails[metric], limit) for metric, limit in limits.items()]
+        excesses = [inf if tail is None else tail / limit for tail, limit in tails]
+        return self.good_share, -max(excesses, default=0.0)
+
 
 def measure(
     question: Question, deployment: Deployment, on_part: OnPart = lambda _: None
@@ -524,217 +388,200 @@ def measure(
         BatchdecodeError: its settings make no sense, or its GPUs have no price.
     """
     result = run(question.workload, deployment, on_part)
-    totals, slo, times = result.totals, question.slo, result.times
-    num_failed, num_served, makespan = result.num_failed, len(times.arrival), result.makespan
-    num_tokens, prices = int(times.num_tokens.sum()), question.prices
+    totals, times, slo, prices = result.totals, result.times, question.slo, question.prices
+    makespan, num_served, num_refused = result.makespan, len(times.arrival), result.refused.total()
+    num_tokens = int(times.num_tokens.sum())
     groups = groups_of(deployment)
-    engines = [group.engine for group in groups]
-    parts = [
-        ReplicasResult([each for each in result.replicas if each.group == group.name])
-        for group in groups
-    ]
-    has_cache = any(engine.scheduling.has_prefix_cache for engine in engines)
-    hits = totals.found_tokens / (totals.asked_tokens or 1)
-    goodput, classes, tails = None, dict[str, ClassOutcome](), dict[str, float | None]()
-    if slo is not None:
-        goodput, classes, tails = kept(slo, result, question.asked)
-    ticks = [step_time_of(engine.profile).ticks for engine in engines]
+    parts = [(group, result.part(group.name)) for group in groups]
     cost = None
     if prices is not None:
-        profiles = [engine.profile for engine in engines]
-        cost = cost_of(zip(profiles, parts, strict=True), prices, makespan, num_tokens)
+        priced = [(group.engine.profile, part) for group, part in parts]
+        cost = cost_of(priced, prices, makespan, num_tokens)
+    drafts = None
+    if totals.num_drafts:
+        drafts = DraftUse(
+            verified=totals.num_drafts,
+            accepted=totals.num_accepted,
+            acceptance=_rounded(totals.num_accepted / totals.num_drafts),
+            tokens_per_step=_rounded(1 + totals.num_accepted / totals.num_draft_rows),
+            making=_rounded(totals.draft_ticks / sum(totals.binding_ticks.values())),
+        )
+    has_cache = any(group.engine.scheduling.has_prefix_cache for group in groups)
+    hits = totals.found_tokens / (totals.asked_tokens or 1)
+    goodput, classes, tails = _kept(slo, result, question.asked)
+    use = _fleet_use(result)
+    budget = result.share_used(lambda own: own.scheduling.max_batch_tokens, totals.computed_tokens)
     return Outcome(
         served=num_served,
-        failed=num_failed - result.refused.total(),
-        refused=result.refused.total(),
+        failed=result.failed.total() - num_refused,
+        refused=num_refused,
         steps=totals.num_steps,
         makespan=_rounded(makespan),
         requests_per_s=_rounded(num_served / makespan) if makespan else 0.0,
         tokens_per_s=_rounded(num_tokens / makespan) if makespan else 0.0,
-        latencies=latencies_of(times),
+        latencies=times.latencies(),
         goodput=goodput,
         classes=classes,
-        slots_used=_rounded(result.share_used("num_slots", totals.slot_steps) or 0.0),
-        kv_used=_rounded_if(result.share_used("num_blocks", totals.block_steps)),
-        budget_used=_rounded_if(result.share_used("max_batch_tokens", totals.computed_tokens)),
+        budget_used=None if budget is None else _rounded(budget),
+        **_shares(result),
         preemptions=totals.num_preemptions,
         recomputed_tokens=totals.recomputed_tokens,
         prefix_hits=_rounded(hits) if has_cache else None,
         tails=tails,
-        drafts=_draft_use(totals),
-        binding=binding_of(result, [*zip(parts, ticks, strict=True)]),
-        fleet=fleet_use_of(result),
-        groups=None if deployment.fleet is None else uses_of(result, groups, parts),
+        drafts=drafts,
+        binding=_binding(
+            result, [(part, step_time_of(group.engine.profile).ticks) for group, part in parts]
+        ),
+        fleet=use,
+        groups=None
+        if deployment.fleet is None
+        else [
+            GroupUse(
+                name=group.name,
+                replicas=len(part.replicas),
+                role=group.role,
+                settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
+                served=sum(replica.num_served for replica in part.replicas),
+                failed=sum(replica.failed.total() for replica in part.replicas),
+                steps=part.totals.num_steps,
+                busy=_rounded(part.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
+                **_shares(part),
+                preemptions=part.totals.num_preemptions,
+                # a fleet that is managed has one group
+                most_replicas=len(part.replicas) if use is None else use.most_replicas,
+            )
+            for group, part in parts
+            for paid in [part.paid_seconds(makespan)]
+        ],
         cost=cost,
     )
 
 
-def _draft_use(totals: SimulationTotals) -> DraftUse | None:
-    if not totals.num_drafts:
+def _shares(part: FleetResult) -> dict[str, Any]:
+    """Return the shares of slots and blocks used, 0 and None where nothing limits them."""
+    slots = part.share_used(lambda own: own.num_slots, part.totals.slot_steps)
+    blocks = part.share_used(lambda own: own.scheduling.kv_blocks, part.totals.block_steps)
+    kv_used = None if blocks is None else _rounded(blocks)
+    return {"slots_used": _rounded(slots or 0.0), "kv_used": kv_used}
+
+
+def _kept(
+    slo: Slo | None, result: FleetResult, asked: float
+) -> tuple[Goodput | None, dict[str, ClassOutcome], dict[str, float | None]]:
+    """Return the goodput of all, that of each class (none without classes), and the tails.
+
+    A request is of one class at most: that of its priority, or of the others, if these are promised
+    anything.  A request without an end of its own has missed all that was promised.
+    """
+    if slo is None:
+        return None, {}, {}
+    makespan, failed, all_times = result.times.makespan, result.failed, result.times
+    parts = [(OTHERS, "", slo.limits, all_times, failed.total())]
+    if slo.classes:
+        is_other = ~np.isin(all_times.priority, list(slo.classes))
+        num_failed = sum(count for priority, count in failed.items() if priority not in slo.classes)
+        parts = [(OTHERS, "", slo.limits, all_times.where(is_other), num_failed)]
+        parts = parts if slo.limits else []
+        for priority, own in slo.classes.items():
+            name, times = class_name(priority), all_times.where(all_times.priority == priority)
+            parts.append((name, f"{name}:", own.limits, times, failed[priority]))
+    tails: dict[str, float | None] = {}
+    classes: dict[str, ClassOutcome] = {}
+    missed: dict[str, int] = {}
+    requests = good = 0
+    for name, place, limits, times, num_failed in parts:
+        goodput = times.goodput(limits, num_failed, makespan)
+        if slo.classes:
+            classes[name] = ClassOutcome(latencies=times.latencies(), goodput=goodput)
+        num_served = len(times.arrival)
+        rank = max(1, ceil(Fraction(str(asked)) * (num_served + num_failed)))
+        for metric in limits:
+            values = np.sort(times.values(metric))
+            is_served = rank <= num_served
+            tails[place + metric] = int(values[rank - 1]) / MICROSECONDS if is_served else None
+        missed |= {place + reason: count for reason, count in goodput.missed.items()}
+        requests += goodput.requests
+        good += goodput.good
+    return Goodput.of(slo.all_limits, requests, good, makespan, missed), classes, tails
+
+
+def _fleet_use(result: FleetResult) -> FleetUse | None:
+    history, begin, makespan = result.history, result.first_arrival or 0.0, result.makespan
+    if history is None:
         return None
-    num_ticks = sum(totals.binding_ticks.values())
-    return DraftUse(
-        verified=totals.num_drafts,
-        accepted=totals.num_accepted,
-        acceptance=_rounded(totals.num_accepted / totals.num_drafts),
-        tokens_per_step=_rounded(1 + totals.num_accepted / totals.num_draft_rows),
-        making=_rounded(totals.draft_ticks / num_ticks),
+    end = begin + makespan
+    seconds = sum(life.seconds(PAID, begin, end) for life in history.lives)
+    serving = sum(life.seconds([ReplicaState.SERVING], begin, end) for life in history.lives)
+    timeline = timeline_of(history.lives, end)
+    return FleetUse(
+        failures=history.num_failures,
+        lost=history.num_lost,
+        replica_seconds=_rounded(seconds),
+        mean_replicas=_rounded(seconds / makespan) if makespan else 0.0,
+        most_replicas=max(num_paid for _, _, num_paid in timeline),
+        serving=_rounded(serving / seconds) if seconds else 0.0,
+        refusals={reason: count for reason, count in sorted(history.refusals.items()) if count},
+        timeline=[(_rounded(time), serve, paid) for time, serve, paid in timeline],
     )
 
 
-def times_of(outcome: Outcome, name: str) -> Distribution | None:
-    """Return the distribution of the times of a limit, named as in Slo.all_limits, or a metric."""
-    of_class, _, metric = name.rpartition(":")
-    latencies = outcome.latencies
-    if outcome.classes:
-        latencies = outcome.classes[of_class or OTHERS].latencies
-    found: Distribution | None = getattr(latencies, metric)
-    return found
+StepTicks = Callable[[int, int, int, int], int]
+"""The duration of a step, see StepTime.ticks."""
 
 
-def good_share(outcome: Outcome) -> float:
-    """Return the exact share of the requests that met the SLO, the least of all classes."""
-    parts = [each.goodput for each in outcome.classes.values()]
-    if not parts and outcome.goodput is not None:
-        parts = [outcome.goodput]
-    return min((part.good / part.requests for part in parts if part.requests), default=0.0)
+def _binding(result: FleetResult, parts: Sequence[tuple[FleetResult, StepTicks]]) -> Binding:
+    """Return what bound a simulated run; of a fleet, what did mostly.
 
-
-def score_of(question: Question, outcome: Outcome) -> tuple[float, float]:
-    """Return the share of the requests that met the SLO, and how near the worst tail is to it."""
-    limits = {} if question.slo is None else question.slo.all_limits
-    excesses = [
-        inf if (tail := outcome.tails[metric]) is None else tail / limit
-        for metric, limit in limits.items()
-    ]
-    return good_share(outcome), -max(excesses, default=0.0)
-
-
-def problem_of(deployment: Deployment) -> str | None:
-    """Return why the settings of `deployment` make no sense, None if they do."""
-    for group in groups_of(deployment):
-        problem = None
-        try:
-            check_settings(group.engine.batch, group.engine.scheduling)
-        except BatchdecodeError as error:
-            problem = str(error)
-        if group.role == "decode" and group.engine.scheduling.kv_blocks is None:
-            problem = "--kv-blocks is needed where requests decode"
-        if problem is not None:
-            return f"group {group.name}: {problem}" if group.name else problem
-    return None
-
-
-def _rounded(number: float) -> float:
-    return round(number, NUM_DIGITS)
-
-
-def _rounded_if(share: float | None) -> float | None:
-    return None if share is None else round(share, NUM_DIGITS)
-
-
-# What drafts gain: against the same without any, and from which batch on they do not any more.
-#
-# Rule: a gain is measured, by two simulations that differ in the drafts alone; what theory expects
-# (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023) stands
-# beside it, and knows neither what verifying costs nor that requests wait.
-
-_NEEDED_BY = ("draft_acceptance", "draft_cost")
-
-
-class Gain(Struct, frozen=True, kw_only=True):
-    """The gain of drafts in a deployment.
-
-    tokens_per_s, without: measured with and without drafts; speedup: their quotient.  expected,
-    simple: by the formulas (1-a^(k+1))/((1-a)(1+ck)) and ka/(1+c).  off_from: the least batch
-    tried, each twice the one before, from which on drafts gain nothing; None if all gain.
+    The time shared out is, for each replica, all in which it was there.  parts: replicas with the
+    same step time, and that.
     """
-
-    tokens_per_s: float
-    without: float
-    speedup: float
-    expected: float
-    simple: float
-    off_from: int | None
-
-
-def without_drafts(deployment: Deployment) -> Deployment:
-    return replace(deployment, draft_tokens=None, draft_acceptance=0.0, draft_cost=0.0)
-
-
-def beside_none(values: Sequence[Value]) -> list[Value]:
-    """Return numbers of draft tokens with none before them, for comparison."""
-    return [*values] if None in values else [None, *values]
-
-
-def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Raise a BatchdecodeError if an option of drafts has no effect or is missing."""
-    has_drafts = any(each.draft_tokens is not None for each in alternatives)
-    for name in _NEEDED_BY:
-        if name in given and not has_drafts:
-            option = AXES[name].option
-            raise BatchdecodeError(f"{option} has no effect without --draft-tokens of at least 1")
-    if has_drafts and "draft_acceptance" not in given:
-        raise BatchdecodeError(
-            "--draft-tokens needs --draft-acceptance, the share of drafts that are accepted"
-        )
-
-
-def speedups(cells: Sequence[tuple[Deployment, Outcome | None]]) -> list[float | None]:
-    """Return the speedup of each cell over the same without drafts, None where unknown."""
-    base: dict[Deployment, float] = {}
-    for deployment, outcome in cells:
-        if deployment.draft_tokens is None and outcome is not None:
-            base[without_drafts(deployment)] = outcome.tokens_per_s
-    found: list[float | None] = []
-    for deployment, outcome in cells:
-        without = base.get(without_drafts(deployment), 0.0)
-        is_known = deployment.draft_tokens is not None and without > 0
-        found.append(outcome.tokens_per_s / without if is_known and outcome is not None else None)
-    return found
-
-
-def off_from(gains: Iterable[tuple[int, float]]) -> int | None:
-    """Return the least batch from which on no speedup is above 1; gains: (batch, speedup)."""
-    least = None
-    for batch, speedup in sorted(gains, reverse=True):
-        if speedup > 1:
-            break
-        least = batch
-    return least
-
-
-def gain_of(
-    deployment: Deployment, most_slots: int, tokens_per_s: Callable[[Deployment], float]
-) -> Gain | None:
-    """Return the gain of drafts in `deployment`, None without drafts or tokens, or for fleet files.
-
-    most_slots: how many are of any use.  tokens_per_s: measures a deployment.
-    """
-    drafts = deployment.drafts
-    if drafts is None or deployment.fleet is not None:
-        return None
-
-    def measured(batch: int) -> tuple[float, float]:
-        sized = AXES["batch"].set(deployment, batch)
-        return tokens_per_s(sized), tokens_per_s(without_drafts(sized))
-
-    own = measured(deployment.batch)
-    if not own[1]:
-        return None
-    gains = [(deployment.batch, own[0] / own[1])]
-    batch, budget = deployment.batch, deployment.scheduling.max_batch_tokens
-    most = min(most_slots, MAX_BATCH, MAX_BATCH if budget is None else budget)
-    while gains[-1][1] > 1 and batch < most:
-        batch = min(2 * batch, most)
-        with_drafts, without = measured(batch)
-        gains.append((batch, with_drafts / without if without else 1.0))
-    terms = (drafts.acceptance, drafts.num_tokens, drafts.cost)
-    return Gain(
-        tokens_per_s=own[0],
-        without=own[1],
-        speedup=own[0] / own[1],
-        expected=expected_speedup(*terms),
-        simple=simple_return(*terms),
-        off_from=off_from(gains),
+    replicas = result.replicas
+    num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
+    if result.failed.total() > result.refused.total() and not num_admitted:
+        return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
+    ticks = dict.fromkeys(get_args(Constraint), 0)
+    doubling, num_busy = 0.0, result.busy_ticks
+    for part, ticks_of in parts:
+        gain = _gain_of_doubling(part, ticks_of)
+        doubling += gain * (part.busy_ticks / num_busy if num_busy else 0.0)
+        for reason, lacking in _LACKS.items():
+            is_useless = lacking in _IS_ROOM and gain < WORTH_DOUBLING
+            named: Constraint = "compute" if is_useless else lacking
+            ticks[named] += part.totals.binding_ticks[reason]
+        ticks["kv"] += sum(replica.stalled_ticks for replica in part.replicas)
+    num_waiting_ticks = sum(ticks.values())
+    # After its last first admission a replica drains, as far as nobody waited.
+    drain = sum(
+        min(each.end_ticks - each.last_admission_ticks, each.totals.binding_ticks["arrivals"])
+        for each in replicas
+        if each.last_admission_ticks is not None
     )
+    total = round(result.paid_seconds(result.makespan) * TICKS_PER_SECOND)
+    total = max(total, num_waiting_ticks + drain)
+    ticks["compute"] += drain
+    ticks["arrivals"] = total - num_waiting_ticks - drain
+    shares = {name: _rounded(part / total) for name, part in ticks.items() if part}
+    constraint: Constraint = max(ticks, key=lambda name: ticks[name]) if total else "arrivals"
+    return Binding(constraint, shares.get(constraint, 0.0), shares, _rounded(doubling))
+
+
+def _gain_of_doubling(result: FleetResult, ticks_of: StepTicks) -> float:
+    """Return how much more tokens per second a step twice as large as the mean one gives."""
+    totals = result.totals
+    num_steps = totals.num_steps
+    if not num_steps:
+        return 0.0
+    num_rows = max(1, round(totals.slot_steps / num_steps))
+    num_tokens = max(num_rows, round(totals.computed_tokens / num_steps))
+    kv_read = sum(each.kv_read for each in result.replicas) - totals.unread_tokens
+    prefill_work = sum(each.prefill_work for each in result.replicas) + totals.draft_work
+    kv_read, prefill_work = round(kv_read / num_steps), round(prefill_work / num_steps)
+    once = ticks_of(num_tokens, num_rows, kv_read, prefill_work)
+    twice = ticks_of(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
+    if totals.draft_ticks:  # a draft costs a share of a step that only decodes
+        decoding = ticks_of(num_rows, num_rows, kv_read, 0)
+        making = totals.draft_ticks / num_steps
+        doubled = ticks_of(2 * num_rows, 2 * num_rows, 2 * kv_read, 0)
+        making_twice = making * doubled / decoding
+        return 2 * (once + making) / (twice + making_twice) - 1
+    return 2 * once / twice - 1

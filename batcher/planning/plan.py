@@ -1,12 +1,13 @@
 """The smallest setting, or the largest rate, under which enough requests meet an SLO."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import floor
 from typing import Literal, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.deployments import (
@@ -20,25 +21,19 @@ from batcher.planning.deployments import (
     engines_of,
     groups_of,
     scaled_fleet,
+    without_drafts,
 )
-from batcher.planning.measure import (
-    Gain,
-    Outcome,
-    Question,
-    gain_of,
-    good_share,
-    measure,
-    problem_of,
-    score_of,
-)
+from batcher.planning.measure import Outcome, Question, measure, problem_of
 from batcher.planning.streamed import AnyWorkload
 from batcher.planning.workers import WorkerProcesses
+from batcher.speculation.settings import expected_speedup, simple_return
 
-# What is searched, as whole numbers, and the least of them that is enough, found with few tries.
+# -- what is searched ------------------------------------------------------------------------------
 #
-# Rule: the smaller the better; a rate is tried at steps of a 64th of a doubling, 1.1 %, all else at
-# every whole number. It is assumed that what is enough stays enough for all that is larger; that is
-# checked around the answer, and whatever was seen against it is reported.
+# The numbers that are searched are whole, the smaller the better; a rate is tried at steps of a
+# 64th of a doubling, 1.1 %, all else at every whole number.  It is assumed that what is enough is
+# enough for all that is larger, too; that is checked around the answer, and whatever was seen
+# against it is reported.
 
 Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "replicas", "rate"]
 
@@ -53,18 +48,31 @@ class Ladder:
     """
 
     def __init__(self, workload: AnyWorkload, base: Deployment, searched: Searched) -> None:
-        self.base, self.searched = base, searched
-        self.rungs, self.start = self._make_rungs(workload)
+        self.base, self.searched, self.start = base, searched, 0
+        scheduling, first, most = base.scheduling, 1, 0
+        self._num_replicas = 1 if base.fleet is None else scaled_fleet(base.fleet).num_replicas
+        if searched == "rate":
+            if workload.mean_rate is None:
+                raise BatchdecodeError("--search rate: all requests arrive at once")
+            bound = STEPS_OF_DOUBLING * MAX_DOUBLINGS
+            self.rungs: Sequence[int] = range(-bound, bound + 1, STEPS_OF_DOUBLING)
+            self.start = MAX_DOUBLINGS
+            return
+        if searched == "batch":
+            most = min(workload.num_samples, MAX_BATCH, scheduling.max_batch_tokens or MAX_BATCH)
+        elif searched == "replicas":
+            most = min(workload.num_samples, MAX_REPLICAS) // self._num_replicas
+        elif searched == "max_batch_tokens":
+            first = max(base.batch, scheduling.block_size if scheduling.is_paged else 1)
+            most = workload.num_tokens
+        else:
+            most = workload.num_blocks(scheduling.block_size)
+        self.rungs = doublings(first, max(first, most))
 
     def value_of(self, number: int) -> Value:
         if self.searched == "rate":
             return 2 ** (-number / STEPS_OF_DOUBLING)
         return number * self._num_replicas if self.searched == "replicas" else number
-
-    @property
-    def _num_replicas(self) -> int:
-        fleet = self.base.fleet
-        return 1 if fleet is None else scaled_fleet(fleet).num_replicas
 
     def step_at(self, number: int) -> int:
         """Return how far away the next number is that differs by about a hundredth."""
@@ -78,23 +86,13 @@ class Ladder:
             return AXES["fleet"].set(base, scaled_fleet(base.fleet, number))
         return AXES[self.searched].set(base, value)
 
-    def _make_rungs(self, workload: AnyWorkload) -> tuple[Sequence[int], int]:
-        scheduling, first = self.base.scheduling, 1
-        if self.searched == "rate":
-            if workload.mean_rate is None:
-                raise BatchdecodeError("--search rate: all requests arrive at once")
-            bound = STEPS_OF_DOUBLING * MAX_DOUBLINGS
-            return range(-bound, bound + 1, STEPS_OF_DOUBLING), MAX_DOUBLINGS
-        if self.searched == "batch":
-            most = min(workload.num_samples, MAX_BATCH, scheduling.max_batch_tokens or MAX_BATCH)
-        elif self.searched == "replicas":
-            most = min(workload.num_samples, MAX_REPLICAS) // self._num_replicas
-        elif self.searched == "max_batch_tokens":
-            first = max(self.base.batch, scheduling.block_size if scheduling.is_paged else 1)
-            most = workload.num_tokens
-        else:
-            most = workload.num_blocks(scheduling.block_size)
-        return doublings(first, max(first, most)), 0
+
+def doublings(first: int, last: int) -> list[int]:
+    rungs = []
+    while first < last:
+        rungs.append(first)
+        first *= 2
+    return [*rungs, last]
 
 
 Score = tuple[float, float]  # what counts, and which of equal ones is nearer; the larger the better
@@ -185,9 +183,6 @@ class LeastSearch:
         return self.scores[number][0] >= self._asked
 
 
-ENOUGH, TOO_FEW = (2.0, 0.0), (-1.0, 0.0)  # scores that are assumed
-
-
 def likely(
     known: Mapping[int, Score], asked: float, rungs: Sequence[int], start: int, count: int
 ) -> list[int]:
@@ -203,23 +198,15 @@ def likely(
         for number in search.asks(start):
             if number not in scores:
                 found[number] = None
-                branches += [{**assumed, number: TOO_FEW}, {**assumed, number: ENOUGH}]
+                branches += [{**assumed, number: (share, 0.0)} for share in (-1.0, 2.0)]
                 break
             search.scores[number] = scores[number]
     return list(found)
 
 
-def doublings(first: int, last: int) -> list[int]:
-    rungs = []
-    while first < last:
-        rungs.append(first)
-        first *= 2
-    return [*rungs, last]
-
+# -- limits, and deployments in which they are changed ---------------------------------------------
 
 Limit = Literal["slots", "kv", "tokens", "threshold", "static"]
-Change = Callable[[Deployment], Deployment | None]
-"""Returns one engine with another limit; None if there is no such thing."""
 
 SETTING_OF: dict[Limit, str] = {
     "slots": "batch",
@@ -236,14 +223,110 @@ MAX_CHANGES: dict[Limit, int] = {"slots": 3, "kv": 3, "tokens": 5, "threshold": 
 MIN_GAIN = 0.5  # of the share of the requests that is lacking: what gives less does not bind
 MAX_REACHES = 4  # limits, in a direction, of which it is found how far changing them reaches
 
-SMALL = 2_000  # samples: fewer are simulated before a process has started
+
+def value_at(deployment: Deployment, limit: Limit) -> Value:
+    """Return the setting of `limit`; a list with that of each group if they differ."""
+    axis = AXES[SETTING_OF[limit]]
+    values = [axis.value_of(engine) for engine in engines_of([deployment])]
+    return values if any(value != values[0] for value in values) else values[0]
+
+
+def _limits(limit: Limit, engine: Deployment) -> bool:
+    return value_at(engine, limit) not in (None, "continuous")
+
+
+def _in_each(deployment: Deployment, change: Callable[[Deployment], Deployment]) -> Deployment:
+    """Return `deployment` with each group changed."""
+    fleet = deployment.fleet
+    if fleet is None:
+        return change(deployment)
+    groups = []
+    for group, of_file in zip(groups_of(deployment), fleet.groups, strict=True):
+        changed = change(group.engine)
+        values = {name: AXES[name].value_of(changed) for name in OF_ENGINE}
+        news = {
+            name: value
+            for name, value in values.items()
+            if value != AXES[name].value_of(group.engine)
+        }
+        groups.append(replace(of_file, settings=of_file.settings | news))
+    return replace(deployment, fleet=replace(fleet, groups=tuple(groups)))
+
+
+def changed_limit(deployment: Deployment, limit: Limit, *, is_wider: bool) -> Deployment:
+    """Return `deployment` with twice, or half, of what `limit` limits, the same if it cannot be.
+
+    Static batching is continuous when it is wider, and a token budget at least one token for each
+    slot.  Steps without a token budget are given one that is narrower.
+    """
+
+    def change(engine: Deployment) -> Deployment:
+        axis, value = AXES[SETTING_OF[limit]], value_at(engine, limit)
+        if limit == "tokens" and value is None and not is_wider:
+            value = 2 * max(FIRST_BUDGET, engine.batch)
+        if value in (None, "continuous"):
+            return engine
+        if limit == "static":
+            return axis.set(engine, "continuous") if is_wider else engine
+        if not is_wider:
+            return axis.set(engine, max(value // 2, 1))
+        most = MAX_BATCH if limit == "slots" else MAX_COUNT
+        return _with_a_token_for_each(axis.set(engine, min(2 * value, most)))
+
+    return _in_each(deployment, change)
+
+
+def without(deployment: Deployment, limits: Collection[Limit], workload: AnyWorkload) -> Deployment:
+    """Return `deployment` with as much of what `limits` limit as `workload` can ever use."""
+
+    def change(engine: Deployment) -> Deployment:
+        bounds: dict[Limit, int] = {
+            "slots": min(workload.num_samples, MAX_BATCH),
+            "kv": workload.num_blocks(engine.scheduling.block_size),
+            "tokens": workload.num_tokens,
+        }
+        for limit in limits:
+            if _limits(limit, engine):
+                free = "continuous" if limit == "static" else None
+                if limit in bounds:
+                    free = max(value_at(engine, limit), bounds[limit])
+                engine = AXES[SETTING_OF[limit]].set(engine, free)
+        return _with_a_token_for_each(engine)
+
+    return _in_each(deployment, change)
+
+
+def _with_a_token_for_each(deployment: Deployment) -> Deployment:
+    """Raise a token budget to one token for each slot."""
+    budget = deployment.scheduling.max_batch_tokens
+    if budget is None or budget >= deployment.batch:
+        return deployment
+    return AXES["max_batch_tokens"].set(deployment, deployment.batch)
+
+
+# -- what binds, and what would help ---------------------------------------------------------------
 
 Found = TypeVar("Found")
 Chain = Generator[Deployment, Outcome, Found]
 """Asks for one deployment after the other, is told what each comes to, returns what it found."""
 
 MeasureAll = Callable[[Sequence[Deployment]], list[Outcome]]
-OnTried = Callable[[int, Value, float], object]
+
+
+def together(chains: Sequence[Chain[Found]], measure_all: MeasureAll) -> list[Found]:
+    """Return what each of `chains` finds; what they ask for next is measured at once."""
+    found: dict[int, Found] = {}
+    told: dict[int, Outcome | None] = dict.fromkeys(range(len(chains)))
+    while told:
+        asked: dict[int, Deployment] = {}
+        for place, outcome in told.items():
+            try:
+                chain = chains[place]
+                asked[place] = next(chain) if outcome is None else chain.send(outcome)
+            except StopIteration as stop:
+                found[place] = stop.value
+        told = dict(zip(asked, measure_all([*asked.values()]) if asked else [], strict=True))
+    return [found[place] for place in range(len(chains))]
 
 
 class Relief(Struct, frozen=True, kw_only=True):
@@ -267,177 +350,6 @@ class Removal(Struct, frozen=True, kw_only=True):
     share: float
 
 
-class Analysis(Struct, frozen=True, kw_only=True):
-    """What binds a deployment, in the order of SETTING_OF, and why.
-
-    removal: the fewest limits that have to go together, None if changing one of them helps.
-    """
-
-    binding: list[Limit | Literal["compute"]]
-    reliefs: list[Relief]
-    removal: Removal | None = None
-
-
-class Trial(Struct, frozen=True, kw_only=True):
-    """A value that was tried; share: see good_share.  tokens_per_s, tails: see Outcome."""
-
-    value: Value
-    share: float
-    tokens_per_s: float
-    tails: dict[str, float | None]
-
-
-class Plan(Struct, frozen=True, kw_only=True):
-    """The result of a search.
-
-    asked: the share of the requests, of each class, that must meet the SLO.  is_met: `value` does,
-    and is the best found; else it is the nearest.  file_rate: mean arrivals per second in the file,
-    None if all come at once.  is_last: no better value could be tried.  next_value, next_outcome:
-    the value after it that is not enough, or None.  binding_classes: of several, those of which too
-    few meet their SLO there.  binding, reliefs, removal: see Analysis, of the same value.
-    contradictions: values that are easier than `value`, and yet not enough.  trials: all, in the
-    order of their values.  gain: of drafts, or None.
-    """
-
-    searched: Searched
-    asked: float
-    limits: dict[str, float]
-    is_met: bool
-    value: Value
-    deployment: Deployment
-    outcome: Outcome
-    file_rate: float | None
-    is_last: bool
-    next_value: Value
-    next_outcome: Outcome | None
-    binding_classes: list[str]
-    binding: list[Limit | Literal["compute"]] = []
-    reliefs: list[Relief] = []
-    removal: Removal | None = None
-    contradictions: list[Trial]
-    trials: list[Trial]
-    gain: Gain | None = None
-
-
-def together(chains: Sequence[Chain[Found]], measure_all: MeasureAll) -> list[Found]:
-    """Return what each of `chains` finds; what they ask for next is measured at once."""
-    found: dict[int, Found] = {}
-    asked: dict[int, Deployment] = {}
-
-    def go_on(place: int, outcome: Outcome | None) -> None:
-        try:
-            chain = chains[place]
-            asked[place] = next(chain) if outcome is None else chain.send(outcome)
-        except StopIteration as stop:
-            found[place] = stop.value
-
-    for place in range(len(chains)):
-        go_on(place, None)
-    while asked:
-        places = list(asked)
-        outcomes = measure_all([asked.pop(place) for place in places])
-        for place, outcome in zip(places, outcomes, strict=True):
-            go_on(place, outcome)
-    return [found[place] for place in range(len(chains))]
-
-
-def value_at(deployment: Deployment, limit: Limit) -> Value:
-    """Return the setting of `limit`; a list with that of each group if they differ."""
-    axis = AXES[SETTING_OF[limit]]
-    values = [axis.value_of(engine) for engine in engines_of([deployment])]
-    return values if any(value != values[0] for value in values) else values[0]
-
-
-def _limits(limit: Limit, engine: Deployment) -> bool:
-    return value_at(engine, limit) not in (None, "continuous")
-
-
-def _in_each(deployment: Deployment, change: Change) -> Deployment | None:
-    """Return `deployment` with each group changed of which `change` makes something, or None."""
-    fleet = deployment.fleet
-    if fleet is None:
-        return change(deployment)
-    groups = list(fleet.groups)
-    for place, group in enumerate(groups_of(deployment)):
-        changed = change(group.engine)
-        if changed is not None:
-            settings = {name: AXES[name].value_of(changed) for name in OF_ENGINE}
-            news = {
-                name: value
-                for name, value in settings.items()
-                if value != AXES[name].value_of(group.engine)
-            }
-            groups[place] = replace(groups[place], settings=groups[place].settings | news)
-    if tuple(groups) == fleet.groups:
-        return None
-    return replace(deployment, fleet=replace(fleet, groups=tuple(groups)))
-
-
-def wider(deployment: Deployment, limit: Limit) -> Deployment | None:
-    """Return `deployment` with twice of what `limit` limits, None if it does not.
-
-    Static batching is continuous then, and a token budget at least one token for each slot.
-    """
-
-    def change(engine: Deployment) -> Deployment | None:
-        if not _limits(limit, engine):
-            return None
-        if limit == "static":
-            return AXES["batching"].set(engine, "continuous")
-        most = MAX_BATCH if limit == "slots" else MAX_COUNT
-        value = min(2 * value_at(engine, limit), most)
-        return _with_a_token_for_each(AXES[SETTING_OF[limit]].set(engine, value))
-
-    return _in_each(deployment, change)
-
-
-def narrower(deployment: Deployment, limit: Limit) -> Deployment | None:
-    """Return `deployment` with half of what `limit` limits, or None.
-
-    Steps without a token budget are given one.
-    """
-
-    def change(engine: Deployment) -> Deployment | None:
-        value = value_at(engine, limit)
-        if limit == "tokens" and value is None:
-            value = 2 * max(FIRST_BUDGET, engine.batch)
-        if limit == "static" or value is None or value == 1:
-            return None
-        return AXES[SETTING_OF[limit]].set(engine, value // 2)
-
-    return _in_each(deployment, change)
-
-
-def without(deployment: Deployment, limits: Collection[Limit], workload: AnyWorkload) -> Deployment:
-    """Return `deployment` with as much of what `limits` limit as `workload` can ever use."""
-
-    def change(engine: Deployment) -> Deployment:
-        bounds: dict[Limit, int] = {
-            "slots": min(workload.num_samples, MAX_BATCH),
-            "kv": workload.num_blocks(engine.scheduling.block_size),
-            "tokens": workload.num_tokens,
-        }
-        for limit in filter(lambda limit: _limits(limit, engine), limits):
-            setting = AXES[SETTING_OF[limit]]
-            if limit in bounds:
-                most = max(value_at(engine, limit), bounds[limit])
-                engine = setting.set(engine, most)
-            else:
-                free = "continuous" if limit == "static" else None
-                engine = setting.set(engine, free)
-        return _with_a_token_for_each(engine)
-
-    return _in_each(deployment, change) or deployment
-
-
-def _with_a_token_for_each(deployment: Deployment) -> Deployment:
-    """Raise a token budget to one token for each slot."""
-    budget = deployment.scheduling.max_batch_tokens
-    if budget is None or budget >= deployment.batch:
-        return deployment
-    return AXES["max_batch_tokens"].set(deployment, deployment.batch)
-
-
 class _Attempt(Struct, frozen=True, kw_only=True):
     """A limit, `base` with it wider or narrower, and the score of that at an edge."""
 
@@ -446,11 +358,6 @@ class _Attempt(Struct, frozen=True, kw_only=True):
     base: Deployment
     score: Score
     reached: int | None = None
-
-
-def _without_uses(outcome: Outcome) -> Outcome:
-    """Return `outcome` without the shares of limits, which differ where nothing else does."""
-    return replace(outcome, slots_used=0.0, kv_used=None, budget_used=None)
 
 
 class Edge(Struct, frozen=True, kw_only=True):
@@ -466,7 +373,7 @@ class Edge(Struct, frozen=True, kw_only=True):
     enough: int | None
     measure_all: MeasureAll
 
-    def analyse(self) -> Analysis:
+    def analyse(self) -> tuple[list[Limit | Literal["compute"]], list[Relief], Removal | None]:
         """Return what binds there, so that more do not meet the SLO, and what would help.
 
         Of a setting it is that setting: one more of it is enough.  Of a rate it is the limit whose
@@ -475,40 +382,37 @@ class Edge(Struct, frozen=True, kw_only=True):
         do if nobody meets them; if these do not either, the time that steps take.  Where too many
         requests can never run there are too few blocks, whatever else.
         """
-        removal = None
+        asked, ladder, enough = self.question.asked, self.ladder, self.enough
         chains = [
-            self._changes(limit, change)
+            self._changes(limit, is_wider=is_wider)
             for limit, setting in SETTING_OF.items()
-            for change in (wider, narrower)
-            if setting != self.ladder.searched
+            for is_wider in (True, False)
+            if setting != ladder.searched
         ]
         attempts = [each for found in together(chains, self.measure_all) for each in found]
-        if self.enough is not None:
-            enough = self.enough
+        if enough is not None:
             directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
             for attempt in attempts:
-                if attempt.score[0] >= self.question.asked:
+                if attempt.score[0] >= asked:
                     directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
             furthest_last = sorted(
                 directions.values(), key=lambda tried: max(each.score for each in tried)
             )
             reaching = [self._furthest(tried) for tried in furthest_last[-MAX_REACHES:]]
             reaches = dict(together(reaching, self.measure_all))
-            most = enough - self.ladder.step_at(enough)
+            most = enough - ladder.step_at(enough)
             attempts = [
                 replace(attempt, reached=reaches[attempt.base])
                 if reaches.get(attempt.base, enough) <= most
                 else attempt
                 for attempt in attempts
             ]
-        furthest = min(
-            (each.reached for each in attempts if each.reached is not None), default=None
-        )
-        candidates = [each for each in attempts if each.reached == furthest]
-        best = max(candidates, key=lambda each: each.score, default=None)
-        searched = {limit for limit in SETTING_OF if SETTING_OF[limit] == self.ladder.searched}
-        binding: set[Limit] = set()
-        if self.enough is not None and searched:
+        furthest = min((one.reached for one in attempts if one.reached is not None), default=None)
+        candidates = [one for one in attempts if one.reached == furthest]
+        best = max(candidates, key=lambda one: one.score, default=None)
+        searched = {limit for limit, setting in SETTING_OF.items() if setting == ladder.searched}
+        removal, binding = None, set[Limit]()
+        if enough is not None and searched:
             binding = searched
         elif best is not None and self._is_gain(best.score[0]):
             binding = {best.limit}
@@ -516,53 +420,43 @@ class Edge(Struct, frozen=True, kw_only=True):
             removal = self._removal()
             binding.update(removal.constraints if removal else ())
         num_samples = self.outcome.served + self.outcome.failed
-        if self.outcome.failed > floor((1 - self.question.asked) * num_samples + 1e-9):
+        if self.outcome.failed > floor((1 - asked) * num_samples + 1e-9):
             binding.add("kv")
-        return Analysis(
-            binding=[limit for limit in SETTING_OF if limit in binding] or ["compute"],
-            reliefs=[
-                Relief(
-                    constraint=each.limit,
-                    setting=SETTING_OF[each.limit],
-                    value=value_at(each.base, each.limit),
-                    share=each.score[0],
-                    reached=None if each.reached is None else self.ladder.value_of(each.reached),
-                )
-                for each in attempts
-            ],
-            removal=removal,
-        )
+        reliefs = [
+            Relief(
+                constraint=one.limit,
+                setting=SETTING_OF[one.limit],
+                value=value_at(one.base, one.limit),
+                share=one.score[0],
+                reached=None if one.reached is None else ladder.value_of(one.reached),
+            )
+            for one in attempts
+        ]
+        return [limit for limit in SETTING_OF if limit in binding] or ["compute"], reliefs, removal
 
     def _is_gain(self, share: float) -> bool:
-        before = good_share(self.outcome)
+        before = self.outcome.good_share
         return share > before and share - before >= MIN_GAIN * (self.question.asked - before)
 
-    def _changes(
-        self, limit: Limit, change: Callable[[Deployment, Limit], Deployment | None]
-    ) -> Chain[list[_Attempt]]:
+    def _changes(self, limit: Limit, *, is_wider: bool) -> Chain[list[_Attempt]]:
         """Yield one limit changed further and further; return what each change comes to.
 
         One that changes nothing when it is wider was not reached: it is not widened further.
         """
         attempts: list[_Attempt] = []
         base, before = self.ladder.base, self.outcome
+        limits = {} if self.question.slo is None else self.question.slo.all_limits
+        # The shares of limits differ where nothing else does.
+        unused = {"slots_used": 0.0, "kv_used": None, "budget_used": None}
         for _ in range(MAX_CHANGES[limit]):
-            changed = change(base, limit)
-            if changed is None or changed == base:
-                break
+            changed = changed_limit(base, limit, is_wider=is_wider)
             deployment = self.ladder.deployment_of(self.number, changed)
-            if problem_of(deployment) is not None:
+            if changed == base or problem_of(deployment) is not None:
                 break
             base, outcome = changed, (yield deployment)
-            attempts.append(
-                _Attempt(
-                    limit=limit,
-                    is_wider=change is wider,
-                    base=base,
-                    score=score_of(self.question, outcome),
-                )
-            )
-            if change is wider and _without_uses(outcome) == _without_uses(before):
+            score = outcome.score(limits)
+            attempts.append(_Attempt(limit=limit, is_wider=is_wider, base=base, score=score))
+            if is_wider and replace(outcome, **unused) == replace(before, **unused):
                 break
             before = outcome
         return attempts
@@ -607,7 +501,7 @@ class Edge(Struct, frozen=True, kw_only=True):
         deployment = self.ladder.deployment_of(number, base)
         if problem_of(deployment) is not None:
             return False
-        return good_share((yield deployment)) >= self.question.asked
+        return (yield deployment).good_share >= self.question.asked
 
     def _removal(self) -> Removal | None:
         """Return the fewest limits without which more meet the SLO, or None."""
@@ -615,7 +509,7 @@ class Edge(Struct, frozen=True, kw_only=True):
 
         def share_without(limits: Sequence[Limit]) -> float:
             (outcome,) = self.measure_all([without(deployment, limits, workload)])
-            return good_share(outcome)
+            return outcome.good_share
 
         engines = engines_of([deployment])
         limits = [limit for limit in SETTING_OF if any(_limits(limit, each) for each in engines)]
@@ -629,59 +523,125 @@ class Edge(Struct, frozen=True, kw_only=True):
         return Removal(constraints=limits, share=reached)
 
 
-class _Trials:
-    """Simulates numbers of a ladder, and keeps their outcomes."""
+# -- what drafts gain ------------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        question: Question,
-        ladder: Ladder,
-        workers: WorkerProcesses[Question, Deployment, Outcome],
-        num_jobs: int,
-        on_tried: OnTried,
-        on_trial: Callable[[Trial], object],
-    ) -> None:
-        self._question, self._ladder = question, ladder
-        self._on_tried, self._on_trial = on_tried, on_trial
-        self._workers, self._num_jobs = workers, num_jobs
-        self._ahead: dict[int, Outcome] = {}  # of those that were not asked for by now
-        self.outcomes: dict[int, Outcome] = {}
 
-    def score(self, number: int) -> Score:
-        if number not in self._ahead:
-            known = {
-                number: score_of(self._question, outcome)
-                for number, outcome in (self.outcomes | self._ahead).items()
-            }
-            ladder, num_tried = self._ladder, len(self.outcomes)
-            numbers = likely(
-                known, self._question.asked, ladder.rungs, ladder.start, self._num_jobs
-            )
-            deployments = [ladder.deployment_of(number) for number in numbers]
-            value = ladder.value_of(numbers[0])
-            outcomes = self._workers.all_answers(
-                deployments, lambda done: self._on_tried(num_tried, value, done / len(numbers))
-            )
-            self._ahead.update(zip(numbers, outcomes, strict=True))
-        self.outcomes[number] = outcome = self._ahead.pop(number)
-        self._on_trial(self.trial_of(number))
-        return score_of(self._question, outcome)
+class Gain(Struct, frozen=True, kw_only=True):
+    """The gain of drafts in a deployment, measured by two simulations that differ in them alone.
 
-    def trial_of(self, number: int) -> Trial:
-        outcome = self.outcomes[number]
-        return Trial(
-            value=self._ladder.value_of(number),
-            share=good_share(outcome),
-            tokens_per_s=outcome.tokens_per_s,
-            tails=outcome.tails,
-        )
+    tokens_per_s, without: with and without drafts; speedup: their quotient.  expected, simple: by
+    the formulas (1-a^(k+1))/((1-a)(1+ck)) and ka/(1+c) (Leviathan et al., "Fast Inference from
+    Transformers via Speculative Decoding", 2023), which know neither what verifying costs nor that
+    requests wait.  off_from: the least batch tried, each twice the one before, from which on drafts
+    gain nothing; None if all gain.
+    """
+
+    tokens_per_s: float
+    without: float
+    speedup: float
+    expected: float
+    simple: float
+    off_from: int | None
+
+
+def off_from(gains: Iterable[tuple[int, float]]) -> int | None:
+    """Return the least batch from which on no speedup is above 1; gains: (batch, speedup)."""
+    least = None
+    for batch, speedup in sorted(gains, reverse=True):
+        if speedup > 1:
+            break
+        least = batch
+    return least
+
+
+def gain_of(
+    deployment: Deployment, most_slots: int, tokens_per_s: Callable[[Deployment], float]
+) -> Gain | None:
+    """Return the gain of drafts in `deployment`, None without drafts or tokens, or for fleet files.
+
+    most_slots: how many are of any use.  tokens_per_s: measures a deployment.
+    """
+    drafts = deployment.drafts
+    if drafts is None or deployment.fleet is not None:
+        return None
+
+    def measured(batch: int) -> tuple[float, float]:
+        sized = AXES["batch"].set(deployment, batch)
+        return tokens_per_s(sized), tokens_per_s(without_drafts(sized))
+
+    own = measured(deployment.batch)
+    if not own[1]:
+        return None
+    gains = [(deployment.batch, own[0] / own[1])]
+    batch, budget = deployment.batch, deployment.scheduling.max_batch_tokens
+    most = min(most_slots, MAX_BATCH, MAX_BATCH if budget is None else budget)
+    while gains[-1][1] > 1 and batch < most:
+        batch = min(2 * batch, most)
+        with_drafts, undrafted = measured(batch)
+        gains.append((batch, with_drafts / undrafted if undrafted else 1.0))
+    terms = (drafts.acceptance, drafts.num_tokens, drafts.cost)
+    return Gain(
+        tokens_per_s=own[0],
+        without=own[1],
+        speedup=own[0] / own[1],
+        expected=expected_speedup(*terms),
+        simple=simple_return(*terms),
+        off_from=off_from(gains),
+    )
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+SMALL = 2_000  # samples: fewer are simulated before a process has started
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """A value that was tried; share: Outcome.good_share.  tokens_per_s, tails: see Outcome."""
+
+    value: Value
+    share: float
+    tokens_per_s: float
+    tails: dict[str, float | None]
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """The result of a search.
+
+    asked: the share of the requests, of each class, that must meet the SLO.  is_met: `value` does,
+    and is the best found; else it is the nearest.  file_rate: mean arrivals per second in the file,
+    None if all come at once.  is_last: no better value could be tried.  next_value, next_outcome:
+    the value after it that is not enough, or None.  binding_classes: of several, those of which too
+    few meet their SLO there.  binding: what binds there, in the order of SETTING_OF; reliefs: what
+    was tried against it; removal: the fewest limits that have to go together, None if changing one
+    of them helps.  contradictions: values that are easier than `value`, and yet not enough.
+    trials: all, in the order of their values.  gain: of drafts, or None.
+    """
+
+    searched: Searched
+    asked: float
+    limits: dict[str, float]
+    is_met: bool
+    value: Value
+    deployment: Deployment
+    outcome: Outcome
+    file_rate: float | None
+    is_last: bool
+    next_value: Value
+    next_outcome: Outcome | None
+    binding_classes: list[str]
+    binding: list[Limit | Literal["compute"]] = []
+    reliefs: list[Relief] = []
+    removal: Removal | None = None
+    contradictions: list[Trial]
+    trials: list[Trial]
+    gain: Gain | None = None
 
 
 def find_plan(
     question: Question,
     base: Deployment,
     searched: Searched,
-    on_tried: OnTried = lambda _num_tried, _value, _share: None,
+    on_tried: Callable[[int, Value, float], object] = lambda _num_tried, _value, _share: None,
     on_relief: Callable[[float], object] = lambda _: None,
     on_found: Callable[[Plan], object] = lambda _: None,
     on_trial: Callable[[Trial], object] = lambda _: None,
@@ -703,66 +663,84 @@ def find_plan(
     """
     if question.slo is None:
         raise BatchdecodeError("a plan needs an SLO")
-    ladder = Ladder(question.workload, base, searched)
+    workload, asked, limits = question.workload, question.asked, question.slo.all_limits
+    ladder = Ladder(workload, base, searched)
     problem = problem_of(ladder.deployment_of(ladder.rungs[ladder.start]))
     if problem is not None:
         raise BatchdecodeError(problem)
-    num_jobs = 1 if question.workload.num_samples < small else num_jobs
+    num_jobs = 1 if workload.num_samples < small else num_jobs
+    outcomes: dict[int, Outcome] = {}  # those that were asked for, and some of the next
+    trials: dict[int, Trial] = {}
+    search = LeastSearch(asked, ladder.rungs)
+
+    def progress(number: int, num_tasks: int, done: float) -> None:
+        on_tried(len(trials), ladder.value_of(number), done / num_tasks)
+
     with WorkerProcesses(measure, question, num_jobs) as workers:
-        trials = _Trials(question, ladder, workers, num_jobs, on_tried, on_trial)
-        search = LeastSearch(question.asked, ladder.rungs)
-        search.run(trials.score, ladder.start)
+        for number in search.asks(ladder.start):
+            if number not in outcomes:
+                known = {each: outcome.score(limits) for each, outcome in outcomes.items()}
+                numbers = likely(known, asked, ladder.rungs, ladder.start, num_jobs)
+                found = workers.answers(
+                    [ladder.deployment_of(each) for each in numbers],
+                    partial(progress, number, len(numbers)),
+                )
+                outcomes.update(zip(numbers, found, strict=True))
+            outcome = outcomes[number]
+            search.scores[number] = outcome.score(limits)
+            trials[number] = Trial(
+                value=ladder.value_of(number),
+                share=outcome.good_share,
+                tokens_per_s=outcome.tokens_per_s,
+                tails=outcome.tails,
+            )
+            on_trial(trials[number])
         is_met = search.least is not None
         best = search.nearest if search.least is None else search.least
         after = max((number for number in search.scores if number < best and is_met), default=None)
         edge = after if is_met else best  # where the search ended; None if all were enough
-        at_edge = None if edge is None else trials.outcomes[edge]
-        classes = {} if at_edge is None else at_edge.classes
-        found = Plan(
-            searched=ladder.searched,
-            asked=question.asked,
-            limits=question.slo.all_limits,
+        plan = Plan(
+            searched=searched,
+            asked=asked,
+            limits=limits,
             is_met=is_met,
             value=ladder.value_of(best),
             deployment=ladder.deployment_of(best),
-            outcome=trials.outcomes[best],
-            file_rate=question.workload.mean_rate,
+            outcome=outcomes[best],
+            file_rate=workload.mean_rate,
             is_last=best == ladder.rungs[0],
             next_value=None if after is None else ladder.value_of(after),
-            next_outcome=None if after is None else trials.outcomes[after],
+            next_outcome=None if after is None else outcomes[after],
             binding_classes=[
                 name
-                for name, each in classes.items()
-                if each.goodput.requests
-                and each.goodput.good / each.goodput.requests < question.asked
+                for name, each in ({} if edge is None else outcomes[edge].classes).items()
+                if each.goodput.requests and each.goodput.good / each.goodput.requests < asked
             ],
-            contradictions=[trials.trial_of(number) for number in search.contradictions],
-            trials=[trials.trial_of(number) for number in sorted(search.scores)],
+            contradictions=[trials[number] for number in search.contradictions],
+            trials=[trials[number] for number in sorted(trials)],
         )
-        on_found(found)
-        if edge is not None and at_edge is not None:
+        on_found(plan)
+        if edge is not None:
             num_before = 0
 
             def measure_all(deployments: Sequence[Deployment]) -> list[Outcome]:
                 nonlocal num_before
-                outcomes = workers.all_answers(
-                    deployments, lambda done: on_relief(num_before + done)
-                )
+                outcomes = workers.answers(deployments, lambda done: on_relief(num_before + done))
                 num_before += len(deployments)
                 return outcomes
 
-            analysis = Edge(
+            binding, reliefs, removal = Edge(
                 question=question,
                 ladder=ladder,
                 number=edge,
-                outcome=at_edge,
+                outcome=outcomes[edge],
                 enough=search.least,
                 measure_all=measure_all,
             ).analyse()
-            found = replace(found, **asdict(analysis))
+            plan = replace(plan, binding=binding, reliefs=reliefs, removal=removal)
     gain = gain_of(
-        found.deployment,
-        question.workload.num_samples,
+        plan.deployment,
+        workload.num_samples,
         lambda deployment: measure(question, deployment).tokens_per_s,
     )
-    return replace(found, gain=gain)
+    return replace(plan, gain=gain)

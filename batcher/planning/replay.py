@@ -15,7 +15,8 @@ from msgspec import Meta, Struct
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
 from batcher.metrics.times import EndedRequest, StepFeed, TokenTimes, is_untimed, open_feed
-from batcher.planning.fleet import Fleet, FleetResult
+from batcher.planning.fleet import Fleet
+from batcher.planning.replicas import FleetResult
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, ReplicaView, Router
 from batcher.planning.simulated_sequence import SimulatedSequence, Turns
 from batcher.planning.simulator import ReplicaSettings

@@ -27,8 +27,6 @@ Work = Callable[[Shared, Task, OnPart], Answer]
 
 PART_INTERVAL = 0.5  # seconds between what a task tells of itself
 
-_Message = tuple[str, Any]  # "answer", "part", or "error" or "bug" with a text
-
 
 class WorkerProcesses(Generic[Shared, Task, Answer]):
     """Computes `work(shared, task, on_part)` for many tasks; a context manager.
@@ -55,70 +53,62 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         self._processes, self._connections = [], []
 
     def answers(
-        self, tasks: Sequence[Task], on_part: Callable[[int, float], object] = lambda _, __: None
-    ) -> Iterator[tuple[int, Answer]]:
-        """Yield the place of each task with its answer, as they are done.
+        self, tasks: Sequence[Task], on_done: Callable[[float], object] = lambda _: None
+    ) -> list[Answer]:
+        """Return the answers in the order of the tasks.
 
-        on_part: called now and then with the place of a task and its share that is done.
+        on_done: called now and then with how many are done, with the shares of those that are not.
 
         Raises:
             BatchdecodeError: a task has raised it, or a process was killed.
             InvariantError: a task has raised something else.
         """
+        found: dict[int, Answer] = {}
+        done: dict[int, float] = {}
+
+        def note(place: int, share: float) -> None:
+            done[place] = share
+            on_done(sum(done.values()))
+
         if self._num_jobs == 1:
             for place, task in enumerate(tasks):
-                yield place, self._work(self._shared, task, _seldom(partial(on_part, place)))
-            return
-        places = iter(range(len(tasks)))
+                found[place] = self._work(self._shared, task, _seldom(partial(note, place)))
+                note(place, 1.0)
+        else:
+            self._start(min(self._num_jobs, len(tasks)) - len(self._processes))
+            ahead, idle = list(reversed(range(len(tasks)))), [*self._connections]
+            busy: dict[Connection, int] = {}
+            while ahead or busy:
+                while ahead and idle:
+                    connection, place = idle.pop(0), ahead.pop()
+                    _send(connection, tasks[place])
+                    busy[connection] = place
+                for connection in cast(list[Connection], wait(list(busy))):
+                    with _killed():
+                        told, content = connection.recv()
+                    if told == "part":
+                        note(busy[connection], content)
+                        continue
+                    if told != "answer":
+                        raise (BatchdecodeError if told == "error" else InvariantError)(content)
+                    idle.append(connection)
+                    place = busy.pop(connection)
+                    found[place] = content
+                    note(place, 1.0)
+        return [found[place] for place in range(len(tasks))]
+
+    def _start(self, number: int) -> None:
         context = get_context("spawn")
-        num_before = len(self._connections)
         with helpers_started():
-            for _ in range(min(self._num_jobs, len(tasks)) - len(self._processes)):
+            for _ in range(number):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(theirs, self._work), daemon=True)
                 process.start()
                 theirs.close()
                 self._processes.append(process)
                 self._connections.append(ours)
-        for connection in self._connections[num_before:]:  # they are starting up meanwhile
-            _send(connection, self._shared)
-        busy: dict[Connection, int] = {}
-        for connection, place in zip(self._connections, places, strict=False):
-            _send(connection, tasks[place])
-            busy[connection] = place
-        while busy:
-            for connection in cast(list[Connection], wait(list(busy))):
-                with _killed():
-                    told, content = connection.recv()
-                if told == "error":
-                    raise BatchdecodeError(content)
-                if told == "bug":
-                    raise InvariantError(content)
-                if told == "part":
-                    on_part(busy[connection], content)
-                    continue
-                done = busy.pop(connection)
-                place = next(places, -1)
-                if place >= 0:
-                    _send(connection, tasks[place])
-                    busy[connection] = place
-                yield done, content
-
-    def all_answers(
-        self, tasks: Sequence[Task], on_done: Callable[[float], object] = lambda _: None
-    ) -> list[Answer]:
-        """Return the answers in the order of the tasks; on_done: called with how many are done."""
-        found: dict[int, Answer] = {}
-        done: dict[int, float] = {}
-
-        def note_part(place: int, share: float) -> None:
-            done[place] = share
-            on_done(sum(done.values()))
-
-        for place, answer in self.answers(tasks, note_part):
-            found[place] = answer
-            note_part(place, 1.0)
-        return [found[place] for place in range(len(tasks))]
+        for connection in self._connections[len(self._connections) - max(number, 0) :]:
+            _send(connection, self._shared)  # they are starting up meanwhile
 
 
 def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
@@ -130,9 +120,8 @@ def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
         while True:
             task = connection.recv()
             on_part = _seldom(lambda share: connection.send(("part", share)))
-            message: _Message
             try:
-                message = "answer", work(shared, task, on_part)
+                message: tuple[str, Any] = "answer", work(shared, task, on_part)
             except BatchdecodeError as error:
                 message = "error", str(error)
             except Exception:  # noqa: BLE001 - it is raised again where the others are

@@ -12,8 +12,8 @@ from batcher.metrics.slo import OTHERS
 from batcher.planning.compare import GridCell, settings_of, varied
 from batcher.planning.deployments import AXES, Axis, Deployment, Value, engines_of, show_value
 from batcher.planning.fleet_file import FleetFile
-from batcher.planning.measure import Cost, FleetUse, Outcome, good_share, off_from
-from batcher.planning.plan import Limit, Plan, Relief, Searched
+from batcher.planning.measure import Cost, FleetUse, Outcome
+from batcher.planning.plan import Limit, Plan, Relief, Searched, off_from
 
 from ..screen.terminal import (
     aligned,
@@ -334,7 +334,7 @@ def headline(plan: Plan) -> str:
     low, high = sorted((plan.trials[0].value, plan.trials[-1].value))
     searched, short = plan.searched.replace("_", "-"), partial(_short, plan.searched)
     num_outputs = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
-    reached = good_percent(good_share(plan.outcome))
+    reached = good_percent(plan.outcome.good_share)
     return (
         f"no {searched} from {short(low)} to {short(high)} meets the SLO for {asked} of "
         f"{counted(num_outputs, 'output')}; the nearest is {best_value}, with {reached}"
@@ -380,7 +380,7 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     elif plan.is_met and plan.next_outcome is not None:
         goodput = plan.next_outcome.goodput
         missed = {} if goodput is None else goodput.missed
-        share = good_percent(good_share(plan.next_outcome))
+        share = good_percent(plan.next_outcome.good_share)
         reached = f"{named(plan.searched, plan.next_value)} reaches {share}"
         yield "next", [reached, *(f"{count:,} miss {name}" for name, count in missed.items())]
     yield from _relief(plan)
@@ -431,7 +431,7 @@ def _relief(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         verb = "misses" if len(plan.binding_classes) == 1 else "miss"
         missing = f"{listed(plan.binding_classes, 'and')} {verb} at {place}"
         yield "class", [missing, *_reached(there)]
-    better = [relief for relief in plan.reliefs if relief.share > good_share(there)]
+    better = [relief for relief in plan.reliefs if relief.share > there.good_share]
     reaching = [(relief.reached, relief) for relief in plan.reliefs if relief.reached is not None]
     if plan.binding:
         binds = f"{' and '.join(_BINDS[limit] for limit in plan.binding)} at {place}"

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.planning.compare import GridCell, varied
 from batcher.planning.deployments import AXES, show_value
-from batcher.planning.measure import Outcome, Question, times_of
+from batcher.planning.measure import Outcome, Question
 from batcher.planning.plan import Plan, Trial
 
 from ..run.files import check_replaceable, check_writable, output_sink
@@ -155,7 +155,7 @@ def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart
 
     def points(name: str) -> Iterator[tuple[str, Point]]:
         for cell in cells:
-            times = None if cell.outcome is None else times_of(cell.outcome, name)
+            times = None if cell.outcome is None else cell.outcome.times(name)
             if cell.outcome is not None and times is not None:
                 shown = {
                     axis.name: printable(show_value(axis, axis.value_of(cell.deployment)))
@@ -227,7 +227,7 @@ def _as_one(points: list[Point]) -> Point:
 
 
 def _keeps(outcome: Outcome, limits: dict[str, float]) -> bool:
-    times = {name: times_of(outcome, name) for name in limits}
+    times = {name: outcome.times(name) for name in limits}
     return all(t is not None and t.p99 <= limits[name] for name, t in times.items())
 
 

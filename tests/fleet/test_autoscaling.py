@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jobs import workload_of_jobs
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.planning.fleet import MOVES, PAID, Life, ReplicaState, timeline_of
+from batcher.planning.fleet import RouterQueue
 from batcher.planning.fleet_file import (
     Autoscale,
     Autoscaler,
@@ -17,7 +17,7 @@ from batcher.planning.fleet_file import (
     policy_of,
     proportional,
 )
-from batcher.planning.managed_fleet import RouterQueue
+from batcher.planning.replicas import MOVES, PAID, Life, ReplicaState, timeline_of
 from batcher.planning.simulated_sequence import Turns
 
 

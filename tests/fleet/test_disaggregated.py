@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
-from batcher.planning.disaggregated import DisaggregatedFleet, Transfer
+from batcher.planning.fleet import Fleet
+from batcher.planning.replicas import Transfer
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import ReplicaSettings, simulate
@@ -37,7 +38,7 @@ def run(workload, replicas, transfer=FAST, router="round-robin", interval=1.0):
     """What it comes to; every block is free in the end, and no event is left."""
     turns = Turns(workload)
     names = {"decode_router": router_of(router), "transfer": transfer}
-    fleet = DisaggregatedFleet(turns, replicas, router_of(router), interval, **names)
+    fleet = Fleet(turns, replicas, router_of(router), interval, **names)
     result = fleet.run()
     for each in (member.replica for member in fleet._members):
         assert each._pool.num_used == 0
@@ -170,7 +171,7 @@ def test_who_never_has_room_to_decode_fails_and_leaves_no_block_behind():
     replicas = [replica("prefill"), replica("decode", kv_blocks=2)]
     (one, two), result = run(workload((0, 20, 30), (0, 20, 5)), replicas)
     assert (one.has_failed, two.has_failed) == (True, False)
-    assert (result.num_failed, result.replicas[1].failed.total()) == (1, 1)
+    assert (result.failed.total(), result.replicas[1].failed.total()) == (1, 1)
 
 
 @examples(200)
@@ -183,7 +184,7 @@ def test_every_sequence_comes_to_one_end_and_every_block_is_free(seed, name):
     interval = random.choice([0.1, 1.0, 50.0])
     sequences, result = run(work, replicas, transfer, name, interval)
     served = [one for one in sequences if not one.has_failed and one.max_tokens]
-    assert len(served) + result.num_failed + sum(
+    assert len(served) + result.failed.total() + sum(
         not (one.has_failed or one.max_tokens) for one in sequences
     ) == len(work.jobs)
     assert len(result.times.arrival) == len(served)

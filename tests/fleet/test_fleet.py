@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.fleet import Fleet, result_of_engine
+from batcher.planning.fleet import Fleet
+from batcher.planning.replicas import result_of_engine
 from batcher.planning.routers import ROUTERS, OwnRouter, Router, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import AssumedDrafts, ReplicaSettings, simulate

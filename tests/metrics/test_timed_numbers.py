@@ -14,7 +14,7 @@ from batcher.events import ArriveEvent
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import SecondsHistogram, TimeSeries
-from batcher.planning.fleet import ServedTimes, goodput_of, latencies_of
+from batcher.planning.replicas import ServedTimes
 
 SLO = Slo({"queue": 4.0, "ttft": 6.0, "tpot": 1.1, "e2e": 12.5})
 ARRIVALS = [0.0, 0.5, 1.0, 1.013, 3.0, 3.0, 7.25, 40.0]
@@ -234,16 +234,17 @@ def test_times_in_arrays_give_the_latencies_that_the_events_give(run):
         np.array([job.admitted[0] for job in good]),
         np.array([job.token_times[0] for job in good]),
         np.array([job.end for job in good]),
-        np.array([len(job.token_times) for job in good], np.int64),
+        np.array([len(job.token_times) for job in good], float),
+        np.zeros(len(good)),
     )
-    found = latencies_of(times)
+    found = times.latencies()
     check_distribution(found.queue, [times_of(job)["queue"] for job in good])
     for name in ("tpot", "e2e"):
         exact, streamed = getattr(found, name), getattr(summary.latencies, name)
         assert (exact and (exact.count, exact.mean, exact.max)) == (
             streamed and (streamed.count, streamed.mean, streamed.max)
         )
-    met = goodput_of(SLO.limits, times, 0, times.makespan)
+    met = times.goodput(SLO.limits, 0, times.makespan)
     assert met.good == sum(
         all(micro(times_of(job)[name]) <= micro(limit) for name, limit in SLO.limits.items())
         for job in good

@@ -10,7 +10,7 @@ from served import MODEL, deployment_of, requests_of
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo, parse_slos
 from batcher.planning.deployments import Deployment
-from batcher.planning.measure import Question, good_share, measure, run
+from batcher.planning.measure import Question, measure, run
 from batcher.planning.plan import find_plan
 from batcher.planning.streamed import parse_streamed
 from batcher.planning.workload import workload_of
@@ -52,8 +52,8 @@ def test_each_class_is_held_to_its_own_limits_and_what_never_ran_has_missed_them
     )
     outcome = measure(question, deployment)
     slo, result = question.slo, run(question.workload, deployment)
-    served = list(zip(*result.times, result.priorities.tolist(), strict=True))
-    assert len(served) + result.num_failed == question.workload.num_samples
+    served = list(zip(*result.times, strict=True))
+    assert len(served) + result.failed.total() == question.workload.num_samples
     names = {None: "others"} | {priority: f"priority={priority}" for priority in slo.classes}
     total = good_in_all = 0
     for group, name in names.items():
@@ -99,10 +99,10 @@ def test_a_plan_needs_each_class_to_meet_its_share():
     assert (found.is_met, found.value) == (True, 8), "6 of 8 meet theirs with 4 slots, but 0 of 2"
     assert found.binding_classes == ["priority=1"]
     assert found.next_outcome.goodput.missed == {"priority=1:e2e": 1}
-    assert good_share(found.next_outcome) == 0.5
+    assert found.next_outcome.good_share == 0.5
     first = deployment_of(4, policy="priority")
     urgent = question_of([(0, 1, 10)] * 8, [1] * 6 + [0] * 2, parse_slos(["priority=0:e2e=10"]))
-    assert good_share(measure(urgent, first)) == 1.0
+    assert measure(urgent, first).good_share == 1.0
     assert find_plan(urgent, first, "batch").value == 2
 
 

@@ -6,16 +6,15 @@ from served import MODEL, deployment_of, requests_of
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.planning.compare import compare
-from batcher.planning.deployments import AXES, Deployment, grid_of
-from batcher.planning.measure import (
-    Question,
+from batcher.planning.deployments import (
+    AXES,
+    Deployment,
     check_drafts,
-    gain_of,
-    measure,
-    off_from,
+    grid_of,
     without_drafts,
 )
-from batcher.planning.plan import find_plan
+from batcher.planning.measure import Question, measure
+from batcher.planning.plan import find_plan, gain_of, off_from
 from batcher.planning.workload import workload_of
 
 COMPUTE_BOUND = "h100_llama3.1-8b_tp1"

@@ -20,7 +20,7 @@ from batcher.planning.deployments import (
     groups_of,
 )
 from batcher.planning.measure import Price, measure, problem_of
-from batcher.planning.plan import find_plan, narrower, value_at, wider, without
+from batcher.planning.plan import changed_limit, find_plan, value_at, without
 from batcher.planning.routers import ROUTERS
 from batcher.settings import SchedulingSettings
 from batcher.timing.catalog import CatalogError
@@ -229,11 +229,14 @@ def test_a_group_that_makes_no_sense_is_named(fleet_of):
 
 def test_a_limit_of_a_fleet_is_changed_in_all_groups(fleet_of):
     deployment = fleet_of(MIXED)
-    assert value_at(wider(deployment, "slots"), "slots") == [16, 4]
-    assert value_at(narrower(deployment, "kv"), "kv") == [50, None]
-    assert value_at(wider(deployment, "tokens"), "tokens") == [None, 32]
-    assert wider(deployment, "static") is None
-    assert narrower(deployment, "threshold") is None
+    for limit, is_wider, values in (
+        ("slots", True, [16, 4]),
+        ("kv", False, [50, None]),
+        ("tokens", True, [None, 32]),
+        ("static", True, "continuous"),
+        ("threshold", False, None),
+    ):
+        assert value_at(changed_limit(deployment, limit, is_wider=is_wider), limit) == values
     free = without(deployment, ["slots", "tokens"], question_of(*BUSY).workload)
     assert value_at(free, "slots") == 60
     assert value_at(free, "kv") == [100, None]

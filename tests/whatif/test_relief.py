@@ -6,7 +6,7 @@ from served import deployment_of, question_of
 
 from batcher.metrics.slo import parse_slo
 from batcher.planning.measure import measure
-from batcher.planning.plan import Edge, Ladder, find_plan, narrower, wider
+from batcher.planning.plan import Edge, Ladder, changed_limit, find_plan
 
 # A step takes 1 s and 0.1 s for each token: a long prompt makes those wait who decode beside it.
 BY_TOKENS = "{t0: 1000, w: 0, f: 100, g: 0, d: 0, h: 0, e: 0}"
@@ -80,10 +80,10 @@ def test_less_than_a_hundredth_is_no_help():
         enough=1000,
         measure_all=lambda deployments: [simulate(each) for each in deployments],
     )
-    found = edge.analyse()
-    reached = {relief.value: relief.reached for relief in found.reliefs if relief.reached}
+    binding, reliefs, _ = edge.analyse()
+    reached = {relief.value: relief.reached for relief in reliefs if relief.reached}
     assert reached == {4: pytest.approx(900, abs=15)}
-    assert found.binding == ["kv"]
+    assert binding == ["kv"]
 
 
 def test_static_batching_can_be_continuous():
@@ -102,24 +102,24 @@ def test_a_threshold_of_long_prompts_is_a_limit_in_both_directions():
 
 
 @pytest.mark.parametrize(
-    ("change", "limit", "settings", "expected"),
+    ("is_wider", "limit", "settings", "expected"),
     [
-        (wider, "slots", {"batch": 4}, {"batch": 8}),
-        (narrower, "slots", {"batch": 4}, {"batch": 2}),
-        (narrower, "slots", {"batch": 1}, None),
-        (wider, "slots", {"batch": 4, "max_batch_tokens": 5}, {"batch": 8, "max_batch_tokens": 8}),
-        (wider, "tokens", {"batch": 4}, None),
-        (narrower, "tokens", {"batch": 4}, {"max_batch_tokens": 2048}),
-        (narrower, "tokens", {"batch": 4000}, {"max_batch_tokens": 4000}),
-        (narrower, "tokens", {"batch": 4, "max_batch_tokens": 9}, {"max_batch_tokens": 4}),
-        (wider, "kv", {"batch": 4}, None),
-        (narrower, "kv", {"batch": 4, "kv_blocks": 7}, {"kv_blocks": 3}),
-        (wider, "threshold", {"batch": 4}, None),
-        (wider, "static", {"batch": 4, "batching": "static"}, {"batching": "continuous"}),
-        (wider, "static", {"batch": 4}, None),
-        (narrower, "static", {"batch": 4, "batching": "static"}, None),
+        (True, "slots", {"batch": 4}, {"batch": 8}),
+        (False, "slots", {"batch": 4}, {"batch": 2}),
+        (False, "slots", {"batch": 1}, {}),
+        (True, "slots", {"batch": 4, "max_batch_tokens": 5}, {"batch": 8, "max_batch_tokens": 8}),
+        (True, "tokens", {"batch": 4}, {}),
+        (False, "tokens", {"batch": 4}, {"max_batch_tokens": 2048}),
+        (False, "tokens", {"batch": 4000}, {"max_batch_tokens": 4000}),
+        (False, "tokens", {"batch": 4, "max_batch_tokens": 9}, {"max_batch_tokens": 4}),
+        (True, "kv", {"batch": 4}, {}),
+        (False, "kv", {"batch": 4, "kv_blocks": 7}, {"kv_blocks": 3}),
+        (True, "threshold", {"batch": 4}, {}),
+        (True, "static", {"batch": 4, "batching": "static"}, {"batching": "continuous"}),
+        (True, "static", {"batch": 4}, {}),
+        (False, "static", {"batch": 4, "batching": "static"}, {}),
     ],
 )
-def test_limits_in_both_directions(change, limit, settings, expected):
-    changed = change(deployment_of(**settings), limit)
-    assert changed == (None if expected is None else deployment_of(**(settings | expected)))
+def test_limits_in_both_directions(is_wider, limit, settings, expected):
+    changed = changed_limit(deployment_of(**settings), limit, is_wider=is_wider)
+    assert changed == deployment_of(**(settings | expected))

@@ -7,8 +7,13 @@ from batcher.planning.plan import NUM_PROBES, LeastSearch, doublings
 
 
 def search(is_enough, *, high=1000, start=0):
+    return searched(lambda number: (float(is_enough(number)), 0.0), high, start)
+
+
+def searched(score, high, start=0):
     found = LeastSearch(1.0, doublings(1, high))
-    found.run(lambda number: (float(is_enough(number)), 0.0), start)
+    for number in found.asks(start):
+        found.scores[number] = score(number)
     return found
 
 
@@ -43,7 +48,6 @@ def test_a_band_between_two_rungs_is_found():
     found = search(lambda number: 80 <= number <= 110, high=128)
     assert found.least is None or found.least >= 80  # which rung is nearest is not known here
     score = lambda number: (1.0 if 80 <= number <= 110 else 0.5, -abs(number - 90))  # noqa: E731
-    found = LeastSearch(1.0, doublings(1, 1000))
-    found.run(score)
+    found = searched(score, 1000)
     assert found.least == 80
     assert found.contradictions
