@@ -42,6 +42,7 @@ from batcher.result import FinishReason, Result, StopReason, TokenLogprob
 from batcher.serving.bodies import MAX_QUICK_BYTES, BodyReader, ClientRequest, fields_of
 from batcher.serving.engine_thread import EngineThread, Exchange, News
 from batcher.serving.http import (
+    EVENTS,
     JSON,
     Access,
     Answer,
@@ -149,8 +150,6 @@ class ChunkWriter:
 # which something happens and whenever nothing does, and /metrics of each adds what the others have
 # left.
 
-SHARE_SECONDS = 1.0
-
 
 class ServerMetrics:
     """Counts what an engine does, for as long as it runs; of all but `text` its thread makes use.
@@ -180,7 +179,7 @@ class ServerMetrics:
     def after_step(self, outcome: StepOutcome) -> None:
         self._collector.observe(outcome.events)
         self._is_shared = False
-        if self._file is not None and time.monotonic() - self._shared_at > SHARE_SECONDS:
+        if self._file is not None and time.monotonic() - self._shared_at > 1:
             self.share()
 
     def share(self) -> None:
@@ -310,7 +309,7 @@ class GeneratingEndpoint:
             part = b"".join(chunks)
             if not answer.has_begun:
                 _raise_failure(news[:1])
-                await answer.begin_stream()
+                await answer.begin(OK, {"content-type": EVENTS, "cache-control": "no-cache"})
             if not exchange.num_left and all(result.error is None for result in results):
                 break
             await answer.add(part)
@@ -332,9 +331,6 @@ async def _watch(receive: Receive, exchange: Exchange) -> None:
     exchange.fail(ClientGoneError())
 
 
-METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
-
-
 def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
     """Return the application; metrics: what /metrics answers."""
     created = int(time.time())
@@ -354,7 +350,7 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
         return _json(200, {"status": "ok"})
 
     async def told_metrics(_: Request) -> Response:
-        return Response(metrics(), media_type=METRICS_TYPE)
+        return Response(metrics(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     middleware = [Middleware(Gate, service.access)]
     if origins := service.access.origins:

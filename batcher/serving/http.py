@@ -19,9 +19,8 @@ from batcher.requests.problems import Problem
 from batcher.requests.result_rows import SERVER_ERROR, status_of
 from batcher.result import ErrorInfo
 
-UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE = 401, 403, 404, 413
-TOO_MANY, UNAVAILABLE = 429, 503
-BAD_REQUEST, TIMEOUT, HEADERS_TOO_LARGE = 400, 408, 431
+BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 400, 401, 403, 404
+TIMEOUT, TOO_LARGE, TOO_MANY, HEADERS_TOO_LARGE, UNAVAILABLE = 408, 413, 429, 431, 503
 RETRY_AFTER = "1"  # seconds: by then a step or many have been made
 
 # Of these the text is that of a model, which knows all requests of the batch.
@@ -75,10 +74,7 @@ def engine_failed() -> ApiError:
     return ApiError(UNAVAILABLE, "engine-failed", "the engine of this server has failed")
 
 
-MAX_BODY_BYTES = 16 * 2**20
-READ_SECONDS, WRITE_SECONDS = 30.0, 30.0
 MAX_ID_LENGTH = 128
-
 JSON, EVENTS = "application/json", "text/event-stream; charset=utf-8"
 
 
@@ -89,9 +85,9 @@ class ClientGoneError(Exception):
 class Limits(Struct, frozen=True):
     """How large a body may be, and how long a client may take to send it, and to read a part."""
 
-    max_body_bytes: int = MAX_BODY_BYTES
-    read_seconds: float = READ_SECONDS
-    write_seconds: float = WRITE_SECONDS
+    max_body_bytes: int = 16 * 2**20
+    read_seconds: float = 30.0
+    write_seconds: float = 30.0
 
 
 def given_id(scope: Scope) -> str | None:
@@ -115,9 +111,12 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     Raises:
         ApiError: it is too large, takes too long, or is cut off.
     """
+    hang_up = {"connection": "close"}
+    message = f"the body has more than {limits.max_body_bytes:,} bytes"
+    too_large = ApiError(TOO_LARGE, "body-too-large", message, headers=hang_up)
     stated = Headers(scope=scope).get("content-length")
     if stated is not None and stated.isdecimal() and int(stated) > limits.max_body_bytes:
-        raise _too_large(limits)
+        raise too_large
     try:
         async with asyncio.timeout(limits.read_seconds):
             parts, num_bytes, has_more = [], 0, True
@@ -129,17 +128,12 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
                 parts.append(part.get("body", b""))
                 num_bytes += len(parts[-1])
                 if num_bytes > limits.max_body_bytes:
-                    raise _too_large(limits)
+                    raise too_large
                 has_more = part.get("more_body", False)
             return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
         message = f"the body has not come within {limits.read_seconds:g} seconds"
-        raise ApiError(TIMEOUT, "body-timeout", message, headers={"connection": "close"}) from None
-
-
-def _too_large(limits: Limits) -> ApiError:
-    message = f"the body has more than {limits.max_body_bytes:,} bytes"
-    return ApiError(TOO_LARGE, "body-too-large", message, headers={"connection": "close"})
+        raise ApiError(TIMEOUT, "body-timeout", message, headers=hang_up) from None
 
 
 class Answer:
@@ -160,11 +154,13 @@ class Answer:
         Raises:
             ClientGoneError: the client reads nothing.
         """
-        await self._begin(status, {"content-type": JSON, "content-length": str(len(body))})
+        await self.begin(status, {"content-type": JSON, "content-length": str(len(body))})
         await self.add(body, is_last=True)
 
-    async def begin_stream(self) -> None:
-        await self._begin(200, {"content-type": EVENTS, "cache-control": "no-cache"})
+    async def begin(self, status: int, headers: dict[str, str]) -> None:
+        self.has_begun = True
+        encoded = [(n.encode(), v.encode()) for n, v in (self.headers | headers).items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def add(self, part: bytes, *, is_last: bool = False) -> None:
         """Send a part of the body, once what was sent before is read or nearly so.
@@ -178,11 +174,6 @@ class Answer:
                 await self._send(message)
         except (TimeoutError, OSError):
             raise ClientGoneError from None
-
-    async def _begin(self, status: int, headers: dict[str, str]) -> None:
-        self.has_begun = True
-        encoded = [(n.encode(), v.encode()) for n, v in (self.headers | headers).items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
 
 MAX_HEAD_BYTES = 64 * 2**10
