@@ -10,12 +10,7 @@ from typing import NamedTuple, get_args
 
 from msgspec import Struct, field
 
-from batcher.events import (
-    ArriveEvent,
-    BlockedReason,
-    SpeculateReason,
-    StepsEvent,
-)
+from batcher.events import ArriveEvent, BlockedReason, SpeculateReason, StepsEvent
 from batcher.speculation.settings import Acceptance, expected_speedup, simple_return
 from batcher.trace.run import DraftCounts, RequestTimeline, Totals
 

@@ -150,10 +150,7 @@ SPREADS = {  # of the TimedTotals and the EndedTotals
         scale=1,
     ),
     "vllm:request_generation_tokens": Number(
-        "Tokens of outputs that have ended.",
-        lambda _, ended: ended.outputs,
-        bounds=TOKENS,
-        scale=1,
+        "Tokens of outputs that have ended.", lambda _, ended: ended.outputs, bounds=TOKENS, scale=1
     ),
 }
 

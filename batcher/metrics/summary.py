@@ -58,14 +58,7 @@ from batcher.metrics.times import (
 from batcher.request import NOTHING_UNREAD, Unread
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.speculation.settings import Acceptance
-from batcher.trace.run import (
-    RequestFold,
-    RequestTimeline,
-    Totals,
-    aging_of,
-    is_aged,
-    is_follower,
-)
+from batcher.trace.run import RequestFold, RequestTimeline, Totals, aging_of, is_aged, is_follower
 
 Unit = Literal["seconds", "steps"]
 

@@ -223,12 +223,7 @@ def body_of(
         for name, key in _STRUCTURED.items():
             if (value := getattr(request, name)) is not None:
                 asked["structured_outputs"] = {key: value}
-    fields = {
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **asked,
-        **own,
-    }
+    fields = {"stream": True, "stream_options": {"include_usage": True}, **asked, **own}
     if is_chat(request):
         path = CHAT_PATH
         if request.logprobs is not None:

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from reference_schedule import Job, jobs_of, play, workloads
 
 from batcher.errors import BatchdecodeError
-from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
-    EndEvent,
-    FinishEvent,
-    RunEvent,
-    StepsEvent,
-)
+from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent, StepsEvent
 from batcher.metrics import times
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics

@@ -66,12 +66,7 @@ A_PRIORITY = "expected a whole number from -2,147,483,647 to 2,147,483,647"
 def test_classes_are_promised_other_things_than_all():
     slo = parse_slos(["ttft=1,tpot=30ms", "priority=1:ttft=0.3", " priority = -2 : e2e=5"])
     assert slo == Slo({"ttft": 1, "tpot": 0.03}, {1: Slo({"ttft": 0.3}), -2: Slo({"e2e": 5})})
-    assert slo.all_limits == {
-        "ttft": 1,
-        "tpot": 0.03,
-        "priority=1:ttft": 0.3,
-        "priority=-2:e2e": 5,
-    }
+    assert slo.all_limits == {"ttft": 1, "tpot": 0.03, "priority=1:ttft": 0.3, "priority=-2:e2e": 5}
     assert parse_slos(["priority=1:ttft=0.3"]) == Slo({}, {1: Slo({"ttft": 0.3})})
     assert parse_slos([]) is None
 
@@ -84,10 +79,7 @@ def test_classes_are_promised_other_things_than_all():
             ["priority=1:ttft=1", "priority=+1:tpot=1"],
             "SLO 'priority=+1:tpot=1': there is one of priority=1 already",
         ),
-        (
-            ["priority=high:ttft=1"],
-            f"SLO 'priority=high:ttft=1': priority 'high': {A_PRIORITY}",
-        ),
+        (["priority=high:ttft=1"], f"SLO 'priority=high:ttft=1': priority 'high': {A_PRIORITY}"),
         (
             ["priority=2147483648:ttft=1"],
             f"SLO 'priority=2147483648:ttft=1': priority '2147483648': {A_PRIORITY}",

@@ -6,14 +6,7 @@ from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import PROMPT_TOKENS, beams, guided, play_units, samples, unit_workloads
 
-from batcher.events import (
-    ArriveEvent,
-    DropEvent,
-    FinishEvent,
-    JumpEvent,
-    RejectEvent,
-    RunEvent,
-)
+from batcher.events import ArriveEvent, DropEvent, FinishEvent, JumpEvent, RejectEvent, RunEvent
 from batcher.metrics.counts import IdleCauses, Positions
 from batcher.metrics.summary import (
     ConstraintCounts,

@@ -19,12 +19,7 @@ from worker_runs import interleaved, worker_runs
 from batcher.events import FinishEvent, RunEvent
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics, summarize
-from batcher.metrics.times import (
-    Histogram,
-    SecondsHistogram,
-    TimeSeries,
-    with_one_interval,
-)
+from batcher.metrics.times import Histogram, SecondsHistogram, TimeSeries, with_one_interval
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.profiles import step_time_of

@@ -13,16 +13,7 @@ from math import inf
 import httpx
 import pytest
 from examples import examples, rest_heavy
-from fault_server import (
-    Behaviour,
-    Exchange,
-    FaultServer,
-    answer,
-    chunks,
-    refusal,
-    reset,
-    silence,
-)
+from fault_server import Behaviour, Exchange, FaultServer, answer, chunks, refusal, reset, silence
 from hypothesis import example, given
 from hypothesis import strategies as st
 from remote_runs import QUICK, answered, asking, carry_out, engine_of

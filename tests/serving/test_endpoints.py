@@ -190,11 +190,7 @@ async def test_a_body_for_the_other_address_is_told_which_that_is(server, url, f
     assert error["message"].endswith(f"unknown field `{name}` (it is for {other})")
 
 
-LISTS = [
-    {},
-    {"temperature": 1.0, "n": 2, "best_of": 3},
-    {"logprobs": 1, "max_tokens": 3},
-]
+LISTS = [{}, {"temperature": 1.0, "n": 2, "best_of": 3}, {"logprobs": 1, "max_tokens": 3}]
 
 
 @pytest.mark.parametrize("more", LISTS, ids=str)
@@ -237,10 +233,7 @@ NO_CHANGE = [
 async def test_fields_that_change_no_output_are_accepted(server, more):
     for url, field in ((COMPLETIONS, {"prompt": "Once"}), (CHATS, {"messages": SAID})):
         body = {**field, "max_tokens": 4}
-        plain, with_more = (
-            await server.post(url, **body),
-            await server.post(url, **body, **more),
-        )
+        plain, with_more = (await server.post(url, **body), await server.post(url, **body, **more))
         assert with_more.status_code == 200, with_more.text
         told = [answer.json()["choices"][0] for answer in (plain, with_more)]
         assert told[0]["batchdecode"]["tokens"] == told[1]["batchdecode"]["tokens"]
