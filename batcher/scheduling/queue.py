@@ -191,15 +191,16 @@ class WaitingQueue(Generic[S]):
 
     def take_arrivals(self, now: float) -> list[S]:
         """Return those that have arrived by `now` and not been returned before, in order."""
-        pending, early, arrived = self._pending, self._early, self._arrived
-        while pending and pending[0].arrival_time <= now:
-            arrived.append(pending.popleft())
-        while early and early[0][0] <= now:
-            arrived.append(heappop(early)[-1])
+        arrived, self._arrived = self._arrived, []
+        if len(arrived) < self.num_pending:
+            pending, early = self._pending, self._early
+            while pending and pending[0].arrival_time <= now:
+                arrived.append(pending.popleft())
+            while early and early[0][0] <= now:
+                arrived.append(heappop(early)[-1])
         if len(arrived) > 1:
             arrived.sort(key=ARRIVAL_ORDER)
-        self._arrived = []
-        self.num_pending = len(pending) + len(early)
+        self.num_pending -= len(arrived)
         for first in arrived:
             first.state = ARRIVE[first.state]
             for other in first.others:

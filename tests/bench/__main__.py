@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).parents[2]))  # cli/, which is installed as batchdecode
@@ -109,6 +110,29 @@ def engine(folder: Path) -> Iterator[Row]:
         ours, bares = (statistics.median(column) for column in zip(*rates[1:], strict=True))
         name = f"engine, B={batch_size}: {ours / 1e6:.2f}M tokens/s, bare loop {bares / 1e6:.2f}M"
         yield Row(name, f"{ratio:.2f}x", f">= {target}x")
+    functions = functions_met()
+    files = {name for name, _ in functions}
+    what = "files and functions that a plain request meets on its way through an engine"
+    yield Row(what, f"{len(files)}, {len(functions)}", "<= 22, 80")
+
+
+def functions_met() -> set[tuple[str, str]]:
+    """Return the functions of the project, each with its file, that one plain request calls."""
+    engine, found = Engine(SimulatedModel(), 4), set()
+
+    def note(frame: FrameType, *_: object) -> None:
+        name = frame.f_code.co_filename
+        if "batcher" in Path(name).parts:
+            found.add((name, frame.f_code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        engine.add(Request(prompt=[5, 6, 7], max_tokens=5, stop_token=3))
+        while engine.has_work:
+            engine.step()
+    finally:
+        sys.setprofile(None)
+    return found
 
 
 def command(folder: Path) -> Iterator[Row]:
