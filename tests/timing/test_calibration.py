@@ -3,16 +3,25 @@
 import json
 import random
 from itertools import product
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from engine_runs import drained
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from timing.smooth_profile import SMOOTH
+from numpy.testing import assert_allclose
 
+from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
+from batcher.events import StepsEvent
+from batcher.scheduling.clock import ConstantClock, WallClock
+from batcher.settings import SchedulingSettings
+from batcher.timing import calibration
 from batcher.timing.calibration import (
+    KINDS,
     StepLog,
     Terms,
     fit_nonnegative,
@@ -20,6 +29,7 @@ from batcher.timing.calibration import (
     fit_terms,
     predicted_seconds,
     read_step_log,
+    read_traced_steps,
     relative_errors,
     weights_of,
 )
@@ -167,3 +177,178 @@ def test_chunks_are_counted_as_prefill_work() -> None:
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(BatchdecodeError, match="log: 19 steps are too few: 20 at least"):
         fit_steps(log_of(*[STEP] * 19), "log")
+
+
+# Kinds of steps: errors of each, few steps that are not ignored, kinds that are missing.
+
+
+PER_PROMPT = 0.008  # seconds that each prompt costs, for which a profile has no term
+
+
+def log_of_kinds(num_decode: int, num_prompt: int, num_mixed: int) -> StepLog:
+    """Steps of the three kinds, mixed up, with short prompts that cost more than a profile says."""
+    draw, step_time = random.Random(3), SMOOTH.step_time("true")
+    kinds = [*"d" * num_decode, *"p" * num_prompt, *"m" * num_mixed]
+    draw.shuffle(kinds)
+    rows: list[list[float]] = []
+    for kind in kinds:
+        num_decodes = 0 if kind == "p" else draw.randint(1, 64)
+        level = draw.choice([100, 400, 1000, 3000])
+        kv_read = sum(draw.randint(1, level) for _ in range(num_decodes))
+        count = 0 if kind == "d" else draw.randint(1, 2)
+        prompts = [draw.randint(16, 80) for _ in range(count)]
+        load = (
+            num_decodes + sum(prompts),
+            num_decodes + count,
+            kv_read,
+            sum(length * length for length in prompts),
+        )
+        seconds = step_time.ticks(*load) / TICKS_PER_SECOND + PER_PROMPT * count
+        rows.append([*load, seconds * draw.uniform(0.98, 1.02)])
+    columns: Any = np.array(rows).T
+    return StepLog(*columns)
+
+
+def test_few_steps_that_only_decode_are_not_ignored() -> None:
+    log = log_of_kinds(20, 200, 800)
+    terms = fit_terms(log)
+    assert terms["d"] == pytest.approx(SMOOTH.d, rel=0.15), "the cost of a cached token"
+    decoding = log.part(log.prefill_work == 0)
+    replayed = predicted_seconds(terms, decoding).sum() / decoding.seconds.sum() - 1
+    assert abs(replayed) < 0.02, "decoding takes as long as it did"
+
+
+def test_each_kind_has_errors_of_its_own() -> None:
+    log = log_of_kinds(30, 60, 90)
+    errors = fit_steps(log, "log").errors
+    assert tuple(one.kind for one in errors.by_kind) == KINDS
+    assert [one.num_steps for one in errors.by_kind] == [30, 60, 90]
+    mape = sum(one.mape * one.num_steps for one in errors.by_kind) / 180
+    assert mape == pytest.approx(errors.mape)
+    assert min(one.mape for one in errors.by_kind) < errors.mape / 2, "they differ"
+    text = errors.by_kind[0].describe()
+    assert text.startswith("decode only MAPE ")
+    assert text.endswith(" % (30)")
+
+
+def test_a_kind_counts_by_its_share_and_not_by_its_number() -> None:
+    log = log_of_kinds(20, 100, 400)
+    weights = weights_of(log)
+    decodes, mixed = log.prefill_work == 0, (log.prefill_work > 0) & (log.kv_read > 0)
+    assert weights.mean() == pytest.approx(1)
+    assert weights[decodes].sum() == pytest.approx(10 * weights[mixed].sum())
+    one = weights_of(log_of_kinds(1, 100, 400))
+    assert one.max() == pytest.approx(400 * one.min()), "a single step may be an odd one"
+
+
+@pytest.mark.parametrize(
+    ("counts", "warning"),
+    [
+        ((0, 30, 30), "no step only decodes: w and d are guesses"),
+        ((3, 30, 30), "steps that only decode: 3, so w and d are uncertain"),
+        ((30, 0, 0), "no step computes a prompt: t0 + w, g and d are known, f, h and e guesses"),
+        ((30, 30, 0), "no step computes prompts while others decode: h is a guess"),
+        ((30, 0, 30), "no step computes prompts alone: f and e are told by mixed ones only"),
+        ((30, 4, 30), "steps with prompts: 4 alone, 30 mixed, so f, h and e are uncertain"),
+    ],
+)
+def test_a_kind_that_is_missing_or_rare_is_warned_of(
+    counts: tuple[int, int, int], warning: str
+) -> None:
+    assert warning in calibration._open_questions(log_of_kinds(*counts))
+
+
+# The trace of a run with times on the wall is a log of its steps.
+
+
+def traced(clock: object) -> list[tuple[int, bytes]]:
+    """Return the numbered lines of a trace of four requests, two of which arrive late."""
+    settings = SchedulingSettings(max_batch_tokens=6)
+    engine = Engine(SimulatedModel(), 3, settings=settings, clock=clock)
+    for number, size in enumerate([9, 2, 4, 5]):
+        arrival = 40.0 if number > 1 else 0.0
+        engine.add(Request(prompt=[5] * size, max_tokens=4, ignore_eos=True, arrival_time=arrival))
+    events = [engine.run_event(), *drained(engine).events]
+    return [*enumerate(map(msgspec.json.encode, events), 1)]
+
+
+class Timer:
+    """A clock that goes on by another bit each time that it is looked at."""
+
+    now, num_looks = 0.0, 0
+
+    def measure(self) -> float:
+        self.num_looks += 1
+        self.now += 0.25 * self.num_looks
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_the_steps_are_those_of_a_log_of_the_same_run() -> None:
+    timer = Timer()
+    lines = traced(WallClock(timer.measure, timer.sleep))
+    log = read_traced_steps(lines, "t")
+    told = [json.loads(text) for _, text in lines if b'"event":"steps"' in text]
+    ends = [end for steps in told for end in steps["ends"]]
+    gap = max(range(1, len(ends)), key=lambda step: ends[step] - ends[step - 1] - log.seconds[step])
+    starts = [0.0, *ends[:-1]]
+    starts[gap] = ends[gap] - log.seconds[gap]  # nothing was there to compute before
+    assert starts[gap] >= 40
+    assert_allclose(log.seconds, np.subtract(ends, starts))
+    # Prompts of 9 and 2 tokens, 6 tokens a step, then those of 4 and 5; 4 tokens are generated.
+    assert log.num_tokens.tolist() == [6, 5, 2, 2, 2, 6, 4, 2, 2, 1]
+    assert log.prefill_work.tolist()[:2] == [36, 81 - 36 + 4]
+    assert log.kv_read.tolist()[2:5] == [9 + 2, 10 + 3, 11 + 4]
+    rows = zip(*(getattr(log, name).tolist() for name in log.__struct_fields__), strict=True)
+    written = [
+        (
+            number,
+            msgspec.json.encode(dict(zip(log.__struct_fields__, map(whole, row), strict=True))),
+        )
+        for number, row in enumerate(rows, 1)
+    ]
+    again = read_step_log(written, "again")
+    for name in log.__struct_fields__:
+        assert (getattr(again, name) == getattr(log, name)).all()
+
+
+def whole(number: float) -> float | int:
+    return int(number) if number == int(number) else number
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace(b'"seconds"', b'"other"'), "its steps were not timed"),
+        (
+            lambda text: text.replace(b'"rows"', b'"x":' + b"[" * 5000 + b"]" * 5000 + b',"rows"'),
+            "no line of a trace: maximum recursion depth exceeded",
+        ),
+        (lambda text: text.replace(b'"rows":[', b'"rows":[1,'), "lists of steps differ in length"),
+        (lambda text: text[:-9], "no line of a trace"),
+        (lambda text: text.replace(b'"steps"', b'"step"'), "no steps; a run with --profile wall"),
+    ],
+)
+def test_a_trace_that_tells_no_times_is_an_error_of_one_line(change, message) -> None:
+    timer = Timer()
+    lines = [(n, change(text)) for n, text in traced(WallClock(timer.measure, timer.sleep))]
+    with pytest.raises(BatchdecodeError, match=message) as caught:
+        read_traced_steps(lines, "t")
+    assert "\n" not in str(caught.value)
+
+
+def test_other_clocks_tell_nothing_of_seconds() -> None:
+    for _, text in traced(ConstantClock()):
+        if b'"event":"steps"' in text:
+            assert msgspec.json.decode(text, type=StepsEvent).seconds is None
+            assert b"kv_read" not in text
+
+
+# A profile of terms alone, none of them 0, as a fit to steps yields it.
+
+
+SMOOTH = Profile(
+    t0=9.159, w=7.703, f=0.08291, g=0.04227, d=1.509e-4, h=2.022e-4, e=5.789e-6, hardware="rtx-4090"
+)

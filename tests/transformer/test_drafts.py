@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from drafted_trees import is_line, random_parents, way_to
 from examples import mostly_heavy
-from rank_threads import RankThreads, ThreadedDecoder
+from rank_threads import RankThreads, ThreadedDecoder, make_tiny
 from tiny import KINDS, tiny_config, tiny_model
 from tiny_checkpoints import random_weights
-from tiny_ranks import make_tiny
 
 from batcher import BatchdecodeError, ByteTokenizer, Engine
 from batcher.engine import speculating as drafting

@@ -1,19 +1,32 @@
 """A row times a matrix is the same to the bit in any company, and right."""
 
+import tracemalloc
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from tiny_checkpoints import config_json, random_tensors, write_gguf
 
+from batcher import BatchdecodeError, Request, decode
+from batcher.models.checkpoints import load_transformer
+from batcher.transformer.config import TransformerSettings
 from batcher.transformer.linear import (
     LARGEST,
+    SIZES,
     FastLinear,
     Int8Linear,
     Linear,
+    Tile,
     TiledLinear,
+    Tiles,
+    WholeLinears,
     quantize_weights_int8,
     slices_of,
+    tiles_of,
 )
 
 SHAPES = [(960, 576), (40, 2100), (7, 3), (1, 1), (4100, 24)]
@@ -103,3 +116,155 @@ def test_int8_is_symmetric() -> None:
     each = quantize_weights_int8(np.float32([[-2, 1.5], [0, 0]]), per_channel=True)
     assert each.scales == pytest.approx([2 / 127, 1])
     assert each.integers.tolist() == [[-127, 95], [0, 0]]
+
+
+# Rows are put only where a product of some size gives them the same bits as everywhere else.
+
+
+KERNELS: dict[str, Callable[[int, int], int]] = {
+    "one": lambda _place, _size: 0,
+    "of single rows": lambda _place, size: int(size == 1),
+    "of few rows": lambda _place, size: int(size < 7),
+    "of edges": lambda place, size: int(size > 15 and not 8 <= place < size - 8),
+    "of groups": lambda place, _size: place % 12 // 6,
+    "of each size": lambda _place, size: size,
+}
+
+
+class OddBlas:
+    """Multiplies with a kernel that is chosen by the place in a product; each has bits of its own.
+
+    turned: whether it has others for rows that lie in memory feature by feature.
+    """
+
+    def __init__(self, kernel: Callable[[int, int], int], *, turned: bool = False) -> None:
+        self._kernel, self._turned = kernel, turned
+
+    def multiply(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+        kernels = np.array([self._kernel(place, len(x)) for place in range(len(x))])
+        is_turned = self._turned and len(x) > 1 and not x.flags.c_contiguous
+        sums = (np.ascontiguousarray(x)[:, None] * weight).sum(-1)
+        return (sums + kernels[:, None] + 0.5 * is_turned).T
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("num_out", mostly_heavy([7, 70], 7))
+def test_only_places_with_equal_bits_are_good(
+    kernel: str, num_out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batcher.transformer.linear.multiply", OddBlas(KERNELS[kernel]).multiply)
+    tiles = tiles_of.__wrapped__(num_out, 5)
+    good = {
+        KERNELS[kernel](place, part.tile.size)
+        for num_rows in range(1, 600, 37)
+        for part in tiles.split(num_rows)
+        for place in range(part.tile.first, part.tile.first + part.stop - part.start)
+    }
+    assert len(good) == 1
+
+
+def test_a_blas_that_minds_the_layout_multiplies_single_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "batcher.transformer.linear.multiply", OddBlas(KERNELS["one"], turned=True).multiply
+    )
+    assert {part.tile.size for part in tiles_of.__wrapped__(7, 5).split(40)} == {1}
+
+
+@given(
+    st.sets(
+        st.builds(Tile, st.integers(10, 200), st.integers(0, 5), st.integers(1, 10)), min_size=1
+    ),
+    st.integers(0, 500),
+)
+def test_tiles_hold_every_row_once(drawn: set[Tile], num_rows: int) -> None:
+    parts = Tiles([*drawn]).split(num_rows)
+    assert [row for part in parts for row in range(part.start, part.stop)] == [*range(num_rows)]
+    assert all(0 < part.stop - part.start <= part.tile.num_rows for part in parts)
+
+
+def test_rows_that_fill_a_tile_take_no_more_than_that() -> None:
+    every = Tiles([Tile(size, 0, size) for size in SIZES])
+    assert [every.split(size) for size in SIZES] == [
+        [(Tile(size, 0, size), 0, size)] for size in SIZES
+    ]
+
+
+# Packed weights give what others give to the last bit, and take a quarter of the memory.
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr("batcher.transformer.linear.UNPACKED", 2048)
+
+
+@given(
+    st.integers(1, 70),
+    st.sampled_from([1, 16, 1039, 1041, 2300]),
+    st.integers(1, 20),
+    st.sampled_from(["int8", "int8-channel"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_products_are_the_same_to_the_last_bit(num_out, num_in, num_rows, kind, has_bias, is_large):
+    draw = np.random.default_rng(num_out)
+    weight = draw.standard_normal((num_out, num_in), np.float32)
+    weight = np.sign(weight) if is_large else weight  # all as large as can be, so there are slices
+    weight[0] *= 100
+    bias = draw.standard_normal(num_out, np.float32) if has_bias else None
+    x = draw.standard_normal((num_rows, num_in), np.float32)
+    linears = WholeLinears(kind, table=weight.__getitem__)
+    product = linears.linear(weight, bias)(x)
+    assert product.tobytes() == WholeLinears(kind).linear(weight, bias)(x).tobytes()
+
+
+PACKED_REQUESTS = [
+    Request(prompt="the cat", max_tokens=8, logprobs=2, prompt_logprobs=1),
+    Request(prompt=" the the", max_tokens=5, temperature=1.0, seed=1, logprobs=1),
+    Request(prompt="x", num_beams=2, max_tokens=4),
+]
+
+
+@pytest.mark.parametrize("weights", ["int8", "int8-channel"])
+@pytest.mark.parametrize("kind", mostly_heavy(["F32", "F16", "Q8_0"], "F32", "Q8_0"))
+@pytest.mark.parametrize("ties", [True, pytest.param(False, marks=pytest.mark.heavy)])
+def test_results_are_the_same_and_so_is_what_resumes_them(tmp_path, weights, kind, ties):
+    path = str(write_gguf(tmp_path / "a.gguf", "qwen2", kind, tie_word_embeddings=ties))
+    whole = load_transformer(path, TransformerSettings(weights=weights))
+    low = load_transformer(path, TransformerSettings(weights=weights, low_memory=True))
+    assert decode(PACKED_REQUESTS, model=low) == decode(PACKED_REQUESTS, model=whole)
+    assert low.settings == whole.settings
+
+
+def num_bytes(path, **settings):
+    made = TransformerSettings(weights="int8-channel", **settings)
+    load_transformer(path, made)  # which may import something
+    tracemalloc.start()
+    model = load_transformer(path, made)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert model.vocab_size
+    return size
+
+
+def test_weights_take_a_quarter_of_float32(tmp_path):
+    fields = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 4}
+    path = str(write_gguf(tmp_path / "a.gguf", kind="F16", tie_word_embeddings=True, **fields))
+    tensors = random_tensors(config_json(tie_word_embeddings=True, **fields))
+    all_as_float32 = sum(tensor.nbytes for tensor in tensors.values())
+    assert num_bytes(path) > all_as_float32
+    assert num_bytes(path, low_memory=True) <= 0.28 * all_as_float32  # the rest: Python objects
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, "--low-memory keeps integers packed: give --weights int8-channel, too"),
+        ({"weights": "int8", "tensor_parallel": 2}, "--low-memory is for one process"),
+    ],
+)
+def test_what_it_is_not_for_is_said(tmp_path, settings, why):
+    path = str(write_gguf(tmp_path / "a.gguf"))
+    with pytest.raises(BatchdecodeError, match=why):
+        load_transformer(path, TransformerSettings(low_memory=True, **settings))

@@ -11,11 +11,10 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_threads import RankThreads, ThreadedDecoder
+from rank_threads import RankThreads, ThreadedDecoder, fail, make_tiny, refuse
 from test_drafts import logits_behind_a_tree
 from test_transformer_model import KINDS, REQUESTS, run
 from tiny import tiny_config, tiny_model
-from tiny_ranks import fail, make_tiny, refuse
 
 from batcher import BatchdecodeError, ByteTokenizer, Engine, Request
 from batcher.errors import InvariantError, LostModelError

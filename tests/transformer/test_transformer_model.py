@@ -1,6 +1,9 @@
 """A row's tokens and log-probabilities are its own to the bit, whatever is done around it."""
 
+import json
 import random
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,15 +12,23 @@ from drafters import Oracle
 from engine_runs import drained
 from examples import mostly_heavy
 from msgspec.structs import replace
-from tiny import KINDS, QWEN3_NEXT, tiny_model
+from numpy.testing import assert_allclose
+from one_forward import logits_after_each
+from tiny import KINDS, QWEN3_NEXT, tiny_config, tiny_model
+from tiny_checkpoints import CLASSES, GOLDEN_PROMPT, write_named
 
-from batcher import Engine, Request, Result
+from batcher import ByteTokenizer, Engine, Request, Result
 from batcher.errors import InvariantError
 from batcher.events import PreemptEvent
 from batcher.models.base import Batch, Chunk
 from batcher.models.transformer import TransformerModel
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
+from batcher.transformer.checkpoint import open_checkpoint
+from batcher.transformer.config import DeltaNetSettings
+from batcher.transformer.kv_store import OWN_BLOCK_SIZE, cache_groups
+from batcher.transformer.linear import WholeLinears
+from batcher.transformer.transformer import Transformer
 
 
 def requests() -> list[Request]:
@@ -197,3 +208,69 @@ def test_an_empty_prompt_is_an_error_of_its_row() -> None:
     results = drained(Engine(tiny_model(), 2), requests).results
     assert [result.finish_reason for result in results] == ["error", "length"]
     assert "needs a token to begin with" in results[0].error.message
+
+
+# We compute what transformers did of tiny models; tests/parity/golden_transformers.py asked it.
+
+
+PATH = Path(__file__).parents[1] / "golden" / "transformers.json"
+CASES = json.loads(PATH.read_text())
+
+
+def test_every_architecture_is_there() -> None:
+    assert {case["fields"]["architectures"][0] for case in CASES} == {*CLASSES.values()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["fields"]["architectures"][0])
+def test_logits_and_tokens_are_those_of_transformers(case: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_named(tmp_path, case["fields"]))
+    transformer = Transformer(checkpoint.config, checkpoint.read, WholeLinears())
+    logits = logits_after_each(transformer, GOLDEN_PROMPT)[-1]
+    assert_allclose(logits, case["logits"], atol=1e-4)
+
+    num_tokens = len(case["tokens"])
+    engine = Engine(TransformerModel(transformer, ByteTokenizer(), "tiny", {}), 1)
+    engine.add(Request(prompt=GOLDEN_PROMPT, max_tokens=num_tokens, ignore_eos=True))
+    [result] = [result for _ in range(num_tokens) for result in engine.step().results]
+    assert result.tokens == case["tokens"]
+
+
+# Groups of layers that share blocks, and how many blocks they take.
+
+
+def test_blocks_of_slots_behind_a_window_are_used_again() -> None:
+    model = tiny_model(**KINDS["gemma3"])
+    model.allocate(1)
+    for start in range(0, 320, 40):
+        batch = Batch(1)
+        batch.join(Chunk(0, [5] * 40, start))
+        model.forward(batch)
+    # a full group has 5 blocks of 64 by then, one with a window of 20 two at most
+    assert OWN_BLOCK_SIZE == 64
+    assert model._own.num_blocks == 7
+
+
+def test_groups_have_as_many_layers_as_the_fewest_that_read_the_same() -> None:
+    gemma = tiny_config(num_layers=26, sliding_window=20, full_layers=(5, 11, 17, 23))
+    assert [(len(group.layers), group.window) for group in cache_groups(gemma)] == [
+        (4, None),
+        *[(4, 20)] * 5,
+        (2, 20),
+    ]
+    mistral = tiny_config(num_layers=8, sliding_window=20)
+    assert [(len(group.layers), group.window) for group in cache_groups(mistral)] == [(8, 20)]
+    roomy = tiny_config(num_layers=8, sliding_window=512)  # of a context of 512
+    assert [(len(group.layers), group.window) for group in cache_groups(roomy)] == [(8, None)]
+    delta_net = DeltaNetSettings(
+        layers=(0, 1, 2, 4, 5, 6),
+        num_key_heads=2,
+        num_value_heads=6,
+        key_head_dim=12,
+        value_head_dim=8,
+        kernel_size=4,
+    )
+    hybrid = cache_groups(tiny_config(num_layers=8, delta_net=delta_net))
+    assert [(group.layers, group.window) for group in hybrid] == [
+        ((3, 7), None),
+        (delta_net.layers, 2),
+    ]
