@@ -17,18 +17,12 @@ MAX_DIGITS = 4300  # of an integer: Python reads no more
 
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SPACE = re.compile(r"[ \t\n\r]*+")
-_SCALAR = re.compile(rf"{_STRING}|[^\s,\]}}]++")
+_TOKEN = re.compile(rf"[\s,:]*+({_STRING}|[\[\]{{}}]|[^\s,:\[\]{{}}]++)")
 _BRACKET = re.compile(rf"{_STRING}|[\[\]{{}}]")
-_TOKEN = re.compile(rf"{_STRING}|[\[\]{{}}]|[^\s,\[\]{{}}]++")
-_CHARACTER = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
-)
+_PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # which is one character
+_CHARACTER = re.compile(rf"{_PAIR}|\\u[0-9a-fA-F]{{4}}|\\.|.", re.DOTALL)
+_SURROGATE = re.compile(rf"{_PAIR}|(\\u[dD][89a-fA-F][0-9a-fA-F]{{2}})|\\.")
 _REFUSED = re.compile(rf"{_STRING}|(-?Infinity|NaN|-?[0-9]{{{MAX_DIGITS + 1},}}(?![0-9.eE]))")
-_SURROGATE = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair, which is a character
-    r"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
-    r"|\\."
-)
 
 
 class TextSpan(NamedTuple):
@@ -38,10 +32,10 @@ class TextSpan(NamedTuple):
     end: int
 
 
-class ObjectMember(NamedTuple):
-    """A key of an object and the places of key and value."""
+class Member(NamedTuple):
+    """What an object or a list holds: its name or index, where the name is, and where the value."""
 
-    key: str
+    key: str | int
     key_span: TextSpan
     value_span: TextSpan
 
@@ -69,7 +63,7 @@ def parse(text: str) -> object:
         start, end = next(m.span(1) for m in _REFUSED.finditer(text) if m.group(1))
         raise JsonError("invalid-json", str(error), TextSpan(start, end)) from None
     except RecursionError:
-        raise JsonError("invalid-json", "nested too deeply", _root(text)) from None
+        raise JsonError("invalid-json", "nested too deeply", find_value(text, ())) from None
     for match in _SURROGATE.finditer(text):
         if match.group(1):
             message = f"{match.group(1)} is a lone surrogate, which stands for no character"
@@ -77,38 +71,41 @@ def parse(text: str) -> object:
     return value
 
 
-def find_members(text: str, start: int) -> Iterator[ObjectMember]:
-    """Yield the members of the object at `start` (spaces may come first); none if it is no object.
+def find_members(text: str, start: int) -> Iterator[Member]:
+    """Yield what the object or the list at `start` holds; nothing if there is neither.
 
     `text` must be what `parse` accepts.
     """
-    position = _skip_space(text, start)
-    if text[position] != "{":
+    start = _skip_space(text, start)
+    if text[start] not in "[{":
         return
-    position = _skip_space(text, position + 1)
-    while text[position] != "}":
-        key = _value_span(text, position)
-        value = _value_span(text, text.index(":", key.end) + 1)
-        quoted = text[key.start : key.end]
-        name = json.loads(quoted) if "\\" in quoted else quoted[1:-1]
-        yield ObjectMember(name, key, value)
-        position = _skip_space(text, value.end)
-        position = _skip_space(text, position + (text[position] == ","))
+    is_object, position, index, key_span = text[start] == "{", start + 1, 0, None
+    while (token := _TOKEN.match(text, position)) is not None:
+        first, position = token.span(1)
+        if text[first] in "]}":
+            return
+        if is_object and key_span is None:
+            key_span = TextSpan(first, position)
+            continue
+        if text[first] in "[{":
+            position = _end_of_nested(text, first)
+        name: str | int = index if key_span is None else json.loads(text[slice(*key_span)])
+        value_span = TextSpan(first, position)
+        yield Member(name, key_span or value_span, value_span)
+        index, key_span = index + 1, None
 
 
 def find_value(text: str, path: Path) -> TextSpan:
     """Return the place of the value `path` leads to, or of the last one on the way to it."""
-    span = _root(text)
+    start = _skip_space(text, 0)
+    span = TextSpan(start, max(len(text.rstrip()), start + 1))
     for key in path:
-        found = None
-        if isinstance(key, str):
-            for member in find_members(text, span.start):
-                found = member.value_span if member.key == key else found
-        else:
-            start = next(islice(_find_elements(text, span.start), key, None), None)
-            found = None if start is None else _value_span(text, start)
+        members = (each.value_span for each in find_members(text, span.start) if each.key == key)
+        found = next(members, None)
         if found is None:
             return span
+        if isinstance(key, str):  # of equal names the last counts
+            found = [found, *members][-1]
         span = found
     return span
 
@@ -123,23 +120,23 @@ def find_character(text: str, string: TextSpan, index: int) -> TextSpan:
 def find_key(text: str, path: Path) -> TextSpan:
     """Return the place of the last name on `path`; of what holds it, if that does not."""
     holder = find_value(text, path[:-1])
-    found = [m.key_span for m in find_members(text, holder.start) if m.key == path[-1]]
+    found = [each.key_span for each in find_members(text, holder.start) if each.key == path[-1]]
     return found[-1] if found else holder
 
 
 def read_distinct(line: str | bytes) -> object:
-    """Return the value of `line`.
+    """Return the value of `line`, with the number of its digits for an integer.
 
     Raises:
         ValueError: an object in it has two equal names, or it is not JSON.
     """
-    return json.loads(line, object_pairs_hook=_make_distinct)
+    return json.loads(line, parse_int=len, object_pairs_hook=_make_distinct)
 
 
 def has_doubles(text: str) -> bool:
     """Return whether an object in `text`, which `parse` accepts, has two equal names."""
     try:
-        json.loads(text, parse_int=len, object_pairs_hook=_make_distinct)
+        read_distinct(text)
     except _DoubledError:
         return True
     return False
@@ -153,13 +150,13 @@ def find_doubles(text: str, start: int) -> Iterator[tuple[Path, TextSpan, TextSp
     unseen: list[tuple[Path, int]] = [((), start)]
     while unseen:
         path, start = unseen.pop()
-        first: dict[str, TextSpan] = {}
+        first: dict[str | int, TextSpan] = {}
         for name, key, value in find_members(text, start):
             if name in first:
                 yield (*path, name), key, first[name]
             first.setdefault(name, key)
-            unseen.append(((*path, name), value.start))
-        unseen += (((*path, i), at) for i, at in enumerate(_find_elements(text, start)))
+            if text[value.start] in "[{":
+                unseen.append(((*path, name), value.start))
 
 
 class _DoubledError(ValueError):
@@ -207,46 +204,18 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
     return JsonError("invalid-json", message, TextSpan(place, place + 1))
 
 
-def _root(text: str) -> TextSpan:
-    start = _skip_space(text, 0)
-    return TextSpan(start, max(len(text.rstrip()), start + 1))
-
-
-def _find_elements(text: str, start: int) -> Iterator[int]:
-    """Yield where the elements of the array at `start` begin; none if it is no array."""
-    if text[_skip_space(text, start)] != "[":
-        return
-    depth = 0
-    for match in _TOKEN.finditer(text, start):
-        first = text[match.start()]
-        if first in "]}":
-            depth -= 1
-        elif depth == 1:
-            yield match.start()
-        if first in "[{":
-            depth += 1
-        elif depth == 0:
-            return
-
-
-def _value_span(text: str, start: int) -> TextSpan:
-    start = _skip_space(text, start)
-    if text[start] not in "[{":
-        return TextSpan(start, _end(_SCALAR, text, start))
+def _end_of_nested(text: str, start: int) -> int:
+    """Return the end of the object or the list at `start`."""
     depth = 0
     for match in _BRACKET.finditer(text, start):
         bracket = text[match.start()]
         if bracket != '"':
             depth += 1 if bracket in "[{" else -1
             if depth == 0:
-                return TextSpan(start, match.end())
-    return TextSpan(start, len(text))
+                return match.end()
+    return len(text)
 
 
 def _skip_space(text: str, position: int) -> int:
-    return _end(_SPACE, text, position)
-
-
-def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
-    match = pattern.match(text, position)
+    match = _SPACE.match(text, position)
     return match.end() if match else position

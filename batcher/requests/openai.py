@@ -588,7 +588,7 @@ _SPELLINGS_OF_ROWS: Mapping[str, Mapping[str, Reader]] = {
 SYNONYMS = {"custom_id": "id", "prompt_tokens": "prompt"}
 ROW_FIELDS = ("custom_id", "method", "url", "body")
 LINE_FIELDS = (*Request.__struct_fields__, *SYNONYMS, *SPELLINGS, *OPTIONS[None])
-BODY_FIELDS = {
+BODY_FIELDS: dict[str, tuple[str, ...]] = {
     url: tuple(
         dict.fromkeys(
             name
@@ -598,6 +598,7 @@ BODY_FIELDS = {
     )
     for url in URLS
 }
+KNOWN_NAMES: dict[str | None, tuple[str, ...]] = {None: LINE_FIELDS} | dict(BODY_FIELDS.items())
 
 
 class Reading:

@@ -17,12 +17,21 @@ from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path
 from batcher.request import PromptSegment, Request, ServerRequest, Transition
-from batcher.requests import json_spans
-from batcher.requests.json_spans import JsonError, TextSpan
+from batcher.requests.json_spans import (
+    JsonError,
+    TextSpan,
+    find_character,
+    find_doubles,
+    find_key,
+    find_members,
+    find_value,
+    has_doubles,
+    parse,
+)
 from batcher.requests.openai import (
     BODY_FIELDS,
     HINT,
-    LINE_FIELDS,
+    KNOWN_NAMES,
     OPTIONS,
     PASSED_ON,
     ROW_FIELDS,
@@ -228,25 +237,27 @@ def read_line(
     """
     try:
         text = line.decode()
-        fields = _parse_object(text)
+        value = parse(text)
     except UnicodeDecodeError as error:
         start = len(line[: error.start].decode())
         text = line.decode(errors="backslashreplace")
         span = TextSpan(start, start + len(r"\xff") * (error.end - error.start))
         fault = FieldProblem("invalid-text", (), f"not UTF-8: {error.reason}")
-        problem = make_problem(fault, line_number, text, span)
     except JsonError as error:
-        fault = FieldProblem(error.code, (), error.message)
-        problem = make_problem(fault, line_number, text, error.span)
+        fault, span = FieldProblem(error.code, (), error.message), error.span
     else:
-        return _Line(text, line_number, fields, capabilities).read(capabilities)
+        if isinstance(value, dict):
+            return _Line(text, line_number, value, capabilities).read(capabilities)
+        message, span = f"a request is a JSON object, not {show(value)}", find_value(text, ())
+        fault = FieldProblem("invalid-json", (), message)
+    problem = make_problem(fault, line_number, text, span)
     raise BadRequestError(str(line_number), [problem], "result")
 
 
 def place_problem(problem: FieldProblem, line: bytes, line_number: int) -> Problem:
     """Return a problem of the request on the line `line`, which has been parsed, with its place."""
     text = line.decode()
-    return _Line(text, line_number, _parse_object(text), ModelCapabilities()).place(problem)
+    return _Line(text, line_number, json.loads(text), ModelCapabilities()).place(problem)
 
 
 class _Line:
@@ -256,14 +267,20 @@ class _Line:
         self, text: str, number: int, fields: dict[str, Any], capabilities: ModelCapabilities
     ) -> None:
         self._text, self._number, self._fields = text, number, fields
-        self._reading = reading = Reading(fields, capabilities)
-        self._url, self._prefix, self._values = reading.url, reading.prefix, reading.values
+        self._reading = Reading(fields, capabilities)
         self._is_server = capabilities.served is not None
-        # Answers of servers are streamed, with their usage, whatever a row says.
-        self._passed_on = (*PASSED_ON, "stream", "stream_options") if self._is_server else ()
 
     def read(self, capabilities: ModelCapabilities) -> tuple[Request, Form]:
-        request = self._build()
+        reading, default_id = self._reading, str(self._number)
+        given: dict[str, Any] = {"prompt": ""}  # of which nothing is to be said if it is missing
+        place = reading.path_of("prompt")
+        if place[-1] in self._holder(place):
+            given["prompt"] = None
+        for name, value in reading.named.items():
+            given[name] = _with_records(reading.path_of(name)[-1], value)
+        request = Request(**given)
+        if self._is_server:
+            request = ServerRequest(**given, stated=reading.stated() | {"prompt"})
         findings = list(islice(self._check_layout(), MAX_PROBLEMS))
         problems = [self._show(*finding) for finding in findings]
         missing = {problem.path for problem, _ in findings if problem.code == "missing-field"}
@@ -272,8 +289,7 @@ class _Line:
             for problem in find_problems(request, capabilities)[:MAX_PROBLEMS]
             if self._locate(problem) not in missing
         )
-        default_id = str(self._number)
-        form = form_of(self._url, request)
+        form = form_of(reading.url, request)
         if problems:
             request_id = request.id if isinstance(request.id, str) else default_id
             problems.sort(key=_rank)
@@ -295,13 +311,13 @@ class _Line:
 
     def _span_of(self, problem: FieldProblem) -> TextSpan | None:
         if problem.is_key:
-            return json_spans.find_key(self._text, problem.path)
+            return find_key(self._text, problem.path)
         place = _PLACE_IN_TEXT.search(problem.message)
         if place is None or problem.code not in {"invalid-grammar", "invalid-value"}:
             return None
         path = (*problem.path, "pattern") if place["regex"] else problem.path
-        span = json_spans.find_value(self._text, path)
-        if span == json_spans.find_value(self._text, path[:-1]):  # it is in a schema that is text
+        span = find_value(self._text, path)
+        if span == find_value(self._text, path[:-1]):  # it is in a schema that is text
             return None
         text = msgspec.json.decode(self._text[span.start : span.end])
         if not isinstance(text, str):
@@ -312,27 +328,15 @@ class _Line:
             offset = sum(map(len, lines)) + int(place["column"]) - 1
         elif not place["offset"]:
             offset = len(text)
-        return json_spans.find_character(self._text, span, offset)
+        return find_character(self._text, span, offset)
 
     def _locate(self, problem: FieldProblem) -> Path:
-        if not problem.path:
-            return ()
-        return self._reading.path_of(str(problem.path[0])) + problem.path[1:]
+        first, rest = problem.path[:1], problem.path[1:]
+        return self._reading.path_of(str(first[0])) + rest if first else ()
 
     def _show(self, problem: FieldProblem, span: TextSpan | None) -> Problem:
-        span = span or json_spans.find_value(self._text, problem.path)
+        span = span or find_value(self._text, problem.path)
         return make_problem(problem, self._number, self._text, span)
-
-    def _build(self) -> Request:
-        """Return the request as it stands, unchecked; without a prompt, it has an empty one."""
-        given: dict[str, Any] = {"prompt": ""}
-        if self._reading.path_of("prompt")[-1] in self._holder(self._reading.path_of("prompt")):
-            given["prompt"] = None
-        for name, value in self._reading.named.items():
-            given[name] = _with_records(self._reading.path_of(name)[-1], value)
-        if not self._is_server:
-            return Request(**given)
-        return ServerRequest(**given, stated=self._reading.stated() | {"prompt"})
 
     def _holder(self, path: Path) -> dict[Any, Any]:
         """Return the object that the field at `path` belongs into; an empty one if it is none."""
@@ -340,88 +344,85 @@ class _Line:
         return holder if isinstance(holder, dict) else {}
 
     def _check_layout(self) -> Iterator[Finding]:
-        for problem in self._reading.problems:
+        """Yield what is wrong with the names, and with what stands beside fields of a request."""
+        reading, fields = self._reading, self._fields
+        for problem in reading.problems:
             yield problem, self._span_of(problem)
-        if self._url is not None:
+        if reading.url is not None:
             yield from self._check_names((), ROW_FIELDS)
-            method, url, body = (self._fields.get(name) for name in ROW_FIELDS[1:])
-            if method not in (None, "POST"):
+            if (method := fields.get("method")) not in (None, "POST"):
                 message = f'`method` must be "POST", not {show(method)}'
                 yield FieldProblem("unsupported-option", ("method",), message), None
-            if url_of(self._fields) is None:
+            if url_of(fields) is None:
                 expected = " or ".join(f'"{value}"' for value in URLS)
-                message = f"`url` must be {expected}, not {show(url)}"
+                message = f"`url` must be {expected}, not {show(fields.get('url'))}"
                 yield FieldProblem("unsupported-option", ("url",), message), None
-            if "body" not in self._fields:
+            if "body" not in fields:
                 yield self._missing((), "body")
-            elif not isinstance(body, dict):
-                message = f"`body` must be an object, not {show(body)}"
+                return
+            if not isinstance(fields["body"], dict):
+                message = f"`body` must be an object, not {show(fields['body'])}"
                 yield FieldProblem("invalid-type", ("body",), message), None
-            else:
-                yield from self._check_request_names(BODY_FIELDS[self._url or ""])
-        else:
-            if isinstance(self._fields.get("prompt_tokens"), str):
-                message = "`prompt_tokens` must be a list of token ids, not a string"
-                problem = FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`")
-                yield problem, None
-            yield from self._check_request_names(LINE_FIELDS)
-
-    def _check_request_names(self, extra: tuple[str, ...]) -> Iterator[Finding]:
-        path, allowed = self._prefix, (*extra, *self._passed_on)
+                return
+        elif isinstance(fields.get("prompt_tokens"), str):
+            message = "`prompt_tokens` must be a list of token ids, not a string"
+            yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`"), None
+        # Answers of servers are streamed, with their usage, whatever a row says.
+        passed_on = (*PASSED_ON, "stream", "stream_options") if self._is_server else ()
+        path, values = reading.prefix, reading.values
+        allowed = (*KNOWN_NAMES[reading.url], *passed_on)
         findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
         yield from findings
-        for name in OBJECT_FIELDS if json_spans.has_doubles(self._text) else ():
-            if isinstance(self._holder((*path, name)).get(name), dict | list):
-                start = json_spans.find_value(self._text, (*path, name)).start
-                for below, span, first in json_spans.find_doubles(self._text, start):
+        for name in OBJECT_FIELDS if has_doubles(self._text) else ():
+            if isinstance(values.get(name), dict | list):
+                start = find_value(self._text, (*path, name)).start
+                for below, span, first in find_doubles(self._text, start):
                     yield _doubled((*path, name, *below[:-1], cut(str(below[-1]))), first), span
         for field, (known, required) in _RECORDS.items():
-            value = self._holder((*path, field)).get(field)
-            for below, record in _objects_in(field, value):
+            for below, record in _objects_in(field, values.get(field)):
                 whole = (*path, field, *below)
                 for name in (name for name in record if name not in known):
-                    span = json_spans.find_key(self._text, (*whole, name))
+                    span = find_key(self._text, (*whole, name))
                     yield _unknown((*whole, cut(name)), known), span
                 for name in (name for name in required if name not in record):
                     yield self._missing(whole, name)
         names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
-        values = self._values
         hints = {HINT.format(name) for name in names}
         is_misspelt = any(problem.hint in hints for problem, _ in findings)
         is_there = names[0] in values or any(values.get(name) is not None for name in names)
         if not (is_there or is_misspelt):
             yield self._missing(path, names[0])
-        values = self._values
-        for option, supported in OPTIONS[self._url].items():
-            value, path = values.get(option), (*self._prefix, option)
-            if option in self._passed_on or is_supported(supported, value):
+        for option, supported in OPTIONS[reading.url].items():
+            value, place = values.get(option), (*path, option)
+            if option in passed_on or is_supported(supported, value):
                 continue
             if isinstance(supported, type):
                 kind = {str: "a string", dict: "an object"}[supported]
-                message = f"{quote(path)} must be {kind}, not {show(value)}"
-                yield FieldProblem("invalid-type", path, message), None
+                message = f"{quote(place)} must be {kind}, not {show(value)}"
+                yield FieldProblem("invalid-type", place, message), None
             else:
-                message = f"{quote(path)} {show(value)} is not supported"
+                message = f"{quote(place)} {show(value)} is not supported"
                 hint = " or ".join(["leave it out", *(f"give {json.dumps(v)}" for v in supported)])
                 own = own_name(option, Request.__struct_fields__)
                 hint = hint if own is None else HINT.format(own)
-                yield FieldProblem("unsupported-option", path, message, hint), None
+                yield FieldProblem("unsupported-option", place, message, hint), None
 
     def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
-        keys: dict[str, TextSpan] = {}
-        start = json_spans.find_value(self._text, path).start
-        for name, span, _ in json_spans.find_members(self._text, start):
+        first: dict[str, TextSpan] = {}
+        start = find_value(self._text, path).start
+        for key, span, _ in find_members(self._text, start):
+            name = str(key)
             place = (*path, cut(name))
-            if name in keys:
-                yield _doubled(place, keys[name]), span
+            if name in first:
+                yield _doubled(place, first[name]), span
             elif name not in allowed and not (
                 name in UNSUPPORTED and self._holder(place).get(name) is None
             ):
                 yield _unknown(place, allowed), span
-            keys.setdefault(name, span)
+            first.setdefault(name, span)
 
     def _missing(self, path: Path, name: str) -> Finding:
-        start = json_spans.find_value(self._text, path).start
+        start = find_value(self._text, path).start
         problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
         return problem, TextSpan(start, start + 1)
 
@@ -451,14 +452,6 @@ def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
 def _doubled(path: Path, first: TextSpan) -> FieldProblem:
     hint = f"it is first given at column {first.start + 1}"
     return FieldProblem("duplicate-field", path, f"field `{path[-1]}` is given twice", hint)
-
-
-def _parse_object(text: str) -> dict[str, Any]:
-    value = json_spans.parse(text)
-    if isinstance(value, dict):
-        return value
-    message = f"a request is a JSON object, not {show(value)}"
-    raise JsonError("invalid-json", message, json_spans.find_value(text, ()))
 
 
 def _objects_in(field: str, value: object) -> Iterator[tuple[Path, dict[str, Any]]]:
