@@ -6,7 +6,7 @@ of the lines it accepts by itself.
 
 import re
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -15,8 +15,7 @@ from msgspec.structs import force_setattr
 from batcher.errors import FieldProblem
 from batcher.request import REQUEST_FIELDS, Request, ServerRequest
 from batcher.requests.openai import (
-    BODY_FIELDS,
-    LINE_FIELDS,
+    KNOWN_NAMES,
     OPTIONS,
     PASSED_ON,
     ROW_FIELDS,
@@ -55,11 +54,15 @@ _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
 _OTHER_KEYS = frozenset(n.encode() for n in ("body", *SYNONYMS, *SPELLINGS, *OPTIONS[None]))
 _FREE_KEYS = frozenset(name.encode() for name in FREE_FIELDS)
 _ROW_KEYS = frozenset(ROW_FIELDS)
-_KEYS = {url: frozenset(names) for url, names in BODY_FIELDS.items()} | {
-    None: frozenset(LINE_FIELDS)
-}
+_KEYS = {url: frozenset(names) for url, names in KNOWN_NAMES.items()}
 _SERVER_KEYS = frozenset((*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS, *PASSED_ON))
 _decode = msgspec.json.Decoder(Request).decode
+
+
+Kind = Literal["free", "own", "respelled"]
+"""Whether a line has only FREE_FIELDS, others by their own names, or says something otherwise."""
+
+MAX_KINDS, MAX_KEYS = 1024, 64  # that are remembered, and of one of them
 
 
 class ParsedLine(Struct, frozen=True):
@@ -92,6 +95,7 @@ class RequestParser:
         self._checked = checked_type(capabilities)
         self._free_fields = FREE_FIELDS | ({"extra_body"} if self._is_server else set())
         self._decode = msgspec.json.Decoder(self._checked).decode
+        self._kinds: dict[tuple[bytes, ...], Kind] = {}  # by the keys of lines
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
@@ -138,22 +142,11 @@ class RequestParser:
             # As many colons as keys: none is there twice, and no string or other object has one.
             if isinstance(body, dict) and len(row) + len(body) == line.count(b":"):
                 return self._convert(row, line_number)
-        keys = _KEY.findall(line)
-        if b"" in keys:
-            keys = _KEY.findall(line.replace(rb"\"", b""))
-        distinct = set(keys)
-        if len(distinct) < len(keys) or b"" in distinct:
-            from batcher.requests.json_spans import read_distinct  # noqa: PLC0415 - as in `parse`
-
-            value = read_distinct(line)
-            if not isinstance(value, dict):
-                raise ValueError("not an object")
-            body = value.get("body")
-            names = value.keys() | (body.keys() if isinstance(body, dict) else ())
-            distinct = {name.encode(errors="replace") for name in names}
-        if self.is_respelling or not distinct.isdisjoint(_OTHER_KEYS):
+        keys = tuple(_KEY.findall(line))
+        kind = self._kinds.get(keys) or self._kind_of(keys, line)
+        if kind == "respelled":
             return self._convert(msgspec.json.decode(line), line_number)
-        if distinct <= _FREE_KEYS:
+        if kind == "free":
             request = self._decode(line)
             is_right = goes_together(request, self._capabilities)
         else:
@@ -162,6 +155,33 @@ class RequestParser:
         if request.id is None:
             force_setattr(request, "id", str(line_number))
         return ParsedLine(request) if is_right else None
+
+    def _kind_of(self, keys: tuple[bytes, ...], line: bytes) -> Kind:
+        """Return how a line with these keys is read; most lines of a file have the same ones.
+
+        Raises:
+            ValueError, RecursionError: one is there twice, or the line is no object.
+        """
+        found = keys
+        if b"" in keys:
+            found = tuple(_KEY.findall(line.replace(rb"\"", b"")))
+        distinct = set(found)
+        is_sure = found is keys and len(distinct) == len(keys)
+        if len(distinct) < len(found) or b"" in distinct:
+            from batcher.requests.json_spans import read_distinct  # noqa: PLC0415 - as in `parse`
+
+            value = read_distinct(line)
+            if not isinstance(value, dict):
+                raise ValueError("not an object")
+            body = value.get("body")
+            names = value.keys() | (body.keys() if isinstance(body, dict) else ())
+            distinct = {name.encode(errors="replace") for name in names}
+        kind: Kind = "free" if distinct <= _FREE_KEYS else "own"
+        if self.is_respelling or not distinct.isdisjoint(_OTHER_KEYS):
+            kind = "respelled"
+        if is_sure and len(keys) <= MAX_KEYS and len(self._kinds) < MAX_KINDS:
+            self._kinds[keys] = kind
+        return kind
 
     def _convert(self, whole: Any, line_number: int) -> ParsedLine | None:
         """Return the request of a line that was decoded, if nothing about it is unusual.

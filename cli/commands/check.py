@@ -131,7 +131,7 @@ def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport
     plan = InputPlan(batch=options.batch, max_context=number_of(model, "max_context"))
     lines = requests.lines()
     reader = RequestReader(lines, parser)
-    while (line := reader.read()) is not None:
+    for _, _, line in reader:
         plan.add(line, model.tokenizer)
         if isinstance(line, BadLine):
             report.add(line)

@@ -14,10 +14,10 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, Generic, NamedTuple, Self, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -327,6 +327,11 @@ class LineReader:
         text = self.read()
         return Block([], []) if text is None else Block([self.number], [text])
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The offset of the next line, if the last one was not cut, and its number."""
+        return self._next_start, self.number + 1
+
     def go_to(self, start: int, number: int) -> None:
         self._stream.seek(start)
         self._next_start, self.number, self._is_cut = start, number - 1, False
@@ -405,42 +410,53 @@ class Duplicates:
         return self._first_numbers[found]
 
 
+class ReadLine(NamedTuple):
+    """A line with its number, and what it is."""
+
+    number: int
+    text: bytes
+    parsed: Line
+
+
 class RequestReader:
     """Parses one line after the other and finds ids that were given before.
 
-    line: the last one.  num_read: how many, without blank ones.
-    duplicates: all with such ids so far.
+    num_read: how many, without blank ones.  duplicates: all with such ids so far.
+
+    Raises, when it is iterated over:
+        InputError: the input is damaged or gone, or holds something else than requests.
     """
 
     def __init__(self, lines: LineReader, parser: RequestParser) -> None:
         self.lines = lines
-        self.line = b""
         self.num_read = 0
         self.duplicates = Duplicates()
         self._parser = parser
         self._ids = IdRegistry()
 
-    def read(self) -> Line | None:
-        """Return the next line that is not blank, None at the end.
+    def __iter__(self) -> Iterator[ReadLine]:
+        for block in self.blocks():
+            yield from block
 
-        Raises:
-            InputError: the input is damaged or gone, or holds something else than requests.
-        """
-        lines = self.lines
-        line = lines.read()
-        if line is None:
-            return None
-        self.line, number = line, lines.number
-        parsed = parse_line(self._parser, line, number)
-        if isinstance(parsed, ParsedLine):
-            first = self._ids.add(id_of(parsed), number)
-            if first is not None:
-                self.duplicates.add(self.num_read, first)
-                parsed = id_given_before(parsed, line, number, first)
-        elif not self.num_read:
-            check_kind(line, self.lines.name)
-        self.num_read += 1
-        return parsed
+    def blocks(self) -> Iterator[list[ReadLine]]:
+        """Yield the lines in blocks: of a pipe, those that have come."""
+        parser, lines = self._parser, self.lines
+        while (block := lines.read_block(BLOCK_LINES)).texts:
+            numbers, texts = block
+            parsed = [parse_line(parser, *line) for line in zip(texts, numbers, strict=True)]
+            ids = [id_of(line) for line in parsed if isinstance(line, ParsedLine)]
+            if len(ids) < len(parsed) or not self._ids.add_new(ids, numbers):
+                for place, line in enumerate(parsed):
+                    number, text, index = numbers[place], texts[place], self.num_read + place
+                    if isinstance(line, ParsedLine):
+                        first = self._ids.add(id_of(line), number)
+                        if first is not None:
+                            self.duplicates.add(index, first)
+                            parsed[place] = id_given_before(line, text, number, first)
+                    elif not index:
+                        check_kind(text, lines.name)
+            self.num_read += len(parsed)
+            yield list(map(ReadLine, numbers, texts, parsed))
 
 
 def check_kind(first_line: bytes, name: str) -> None:
@@ -480,11 +496,11 @@ def read_requests(
     report = ProblemReport(source.name, color)
     reader = RequestReader(source.lines(), RequestParser(capabilities))
     found = []
-    while (line := reader.read()) is not None:
-        if isinstance(line, ParsedLine):
-            found.append(line.request)
+    for line in reader:
+        if isinstance(line.parsed, ParsedLine):
+            found.append(line.parsed.request)
         else:
-            report.add(line)
+            report.add(line.parsed)
     say(source.take_notes() + report.closing())
     if report.num_lines:
         raise InvalidInput(report, reader.num_read, what_now)
@@ -570,7 +586,7 @@ def _bad(parsed: ParsedLine, problem: FieldProblem, line: bytes, number: int) ->
 
 # -- requests, in the order of arrival
 
-_MAX_AHEAD = 1024
+BLOCK_LINES = 1024
 _HEAD_BYTES = 2**22
 
 
@@ -699,23 +715,24 @@ class FileSource(Source):
         known = self.arrivals = LineArrivals()
         times = SessionArrivals()
         reader = RequestReader(requests.lines(), parser)
-        while (line := reader.read()) is not None:
-            self.total += 1
-            if isinstance(line, BadLine):
-                report.add(line)
-            else:
+        place = reader.lines.place
+        for block in reader.blocks():
+            self.total += len(block)
+            for _, _, line in block:
+                if isinstance(line, BadLine):
+                    report.add(line)
+                    continue
                 is_turn, arrival = times.is_turn(line.request), times.time_of(line.request)
                 is_in_order &= arrival >= last_arrival
                 if is_in_order:
                     known.add(arrival, num_queued_as(line.request), is_turn=is_turn)
                 last_arrival = arrival
-            lines = reader.lines
-            if lines.start < _HEAD_BYTES:
-                self._head.append(line)
+            if place[0] < _HEAD_BYTES:
+                self._head.extend(line.parsed for line in block)
             else:
-                if not self._checksums:
-                    rest = lines.start, lines.number
-                self._checksums.append(checksum_of(reader.line, line))
+                rest = rest if self._checksums else place
+                self._checksums.extend(checksum_of(line.text, line.parsed) for line in block)
+            place = reader.lines.place
         if report.num_lines and not keep_going:
             what_now = "nothing decoded. --keep-going to skip them."
             raise InvalidInput(report, self.total, what_now)
@@ -795,22 +812,70 @@ class PipeSource(Source):
     """A pipe: next() waits for the line that comes next, so the run is the same as for a file."""
 
     def __init__(self, reader: RequestReader) -> None:
-        self._reader = reader
+        self._lines = iter(reader)
         self._arrivals, self._last_arrival = SessionArrivals(), 0.0
 
     def next(self) -> Line | None:
-        reader = self._reader
-        parsed = reader.read()
-        if parsed is None:
+        line = next(self._lines, None)
+        if line is None:
             self.has_ended = True
             return None
         self.input_index += 1
+        number, text, parsed = line
         if isinstance(parsed, ParsedLine):
             arrival, last = self._arrivals.time_of(parsed.request), self._last_arrival
             if arrival < last:
-                return arrival_goes_back(parsed, reader.line, reader.lines.number, last)
+                return arrival_goes_back(parsed, text, number, last)
             self._last_arrival = arrival
         return parsed
+
+
+Item = TypeVar("Item")
+
+
+class ReadAhead(Generic[Item]):
+    """What a thread reads of a pipe, item by item; wake: called, by the thread, at each."""
+
+    def __init__(self, items: Iterable[Item], wake: Callable[[], None]) -> None:
+        import queue  # noqa: PLC0415 - only for pipes that are followed, as is the next
+        import threading  # noqa: PLC0415 - as above
+
+        self._items, self._wake = items, wake
+        self._first: list[Item | Exception | None] = []
+        self._queue: queue.Queue[Item | Exception | None] = queue.Queue(1)
+        threading.Thread(target=self._read_all, daemon=True).start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` has something to return, or raise, at once."""
+        return bool(self._first) or not self._queue.empty()
+
+    def wait(self) -> None:
+        if not self._first:
+            self._first.append(self._queue.get())
+
+    def take(self) -> Item | None:
+        """Wait for the next item, and return it; None at the end.
+
+        Raises:
+            Exception: what has ended the reading.
+        """
+        self.wait()
+        item = self._first.pop()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def _read_all(self) -> None:
+        end = None
+        try:
+            for item in self._items:
+                self._queue.put(item)
+                self._wake()
+        except Exception as error:  # it is raised again where the items are taken: # noqa: BLE001
+            end = error
+        self._queue.put(end)
+        self._wake()
 
 
 class FollowSource(Source):
@@ -822,43 +887,25 @@ class FollowSource(Source):
     reason: ArriveReason = "follow"
 
     def __init__(self, reader: RequestReader, waiting: Waiting, wake: Callable[[], None]) -> None:
-        import queue  # noqa: PLC0415 - only for --follow, as is the next
-        import threading  # noqa: PLC0415 - as above
-
-        self._waiting, self._wake = waiting, wake
-        self._ahead: deque[Line | Exception | None] = deque()
-        self._queue: queue.Queue[Line | Exception | None] = queue.Queue(_MAX_AHEAD)
-        threading.Thread(target=self._read_all, args=(reader,), daemon=True).start()
+        self._waiting = waiting
+        self._ahead = ReadAhead(reader.blocks(), wake)
+        self._lines = deque[ReadLine]()
 
     def next(self) -> Line | None:
-        if not self._ahead:
-            if self._queue.empty():
+        if not self._lines:
+            if not self._ahead.is_ready:
                 return None
-            self._ahead.append(self._queue.get())
-        item = self._ahead.popleft()
-        if isinstance(item, Line):
-            self.input_index += 1
-            return item
-        if item is not None:
-            raise item
-        self.has_ended = True
-        return None
+            block = self._ahead.take()
+            if block is None:
+                self.has_ended = True
+                return None
+            self._lines.extend(block)
+        self.input_index += 1
+        return self._lines.popleft().parsed
 
     def wait(self) -> None:
         with self._waiting():
-            self._ahead.append(self._queue.get())
-
-    def _read_all(self, reader: RequestReader) -> None:
-        """Put all lines into the queue, then None, or the exception that ended the reading."""
-        item: Line | Exception | None
-        try:
-            while (item := reader.read()) is not None:
-                self._queue.put(item)
-                self._wake()
-        except Exception as error:  # it is raised again where the others are: # noqa: BLE001
-            item = error
-        self._queue.put(item)
-        self._wake()
+            self._ahead.wait()
 
 
 def name_of(line: Line, input_index: int) -> str:

@@ -257,9 +257,9 @@ def conclude_finished(
         return None
     with waiting():
         num_failed, reader = 0, RequestReader(requests.lines(), parser)
-        while (line := reader.read()) is not None:
+        for number, _, line in reader:
             if isinstance(line, BadLine):
-                if not earlier.has_rejected(line.id, reader.lines.number):
+                if not earlier.has_rejected(line.id, number):
                     return None
                 num_failed += 1
                 continue

@@ -9,8 +9,6 @@ before it (an id given twice, an arrival that goes back) is found out here.  The
 of the events that they report: trace, picture and numbers are those of one engine.
 """
 
-import queue
-import threading
 import time
 from abc import ABC, abstractmethod
 from array import array
@@ -38,11 +36,13 @@ from ..screen.terminal import counted, is_pipe, is_same_terminal, printable_line
 from ..screen.view import GaugeReading, Gauges, RunPlan
 from ..signals import Interrupted, StopSignals, stdout_descriptor
 from .input import (
+    BLOCK_LINES,
     Block,
     Duplicates,
     InputError,
     LineArrivals,
     OpenInput,
+    ReadAhead,
     arrival_goes_back,
     check_kind,
     id_given_before,
@@ -88,8 +88,7 @@ from .worker import (
     Wanted,
 )
 
-BATCH_LINES = 1024
-MAX_AHEAD = 4 * BATCH_LINES  # lines of a pipe that no worker has
+MAX_AHEAD = 4 * BLOCK_LINES  # lines of a pipe that no worker has
 _MAX_KINDS = 5  # of what workers say
 _ONE = Several(1, 1)
 DEATHS_TOGETHER = 2
@@ -297,7 +296,7 @@ class FileLines(InputLines):
     def next_batch(self) -> LineBatch | None:
         if self._has_read_all:
             return None
-        lines = self._reader.read_block(BATCH_LINES)
+        lines = self._reader.read_block(BLOCK_LINES)
         self._has_read_all = not lines.texts
         return self._new_batch(lines) if lines.texts else None
 
@@ -327,7 +326,7 @@ class FileLines(InputLines):
     def _read_again(self) -> None:
         """Read the lines that come next, without those that are answered."""
         first = self._num_read_again
-        numbers, texts = self._reader.read_block(BATCH_LINES)
+        numbers, texts = self._reader.read_block(BLOCK_LINES)
         if not texts:
             raise InputError("the input has become shorter while it was read")
         checksums = self._checksums[first : first + len(texts)].tolist()
@@ -395,10 +394,10 @@ class PipeLines(InputLines):
         keep_going: bool,
     ) -> None:
         super().__init__(requests, report, keep_going=keep_going)
-        self._wake = wake
-        self._read: queue.Queue[Block | Exception | None] = queue.Queue(1)
+        lines = requests.lines()
+        blocks = iter(lambda: lines.read_block(BLOCK_LINES), Block([], []))
+        self._read_ahead = ReadAhead(blocks, wake)
         self._ready = Lines()
-        threading.Thread(target=self._read_all, daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
@@ -406,18 +405,17 @@ class PipeLines(InputLines):
 
     def next_batch(self) -> LineBatch | None:
         num_ahead = self._num_lines - self.num_read + len(self._ready)
-        is_full = num_ahead > MAX_AHEAD - BATCH_LINES
-        if self._has_read_all or is_full or self._read.empty():
+        is_full = num_ahead > MAX_AHEAD - BLOCK_LINES
+        if self._has_read_all or is_full or not self._read_ahead.is_ready:
             return None
-        item = self._read.get()
-        if isinstance(item, Block):
-            return self._new_batch(item)
-        self._has_read_all = True  # or as much of it as can be
-        if item is not None:
-            if not isinstance(item, InputError) or not self._num_lines:
-                raise item
-            self.broken = item
-        return None
+        try:
+            block = self._read_ahead.take()
+        except InputError as error:
+            if not self._num_lines:
+                raise
+            block, self.broken = None, error
+        self._has_read_all = block is None  # or as much of it as can be
+        return None if block is None else self._new_batch(block)
 
     def next_lines(self, most: int) -> Lines:
         return self._ready.take_first(most)
@@ -440,20 +438,6 @@ class PipeLines(InputLines):
             self._ready.append_line(line, remark)
         else:
             self.has_refused = self._is_closed = self._has_read_all = True
-
-    def _read_all(self) -> None:
-        """Put all lines into the queue, then None, or the exception that ended the reading."""
-        item: Block | Exception | None
-        lines = self._requests.lines()
-        try:
-            while (block := lines.read_block(BATCH_LINES)).texts:
-                self._read.put(block)
-                self._wake()
-            item = None
-        except Exception as error:  # it is raised again where the others are: # noqa: BLE001
-            item = error
-        self._read.put(item)
-        self._wake()
 
 
 class FailedWorkerError(BatchdecodeError):

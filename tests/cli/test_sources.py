@@ -264,10 +264,9 @@ def test_a_line_too_long_is_a_bad_line(monkeypatch):
     data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
     reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
     requests = RequestReader(reader, RequestParser(ModelCapabilities(vocab_size=512)))
-    parsed = [requests.read() for _ in range(3)]
-    assert parsed[1].problems[0].code == "line-too-long"
-    assert parsed[2].request.id == "3"
-    assert requests.read() is None
+    _, (_, _, too_long), (_, _, last) = requests
+    assert too_long.problems[0].code == "line-too-long"
+    assert last.request.id == "3"
 
 
 TURNS = lines_of(
@@ -287,7 +286,8 @@ def test_the_turns_of_a_session_are_read_in_their_order_whenever_they_arrive(tmp
     assert isinstance(source, FileSource)
     assert [entry[1] for entry in ids_of(source)] == ["early", "a1", "b1", "a2"]
     parser = RequestParser(ModelCapabilities())
-    pipe = PipeSource(RequestReader(LineReader(io.BytesIO(TURNS), "", []), parser))
+    stream = io.BufferedReader(io.BytesIO(TURNS))
+    pipe = PipeSource(RequestReader(LineReader(stream, "", []), parser))
     assert [entry[1:] for entry in ids_of(pipe)] == [("a1", False), ("b1", False), ("a2", False)]
 
 
