@@ -1,7 +1,6 @@
 """From the options of a command to its model, with a bar on the terminal while one is loaded."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from batcher.requests.validation import ModelCapabilities
 from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
 
 from .options import ModelOptions
-from .screen.terminal import can_animate, printable
+from .screen.terminal import can_animate, printable, progress_bar
 
 if TYPE_CHECKING:
     from batcher.engine import Engine
@@ -126,18 +125,8 @@ def _loading_bar(name: str, *, is_shown: bool) -> Iterator[Callable[[int, int], 
     if not (is_shown and is_checkpoint(name) and can_animate(2, os.environ)):
         yield lambda _number, _total: None
         return
-    from rich import progress  # noqa: PLC0415 - only on a terminal
-    from rich.console import Console  # noqa: PLC0415 - as above
-    from rich.markup import escape  # noqa: PLC0415 - as above
+    from rich.markup import escape  # noqa: PLC0415 - only on a terminal
 
-    with progress.Progress(
-        progress.TextColumn("loading {task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        console=Console(file=sys.stderr),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ) as bar:
-        task = bar.add_task(escape(printable(name.rpartition("/")[2])), total=None)
-        yield lambda number, total: bar.update(task, completed=number, total=total)
+    title = escape(printable(name.rpartition("/")[2]))
+    with progress_bar("loading {task.description}", title, None, has_time=False) as show:
+        yield lambda number, total: show(completed=number, total=total)

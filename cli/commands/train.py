@@ -21,7 +21,7 @@ from ..command import OUTPUT, argument, command, flag, option
 from ..config import settings_in
 from ..run.files import print_text
 from ..run.problems import say
-from ..screen.terminal import can_animate, printable
+from ..screen.terminal import can_animate, printable, progress_bar
 from ..signals import StopSignals
 
 if TYPE_CHECKING:
@@ -152,27 +152,15 @@ def _showing(num_steps: int, options: TrainOptions) -> Iterator[Show]:
 
         yield print_line
         return
-    from rich import progress  # noqa: PLC0415 - only on a terminal
-    from rich.console import Console  # noqa: PLC0415 - as above
+    last = ""
+    with progress_bar("{task.description}", "training", num_steps) as show:
 
-    with progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ) as bar:
-        task, last = bar.add_task("training", total=num_steps), ""
-
-        def show(step: int, loss: float, held_out: "Evaluation | None") -> None:
+        def show_step(step: int, loss: float, held_out: "Evaluation | None") -> None:
             nonlocal last
             last = last if held_out is None else f", held out {held_out.loss:.3f}"
-            bar.update(task, completed=step, description=f"loss {loss:.3f}{last}")
+            show(completed=step, description=f"loss {loss:.3f}{last}")
 
-        yield show
+        yield show_step
 
 
 def _words_of(found: "Evaluation") -> str:

@@ -25,6 +25,7 @@ from ..screen.terminal import (
     counted,
     printable,
     printable_lines,
+    progress_bar,
     terminal_size,
     unfinished_percent,
     wants_color,
@@ -400,18 +401,5 @@ def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Iterator[OnDone]:
             lambda done: f"{int(done):,} of {cells}, {unfinished_percent(done / total)} of the work"
         )
         return
-    from rich import progress  # noqa: PLC0415 - only on a terminal
-    from rich.console import Console  # noqa: PLC0415 - as above
-
-    with progress.Progress(
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        "cells",
-        progress.TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.update(task, completed=done)
+    with progress_bar("", "", total, unit="cells") as show:
+        yield lambda done: show(completed=done)

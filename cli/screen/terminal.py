@@ -12,11 +12,13 @@ import os
 import re
 import select
 import stat
+import sys
 import termios
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ..signals import Interrupted, write_some
@@ -557,3 +559,28 @@ class Pace:
         if self.is_paused:
             return "paused: space goes on, . makes one step"
         return f"{duration(self.delay)} after each step" if self.delay else ""
+
+
+@contextmanager
+def progress_bar(
+    words: str, description: str, total: float | None, *, unit: str = "", has_time: bool = True
+) -> Iterator[Callable[..., None]]:
+    """Draw a bar on stderr until the end; give what takes `completed`, `total` and `description`.
+
+    words: what stands before the bar, `{task.description}` being the description.
+    """
+    from rich import progress  # noqa: PLC0415 - only on a terminal
+    from rich.console import Console  # noqa: PLC0415 - as above
+
+    columns = [progress.TextColumn(words)] if words else []
+    columns += [progress.BarColumn(), progress.MofNCompleteColumn()]
+    columns += [progress.TextColumn(unit)] if unit else []
+    columns += [progress.TimeRemainingColumn()] if has_time else []
+    with progress.Progress(
+        *columns,
+        console=Console(file=sys.stderr),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bar:
+        yield partial(bar.update, bar.add_task(description, total=total))
