@@ -572,10 +572,14 @@ def progress_bar(
     from rich import progress  # noqa: PLC0415 - only on a terminal
     from rich.console import Console  # noqa: PLC0415 - as above
 
-    columns = [progress.TextColumn(words)] if words else []
-    columns += [progress.BarColumn(), progress.MofNCompleteColumn()]
-    columns += [progress.TextColumn(unit)] if unit else []
-    columns += [progress.TimeRemainingColumn()] if has_time else []
+    columns: list[progress.ProgressColumn]
+    columns = [progress.BarColumn(), progress.MofNCompleteColumn()]
+    if words:
+        columns.insert(0, progress.TextColumn(words))
+    if unit:
+        columns.append(progress.TextColumn(unit))
+    if has_time:
+        columns.append(progress.TimeRemainingColumn())
     with progress.Progress(
         *columns,
         console=Console(file=sys.stderr),
