@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from batcher.decoding.stop_matcher import read_output
 from batcher.engine.model_runner import ModelRunner
-from batcher.engine.recorder import Recorder, StepStats
 from batcher.engine.sequence import (
     NOTHING_DECODED,
     NOTHING_DROPPED,
@@ -26,6 +25,7 @@ from batcher.engine.sequence import (
     limited_to_blocks,
 )
 from batcher.engine.sessions import Sessions, Turn
+from batcher.engine.step_stats import StepStats
 from batcher.errors import BatchdecodeError, Failure, InvariantError, RequestError, id_in_use
 from batcher.events import (
     AdmitEvent,
@@ -164,13 +164,13 @@ class Engine:
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)
         is_measured |= self._layout == "padded"
         self._stats = StepStats(self.scheduler, clock) if is_measured else None
-        self._recorder = Recorder(clock, self._stats)
+        self._events: list[RequestEvent] = []  # since the last step
         self._speculator: Speculator | None = None
         if speculation is not None:
             from batcher.engine import speculating  # noqa: PLC0415 - seldom
 
             self._speculator = speculating.Speculator(
-                speculation, model, self._runner, self.scheduler, self._recorder, clock
+                speculation, model, self._runner, self.scheduler, self._events, clock
             )
         self._tokenizer = tokenizer = model.tokenizer
         self._maker = SequenceMaker(model, context_of(model), self._runner.heal)
@@ -334,9 +334,9 @@ class Engine:
         if self._is_checked:
             self.scheduler.check()
         tokens = self._runner.take_streamed() if self._is_streaming else ()
-        if self._recorder.events or (stats is not None and stats.is_full):
+        if self._events or (stats is not None and stats.is_full):
             results, self._results = self._results, []
-            return StepOutcome(self._recorder.take(), results, tokens)
+            return StepOutcome(self._take_events(), results, tokens)
         if is_idle and self._num_open:
             is_coming = self._queue.num_pending and not self._queue.num_waiting
             if not is_coming:  # so all steps that follow would be the same
@@ -344,6 +344,12 @@ class Engine:
         return StepOutcome((), (), tokens) if tokens else NOTHING_HAPPENED
 
     # -- schedule, execute, update ---------------------------------------------------------------
+
+    def _take_events(self) -> list[RequestEvent]:
+        """Return the events since the last call; what steps have computed comes before them."""
+        events = self._events.copy()
+        self._events.clear()
+        return [*self.tell_steps(), *events]
 
     def _join_arrivals(self) -> None:
         """Let what has arrived wait for a slot; if all is idle, jump to the next arrival.
@@ -355,7 +361,7 @@ class Engine:
             arrival = queue.next_arrival
             if arrival is not None and arrival > clock.now:
                 clock.jump(arrival)
-        events, time, step = self._recorder.events, -1.0, 0
+        events, time, step = self._events, -1.0, 0
         for first in queue.take_arrivals(clock.now):
             if first.arrival_time != time:  # many come at one time
                 time = first.arrival_time
@@ -402,7 +408,7 @@ class Engine:
 
     def _place(self, scheduled: SchedulerOutput[Sequence]) -> None:
         """Bring rows out of the batch and into it, and tell of that."""
-        runner, batch, events = self._runner, self._batch, self._recorder.events
+        runner, batch, events = self._runner, self._batch, self._events
         step, now, last_used = self._clock.step, self._clock.now, batch.last_used
         for preemption in scheduled.preempted:
             runner.preempt(preemption.first)
@@ -470,7 +476,7 @@ class Engine:
 
         An empty prompt counts as a token, as where it is admitted.
         """
-        clock, events = self._clock, self._recorder.events
+        clock, events = self._clock, self._events
         finished = (row for first in scheduled.prefill_finished for row in first.computed_group)
         without_tokens = dict.fromkeys((row for row in finished if not row.num_tokens), 1)
         for row, num_tokens in (scheduled.num_scheduled_tokens | without_tokens).items():
@@ -503,7 +509,7 @@ class Engine:
         Failing goes before completing a stop, and that before reaching max_tokens.
         """
         batch, runner, clock = self._batch, self._runner, self._clock
-        events = self._recorder.events
+        events = self._events
         slots, failed, step, now = batch.slots, decoded.failed, clock.step, clock.now
         if failed and scheduled.num_scheduled_tokens and runner.pages is not None:
             failed = self._with_sharers(failed, scheduled)
@@ -560,7 +566,7 @@ class Engine:
 
         step: the last one that used the slots, or the current one.  failure: what went wrong in it.
         """
-        runner, clock, events = self._runner, self._clock, self._recorder.events
+        runner, clock, events = self._runner, self._clock, self._events
         request, was_admitted = first.request, first.admitted_step is not None
         if first.state is State.RUNNING:
             has_failed = failure is not None
@@ -761,7 +767,9 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` still has something to do or to hand out."""
-        return bool(self._num_open or self._recorder)
+        return bool(self._num_open or self._events) or (
+            self._stats is not None and self._stats.is_full
+        )
 
     @property
     def num_results(self) -> int:
@@ -849,7 +857,7 @@ class Engine:
         """Return what has come of requests that need no slot, without taking a step."""
         self._join_arrivals()
         results, self._results = self._results, []
-        return StepOutcome(self._recorder.take(), results, ())
+        return StepOutcome(self._take_events(), results, ())
 
     def wake(self) -> None:
         """Let a step that waits come back: none does."""

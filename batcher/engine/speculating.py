@@ -20,10 +20,9 @@ import numpy as np
 from batcher.decoding.constraints import RowConstraint, allowed_tokens
 from batcher.decoding.sampling import Masks
 from batcher.engine.model_runner import ModelRunner
-from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Decoded, Sequence
 from batcher.errors import BatchdecodeError, InvariantError, describe
-from batcher.events import AcceptEvent, DraftEvent, RollbackEvent, SpeculateEvent
+from batcher.events import AcceptEvent, DraftEvent, RequestEvent, RollbackEvent, SpeculateEvent
 from batcher.fields import check_types
 from batcher.foreign import check_members, note_raised, raised
 from batcher.lifecycle import State
@@ -71,7 +70,7 @@ class Speculator:
 
     No request fails because of drafts: after an error there are none.
 
-    model, runner, scheduler, recorder, clock: of the engine whose steps have drafts.
+    model, runner, scheduler, events, clock: of the engine whose steps have drafts.
     settings: what reproduces the drafter, ready for JSON.
     failure: why there are no drafts any more, if so.
 
@@ -86,7 +85,7 @@ class Speculator:
         model: Model,
         runner: ModelRunner,
         scheduler: Scheduler[Sequence],
-        recorder: Recorder,
+        events: list[RequestEvent],
         clock: Clock,
     ) -> None:
         if not can_verify(model):
@@ -96,7 +95,7 @@ class Speculator:
         if runner.rows is None or runner.rows.sampler is None:
             raise InvariantError("rows that speculate have no logits")
         self._decoder, self._sampler = runner.rows, runner.rows.sampler
-        self._runner, self._recorder, self._clock = runner, recorder, clock
+        self._runner, self._events, self._clock = runner, events, clock
         self._scheduler, self._batch = scheduler, scheduler.batch
         self._rows: dict[int, Sequence] = {}  # by slot
         self._num_drafts, self._shape = DEFAULT_DRAFT_TOKENS, LINE  # per row and step
@@ -325,7 +324,7 @@ class Speculator:
 
         `num_drafts` says how many there is room for, and afterwards how many there are.
         """
-        runner, decode_step, events = self._runner, self._batch.decode_step, self._recorder.events
+        runner, decode_step, events = self._runner, self._batch.decode_step, self._events
         batch, pages = runner.batch, runner.pages
         drafts = {slot: NOTHING for slot, row in self._rows.items() if row.is_decoding}
         trees: list[Chunk] = []
@@ -425,10 +424,10 @@ class Speculator:
             accepted = decoded.num_accepted.get(slot, 0)
             if accepted:
                 way, first = tuple(decoded.ways.get(slot, ())), position - accepted
-                self._recorder.events.append(AcceptEvent(*place, first, accepted, way))
+                self._events.append(AcceptEvent(*place, first, accepted, way))
             if accepted < num:
                 told = position, num - accepted, num_blocks.get(row, 0)
-                self._recorder.events.append(RollbackEvent(*place, *told))
+                self._events.append(RollbackEvent(*place, *told))
 
     def end_step(self, scheduled: SchedulerOutput[Sequence], measured: BatchStats | None) -> None:
         """Let rows go on behind the drafts of the step, which is over.

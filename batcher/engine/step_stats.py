@@ -1,38 +1,13 @@
-"""What an engine has done, as events, in the order in which it happened."""
+"""What each step computes, as events that tell of many steps at once."""
 
 from msgspec.structs import replace
 
 from batcher.engine.sequence import Sequence
-from batcher.events import (
-    RequestEvent,
-    StepsEvent,
-)
+from batcher.events import StepsEvent
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
 from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
 
 MAX_STEPS = 256  # in one event
-
-
-class Recorder:
-    """Turns what happens to sequences into events, each with the step and time it has now.
-
-    events: since they were last taken.  steps: what steps compute, where that is told.
-    """
-
-    def __init__(self, clock: Clock, steps: "StepStats | None") -> None:
-        self._clock = clock
-        self.events: list[RequestEvent] = []
-        self.steps = steps
-
-    def __bool__(self) -> bool:
-        return bool(self.events) or (self.steps is not None and self.steps.is_full)
-
-    def take(self) -> list[RequestEvent]:
-        """Return the events since the last call; what steps have computed comes before them."""
-        events, self.events = self.events, []
-        if self.steps is not None and self.steps:
-            return [self.steps.take(), *events]
-        return events
 
 
 class StepStats:
