@@ -18,7 +18,6 @@ from batcher.events import (
     ArriveEvent,
     DraftEvent,
     EndEvent,
-    EndReason,
     Event,
     FinishEvent,
     JumpEvent,
@@ -312,8 +311,6 @@ def open_feed(run: RunEvent) -> StepFeed:
 # in lockstep share the gaps between their tokens, so a gap is counted once for all of them: nothing
 # is done per row per step.
 
-NO_TOKENS: EndReason = "error"
-
 
 class Latencies(Struct, frozen=True, kw_only=True):
     """How long requests waited and took, in seconds; None for what there was none of."""
@@ -376,27 +373,44 @@ class TokenTimes:
 
     def observe(self, step: WholeStep) -> tuple[GivenTokens, list[EndedRequest]]:
         """Take in the next step; return what it gave, and who has ended in it."""
-        ended = self.interrupt(step.events, step)
-        num_tokens = 0
+        ended, itl, end = self.interrupt(step.events, step), self.times["itl"], step.end
+        num_tokens = num_first = 0
+        sum_ttft = 0.0
         if step.decodes:  # all rows that decode are given a token, at once
             for last, num_rows in self._decoding.items():
-                self.times["itl"].add(step.end - last, num_rows)
+                itl.add(end - last, num_rows)
                 num_tokens += num_rows
-            self._decoding = {step.end: num_tokens} if num_tokens else {}
-            self._last_advance = step.end
-        num_first, sum_ttft = 0, 0.0
+            self._decoding = {end: num_tokens} if num_tokens else {}
+            self._last_advance = end
         for event, found in step.events:
             if isinstance(event, JumpEvent | AcceptEvent):
-                self.times["itl"].add(0, event.tokens)
+                itl.add(0, event.tokens)
                 num_tokens += event.tokens
-            elif isinstance(event, FinishEvent):
-                ended += self._end(event, found, step.end)
-            elif isinstance(event, AdmitEvent | PrefillEvent | ReceiveEvent):
-                had_none = found.ttft is None
-                num_tokens += self._give(event, found, step.end)
-                if had_none and found.ttft is not None:
+                continue
+            arrive = found.arrive
+            if arrive is None or found.ended is not None:
+                continue
+            if isinstance(event, FinishEvent):
+                ended.append(self._end(event, found, arrive, end))
+            elif isinstance(event, AdmitEvent | PrefillEvent | ReceiveEvent) and arrive.max_tokens:
+                is_received = isinstance(event, ReceiveEvent)
+                num = event.tokens if isinstance(event, ReceiveEvent) else int(not event.left)
+                if not num:
+                    continue  # only its prompt is computed, at most
+                num_tokens += num
+                if found.ttft is None:
+                    found.ttft = end - arrive.time
+                    self.times["ttft"].add(found.ttft)
                     num_first += 1
                     sum_ttft += found.ttft
+                else:
+                    itl.add(end - found.last_token)
+                found.last_token = end
+                if is_received:
+                    itl.add(0, num - 1)
+                else:
+                    found.is_decoding = True
+                    self._decoding[end] = self._decoding.get(end, 0) + 1
         return GivenTokens(num_tokens, num_first, sum_ttft), ended
 
     def interrupt(
@@ -408,8 +422,8 @@ class TokenTimes:
         """
         ended: list[EndedRequest] = []
         for event, found in events:
-            arrive = self._arrival(found)
-            if arrive is None:  # it has ended, came along with another one or never arrived
+            arrive = found.arrive
+            if arrive is None or found.ended is not None:
                 continue
             if isinstance(event, AdmitEvent):
                 if found.queue is None:
@@ -419,35 +433,13 @@ class TokenTimes:
                 self._stop(found)
             elif isinstance(event, FinishEvent):
                 is_before = step is None or event.step < step.step
-                if not is_before and event.reason == NO_TOKENS:  # unless a server has sent some
+                if not is_before and event.reason == "error":  # unless a server has sent some
                     admission = found.admission
                     is_before = admission is None or admission.num_received is None
                 if is_before:
-                    ended += self._end(event, found, event.time if step is None else step.end)
+                    end = event.time if step is None else step.end
+                    ended.append(self._end(event, found, arrive, end))
         return ended
-
-    def _arrival(self, found: RequestTimeline) -> ArriveEvent | None:
-        return None if found.ended is not None else found.arrive
-
-    def _give(
-        self, event: AdmitEvent | PrefillEvent | ReceiveEvent, found: RequestTimeline, end: float
-    ) -> int:
-        arrive, is_received = self._arrival(found), isinstance(event, ReceiveEvent)
-        num_tokens = event.tokens if isinstance(event, ReceiveEvent) else int(not event.left)
-        if arrive is None or not arrive.max_tokens or not num_tokens:
-            return 0  # only its prompt is computed, at most
-        if found.ttft is None:
-            found.ttft = end - arrive.time
-            self.times["ttft"].add(found.ttft)
-        else:
-            self.times["itl"].add(end - found.last_token)
-        found.last_token = end
-        if is_received:
-            self.times["itl"].add(0, num_tokens - 1)
-        else:
-            found.is_decoding = True
-            self._decoding[end] = self._decoding.get(end, 0) + 1
-        return num_tokens
 
     def _stop(self, found: RequestTimeline) -> None:
         if found.is_decoding:
@@ -458,12 +450,8 @@ class TokenTimes:
                 del self._decoding[last]
 
     def _end(
-        self, event: FinishEvent, found: RequestTimeline, end: float
-    ) -> Iterator[EndedRequest]:
-        """Count the times of a sequence that has ended, and yield them; nothing the second time."""
-        arrive = self._arrival(found)
-        if arrive is None:
-            return
+        self, event: FinishEvent, found: RequestTimeline, arrive: ArriveEvent, end: float
+    ) -> EndedRequest:
         self._stop(found)
         found.ended = end
         ended = EndedRequest(event, arrive, end, found.queue, found.ttft)
@@ -471,7 +459,7 @@ class TokenTimes:
             self.times["e2e"].add(ended.e2e)
             if ended.tpot is not None:
                 self.times["tpot"].add(ended.tpot)
-        yield ended
+        return ended
 
 
 FIRST_INTERVAL = 1.0  # seconds, if none is given
