@@ -244,12 +244,18 @@ class GeneratingEndpoint:
             ApiError: it cannot be served.
             ClientGoneError: nobody waits for the answer any more.
         """
-        service, engine, arrived = self._service, self._service.engine, time.monotonic()
+        service, url, arrived = self._service, self._url, time.monotonic()
+        engine, reader = service.engine, service.reader
         given = given_id(scope)
         name = engine.name_for(given)
         answer.headers["x-request-id"] = given or name
         engine.check_room(1)
-        body = await self._read(await read_body(scope, receive, service.limits))
+        data = await read_body(scope, receive, service.limits)
+        fields = fields_of(data) if len(data) <= MAX_QUICK_BYTES else None
+        if fields is not None and reader.is_quick(fields):
+            body = reader.read(url, fields)
+        else:
+            body = await asyncio.to_thread(lambda: reader.read(url, fields or fields_of(data)))
         requests = body.requests
         engine.check_room(len(requests) * requests[0].n)
         names = [name, *(engine.name_for(given) for _ in requests[1:])]
@@ -263,14 +269,6 @@ class GeneratingEndpoint:
         finally:
             watch.cancel()
             engine.release(exchange)
-
-    async def _read(self, data: bytes) -> ClientRequest:
-        reader = self._service.reader
-        if len(data) <= MAX_QUICK_BYTES:
-            fields = fields_of(data)
-            if reader.is_quick(fields):
-                return reader.read(self._url, fields)
-        return await asyncio.to_thread(lambda: reader.read(self._url, fields_of(data)))
 
     async def _give_whole(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
         results = [news for news in await exchange.take() if isinstance(news, Result)]
