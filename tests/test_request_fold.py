@@ -5,6 +5,8 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import admit, arrive, jump, prefill
+from played_runs import PLAYED
 from reference_paged import paged_workloads, play_paged
 from reference_units import play_units, unit_workloads
 
@@ -68,18 +70,9 @@ def check(events, prefix):
             assert fold.slots[request.admission.event.slot] is request
 
 
-@given(paged_workloads(), st.data())
-@examples(100)
-def test_what_is_open_is_what_a_slow_look_finds(workload, data):
-    events = play_paged(*workload).events
-    check(events, data.draw(st.integers(0, len(events))))
-
-
-@given(unit_workloads(), st.integers(0, 2**32), st.data())
-@examples(100)
-def test_samples_beams_and_negative_prompts_are_told_apart(workload, seed, data):
-    units, batch = workload
-    events = play_units(units, batch, seed).events
+@given(PLAYED, st.data())
+@examples(200)
+def test_what_is_open_is_what_a_slow_look_finds(events, data):
     check(events, data.draw(st.integers(0, len(events))))
 
 
@@ -130,10 +123,10 @@ def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
 
 def test_a_standstill_counts_once_for_a_sequence_that_was_in_two_slots():
     fold = RequestFold()
-    fold.take(ArriveEvent(0, 0.0, "a", 0, "input", 5, 9))
-    fold.take(AdmitEvent(0, 0.0, "a", 0, 0, "empty"))
+    fold.take(arrive("a"))
+    fold.take(admit("a", 0))
     fold.take(PreemptEvent(2, 2.0, "a", 0, 0, "kv", "z", 0, 7, 2))
-    fold.take(AdmitEvent(3, 3.0, "a", 0, 1, "empty", generated=2))
+    fold.take(admit("a", 1, 3, generated=2))
     fold.take(StepsEvent(4, [5.0], [0], [3], [1], [1], [0], [0]))
     (request,) = fold.open
     assert [request.tokens_after(step) for step in (4, 5)] == [3, 4]
@@ -144,11 +137,11 @@ STEPS = [
     for step, tokens in enumerate([5, 2, 1])
 ]
 FORCED = [
-    ArriveEvent(0, 0.0, "a", 0, "input", 5, 9),
-    AdmitEvent(0, 0.0, "a", 0, 0, "empty"),
-    JumpEvent(0, 0.0, "a", 0, 0, 2),
-    PrefillEvent(1, 1.0, "a", 0, 0, 2, 1),
-    PrefillEvent(2, 2.0, "a", 0, 0, 1, 0),
+    arrive("a"),
+    admit("a", 0),
+    jump("a", 0),
+    prefill("a", 0, 1, 2, 1),
+    prefill("a", 0, 2, 1, 0),
 ]
 
 
@@ -171,7 +164,7 @@ def test_a_step_that_computes_what_was_forced_is_no_standstill_of_others(events)
 
 def test_a_step_that_computes_at_once_what_was_forced_is_no_standstill():
     fold = RequestFold()
-    jumps = [JumpEvent(step, float(step), "a", 0, 0, 2) for step in (0, 1)]
+    jumps = [jump("a", 0, step) for step in (0, 1)]
     for event in [*FORCED[:2], *jumps, *STEPS]:
         fold.take(event)
     (request,) = fold.open

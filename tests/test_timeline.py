@@ -1,22 +1,29 @@
+"""What events tell of a run: its steps and who held which slot, waited, was held back or left."""
+
 import pytest
 from by_step import by_step
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import (
+    RUN,
+    admit,
+    arrive,
+    drop,
+    finish,
+    fork,
+    hold,
+    jump,
+    preempt,
+    prefill,
+    steps,
+)
+from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
-    DropEvent,
-    EndEvent,
-    FinishEvent,
-    ForkEvent,
-    JumpEvent,
-    RunEvent,
-)
-from batcher.trace.run import Fork, SlotSpan, Wait, label_of
+from batcher.events import AdmitEvent, EndEvent, FinishEvent, PreemptEvent, RunEvent
+from batcher.trace.run import BlockedSpan, Fork, SlotSpan, SpanPreemption, Wait, label_of
 from batcher.trace.timeline import Selection, Timeline
 
 
@@ -33,22 +40,6 @@ def test_the_example_of_the_design_gives_its_spans_and_waits():
         SlotSpan(0, "d", 0, 3, 7, "length"),
     ]
     assert list(timeline.waits) == [Wait("c", 0, 0, 1), Wait("d", 0, 0, 3)]
-
-
-@given(workloads(), st.integers(1, 5), st.data())
-def test_events_that_break_off_anywhere_give_the_timeline_up_to_there(jobs, batch, data):
-    played = play(jobs, batch)
-    kept = played.events[: data.draw(st.integers(1, len(played.events)))]
-    timeline = Timeline.from_events(kept)
-    timeline.check_integrity()
-    assert timeline.num_steps <= len(played.rows)
-    admitted = {event.id for event in kept if isinstance(event, AdmitEvent)}
-    finished = {event.id for event in kept if isinstance(event, FinishEvent)}
-    assert {span.id for span in timeline.spans} == admitted
-    running = {span.id for span in timeline.spans if span.outcome is None}
-    assert running == admitted - finished
-    for span in timeline.spans:
-        assert span.outcome is not None or span.end == timeline.num_steps
 
 
 @given(workloads(), st.integers(1, 4), st.integers(-3, 12), st.integers(-3, 12))
@@ -83,74 +74,79 @@ def test_an_id_may_come_again():
     ]
 
 
-RUN = RunEvent(batch=2, model="test", settings={})
-
-
-def arrive(number, step=0, index=0):
-    return ArriveEvent(step, float(step), f"r{number}", index, "input", 1, 9)
-
-
-def admit(number, slot, step=0, index=0, role="sample"):
-    return AdmitEvent(step, float(step), f"r{number}", index, slot, "empty", role)
-
-
-def finish(number, slot, step=0, index=0, role="sample"):
-    return FinishEvent(step, float(step), f"r{number}", index, slot, "length", None, 1, role)
-
-
-def jump(number, slot, step=0, index=0, tokens=2):
-    return JumpEvent(step, float(step), f"r{number}", index, slot, tokens)
-
-
-def fork(number, slot, parent, step=0, index=0):
-    return ForkEvent(step, float(step), f"r{number}", index, slot, parent)
-
-
-def drop(number, step=0, reason="length", index=0):
-    return DropEvent(step, float(step), f"r{number}", index, reason)
-
-
-BEAMS = [admit(0, 0, role="beam"), admit(0, 1, index=1, role="beam")]
+BEAMS = [admit("r0", 0, role="beam"), admit("r0", 1, index=1, role="beam")]
 
 
 @pytest.mark.parametrize(
     ("complaint", "events"),
     [
         ("no run event", []),
-        ("while it runs", [RUN, admit(0, 0), admit(0, 1)]),
-        ("does not hold", [RUN, finish(0, 0)]),
-        ("does not hold", [RUN, admit(0, 0), finish(0, 1)]),
-        ("while requests hold slots", [RUN, admit(0, 0), EndEvent(1, 1.0, 0, 1)]),
-        ("over by step 2", [RUN, admit(0, 0), finish(0, 0, 2), EndEvent(4, 4.0, 1, 1)]),
+        ("while it runs", [RUN, admit("r0", 0), admit("r0", 1)]),
+        ("does not hold", [RUN, finish("r0", 0)]),
+        ("does not hold", [RUN, admit("r0", 0), finish("r0", 1)]),
+        ("while requests hold slots", [RUN, admit("r0", 0), EndEvent(1, 1.0, 0, 1)]),
+        ("over by step 2", [RUN, admit("r0", 0), finish("r0", 0, 2), EndEvent(4, 4.0, 1, 1)]),
         ("over by step -1", [RUN, EndEvent(2**62, 2.0, 1, 1)]),
         ("-1 steps", [RUN, EndEvent(-1, 2.0, 1, 1)]),
-        ("arrives in step -3", [RUN, arrive(0, -3), admit(0, 0)]),
-        ("'r0' does not run in slot 0 in step 0", [RUN, jump(0, 0)]),
-        ("'r1' does not run in slot 0", [RUN, admit(0, 0), jump(1, 0)]),
-        ("in slot 0 in step 4", [RUN, admit(0, 0, 5), jump(0, 0, 4)]),
-        ("jumps over 0 tokens", [RUN, admit(0, 0), jump(0, 0, tokens=0)]),
-        ("'r0#1' does not run in slot 1", [RUN, BEAMS[0], fork(0, 1, 0, index=1)]),
-        ("from 'r0#2'; both have to be running beams", [RUN, *BEAMS, fork(0, 1, 2, index=1)]),
+        ("arrives in step -3", [RUN, arrive("r0", -3), admit("r0", 0)]),
+        ("'r0' does not run in slot 0 in step 0", [RUN, jump("r0", 0)]),
+        ("'r1' does not run in slot 0", [RUN, admit("r0", 0), jump("r1", 0)]),
+        ("in slot 0 in step 4", [RUN, admit("r0", 0, 5), jump("r0", 0, 4)]),
+        ("jumps over 0 tokens", [RUN, admit("r0", 0), jump("r0", 0, tokens=0)]),
+        ("'r0#1' does not run in slot 1", [RUN, BEAMS[0], fork("r0", 1, 0, index=1)]),
+        ("from 'r0#2'; both have to be running beams", [RUN, *BEAMS, fork("r0", 1, 2, index=1)]),
         (
             "from 'r0'; both have to be running",
-            [RUN, *BEAMS, finish(0, 0, role="beam"), fork(0, 1, 0, index=1)],
+            [RUN, *BEAMS, finish("r0", 0, role="beam"), fork("r0", 1, 0, index=1)],
         ),
-        ("both have to be", [RUN, admit(0, 0), admit(0, 1, index=1), fork(0, 1, 0, index=1)]),
         (
             "both have to be",
-            [RUN, admit(1, 0, role="beam"), admit(0, 1, 0, 1, "beam"), fork(0, 1, 0, index=1)],
+            [RUN, admit("r0", 0), admit("r0", 1, index=1), fork("r0", 1, 0, index=1)],
         ),
-        ("'r0~' is admitted", [RUN, admit(0, 0, role="negative"), admit(0, 1, role="negative")]),
-        ("'r0~' leaves slot 0", [RUN, admit(0, 0), finish(0, 0, role="negative")]),
-        ("'r0' leaves slot 0", [RUN, admit(0, 0), finish(0, 0, role="beam")]),
-        ("'r0' is dropped in step 0, and has not finished", [RUN, drop(0)]),
-        ("'r0#1' is dropped", [RUN, admit(0, 0), finish(0, 0), drop(0, index=1)]),
-        ("'r0' is dropped", [RUN, admit(0, 0), finish(0, 0), drop(0), drop(0)]),
-        ("'r0' is dropped", [RUN, admit(0, 0), finish(0, 0), admit(0, 0, 1), drop(0, 1)]),
+        (
+            "both have to be",
+            [
+                RUN,
+                admit("r1", 0, role="beam"),
+                admit("r0", 1, 0, 1, "beam"),
+                fork("r0", 1, 0, index=1),
+            ],
+        ),
+        (
+            "'r0~' is admitted",
+            [RUN, admit("r0", 0, role="negative"), admit("r0", 1, role="negative")],
+        ),
+        ("'r0~' leaves slot 0", [RUN, admit("r0", 0), finish("r0", 0, role="negative")]),
+        ("'r0' leaves slot 0", [RUN, admit("r0", 0), finish("r0", 0, role="beam")]),
+        ("'r0' is dropped in step 0, and has not finished", [RUN, drop("r0")]),
+        ("'r0#1' is dropped", [RUN, admit("r0", 0), finish("r0", 0), drop("r0", index=1)]),
+        ("'r0' is dropped", [RUN, admit("r0", 0), finish("r0", 0), drop("r0"), drop("r0")]),
+        (
+            "'r0' is dropped",
+            [RUN, admit("r0", 0), finish("r0", 0), admit("r0", 0, 1), drop("r0", 1)],
+        ),
         (
             "with the reason 'stop', not 'length'",
-            [RUN, admit(0, 0), finish(0, 0), drop(0, 0, "stop")],
+            [RUN, admit("r0", 0), finish("r0", 0), drop("r0", 0, "stop")],
         ),
+        ("'a' is preempted in slot 0, which it does not hold", [RUN, preempt("a", 0, 1)]),
+        ("preempted in step 3, but was admitted in 3", [RUN, admit("a", 0, 3), preempt("a", 0, 3)]),
+        ("2 tokens of its own, but was not preempted", [RUN, admit("a", 0, generated=2)]),
+        ("'a' is blocked in step 1, but does not wait", [RUN, hold("a", 1)]),
+        (
+            "blocked in step 1, after a later one",
+            [RUN, *map(arrive, "ab"), hold("a", 2), hold("b", 1)],
+        ),
+        ("'a' computes in slot 0, which it does not", [RUN, prefill("a", 0, 0, 1, 0)]),
+        ("computes 1 tokens .* but 0 were left", [RUN, admit("a", 0), prefill("a", 0, 1, 1, 0)]),
+        ("leaves 3, but 5 were", [RUN, admit("a", 0, left=5), prefill("a", 0, 1, 1, 3)]),
+        ("computes 5 tokens in step 0", [RUN, admit("a", 0, left=5), prefill("a", 0, 0, 5, 0)]),
+        ("computes 0 tokens", [RUN, admit("a", 0, left=5), prefill("a", 0, 1, 0, 5)]),
+        ("with -1 tokens left", [RUN, admit("a", 0, left=-1)]),
+        ("before its prompt was computed", [RUN, admit("a", 0, left=5), finish("a", 0, 1)]),
+        ("steps from 1 on follow those of 0 steps", [RUN, steps(1, [1.0])]),
+        ("not whole", [RUN, steps(0, [1.0, 2.0], [1])]),
+        ("time goes back in the steps from 0 on", [RUN, steps(0, [2.0, 1.0])]),
     ],
 )
 def test_events_that_contradict_each_other_are_refused(complaint, events):
@@ -163,10 +159,11 @@ def test_events_that_contradict_each_other_are_refused(complaint, events):
     [
         ("a batch of 1000000000000", [RunEvent(batch=10**12, model="test", settings={})]),
         ("a batch of 0", [RunEvent(batch=0, model="test", settings={})]),
-        ("step -1", [RUN, admit(0, 0, -1)]),
-        ("step 4611686018427387904", [RUN, admit(0, 0, 2**62)]),
-        ("step 4611686018427387904", [RUN, admit(0, 0), jump(0, 0, 2**62)]),
-        ("step 4611686018427387904", [RUN, *BEAMS, fork(0, 0, 1, 2**62)]),
+        ("step -1", [RUN, admit("r0", 0, -1)]),
+        ("step 4611686018427387904", [RUN, admit("r0", 0, 2**62)]),
+        ("step 4611686018427387904", [RUN, admit("r0", 0), jump("r0", 0, 2**62)]),
+        ("step 4611686018427387904", [RUN, *BEAMS, fork("r0", 0, 1, 2**62)]),
+        ("a timeline has steps", [RUN, admit("a", 0), preempt("a", 0, 2**30)]),
     ],
 )
 def test_a_run_that_no_memory_has_room_for_is_refused(complaint, events):
@@ -177,22 +174,31 @@ def test_a_run_that_no_memory_has_room_for_is_refused(complaint, events):
 @pytest.mark.parametrize(
     ("complaint", "events"),
     [
-        ("in slot 2 of 2", [RUN, admit(0, 2)]),
-        ("share slot 0", [RUN, admit(0, 0), admit(1, 0), finish(1, 0), finish(0, 0, 3)]),
-        ("of 2 steps", [RUN, admit(0, 0), finish(0, 0, 2), EndEvent(2, 2.0, 1, 1)]),
-        ("of 4 steps", [RUN, admit(0, 0, 3), finish(0, 0, 1)]),
-        ("nothing runs in step 1", [RUN, admit(0, 0), finish(0, 0), admit(1, 0, 2)]),
-        (r"'r0~' .* \[0, 1\), but 'r0' does not", [RUN, admit(0, 0, role="negative")]),
+        ("in slot 2 of 2", [RUN, admit("r0", 2)]),
+        (
+            "share slot 0",
+            [RUN, admit("r0", 0), admit("r1", 0), finish("r1", 0), finish("r0", 0, 3)],
+        ),
+        ("of 2 steps", [RUN, admit("r0", 0), finish("r0", 0, 2), EndEvent(2, 2.0, 1, 1)]),
+        ("of 4 steps", [RUN, admit("r0", 0, 3), finish("r0", 0, 1)]),
+        ("nothing runs in step 1", [RUN, admit("r0", 0), finish("r0", 0), admit("r1", 0, 2)]),
+        (r"'r0~' .* \[0, 1\), but 'r0' does not", [RUN, admit("r0", 0, role="negative")]),
         (
             r"'r0~' .* \[0, 4\), but 'r0' does not",
-            [RUN, admit(0, 0), admit(0, 1, role="negative"), finish(0, 0), jump(0, 1, 3)],
+            [
+                RUN,
+                admit("r0", 0),
+                admit("r0", 1, role="negative"),
+                finish("r0", 0),
+                jump("r0", 1, 3),
+            ],
         ),
-        ("'r0#1~' .* but 'r0#1' does not", [RUN, admit(0, 0), admit(0, 1, 0, 1, "negative")]),
+        ("'r0#1~' .* but 'r0#1' does not", [RUN, admit("r0", 0), admit("r0", 1, 0, 1, "negative")]),
         (
             "'r0#1' .* but 'r0' does not",
-            [RUN, admit(0, 0, role="beam"), admit(0, 1, 2, 1, "beam"), jump(0, 0, 2)],
+            [RUN, admit("r0", 0, role="beam"), admit("r0", 1, 2, 1, "beam"), jump("r0", 0, 2)],
         ),
-        ("'r0#1' .* but 'r0' does not", [RUN, admit(0, 0), admit(0, 1, 0, 1, "beam")]),
+        ("'r0#1' .* but 'r0' does not", [RUN, admit("r0", 0), admit("r0", 1, 0, 1, "beam")]),
     ],
 )
 def test_check_integrity_finds_what_cannot_have_happened(complaint, events):
@@ -252,29 +258,22 @@ def test_waits_that_start_together_are_in_order_of_arrival():
     units = [*samples("z", 2), *beams("m", 2, 1), *guided("b", 1, 1), *samples("a", 1)]
     timeline = Timeline.from_events(play_units(units, 2).events)
     assert [wait.label for wait in timeline.waits] == ["m", "b", "b#1", "a"]
-    aborted = [
-        RUN,
-        arrive(0),
-        arrive(1),
-        arrive(2),
-        admit(0, 0),
-        finish(2, None, 1),
-        admit(1, 0, 3),
-    ]
+    arrived = [RUN, *map(arrive, ["r0", "r1", "r2"])]
+    aborted = [*arrived, admit("r0", 0), finish("r2", None, 1), admit("r1", 0, 3)]
     assert [wait.id for wait in Timeline.from_events(aborted).waits] == ["r1", "r2"]
 
 
 def test_what_happened_to_an_id_is_not_told_of_the_next_that_has_it():
     first, second = (
         [
-            admit(0, 0, step, role="beam"),
-            admit(0, 1, step, 1, "beam"),
-            finish(0, 0, step, 0, "beam"),
+            admit("r0", 0, step, role="beam"),
+            admit("r0", 1, step, 1, "beam"),
+            finish("r0", 0, step, 0, "beam"),
         ]
         for step in (0, 1)
     )
-    end = finish(0, 1, 0, 1, "beam")
-    notes = [fork(0, 0, 1), jump(0, 0), fork(0, 1, 0, index=1)]
+    end = finish("r0", 1, 0, 1, "beam")
+    notes = [fork("r0", 0, 1), jump("r0", 0), fork("r0", 1, 0, index=1)]
     timeline = Timeline.from_events([RUN, *first[:2], *notes, first[2], end, *second])
     assert [(span.start, span.jumped, len(span.forks)) for span in timeline.spans] == [
         (0, 2, 1),
@@ -285,8 +284,14 @@ def test_what_happened_to_an_id_is_not_told_of_the_next_that_has_it():
 
 
 def test_a_dropped_sample_is_known_by_its_span():
-    run = [RUN, admit(0, 0), admit(0, 1, index=1), finish(0, 0), finish(0, 1, 1, index=1)]
-    timeline = Timeline.from_events([*run, drop(0, 1), admit(0, 0, 2)])
+    run = [
+        RUN,
+        admit("r0", 0),
+        admit("r0", 1, index=1),
+        finish("r0", 0),
+        finish("r0", 1, 1, index=1),
+    ]
+    timeline = Timeline.from_events([*run, drop("r0", 1), admit("r0", 0, 2)])
     assert [(span.start, span.index, span.dropped) for span in timeline.spans] == [
         (0, 0, True),
         (0, 1, False),
@@ -295,5 +300,136 @@ def test_a_dropped_sample_is_known_by_its_span():
 
 
 def test_a_sample_that_never_had_a_slot_may_be_dropped():
-    events = [RUN, arrive(0), finish(0, None), drop(0)]
+    events = [RUN, arrive("r0"), finish("r0", None), drop("r0")]
     assert list(Timeline.from_events(events).spans) == []
+
+
+# -- runs with limits: chunks of prompts, preemptions, blocked steps and times ---------------------
+
+
+@given(paged_workloads())
+def test_the_events_alone_give_every_step(workload):
+    run = play_paged(*workload)
+    timeline = Timeline.from_events(run.events)
+    timeline.check_integrity()
+    rows = list(timeline.select_steps())
+    assert [row.slots for row in rows] == run.slots
+    assert [row.waiting for row in rows] == run.waiting
+    assert [row.end for row in rows] == run.ends
+    assert timeline.figures.ends.tolist() == run.ends
+    assert [timeline.figures.start_of(step) for step in range(len(run.ends))] == run.starts
+    for span in timeline.spans:
+        states = [run.states[span.id][step].phase for step in range(span.start, span.end)]
+        num_decodes = len(states) - span.prefill
+        assert states == ["prefill"] * span.prefill + ["decode"] * num_decodes
+
+
+@given(paged_workloads(), st.data())
+def test_events_that_break_off_anywhere_give_the_timeline_up_to_there(workload, data):
+    run = play_paged(*workload)
+    kept = run.events[: data.draw(st.integers(1, len(run.events)))]
+    timeline = Timeline.from_events(kept)
+    timeline.check_integrity()
+    num_admitted = sum(isinstance(event, AdmitEvent) for event in kept)
+    left = [e for e in kept if isinstance(e, FinishEvent | PreemptEvent) and e.slot is not None]
+    running = [span for span in timeline.spans if span.outcome is None]
+    assert (len(timeline.spans), len(running)) == (num_admitted, num_admitted - len(left))
+    assert {span.end for span in running} <= {timeline.num_steps}
+    figures = timeline.figures
+    for step in range(timeline.num_steps):
+        assert figures.start_of(step) <= figures.end_of(step) <= figures.start_of(step + 1)
+        if step < len(figures.ends):
+            assert figures.end_of(step) == run.ends[step]
+
+
+def test_a_preempted_sequence_waits_again_from_that_step():
+    timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
+    assert list(timeline.spans) == [
+        SlotSpan(0, "a", 0, 0, 9, "length"),
+        SlotSpan(1, "b", 0, 0, 7, "preempted", preemption=SpanPreemption("kv", "a", 0, 8, 7)),
+        SlotSpan(0, "b", 0, 9, 13, "length", prefill=3, generated=7, resumed=True),
+        SlotSpan(0, "c", 0, 13, 16, "length", prefill=2),
+    ]
+    assert list(timeline.waits) == [Wait("c", 0, 0, 13), Wait("b", 0, 7, 9)]
+    assert list(timeline.blocked) == [
+        BlockedSpan("b", 0, 7, 8, "preemption", 0),
+        BlockedSpan("b", 0, 8, 9, "kv", 5),
+        BlockedSpan("c", 0, 9, 13, "kv", 4),
+    ]
+
+
+def test_what_was_found_in_the_cache_is_in_the_span():
+    run = play_paged([PagedJob("a", 9, 1, cached=6)], Limits())
+    (span,) = Timeline.from_events(run.events).spans
+    assert (span.cached, span.prefill) == (6, 1)
+
+
+def test_a_partner_and_beams_leave_and_come_back_with_their_first():
+    rows = [{}, {"role": "negative"}]
+    events = [
+        RUN,
+        arrive("g"),
+        *(admit("g", slot, **row) for slot, row in enumerate(rows)),
+        *(preempt("g", slot, 3, **row) for slot, row in enumerate(rows)),
+        *(admit("g", 1 - slot, 5, generated=2, **row) for slot, row in enumerate(rows)),
+        *(finish("g", 1 - slot, 6, **row) for slot, row in enumerate(rows)),
+    ]
+    timeline = Timeline.from_events(events)
+    timeline_spans = [(s.label, s.slot, s.start, s.end, s.resumed) for s in timeline.spans]
+    assert timeline_spans == [
+        ("g", 0, 0, 3, False),
+        ("g~", 1, 0, 3, False),
+        ("g~", 0, 5, 7, True),
+        ("g", 1, 5, 7, True),
+    ]
+    assert list(timeline.waits) == [Wait("g", 0, 3, 5)]
+    beams = [{"role": "beam"}, {"role": "beam", "index": 1}]
+    apart = [RUN, *(admit("b", slot, **row) for slot, row in enumerate(beams))]
+    timeline = Timeline.from_events(
+        [*apart, preempt("b", 1, 3, **beams[1]), finish("b", 0, 4, **beams[0])]
+    )
+    with pytest.raises(InvariantError, match="'b' does not"):
+        timeline.check_integrity()
+
+
+@pytest.mark.parametrize("slot", [None, 0])
+def test_a_preempted_request_may_be_aborted_while_it_waits(slot):
+    events = [
+        RUN,
+        *map(arrive, "ab"),
+        admit("a", 0),
+        admit("b", 1),
+        preempt("a", 0, 2),
+        finish("a", slot, 4, reason="aborted"),
+        finish("b", 1, 5),
+        EndEvent(6, 6.0, 1, 2),
+    ]
+    timeline = Timeline.from_events(events)
+    assert [(s.id, s.end, s.outcome) for s in timeline.spans] == [
+        ("a", 2, "preempted"),
+        ("b", 6, "length"),
+    ]
+    assert list(timeline.waits) == [Wait("a", 0, 2, 4)]
+
+
+def test_an_error_may_end_a_prompt_that_is_half_computed():
+    events = [RUN, admit("a", 0, left=5), finish("a", 0, 1, reason="error")]
+    (span,) = Timeline.from_events(events).spans
+    assert (span.prefill, span.outcome) == (2, "error")
+
+
+def test_what_a_constraint_forced_may_be_computed_in_several_steps_too():
+    events = [RUN, admit("a", 0, left=2), prefill("a", 0, 1, 2, 0), jump("a", 0, 3, tokens=6)]
+    chunks = [prefill("a", 0, 4, 3, 4), prefill("a", 0, 6, 4, 0)]
+    again = [admit("a", 1, 9), finish("a", 1, 9)]
+    timeline = Timeline.from_events([*events, *chunks, finish("a", 0, 8), *again])
+    assert [(span.prefill, span.jumped) for span in timeline.spans] == [(2, 6), (1, 0)]
+    with pytest.raises(InvariantError, match="but 4 were left"):
+        Timeline.from_events([*events, chunks[0], prefill("a", 0, 5, 4, 1)])
+
+
+def test_a_time_that_nobody_tells_lies_between_those_that_are_told():
+    told = [RUN, steps(0, [10.0]), admit("a", 0), AdmitEvent(3, 12.0, "b", 0, 1, "empty")]
+    figures = Timeline.from_events(told).figures
+    assert [figures.start_of(step) for step in range(5)] == [0.0, 10.0, 12.0, 12.0, 22.0]
+    assert [figures.end_of(step) for step in range(4)] == [10.0, 12.0, 12.0, 22.0]

@@ -4,29 +4,22 @@ from random import Random
 
 import msgspec
 import pytest
+from by_step import by_step
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import english_requests
-from worker_runs import interleaved, worker_runs
+from worker_runs import BATCH, SETTINGS, interleaved, worker_runs
 
 from batcher import Request
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, FinishEvent, RunEvent
 from batcher.explaining.story import answer_of, read_requests
-from batcher.settings import SchedulingSettings
-from batcher.timing.profiles import step_time_of
 from batcher.trace.files import encode_events, read_trace
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 
-BATCH = 3
-SETTINGS = {
-    "plain": {},
-    "few blocks": {"settings": SchedulingSettings(kv_blocks=30, block_size=4, max_batch_tokens=16)},
-    "timed": {"step_time": step_time_of("h100_llama3.1-8b_tp1")},
-}
 encode = msgspec.json.encode
 SEEDS = st.integers(0, 2**32)
 
@@ -46,10 +39,6 @@ def traced(drawn, num_workers, seed, kind="plain"):
 def spans_of(timeline, worker):
     first = worker * BATCH
     return {encode(replace(s, slot=first + s.slot, worker=worker)) for s in timeline.spans}
-
-
-def by_step(stretches):
-    return [num for start, stop, num in stretches for _ in range(start, stop)]
 
 
 drawn_requests = st.lists(english_requests(), min_size=1, max_size=16)
@@ -158,7 +147,6 @@ def test_slots_that_are_chosen_may_be_of_one_worker():
     [
         ({"worker": None}, "an event of no worker in a run of 2"),
         ({"worker": 2}, "an event of worker 2 in a run of 2"),
-        ({"worker": -1}, "an event of worker -1 in a run of 2"),
         ({"worker": 1, "slot": 0}, "slot 0 is none of the 3 of worker 1"),
         ({"worker": 0, "slot": 3}, "slot 3 is none of the 3 of worker 0"),
     ],
@@ -173,19 +161,13 @@ def test_an_event_of_no_worker_or_of_the_slot_of_another_is_refused(change, comp
 
 def test_a_run_of_one_has_no_worker():
     (own, *_), _ = traced(REQUESTS, 2, 1)
-    assert b"worker" not in encode_events(own)
     with pytest.raises(InvariantError, match="an event of worker 0 in a run of 1"):
         Timeline.from_events([own[0], *(replace(event, worker=0) for event in own[1:])])
 
 
 @pytest.mark.parametrize(
     ("batch", "workers", "most"),
-    [
-        (2**19, 4, "1048576"),
-        (-8, 2, "1048576"),
-        (1, 10**12, "1024"),
-        (8, 0, "1024"),
-    ],
+    [(2**19, 4, "1048576"), (-8, 2, "1048576"), (1, 10**12, "1024"), (8, 0, "1024")],
 )
 def test_so_many_slots_are_refused_before_there_is_anything_for_them(batch, workers, most):
     run = RunEvent(batch=batch, workers=workers, model="simulated", settings={})

@@ -4,12 +4,25 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
+from engine_runs import traced
 from msgspec.structs import replace
 
 from batcher import Request, SimulatedModel
 from batcher.engine import Engine
 from batcher.events import Event, RunEvent
+from batcher.settings import SchedulingSettings
+from batcher.speculation.settings import SpeculationSettings
+from batcher.timing.profiles import step_time_of
 from batcher.trace.run import event_of_worker
+
+BATCH = 3
+TIMED = {"step_time": step_time_of("h100_llama3.1-8b_tp1")}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "few blocks": {"settings": SchedulingSettings(kv_blocks=30, block_size=4, max_batch_tokens=16)},
+    "timed": TIMED,
+    "drafts": {"speculation": SpeculationSettings(draft="ngram"), **TIMED},
+}
 
 
 class WorkerRun(NamedTuple):
@@ -30,13 +43,7 @@ def worker_runs(
     engines = [Engine(SimulatedModel(), batch_size, **settings) for _ in range(num_workers)]
     for request in requests:
         draw.choice(engines).add(request)
-    runs = []
-    for engine in engines:
-        events: list[Event] = [engine.run_event()]
-        while engine.has_work:
-            events += engine.step().events
-        runs.append(WorkerRun(engine, [*events, engine.end_event()]))
-    return runs
+    return [WorkerRun(engine, traced(engine)) for engine in engines]
 
 
 def interleaved(runs: Sequence[Sequence[Event]], batch_size: int, draw: Random) -> list[Event]:

@@ -3,18 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import RUN, admit, arrive, finish, hold, jump, prefill
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
     BlockedEvent,
-    FinishEvent,
-    JumpEvent,
-    PrefillEvent,
     RejectEvent,
-    RunEvent,
 )
 from batcher.explaining.story import PhaseTotals, StoryPart, answer_of, read_requests
 
@@ -37,6 +32,7 @@ def steps_of(story):
 def test_every_step_is_explained_once_and_by_what_happened_in_it(workload):
     jobs, limits = workload
     run = play_paged(jobs, limits)
+    arrivals = {job.id: job.arrival for job in jobs}
     stories = stories_of(run.events)
     assert {story.id for story in stories} == {job.id for job in jobs}
     for story in stories:
@@ -45,14 +41,6 @@ def test_every_step_is_explained_once_and_by_what_happened_in_it(workload):
             story.id
         ]
         assert story.steps.sum == story.ended.step + 1 - story.arrived.step == len(found)
-
-
-@given(paged_workloads())
-def test_the_seconds_of_the_parts_are_those_from_arrival_to_end(workload):
-    jobs, limits = workload
-    run = play_paged(jobs, limits)
-    arrivals = {job.id: job.arrival for job in jobs}
-    for story in stories_of(run.events):
         assert story.ended.time == run.ends[story.ended.step]
         assert story.seconds.sum == pytest.approx(story.ended.time - arrivals[story.id])
 
@@ -112,28 +100,13 @@ def test_a_preempted_request_has_two_stays_and_what_it_cost():
     assert story.seconds == PhaseTotals(0, 0.75, 2.625, 3.375, 0)
 
 
-RUN = RunEvent(batch=2, model="test", settings={})
-
-
-def arrive(name, step=0):
-    return ArriveEvent(step, float(step), name, 0, "input", 3, 9)
-
-
-def admit(name, slot, step=0):
-    return AdmitEvent(step, float(step), name, 0, slot, "empty")
-
-
-def finish(name, slot, step):
-    return FinishEvent(step, float(step), name, 0, slot, "length", None, 1)
-
-
 def test_a_hold_is_over_when_who_is_held_is_aborted():
     events = [
         RUN,
         *map(arrive, "abc"),
         admit("a", 0),
         BlockedEvent(0, 0.0, "b", 0, "batch"),
-        FinishEvent(2, 2.0, "b", 0, None, "aborted", None, 0),
+        finish("b", None, 2, reason="aborted"),
         BlockedEvent(3, 3.0, "c", 0, "batch"),
         finish("a", 0, 5),
         admit("c", 0, 6),
@@ -161,7 +134,7 @@ def test_what_never_had_a_slot_has_a_story_too():
         RUN,
         arrive("a"),
         finish("a", None, 0),
-        FinishEvent(0, 0.0, "b", 0, None, "aborted", None, 0),
+        finish("b", None, reason="aborted"),
         RejectEvent(0, 0.0, "c", 0, "invalid-type"),
     ]
     kept = read_requests(events)
@@ -181,9 +154,9 @@ def test_what_was_forced_later_is_no_prefill():
         RUN,
         arrive("a"),
         admit("a", 0),
-        JumpEvent(1, 1.0, "a", 0, 0, 6),
-        PrefillEvent(2, 2.0, "a", 0, 0, 3, 4),
-        PrefillEvent(3, 3.0, "a", 0, 0, 4, 0),
+        jump("a", 0, 1, tokens=6),
+        prefill("a", 0, 2, 3, 4),
+        prefill("a", 0, 3, 4, 0),
         finish("a", 0, 4),
     ]
     (story,) = stories_of(events)
@@ -198,7 +171,7 @@ def test_where_no_slot_is_free_an_older_hold_is_no_reason():
         RUN,
         *map(arrive, "ab"),
         admit("a", 0),
-        BlockedEvent(0, 0.0, "b", 0, "kv", 9),
+        hold("b", 0),
         arrive("first", 2),  # the policy puts it before b
         admit("first", 1, 2),
         finish("first", 1, 3),

@@ -4,20 +4,14 @@ from collections import defaultdict
 from engine_runs import traced
 from hypothesis import example, given
 from hypothesis import strategies as st
-from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
-from reference_schedule import DESIGN_JOBS, Job, play, workloads
-from reference_units import play_units, unit_workloads
+from made_events import RUN, admit, arrive, drop, finish, fork, jump, preempt
+from msgspec.structs import replace
+from played_runs import PLAYED
+from reference_paged import CROWDED, Limits, PagedJob, play_paged
+from reference_schedule import DESIGN_JOBS, Job, play
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
-    DropEvent,
-    FinishEvent,
-    ForkEvent,
-    JumpEvent,
-    PreemptEvent,
-    RunEvent,
     SequenceName,
 )
 from batcher.settings import SchedulingSettings
@@ -25,10 +19,6 @@ from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 from batcher.trace.views import encode_chrome
 
 STEP = 10**6
-
-
-def timeline_of(jobs, batch=2):
-    return Timeline.from_events(play(jobs, batch).events)
 
 
 def chrome_of(timeline, selection=EVERYTHING):
@@ -120,116 +110,68 @@ def check_rules(chrome, num_slots):
     check_flows(events)
 
 
-def check_windows(timeline, num_slots, start, stop):
+# One is preempted in a step of which nothing else is told when the trace breaks off.
+PREEMPTED_LAST = play_paged(
+    [PagedJob("r0", 1, 8, 1.0), PagedJob("r1", 1, 8, 1.0), PagedJob("r2", 2, 2, 1.0)],
+    Limits(blocks=10, block_size=1, budget=6),
+)
+
+
+@given(PLAYED, st.integers(0, 9), st.integers(0, 9))
+@example(PREEMPTED_LAST.events, 0, 0)
+def test_every_trace_keeps_the_rules(events, start, stop):
+    num_slots, timeline = events[0].batch, Timeline.from_events(events)
     check_rules(chrome_of(timeline), num_slots)
     check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), num_slots)
     check_rules(chrome_of(timeline, Selection(slots=frozenset({0}))), 1)
-
-
-@given(workloads(), st.integers(1, 5), st.integers(0, 9), st.integers(0, 9))
-def test_every_trace_keeps_the_rules(jobs, batch, start, stop):
-    check_windows(timeline_of(jobs, batch), batch, start, stop)
-
-
-def test_a_request_is_a_slice_on_the_thread_of_its_slot():
-    events = events_of(timeline_of(DESIGN_JOBS), "X")
-    requests = [e for e in events if e["cat"] == "request"]
-    assert requests[2] == {
-        "ph": "X",
-        "pid": 1,
-        "tid": 2,
-        "ts": 1 * STEP,
-        "dur": 2 * STEP,
-        "name": "c",
-        "cat": "request",
-        "args": {"index": 0, "outcome": "length"},
-    }
-    prefills = [(e["tid"], e["ts"], e["dur"]) for e in events if e["cat"] == "prefill"]
-    assert prefills == [(e["tid"], e["ts"], STEP) for e in requests]
-
-
-def counter(timeline, name, selection=EVERYTHING):
-    events = events_of(timeline, "C", selection)
-    return [(e["ts"] // STEP, e["args"][name]) for e in events if e["name"] == name]
-
-
-@given(unit_workloads(), st.integers(0, 9), st.integers(0, 9))
-def test_samples_partners_and_beams_keep_the_rules(workload, start, stop):
-    units, batch = workload
-    timeline = Timeline.from_events(play_units(units, batch, 3).events)
-    check_windows(timeline, batch, start, stop)
     waits = events_of(timeline, "b")
     assert len({event["id"] for event in waits}) == len(waits) == len(timeline.waits)
+    for broken_off in range(1, len(events), 5):
+        check_rules(chrome_of(Timeline.from_events(events[:broken_off])), num_slots)
 
 
-def test_sequences_have_their_labels_and_what_happened_to_them():
-    run = RunEvent(batch=3, model="test", settings={})
-    events = [
-        run,
-        ArriveEvent(0, 0.0, "b", 0, "input", 1, 9),
-        AdmitEvent(0, 0.0, "b", 0, 0, "empty", "beam"),
-        AdmitEvent(0, 0.0, "b", 1, 1, "empty", "beam"),
-        ArriveEvent(0, 0.0, "g", 1, "input", 1, 9),
-        ForkEvent(0, 0.0, "b", 1, 1, 0),
-        FinishEvent(1, 1.0, "b", 0, 0, "length", None, 2, "beam"),
-        FinishEvent(1, 1.0, "b", 1, 1, "unused", None, 0, "beam"),
-        AdmitEvent(2, 2.0, "g", 1, 0, "refill"),
-        AdmitEvent(2, 2.0, "g", 1, 1, "refill", "negative"),
-        JumpEvent(2, 2.0, "g", 1, 0, 4),
-        AdmitEvent(2, 2.0, "s", 0, 2, "refill"),
-        FinishEvent(2, 2.0, "s", 0, 2, "stop", 0, 1),
-        DropEvent(2, 2.0, "s", 0, "stop"),
-    ]
-    timeline = Timeline.from_events(events)
-    requests = [e for e in events_of(timeline, "X") if e["cat"] == "request"]
-    assert [(e["name"], e["args"]) for e in requests] == [
-        ("b", {"index": 0, "outcome": "length", "role": "beam"}),
-        (
-            "b#1",
-            {
-                "index": 1,
-                "outcome": "unused",
-                "role": "beam",
-                "forks": [{"step": 0, "parent": 0}],
-            },
-        ),
-        ("g#1", {"index": 1, "outcome": None, "jumped": 4}),
-        ("g#1~", {"index": 1, "outcome": None, "role": "negative"}),
-        ("s", {"index": 0, "outcome": "stop", "dropped": True}),
-    ]
-    assert [e["name"] for e in events_of(timeline, "b")] == ["g#1"]
-
-
-def test_a_window_begins_with_the_counts_it_finds():
-    timeline = timeline_of(DESIGN_JOBS)
-    window = Selection(start=2, stop=5)
-    assert counter(timeline, "occupied slots", window) == [(2, 2), (3, 1)]
-    assert counter(timeline, "waiting", window) == [(2, 1), (3, 0)]
-
-
-def test_slots_have_names_and_an_order():
-    events = events_of(timeline_of(DESIGN_JOBS), "M")
-    assert [(e["name"], e.get("tid"), *e["args"].values()) for e in events] == [
+def test_the_example_of_the_design_has_a_thread_for_each_slot_and_counters_beside_them():
+    timeline = Timeline.from_events(play(DESIGN_JOBS, 2).events)
+    events = events_of(timeline, "X")
+    requests = [e for e in events if e["cat"] == "request"]
+    place = {"ph": "X", "pid": 1, "tid": 2, "ts": 1 * STEP, "dur": 2 * STEP}
+    args = {"index": 0, "outcome": "length"}
+    assert requests[2] == place | {"name": "c", "cat": "request", "args": args}
+    prefills = [(e["tid"], e["ts"], e["dur"]) for e in events if e["cat"] == "prefill"]
+    assert prefills == [(e["tid"], e["ts"], STEP) for e in requests]
+    assert [(e["name"], e.get("tid"), *e["args"].values()) for e in events_of(timeline, "M")] == [
         ("process_name", None, "batchdecode (test)"),
         ("thread_name", 1, "slot 0"),
         ("thread_sort_index", 1, 1),
         ("thread_name", 2, "slot 1"),
         ("thread_sort_index", 2, 2),
     ]
+    counters = events_of(timeline, "C", Selection(start=2, stop=5))
+    assert [(e["ts"] // STEP, *e["args"].values()) for e in counters] == [
+        (2, 2),
+        (2, 1),
+        (3, 1),
+        (3, 0),
+    ]
 
 
-# One is preempted in a step of which nothing else is told when the trace breaks off.
-PREEMPTED_LAST = [PagedJob("r0", 1, 8, 1.0), PagedJob("r1", 1, 8, 1.0), PagedJob("r2", 2, 2, 1.0)]
-
-
-@given(paged_workloads(), st.integers(0, 9), st.integers(0, 9))
-@example((PREEMPTED_LAST, Limits(blocks=10, block_size=1, budget=6)), 0, 0)
-def test_runs_with_limits_keep_the_rules_in_their_own_time(workload, start, stop):
-    jobs, limits = workload
-    run = play_paged(jobs, limits)
-    check_windows(Timeline.from_events(run.events), limits.batch, start, stop)
-    for broken_off in range(1, len(run.events), 5):
-        check_rules(chrome_of(Timeline.from_events(run.events[:broken_off])), limits.batch)
+def test_sequences_have_their_labels_and_what_happened_to_them():
+    beams = [arrive("b"), admit("b", 0, role="beam"), admit("b", 1, 0, 1, "beam")]
+    ends = [finish("b", 0, 1, role="beam"), finish("b", 1, 1, 1, "beam", reason="unused")]
+    guided = [admit("g", 0, 2, 1), admit("g", 1, 2, 1, "negative"), jump("g", 0, 2, 1, 4)]
+    dropped = [admit("s", 2, 2), finish("s", 2, 2, reason="stop"), drop("s", 2, "stop")]
+    run = [replace(RUN, batch=3), *beams, arrive("g", 0, 1), fork("b", 1, 0, index=1)]
+    timeline = Timeline.from_events([*run, *ends, *guided, *dropped])
+    requests = [e for e in events_of(timeline, "X") if e["cat"] == "request"]
+    forks = [{"step": 0, "parent": 0}]
+    assert [(e["name"], e["args"]) for e in requests] == [
+        ("b", {"index": 0, "outcome": "length", "role": "beam"}),
+        ("b#1", {"index": 1, "outcome": "unused", "role": "beam", "forks": forks}),
+        ("g#1", {"index": 1, "outcome": None, "jumped": 4}),
+        ("g#1~", {"index": 1, "outcome": None, "role": "negative"}),
+        ("s", {"index": 0, "outcome": "stop", "dropped": True}),
+    ]
+    assert [e["name"] for e in events_of(timeline, "b")] == ["g#1"]
 
 
 def test_a_slice_lasts_as_long_as_its_steps_and_encloses_its_prefill():
@@ -280,23 +222,12 @@ def test_blocks_and_tokens_are_counters_that_end_at_zero_wherever_nothing_runs()
         assert counts[-1] == (timeline.figures.ends[-1] * 10**6, 0)
 
 
-def preempted_twice():
-    """A sequence that is preempted twice, and another that holds the slot meanwhile."""
-    yield RunEvent(batch=1, model="test", settings={})
-    for name in "ab":
-        yield ArriveEvent(0, 0.0, name, 0, "input", 4, 9)
-    yield AdmitEvent(0, 0.0, "a", 0, 0, "empty")
-    for step in (2, 6):
-        yield PreemptEvent(step, float(step), "a", 0, 0, "kv", "b", 0, 4, 2)
-        yield AdmitEvent(step, float(step), "b", 0, 0, "refill")
-        yield PreemptEvent(step + 2, step + 2.0, "b", 0, 0, "kv", "a", 0, 4, 2)
-        yield AdmitEvent(step + 2, step + 2.0, "a", 0, 0, "refill", generated=2, cached=4)
-    yield FinishEvent(9, 9.0, "a", 0, 0, "length", None, 9)
-
-
 def test_the_slices_of_a_sequence_are_a_flow_from_each_preemption_to_what_it_resumes_in():
-    events = list(preempted_twice())
-    timeline = Timeline.from_events(events)
+    events = [replace(RUN, batch=1), arrive("a"), arrive("b"), admit("a", 0)]
+    for step in (2, 6):
+        events += [preempt("a", 0, step), admit("b", 0, step), preempt("b", 0, step + 2)]
+        events.append(admit("a", 0, step + 2, generated=2, cached=4))
+    timeline = Timeline.from_events([*events, finish("a", 0, 9)])
     assert arrows_of(timeline) == [
         ("s", "resumed: a", 1, 1 * STEP),
         ("s", "resumed: b", 1, 3 * STEP),
@@ -308,18 +239,12 @@ def test_the_slices_of_a_sequence_are_a_flow_from_each_preemption_to_what_it_res
     assert arrows_of(timeline, Selection(start=8)) == []
 
 
-def finding(source, *more):
+def finding(source):
     """b finds tokens of `source` in the last step of a, and c some of a when that has gone."""
-    yield RunEvent(batch=2, model="test", settings={})
-    for name in "abc":
-        yield ArriveEvent(0, 0.0, name, 0, "input", 8, 9)
-    yield AdmitEvent(0, 0.0, "a", 0, 0, "empty")
-    yield AdmitEvent(2, 2.0, "b", 0, 1, "empty", cached=4, cached_from=source)
-    yield FinishEvent(2, 2.0, "a", 0, 0, "length", None, 3)
-    yield from more
-    yield AdmitEvent(5, 5.0, "c", 0, 0, "empty", cached=6, cached_from=SequenceName("a", 0))
-    yield FinishEvent(6, 6.0, "b", 0, 1, "length", None, 5)
-    yield FinishEvent(6, 6.0, "c", 0, 0, "length", None, 2)
+    found = admit("b", 1, 2, cached=4, cached_from=source)
+    again = admit("c", 0, 5, cached=6, cached_from=SequenceName("a", 0))
+    events = [RUN, *map(arrive, "abc"), admit("a", 0), found, finish("a", 0, 2), again]
+    return Timeline.from_events([*events, finish("b", 1, 6), finish("c", 0, 6)])
 
 
 def arrows_of(timeline, selection=EVERYTHING):
@@ -329,7 +254,7 @@ def arrows_of(timeline, selection=EVERYTHING):
 
 
 def test_what_was_found_of_another_is_a_flow_from_the_last_step_in_which_that_had_its_slot():
-    timeline = Timeline.from_events(finding(SequenceName("a", 0)))
+    timeline = finding(SequenceName("a", 0))
     assert arrows_of(timeline) == [
         ("s", "cached: b", 1, 2 * STEP),  # still running, and in the same step
         ("f", "cached: b", 2, 2 * STEP),
@@ -347,9 +272,9 @@ def test_what_was_found_of_another_is_a_flow_from_the_last_step_in_which_that_ha
 
 def test_what_was_found_of_nobody_that_is_shown_is_in_no_flow():
     alone = Selection(slots=frozenset({1}))
-    assert arrows_of(Timeline.from_events(finding(SequenceName("a", 0))), alone) == []
+    assert arrows_of(finding(SequenceName("a", 0)), alone) == []
     for source in (None, SequenceName("gone", 0), SequenceName("a", 0, "negative")):
-        assert len(arrows_of(Timeline.from_events(finding(source)))) == 2, "that of c alone"
+        assert len(arrows_of(finding(source))) == 2, "that of c alone"
 
 
 def test_every_hit_of_an_engine_on_another_request_is_a_flow():
@@ -363,20 +288,12 @@ def test_every_hit_of_an_engine_on_another_request_is_a_flow():
     assert ends == [f"cached: r{number}" for number in range(1, 6)]
 
 
-def forked():
-    """Two beams, of which the second goes on as the first after step 1, and again at its end."""
-    yield RunEvent(batch=2, model="test", settings={})
-    yield ArriveEvent(0, 0.0, "b", 0, "input", 1, 9)
-    for index in (0, 1):
-        yield AdmitEvent(0, 0.0, "b", index, index, "empty", "beam")
-    for step in (1, 3):
-        yield ForkEvent(step, float(step), "b", 1, 1, 0)
-    for index in (0, 1):
-        yield FinishEvent(3, 3.0, "b", index, index, "length", None, 4, "beam")
-
-
 def test_a_fork_is_a_flow_from_the_beam_that_goes_on_in_another_to_that_one():
-    timeline = Timeline.from_events(forked())
+    """The second of two beams goes on as the first after step 1, and again at its end."""
+    admits = [admit("b", index, 0, index, "beam") for index in (0, 1)]
+    forks = [fork("b", 1, 0, step, 1) for step in (1, 3)]
+    ends = [finish("b", index, 3, index, "beam") for index in (0, 1)]
+    timeline = Timeline.from_events([RUN, arrive("b"), *admits, *forks, *ends])
     check_rules(chrome_of(timeline), 2)
     ends = [e for phase in "sf" for e in events_of(timeline, phase)]
     assert [(e["ph"], e["tid"], e["ts"], e["name"], e["id"]) for e in ends] == [
@@ -388,17 +305,15 @@ def test_a_fork_is_a_flow_from_the_beam_that_goes_on_in_another_to_that_one():
     assert not any(e["ph"] in "sf" for e in alone["traceEvents"])
 
 
-def test_all_is_on_the_clock_of_the_engine_whether_steps_have_figures_or_not():
-    jobs = [Job("a", 2), Job("b", 3, 40.5)]
-    timeline = timeline_of(jobs, 1)
+def test_all_is_on_the_clock_of_the_engine_where_steps_have_no_figures():
+    timeline = Timeline.from_events(play([Job("a", 2), Job("b", 3, 40.5)], 1).events)
     assert not timeline.has_figures
     requests = [e for e in events_of(timeline, "X") if e["cat"] == "request"]
     assert [(e["ts"], e["dur"]) for e in requests] == [(0, 2 * STEP), (40_500_000, 3 * STEP)]
-    assert [
-        (e["ts"], e["args"]) for e in events_of(timeline, "C") if e["name"] == "occupied slots"
-    ] == [
-        (0, {"occupied slots": 1}),
-        (2 * STEP, {"occupied slots": 0}),
-        (40_500_000, {"occupied slots": 1}),
-        (43_500_000, {"occupied slots": 0}),
+    occupied = [e for e in events_of(timeline, "C") if e["name"] == "occupied slots"]
+    assert [(e["ts"], e["args"]["occupied slots"]) for e in occupied] == [
+        (0, 1),
+        (2 * STEP, 0),
+        (40_500_000, 1),
+        (43_500_000, 0),
     ]

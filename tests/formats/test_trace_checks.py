@@ -5,36 +5,20 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_drafts import drafted_workloads, play_drafts
-from reference_paged import paged_workloads, play_paged
-from reference_schedule import play, workloads
-from reference_units import play_units, unit_workloads
+from made_events import RUN, admit, finish, jump, preempt
+from played_runs import PLAYED
 
 from batcher.errors import BatchdecodeError
 from batcher.events import (
     AcceptEvent,
-    AdmitEvent,
     ArriveEvent,
     EndEvent,
-    FinishEvent,
-    JumpEvent,
-    PreemptEvent,
-    RunEvent,
 )
 from batcher.trace.files import encode_events, read_trace
 from batcher.trace.run import TraceChecks
 
-RUN = RunEvent(batch=2, model="simulated", settings={})
 ARRIVE = ArriveEvent(0, 0.0, "a", 0, "input", 5, 6)
-ADMIT = AdmitEvent(0, 0.0, "a", 0, 0, "empty")
-
-
-def finish(step, tokens, slot=0, reason="length"):
-    return FinishEvent(step, float(step), "a", 0, slot, reason, None, tokens)
-
-
-def preempt(step, generated):
-    return PreemptEvent(step, float(step), "a", 0, 0, "kv", "b", 0, 5, generated)
+ADMIT = admit("a", 0)
 
 
 def read(events):
@@ -47,29 +31,49 @@ def read(events):
     [
         ([ADMIT], "t:2: 'a' is admitted, and has not arrived"),
         (
-            [ARRIVE, ADMIT, finish(3, 4), AdmitEvent(4, 4.0, "a", 0, 0, "refill")],
+            [ARRIVE, ADMIT, finish("a", 0, 3, tokens=4), admit("a", 0, 4)],
             "t:5: 'a' is admitted, and has not arrived",
         ),
-        ([ARRIVE, ADMIT, finish(8, 7)], "t:4: 'a' ends with 7 tokens, and can have 6 at most"),
-        ([ARRIVE, ADMIT, finish(2, 4)], "t:4: 'a' ends with 4 tokens, and can have 3 at most"),
-        ([finish(3, 4)], "t:2: 'a' ends with 4 tokens, and has not arrived"),
         (
-            [ARRIVE, ADMIT, finish(9, 7, None, "aborted")],
+            [ARRIVE, ADMIT, finish("a", 0, 8, tokens=7)],
             "t:4: 'a' ends with 7 tokens, and can have 6 at most",
         ),
-        ([ARRIVE, finish(9, 5, None, "aborted")], "t:3: 'a' ends with 5 tokens, and can have 0 at"),
-        ([ARRIVE, finish(9, 5)], "t:3: 'a' ends with 5 tokens, and can have 0 at most"),
         (
-            [ARRIVE, ADMIT, finish(0, 5, None, "aborted")],
+            [ARRIVE, ADMIT, finish("a", 0, 2, tokens=4)],
+            "t:4: 'a' ends with 4 tokens, and can have 3 at most",
+        ),
+        ([finish("a", 0, 3, tokens=4)], "t:2: 'a' ends with 4 tokens, and has not arrived"),
+        (
+            [ARRIVE, ADMIT, finish("a", None, 9, reason="aborted", tokens=7)],
+            "t:4: 'a' ends with 7 tokens, and can have 6 at most",
+        ),
+        (
+            [ARRIVE, finish("a", None, 9, reason="aborted", tokens=5)],
+            "t:3: 'a' ends with 5 tokens, and can have 0 at",
+        ),
+        (
+            [ARRIVE, finish("a", 0, 9, tokens=5)],
+            "t:3: 'a' ends with 5 tokens, and can have 0 at most",
+        ),
+        (
+            [ARRIVE, ADMIT, finish("a", None, 0, reason="aborted", tokens=5)],
             "t:4: 'a' ends with 5 tokens, and can have 1 at most",
         ),
         (
-            [ARRIVE, ADMIT, preempt(1, 1), finish(9, 5, None, "aborted")],
+            [
+                ARRIVE,
+                ADMIT,
+                preempt("a", 0, 1, generated=1),
+                finish("a", None, 9, reason="aborted", tokens=5),
+            ],
             "t:5: 'a' ends with 5 tokens, and can have 1 at most",
         ),
-        ([ARRIVE, ADMIT, finish(2, -1)], "t:4: not a line of a trace: Expected `int` >= 0"),
+        (
+            [ARRIVE, ADMIT, finish("a", 0, 2, tokens=-1)],
+            "t:4: not a line of a trace: Expected `int` >= 0",
+        ),
         ([ArriveEvent(0, -1.5, "a", 0, "input", 5, 6)], "t:2: not a line of a trace: Expected `fl"),
-        ([ARRIVE, AdmitEvent(0, 0.0, "a", 0, -1, "empty")], "t:3: not a line of a trace: Expected"),
+        ([ARRIVE, admit("a", -1)], "t:3: not a line of a trace: Expected"),
         ([EndEvent(1, -1.0, 1, 1)], "t:2: not a line of a trace: Expected `float` >= 0.0"),
     ],
 )
@@ -84,29 +88,21 @@ def test_what_no_run_can_have_written_is_refused_with_its_line(events, message):
         [],
         [ARRIVE],
         [ARRIVE, ADMIT],
-        [finish(0, 0, None, "aborted")],
-        [ARRIVE, finish(9, 0, None, "aborted")],
-        [ARRIVE, ADMIT, JumpEvent(1, 1.0, "a", 0, 0, 3), finish(1, 5)],
-        [ARRIVE, ADMIT, AcceptEvent(1, 1.0, "a", 0, 0, 6, 2), finish(1, 4)],
+        [finish("a", None, 0, reason="aborted", tokens=0)],
+        [ARRIVE, finish("a", None, 9, reason="aborted", tokens=0)],
+        [ARRIVE, ADMIT, jump("a", 0, 1, tokens=3), finish("a", 0, 1, tokens=5)],
+        [ARRIVE, ADMIT, AcceptEvent(1, 1.0, "a", 0, 0, 6, 2), finish("a", 0, 1, tokens=4)],
         [
-            *(ARRIVE, ADMIT, PreemptEvent(3, 3.0, "a", 0, 0, "kv", "a", 0, 8, 3)),
-            *(AdmitEvent(7, 7.0, "a", 0, 0, "empty", generated=3), finish(9, 6)),
+            *(ARRIVE, ADMIT, preempt("a", 0, 3, generated=3)),
+            *(admit("a", 0, 7, generated=3), finish("a", 0, 9, tokens=6)),
         ],
-        [AdmitEvent(0, 0.0, "a", 1, 1, "empty", role="beam")],
+        [admit("a", 1, 0, 1, "beam")],
     ],
 )
 def test_what_a_run_may_leave_is_read_however_it_broke_off(events):
     assert read([RUN, *events]) == [RUN, *events]
 
 
-PLAYED = [
-    workloads().map(lambda jobs: play(jobs, 2)),
-    paged_workloads().map(lambda workload: play_paged(*workload)),
-    unit_workloads().map(lambda workload: play_units(*workload, 5)),
-    drafted_workloads().map(lambda workload: play_drafts(*workload)),
-]
-
-
-@given(st.one_of(PLAYED), st.data())
-def test_what_a_run_writes_is_right_wherever_it_breaks_off(run, data):
-    read(run.events[: data.draw(st.integers(1, len(run.events)))])
+@given(PLAYED, st.data())
+def test_what_a_run_writes_is_right_wherever_it_breaks_off(events, data):
+    read(events[: data.draw(st.integers(1, len(events)))])
