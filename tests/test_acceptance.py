@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from markov import DRAFTED, LETTERS, WANTED, Good, Target, Weak
 from reference import english_requests
 from sampling_rows import drawn_from
-from test_scheduling_invariance import Case, alone, cases, run
+from test_scheduling_invariance import Case, alone, cases, engine_of, run
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.decoding import sampling
@@ -229,15 +229,6 @@ def test_drafts_are_accepted_as_often_as_both_overlap(draft: str) -> None:
     assert overlap / (2 - overlap) - 0.015 < by_rule["exact"] < by_rule["leviathan"]
 
 
-def test_outputs_are_the_same_in_every_batch_where_drafts_are_as_many() -> None:
-    runs = [
-        decoded("markov:Fair", {"temperature": 1.0}, batch_size=size, num_outputs=40)
-        for size in (1, 7, 40)
-    ]
-    first, *others = [{each.id: each.tokens for each in run.results} for run in runs]
-    assert others == [first, first]
-
-
 def slow_output(request_id: str, draft: Target, is_drafting: Callable[[int], bool]) -> list[int]:
     """Return an output token by token, of a row that is given three drafts in some steps."""
     key, output = np.array([row_key(0, request_id, 0)], np.uint64), list[int]()
@@ -306,18 +297,7 @@ def test_whatever_is_asked_for_every_request_ends_and_greedy_ones_as_alone(
     case: Case, draft: str, num_drafts: int
 ) -> None:
     speculation = SpeculationSettings(draft=draft, draft_tokens=num_drafts, acceptance="leviathan")
-    engine = Engine(
-        SimulatedModel(),
-        case.batch_size,
-        settings=case.settings,
-        step_time=case.step_time,
-        is_streaming=True,
-        is_checked=True,
-        speculation=speculation,
-    )
-    for request in case.requests:
-        engine.add(request)
-    found = run(engine)
+    found = run(engine_of(case, SimulatedModel(), speculation=speculation))
     for request in case.requests:
         by_itself = alone(SimulatedModel, request)
         if request.temperature == 0 or draft == "ngram":

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from engine_runs import drained
 from examples import examples
 from grouped_model import GroupedModel
 from hypothesis import event as note
@@ -30,13 +31,11 @@ Tokens = dict[SequenceName, list[int]]
 def run(engine: Engine, requests: list[Request]) -> tuple[list[RequestEvent], Tokens]:
     """Return the events of a run, and the tokens of all samples, prompt and output."""
     prompts = {engine.add(request): request.prompt for request in requests}
-    events, tokens = [], {}
-    while engine.has_work:
-        outcome = engine.step()
-        events += outcome.events
-        for result in outcome.results:
-            tokens[SequenceName(result.id, result.index)] = [*prompts[result.id], *result.tokens]
-    return events, tokens
+    done = drained(engine)
+    return done.events, {
+        SequenceName(result.id, result.index): [*prompts[result.id], *result.tokens]
+        for result in done.results
+    }
 
 
 @st.composite
@@ -120,19 +119,6 @@ def found_by(engine: Engine, *requests: Request) -> list[tuple[str, int, int, An
     events, _ = run(engine, list(requests))
     admits = [event for event in events if isinstance(event, AdmitEvent) and event.cached]
     return [(admit.id, admit.index, admit.cached, admit.cached_from) for admit in admits]
-
-
-def test_one_that_was_preempted_finds_its_own_blocks() -> None:
-    engine = Engine(
-        SimulatedModel(),
-        1,
-        settings=SchedulingSettings(
-            block_size=2, kv_blocks=40, capacity="on-demand", preempt_for="priority"
-        ),
-    )
-    late = Request(id="b", prompt=[4] * 3, max_tokens=2, arrival_time=3.0, priority=-1)
-    early = Request(id="a", prompt=[3] * 5, max_tokens=9, ignore_eos=True)
-    assert found_by(engine, early, late) == [("a", 0, 6, SequenceName("a", 0))]
 
 
 def test_negative_prompts_and_beams_are_named_as_what_they_are() -> None:

@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 from control_requests import SCHEMA, control_requests
 from engine_runs import drained, fields, of_kind, run
-from examples import examples, mostly_heavy
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batcher import Request, SimulatedModel
 from batcher.engine import Engine
-from batcher.engine.rows import RowState
 from batcher.events import (
     FinishEvent,
     JumpEvent,
@@ -61,20 +60,6 @@ def test_a_stop_among_forced_tokens_ends_the_row_there() -> None:
         assert (result.finish_reason, result.stop_reason) == ("stop", stop)
         assert result.text == "yes indeed now".partition(stop)[0]
         assert len(result.tokens) == len(result.text) + len(stop)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_penalties_count_forced_tokens_as_well(
-    monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
-    regex = "(the door ){3}(the door|a river|sea)"
-    request = fields(regex=regex, max_tokens=60, frequency_penalty=2.0, temperature=temperature)
-    jumping = run([request])
-    assert of_kind(jumping.events, JumpEvent)
-    monkeypatch.setattr(RowState, "may_jump", False)
-    walking = run([request])
-    assert not of_kind(walking.events, JumpEvent)
-    assert jumping.results[0].tokens == walking.results[0].tokens
 
 
 def test_a_grammar_that_allows_nothing_but_the_end_ends() -> None:
@@ -184,31 +169,6 @@ def test_streamed_text_and_tokens_are_those_of_the_results(
             assert streamed == "".join(segment.text for segment in result.segments)
 
 
-@pytest.mark.parametrize("stop", [{"stop": "fg"}, {"stop_token": 105}])
-@pytest.mark.parametrize("min_tokens", mostly_heavy(range(8), 0, 3, 7))
-def test_stops_that_forced_tokens_complete_act(stop: dict[str, Any], min_tokens: int) -> None:
-    forced = {"regex": "abcdefghij", "min_tokens": min_tokens, "max_tokens": 20, **stop}
-    [jumped] = run([fields(**forced)]).results
-    [walked] = run([fields(**forced, logprobs=0)]).results
-    assert jumped.tokens == walked.tokens
-    assert jumped.stop_reason == walked.stop_reason is not None
-
-
-def test_as_many_best_samples_as_there_are_come_best_first_in_any_batch() -> None:
-    several = fields(temperature=1.0, n=4, best_of=4, max_tokens=50)
-    orders = [
-        [
-            result.index
-            for result in run([several, fields(id="b")], size).results
-            if result.id == "a"
-        ]
-        for size in (1, 2, 4, 8)
-    ]
-    assert orders == [orders[0]] * 4
-    sums = [result.cumulative_logprob or 0.0 for result in run([several]).results]
-    assert sums == sorted(sums, reverse=True)
-
-
 def test_what_is_too_much_for_the_grammar_byte_by_byte_is_legal_all_the_same() -> None:
     schema = {"type": "string", "maxLength": 300, "pattern": r"^(?:\S+\s+){0,29}\S+$"}
     requests = [
@@ -217,19 +177,3 @@ def test_what_is_too_much_for_the_grammar_byte_by_byte_is_legal_all_the_same() -
     results = run(requests).results
     assert [result.error for result in results] == [None] * 6
     assert {result.constraint for result in results} <= {"complete", "incomplete"}
-
-
-def test_echo_puts_the_prompt_before_the_text() -> None:
-    [plain] = run([fields()]).results
-    [echoed] = run([fields(echo=True)]).results
-    assert echoed.text == "Count the boats" + plain.text
-    assert echoed.tokens == plain.tokens
-
-
-def test_stops_act_after_a_healed_prompt() -> None:
-    prompt = "Count the bo"
-    [free] = run([fields(prompt=prompt, heal=True, max_tokens=20)]).results
-    stop = free.text[4:6]
-    [stopped] = run([fields(prompt=prompt, heal=True, max_tokens=20, stop=stop)]).results
-    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
-    assert stopped.text == free.text[: free.text.index(stop)]

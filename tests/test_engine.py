@@ -1,7 +1,5 @@
 """The step, exactly: the schedule against a slow one, the tokens against one at a time."""
 
-from collections import defaultdict
-
 import engine_runs
 import pytest
 from examples import examples
@@ -45,31 +43,6 @@ def plain(request_id: str, max_tokens: int, arrival_time: float = 0.0) -> Reques
     return Request(
         id=request_id, prompt=[5], max_tokens=max_tokens, ignore_eos=True, arrival_time=arrival_time
     )
-
-
-def slots_by_step(results: list[Result], batch_size: int) -> dict[int, list[str]]:
-    rows = defaultdict(lambda: ["-"] * batch_size)
-    for result in results:
-        if result.slot is not None:
-            for step in range(result.steps.admitted, result.steps.finished + 1):
-                assert rows[step][result.slot] == "-", "two requests in one slot"
-                rows[step][result.slot] = result.id
-    return dict(sorted(rows.items()))
-
-
-def test_the_example_of_the_documentation() -> None:
-    requests = [plain("a", 3), plain("b", 1), plain("c", 2), plain("d", 4)]
-    _, results = run(requests, 2)
-    assert slots_by_step(results, 2) == {
-        0: ["a", "b"],
-        1: ["a", "c"],
-        2: ["a", "c"],
-        3: ["d", "-"],
-        4: ["d", "-"],
-        5: ["d", "-"],
-        6: ["d", "-"],
-    }
-    assert [result.id for result in results] == ["b", "a", "c", "d"]
 
 
 def test_nothing_to_do_is_no_step() -> None:

@@ -169,18 +169,6 @@ def test_a_failed_row_is_told_no_token_for_the_step_that_failed(
     assert len(told) == 2
 
 
-def test_a_row_that_failed_has_not_stopped_whatever_stands_at_its_slot() -> None:
-    failed, stopped = run([fields(), fields(id="b")], model=Breaking()).results
-    assert (failed.finish_reason, failed.stop_reason, len(failed.tokens)) == (
-        "error",
-        None,
-        2,
-    )
-    assert failed.error is not None
-    assert failed.error.message == "step 2: no more"
-    assert (stopped.finish_reason, stopped.tokens[2:]) == ("stop", [0])
-
-
 # -- blocks that others go on from -----------------------------------------------------------------
 
 SHARED = list(range(10, 30))
@@ -211,9 +199,7 @@ class FailsWithoutPages(FailsOnAToken):
 def results_of(model: SimulatedModel, requests: Iterable[Request]) -> dict[str, Result]:
     settings = SchedulingSettings(kv_blocks=40, block_size=4)
     engine = Engine(model, 4, settings=settings, is_checked=True)
-    for request in requests:
-        engine.add(request)
-    return {result.id: result for result in drained(engine).results}
+    return {result.id: result for result in drained(engine, requests).results}
 
 
 @pytest.mark.parametrize("is_attentive", [False, True])

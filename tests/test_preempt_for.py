@@ -1,16 +1,15 @@
 """`--preempt-for`: who may not wait takes the place of one that runs, and it changes no token."""
 
 from random import Random
-from typing import Any, TypeGuard
+from typing import Any
 
 import pytest
 from engine_runs import drained
-from followed_schedule import FollowedSchedule
 from msgspec.structs import replace
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, RequestEvent
+from batcher.events import AdmitEvent, Event, PreemptEvent
 from batcher.result import Result
 from batcher.settings import SchedulingSettings
 from batcher.trace.timeline import Timeline
@@ -71,26 +70,6 @@ def test_groups_give_way_and_come_together() -> None:
     others = [replace(row, priority=0) for row in BULK[2:4]]
     _, events = run([*others, *BULK[:2], beams], settings("priority"))
     assert preemptions(events) == []
-
-
-def test_each_gets_the_lowest_slot_that_is_free_when_it_comes() -> None:
-    # the first sample goes ahead of the pair to slot 2, for which the pair is too many; then the
-    # second sample takes the place of who runs in slot 1
-    pair = replace(BULK[2], id="pair", cfg_scale=1.5, negative_prompt="bad")
-    samples = replace(VIP, n=2, temperature=1.0)
-    schedule = FollowedSchedule(3, settings("priority"))
-    for request in (*BULK[:2], pair, samples):
-        schedule.add(request, request.id or "")
-    _, events = run([*BULK[:2], pair, samples], settings("priority"), num_slots=3)
-    for event in events:
-        if isinstance(event, RequestEvent):
-            schedule.follow(event)
-    told = [(event.id, event.index, event.slot) for event in events if is_move(event)]
-    assert told[2:5] == [("bulk-1", 0, 1), ("vip", 0, 2), ("vip", 1, 1)]
-
-
-def is_move(event: Event) -> TypeGuard[AdmitEvent | PreemptEvent]:
-    return isinstance(event, AdmitEvent | PreemptEvent)
 
 
 def test_who_cannot_be_let_in_lets_no_one_as_urgent_go_first() -> None:
@@ -161,21 +140,6 @@ def test_nobody_takes_back_what_it_gave_way_to(seed: int) -> None:
     assert {id_: result.tokens for id_, result in results.items()} == {
         id_: result.tokens for id_, result in plain.items()
     }
-
-
-def test_beams_that_were_preempted_and_are_aborted_end_without_a_slot() -> None:
-    engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(preempt_for="priority"))
-    engine.add(Request(id="beams", prompt="x", max_tokens=9, num_beams=2, n=1, priority=1))
-    engine.step()
-    engine.add(Request(id="first", prompt="y", max_tokens=9, priority=0))
-    events = [*engine.step().events]
-    assert any(isinstance(event, PreemptEvent) for event in events)
-    engine.abort("beams")
-    ends = [event for event in engine.step().events if isinstance(event, FinishEvent)]
-    assert [(event.id, event.index, event.slot) for event in ends] == [
-        ("beams", 0, None),
-        ("beams", 1, None),
-    ]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

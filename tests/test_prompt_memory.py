@@ -5,18 +5,19 @@ import tracemalloc
 from array import array
 
 import pytest
+from engine_runs import drained
 from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.models.simulated import MASK, MULTIPLIER, hash_after, hashes_after
-from batcher.models.tokenizers import ByteTokenizer, WordTokenizer
+from batcher.models.tokenizers import WordTokenizer
 from batcher.prompts import BlockContents, Prompt, encoded, read_prompt
 from batcher.request import PromptSegment
 from batcher.requests.lines import RequestParser
 from batcher.settings import SchedulingSettings
-from batcher.tokens import MANY, joined
+from batcher.tokens import MANY
 
 MEGABYTE = 2**20
 WORDS = WordTokenizer()
@@ -32,17 +33,10 @@ def peak_of(function):
         tracemalloc.stop()
 
 
-def run(engine):
-    results = []
-    while engine.has_work:
-        results += engine.step().results
-    return results
-
-
 @pytest.mark.heavy  # each allocation is traced
 def test_prompts_by_length_take_no_memory_until_they_are_admitted():
     engine = Engine(SimulatedModel(), 1, settings=SchedulingSettings(policy="sjf"))
-    run(engine)  # what is made once
+    drained(engine)  # what is made once
 
     def add_all():
         for number in range(20):
@@ -52,7 +46,7 @@ def test_prompts_by_length_take_no_memory_until_they_are_admitted():
 
     # One is drawn: 2 bytes for each token, and a few times 8 while that is made.
     assert peak_of(add_all) < 50 * MEGABYTE // 8
-    assert peak_of(lambda: run(engine)) < 50 * MEGABYTE // 8
+    assert peak_of(lambda: drained(engine)) < 50 * MEGABYTE // 8
 
 
 @pytest.mark.heavy
@@ -60,7 +54,7 @@ def test_who_waits_is_looked_for_in_the_prefix_cache_without_being_drawn():
     settings = SchedulingSettings(policy="lpm", prefix_cache=True)
     first, engine = (Engine(SimulatedModel(), 1, settings=settings) for _ in range(2))
     first.add(Request(prompt=[PromptSegment(length=10**5, seed="first")], max_tokens=2))
-    run(first)  # what is made once, as constants of the longest prompt
+    drained(first)  # what is made once, as constants of the longest prompt
     for number in range(20):
         segments = [PromptSegment(length=64, seed="z"), PromptSegment(length=10**5, seed=number)]
         engine.add(Request(id=f"r{number}", prompt=segments, max_tokens=2))
@@ -78,21 +72,17 @@ def test_a_long_text_takes_at_most_eight_times_its_size(text):
     data = line.encode()
     engine = Engine(SimulatedModel(), 1)
     engine.add(Request(prompt="x", max_tokens=1))
-    run(engine)
+    drained(engine)
     results = []
 
     def decode():
         request = RequestParser(engine.capabilities).parse(data, 1).request
         engine.enqueue(request)
         del request
-        results.extend(run(engine))
+        results.extend(drained(engine).results)
 
     assert peak_of(decode) + len(data) < 8 * len(data)
     assert results[0].usage.prompt_tokens > MEGABYTE // 4
-
-
-def encoded_alike(text, tokenizer):
-    return [*encoded(text, tokenizer)] == tokenizer.encode(text)
 
 
 def test_a_long_chat_takes_no_more_than_its_text():
@@ -115,14 +105,6 @@ def test_a_long_chat_takes_no_more_than_its_text():
 def test_an_encoding_in_windows_is_the_same(text, size):
     filled = ("a" * (size % 70) + text) * (size // (len(text) + 70) + 1)
     assert WORDS.encode_array(filled).tolist() == WORDS.encode(filled)
-
-
-def test_long_texts_are_arrays_of_the_same_tokens():
-    for tokenizer in (WORDS, ByteTokenizer()):
-        text = "The brave fox — " * 1000
-        assert isinstance(encoded(text, tokenizer), array)
-        assert encoded_alike(text, tokenizer)
-        assert isinstance(encoded("The fox", tokenizer), list)
 
 
 @given(st.data())
@@ -166,12 +148,6 @@ def test_a_long_list_of_a_tokenizer_becomes_an_array():
     assert encoded("x", ListTokenizer(), 2) == [0, 1]
 
 
-def test_tokens_of_all_kinds_are_joined():
-    parts = [[70_000], array("H", [5]), array("B", [6])]
-    assert joined(parts, None) == [70_000, 5, 6]
-    assert joined([[5] * MANY, array("B", [6])], 512) == array("H", [*[5] * MANY, 6])
-
-
 def test_hashes_of_many_pieces_are_those_of_one_by_one():
     tokens = array("H", [number * 7 % 500 for number in range(2**17 + 5)])
     state, expected = 5, []
@@ -191,7 +167,7 @@ def test_a_long_prompt_is_decoded_as_the_list_of_its_tokens():
         for prompt in (text, tokens, [PromptSegment(text=text)], [PromptSegment(tokens=tokens)]):
             engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(**settings))
             engine.add(Request(prompt=prompt, max_tokens=8))
-            [result] = run(engine)
+            [result] = drained(engine).results
             outputs.append((result.tokens, result.usage))
         assert outputs == outputs[:1] * 4
 
@@ -206,5 +182,5 @@ def test_a_model_of_ones_own_is_given_lists():
 
     engine = Engine(model, 1)
     engine.add(Request(prompt="x" * 2 * MANY, max_tokens=2))
-    run(engine)
+    drained(engine)
     assert kinds == {list, int}

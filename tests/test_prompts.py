@@ -128,26 +128,6 @@ def test_segments_stand_one_behind_the_other_and_each_ends_at_a_boundary():
     assert count_tokens(prompt, MODEL.tokenizer) == ends[-1]
 
 
-def test_texts_are_encoded_one_by_one():
-    """ "ri" and "ver" are no word, though the whole is: equal segments have equal tokens."""
-    whole, parts = [" the river"], [" the ri", "ver"]
-    assert [
-        read([PromptSegment(text=text) for text in texts]).tokens for texts in (whole, parts)
-    ] == [
-        ENCODE(" the river"),
-        ENCODE(" the ri") + ENCODE("ver"),
-    ]
-    assert ENCODE(" the river") != ENCODE(" the ri") + ENCODE("ver")
-
-
-def test_what_a_seed_stands_for_depends_on_seed_and_position_alone():
-    assert drawn(7, 100)[:30] == drawn(7, 30)
-    before = [PromptSegment(text="x"), PromptSegment(length=30, seed=7)]
-    assert read(before).tokens[1:] == drawn(7, 30)
-    kinds = [0, 1, -1, 2**63 - 1, "", "0", "1", "é"]
-    assert len({tuple(drawn(seed, 20)) for seed in kinds}) == len(kinds)
-
-
 def test_it_is_splitmix64_of_the_hashed_seed():
     numbers = splitmix64(next(splitmix64(5)))
     assert drawn(5, 50, 1000) == [3 + ((next(numbers) >> 32) * 997 >> 32) for _ in range(50)]
@@ -188,13 +168,6 @@ def test_many_drawn_tokens_are_an_array_of_two_bytes_each():
     assert (type(many), many.itemsize) == (array, 2)
     assert many[:MANY].tolist() == few
     assert drawn(1, MANY + 1, None).tolist() == many.tolist()
-
-
-def test_drawn_tokens_are_uniform():
-    """Chi-square over 509 ids: mean 508, deviation 32."""
-    counts = np.bincount(drawn(1, 509 * 200), minlength=512)
-    assert not counts[:3].any()
-    assert ((counts[3:] - 200) ** 2 / 200).sum() == pytest.approx(508, abs=130)
 
 
 def test_a_prompt_is_cut_at_a_boundary_of_its_own():

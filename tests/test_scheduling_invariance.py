@@ -4,7 +4,7 @@ Invariant 7 with all that a request can ask for, under all that a schedule can b
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from control_requests import control_requests
 from examples import examples
@@ -63,6 +63,21 @@ def cases(draw: st.DrawFn, requests: st.SearchStrategy[Request]) -> Case:
     )
 
 
+def engine_of(case: Case, model: Any, *, is_streaming: bool = True, **fields: Any) -> Engine:
+    engine = Engine(
+        model,
+        case.batch_size,
+        settings=case.settings,
+        step_time=case.step_time,
+        is_streaming=is_streaming,
+        is_checked=True,
+        **fields,
+    )
+    for request in case.requests:
+        engine.add(request)
+    return engine
+
+
 def alone(make_model: MakeModel, request: Request) -> Outputs:
     engine = Engine(make_model(), num_slots_needed(request), settings=DEFAULT_SCHEDULING)
     engine.add(replace(request, arrival_time=0.0))
@@ -106,17 +121,7 @@ def check(case: Case, make_model: MakeModel, make_reference: MakeModel) -> None:
     expected: Outputs = {}
     for request in case.requests:
         expected |= alone(make_reference, request)
-    engine = Engine(
-        make_model(),
-        case.batch_size,
-        settings=case.settings,
-        step_time=case.step_time,
-        is_streaming=True,
-        is_checked=True,
-    )
-    for request in case.requests:
-        engine.add(request)
-    assert run(engine) == expected
+    assert run(engine_of(case, make_model())) == expected
 
 
 @given(cases(st.one_of(english_requests(), control_requests())))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from engine_runs import drained
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,15 +34,9 @@ def run(
     settings: SchedulingSettings = DEFAULT_SCHEDULING,
 ) -> tuple[dict[str, Result], dict[str, ArriveEvent]]:
     engine = Engine(Dropping(max_context), batch_size, settings=settings, is_checked=True)
-    for request in requests:
-        engine.add(request)
-    results: dict[str, Result] = {}
-    arrivals: dict[str, ArriveEvent] = {}
-    while engine.has_work:
-        outcome = engine.step()
-        results |= {result.id: result for result in outcome.results}
-        arrivals |= {one.id: one for one in outcome.events if isinstance(one, ArriveEvent)}
-    return results, arrivals
+    done = drained(engine, requests)
+    arrivals = {one.id: one for one in done.events if isinstance(one, ArriveEvent)}
+    return {result.id: result for result in done.results}, arrivals
 
 
 def tokens_of(prompt: Any) -> tuple[list[int], list[int]]:

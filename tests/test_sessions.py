@@ -9,7 +9,7 @@ from reference import ENGLISH, decode_alone
 
 from batcher import Engine, Request, Result, SimulatedModel
 from batcher.errors import InvariantError
-from batcher.events import AdmitEvent, ArriveEvent, PreemptEvent, RequestEvent
+from batcher.events import AdmitEvent, ArriveEvent, RequestEvent
 from batcher.scheduling.scheduler import NO_CHANGES
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
@@ -93,16 +93,6 @@ def test_a_turn_goes_on_from_all_that_was_said_before(settings: SchedulingSettin
     check_conversation(CONVERSATION, run.results)
 
 
-def test_a_turn_is_admitted_only_when_the_one_before_it_has_ended() -> None:
-    run = Run(CONVERSATION, batch_size=8).finish()
-    before = -1
-    for request in CONVERSATION:
-        steps = run.results[request.id].steps
-        if request.output_limit:
-            assert steps.admitted == before + 1
-            before = steps.finished
-
-
 def test_a_turn_arrives_when_it_has_been_thought_about() -> None:
     requests = [
         turn("a", ignore_eos=True),
@@ -125,15 +115,6 @@ def test_blocks_of_the_turn_before_are_found() -> None:
     admissions = [event for event in run.events if isinstance(event, AdmitEvent)]
     num_computed = 17 + len(run.results["a"].tokens) - 1
     assert [event.cached for event in admissions] == [0, num_computed // 4 * 4]
-
-
-def test_a_turn_that_was_preempted_loses_nothing() -> None:
-    settings = SchedulingSettings(kv_blocks=14, block_size=4, policy="priority")
-    talk = [turn(n, [9] * 6, max_tokens=12, ignore_eos=True, priority=1) for n in "ab"]
-    other = Request(id="o", prompt=[4] * 12, max_tokens=24, ignore_eos=True, arrival_time=10.0)
-    run = Run([*talk, other], settings=settings).finish()
-    assert any(isinstance(event, PreemptEvent) and event.id == "b" for event in run.events)
-    check_conversation(talk, run.results)
 
 
 # -- what cannot go on -----------------------------------------------------------------------------

@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import english_requests
-from test_scheduling_invariance import Case, MakeModel, Outputs, alone, attentive, cases, run
+from test_scheduling_invariance import (
+    Case,
+    MakeModel,
+    Outputs,
+    alone,
+    attentive,
+    cases,
+    engine_of,
+    run,
+)
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
 from batcher.errors import ModelError
@@ -51,17 +60,7 @@ def check(
 
     Rows that are streamed go on draft by draft; of others, those that remember nothing at once.
     """
-    engine = Engine(
-        make_model(),
-        case.batch_size,
-        settings=case.settings,
-        step_time=case.step_time,
-        is_streaming=is_streaming,
-        is_checked=True,
-        speculation=speculation,
-    )
-    for request in case.requests:
-        engine.add(request)
+    engine = engine_of(case, make_model(), is_streaming=is_streaming, speculation=speculation)
     assert run(engine) == expected
 
 
@@ -136,21 +135,11 @@ class Late(Oracle):
         return proposal_of(tokens, [draft // 2 * 2 for draft in range(len(tokens))])
 
 
-def late(requests: list[Request], settings: SchedulingSettings, **fields: object) -> Engine:
+def late(requests: list[Request], settings: SchedulingSettings) -> Engine:
     """Return an engine for requests, whose drafts are all to be moved when they are accepted."""
     case = Case(requests, 2, settings, None)
-    known = oracle(case, outputs_of(case), 0.0, 0)
-    engine = Engine(
-        attentive(),
-        case.batch_size,
-        settings=settings,
-        is_checked=True,
-        speculation=Late(known.known, 0.0, 0),
-        **fields,
-    )
-    for request in requests:
-        engine.add(request)
-    return engine
+    known = oracle(case, outputs_of(case), 0.0, 0).known
+    return engine_of(case, attentive(), is_streaming=False, speculation=Late(known, 0.0, 0))
 
 
 def test_what_was_accepted_is_found_in_the_blocks_of_a_row_that_ended_in_that_step() -> None:
@@ -163,24 +152,12 @@ def test_what_was_accepted_is_found_in_the_blocks_of_a_row_that_ended_in_that_st
     for stop in whole.tokens[5:12]:
         ends = replace(first, stop_token=stop)
         engine = late([ends, follows], settings)
-        found, num_found = {}, 0
-        while engine.has_work:
-            outcome = engine.step()
-            num_found += sum(event.cached for event in of_kind(outcome.events, AdmitEvent))
-            found |= {(r.id, r.index): r.tokens for r in outcome.results}
+        done = engine_runs.drained(engine)
         expected = outputs_of(Case([ends, follows], 1, settings, None))
-        assert found == {name: result.tokens for name, result in expected.items()}
-        assert num_found > 8
-
-
-def test_what_was_accepted_is_moved_before_a_step_that_computes_prompts_alone() -> None:
-    requests = [
-        Request(id="a", prompt=[40] * 5, max_tokens=30, ignore_eos=True),
-        Request(id="b", prompt=[41] * 9, max_tokens=9, ignore_eos=True, arrival_time=3),
-    ]
-    settings = SchedulingSettings(prefill_order="prefill-first", block_size=4, max_batch_tokens=6)
-    engine = late(requests, settings)
-    assert run(engine) == outputs_of(Case(requests, 2, settings, None))
+        assert {(r.id, r.index): r.tokens for r in done.results} == {
+            name: result.tokens for name, result in expected.items()
+        }
+        assert sum(event.cached for event in of_kind(done.events, AdmitEvent)) > 8
 
 
 @pytest.mark.parametrize("first_call", mostly_heavy([0, 3, 6], 3))
@@ -278,9 +255,7 @@ def test_a_row_holds_no_block_behind_what_it_was_given() -> None:
 
 def drained(speculation: SpeculationSettings | Drafter, *requests: Request):
     engine = Engine(SimulatedModel(), 4, speculation=speculation, is_checked=True)
-    for request in requests:
-        engine.add(request)
-    done = engine_runs.drained(engine)
+    done = engine_runs.drained(engine, requests)
     return done.results, done.events, engine.num_steps
 
 
@@ -433,9 +408,7 @@ def test_a_model_drafts_for_an_empty_prompt_in_a_slot_that_was_used() -> None:
     before = Request(id="long", prompt=[40] * 30, max_tokens=2, ignore_eos=True)
     empty = Request(id="empty", prompt="", max_tokens=21, ignore_eos=True)
     engine = Engine(SimulatedModel(), 1, speculation=SpeculationSettings(draft="simulated"))
-    for request in (before, empty):
-        engine.add(request)
-    events = engine_runs.drained(engine).events
+    events = engine_runs.drained(engine, [before, empty]).events
     assert not of_kind(events, RollbackEvent)
     assert sum(event.tokens for event in of_kind(events, AcceptEvent)) == 16
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batcher import ModelOutput, Request, Result, SimulatedModel
+from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
 from batcher.events import (
     AdmitEvent,
@@ -19,7 +19,6 @@ from batcher.events import (
     FinishEvent,
     ForkEvent,
 )
-from batcher.models.base import Batch
 from batcher.request import CONSTRAINT_FIELDS
 
 
@@ -138,31 +137,6 @@ def test_what_is_aborted_ended_in_the_step_before() -> None:
     events = engine.step().events
     ends = [(type(event), event.step, event.time) for event in events]
     assert ends == [(FinishEvent, 1, 1.0), (FinishEvent, 1, 1.0), (DropEvent, 1, 1.0)]
-
-
-def test_a_known_sample_and_its_partner_never_call_the_model() -> None:
-    request = fields(cfg_scale=2.0, negative_prompt="x", n=2, temperature=1.0)
-    results = run([request], 2).results
-
-    class Silent(SimulatedModel):
-        def forward(self, batch: Batch) -> ModelOutput:
-            raise AssertionError("the model was asked")
-
-    engine = Engine(Silent(), 2)
-    engine.add(request, replayed={result.index: result for result in results})
-    while engine.has_work:
-        assert not engine.step().results
-    assert engine.num_tokens == sum(len(result.tokens) for result in results)
-
-
-def test_beams_end_with_a_stop_or_for_their_length_each_for_itself() -> None:
-    results = run([fields(num_beams=3, n=3, ignore_eos=True)]).results
-    assert [result.finish_reason for result in results] == ["length"] * 3
-    stop = results[0].tokens[3]
-    results = run([fields(num_beams=3, n=3, ignore_eos=True, stop_token=stop)]).results
-    assert {result.finish_reason for result in results} >= {"stop"}
-    for result in results:
-        assert (result.finish_reason == "stop") == (stop in result.tokens)
 
 
 @pytest.mark.parametrize("first", mostly_heavy(range(4), 0))
