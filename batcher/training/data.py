@@ -188,6 +188,7 @@ class Packing:
                 f"{2 * seq_length:,} make one in every epoch"
             )
         self._seq_length = seq_length
+        self._steps_of_epoch: tuple[int, list[PackedRows]] | None = None
         self._tokens = np.concatenate([np.asarray(text, np.int64) for text in texts])
         self._documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
 
@@ -203,33 +204,23 @@ class Packing:
         first = draw.integers(self._seq_length)
         return self._rows(first + draw.permutation(self.num_rows) * self._seq_length)
 
+    def of_step(self, step: int, settings: TrainingSettings) -> list[PackedRows]:
+        """Return the batches of a step, the first of which is 0: their gradients make one update.
+
+        A step has `accumulate` batches; the last step of an epoch has those that are left, the last
+        of which has the rows that are left.  The epoch that is asked for is kept.
+        """
+        per_step = settings.batch_size * settings.accumulate
+        epoch, place = divmod(step, -(-self.num_rows // per_step))
+        if self._steps_of_epoch is None or self._steps_of_epoch[0] != epoch:
+            self._steps_of_epoch = epoch, self.epoch(epoch, settings.seed).batches(per_step)
+        return self._steps_of_epoch[1][place].batches(settings.batch_size)
+
     def _rows(self, starts: IntArray) -> PackedRows:
         cells = starts[:, None] + np.arange(self._seq_length)
         tokens, documents = self._tokens[cells], self._documents[cells]
         is_same = self._documents[cells + 1] == documents
         return PackedRows(tokens, np.where(is_same, self._tokens[cells + 1], NO_TARGET), documents)
-
-
-class BatchGroups:
-    """The batches of each step of a run, whose gradients make one update.
-
-    A step has `accumulate` batches; the last step of an epoch has those that are left, the last of
-    which has the rows that are left.  The epoch that is asked for is kept.
-    """
-
-    def __init__(self, packing: Packing, settings: TrainingSettings) -> None:
-        self._packing, self._settings = packing, settings
-        self._rows_per_step = settings.batch_size * settings.accumulate
-        self.steps_per_epoch = -(-packing.num_rows // self._rows_per_step)
-        self._epoch: tuple[int, list[PackedRows]] | None = None
-
-    def of_step(self, step: int) -> list[PackedRows]:
-        """Return the batches of a step, the first of which is 0."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if self._epoch is None or self._epoch[0] != epoch:
-            rows = self._packing.epoch(epoch, self._settings.seed)
-            self._epoch = epoch, rows.batches(self._rows_per_step)
-        return self._epoch[1][place].batches(self._settings.batch_size)
 
 
 # What a run learns from: the corpus as token ids, by a tokenizer of its own or a target's.

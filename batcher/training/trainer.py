@@ -20,7 +20,6 @@ from batcher.errors import BatchdecodeError
 from batcher.training.data import (
     NO_TARGET,
     STATE,
-    BatchGroups,
     Evaluation,
     Losses,
     Material,
@@ -42,61 +41,6 @@ from batcher.transformer.stored import about
 INITIAL_STD = 0.02  # as GPT-2 has it; what writes to the residual stream has less, by its depth
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        hidden, dim = config.hidden_size, config.head_dim
-        self.head_dim = dim
-        self.q_proj = nn.Linear(hidden, config.num_heads * dim, bias=False)
-        self.k_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=False)
-        self.v_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=False)
-        self.o_proj = nn.Linear(config.num_heads * dim, hidden, bias=False)
-
-    def forward(self, x: Any, turns: tuple[Any, Any], mask: Any) -> Any:
-        rows, length, _ = x.shape
-
-        def heads(projected: Any) -> Any:
-            return projected.view(rows, length, -1, self.head_dim).transpose(1, 2)
-
-        queries, keys = _turned(heads(self.q_proj(x)), turns), _turned(heads(self.k_proj(x)), turns)
-        scores = queries @ keys.transpose(2, 3) * self.head_dim**-0.5 + mask
-        mixed = scores.softmax(dim=-1) @ heads(self.v_proj(x))
-        return self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
-
-
-class _Network(nn.Module):
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(hidden, inner, bias=False)
-        self.up_proj = nn.Linear(hidden, inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class _Layer(nn.Module):
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = _Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = _Network(config)
-
-    def forward(self, x: Any, turns: tuple[Any, Any], mask: Any) -> Any:
-        x = x + self.self_attn(self.input_layernorm(x), turns, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class _Decoder(nn.Module):
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-
 class Llama(nn.Module):
     """A Llama, with random weights as GPT-2 has them (Radford et al., 2019, section 2.3)."""
 
@@ -105,9 +49,34 @@ class Llama(nn.Module):
         is_plain = config.rope == RopeSettings(config.rope.theta) and config.activation == "silu"
         if config.architecture != "llama" or not is_plain:
             raise BatchdecodeError("it is no Llama with SiLU and unscaled RoPE of halves")
-        self.config, self.model = config, _Decoder(config)
+        hidden, inner = config.hidden_size, config.intermediate_size
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+        def products(**sizes: tuple[int, int]) -> nn.ModuleDict:
+            return nn.ModuleDict(
+                {f"{name}_proj": nn.Linear(*size, bias=False) for name, size in sizes.items()}
+            )
+
+        def norm() -> nn.RMSNorm:
+            return nn.RMSNorm(hidden, config.rms_norm_eps)
+
+        self.config, table = config, nn.Embedding(config.vocab_size, hidden)
+        layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "input_layernorm": norm(),
+                    "self_attn": products(
+                        q=(hidden, queries), k=(hidden, keys), v=(hidden, keys), o=(queries, hidden)
+                    ),
+                    "post_attention_layernorm": norm(),
+                    "mlp": products(gate=(hidden, inner), up=(hidden, inner), down=(inner, hidden)),
+                }
+            )
+            for _ in range(config.num_layers)
+        )
+        self.model: Any = nn.ModuleDict({"embed_tokens": table, "layers": layers, "norm": norm()})
         if not config.ties_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = nn.Linear(hidden, config.vocab_size, bias=False)
         small = INITIAL_STD / sqrt(2 * config.num_layers)
         for name, weight in self.named_parameters():
             if weight.ndim > 1:
@@ -119,29 +88,45 @@ class Llama(nn.Module):
 
         tokens: [rows, length].  documents: the same; a token attends to those before it of its own.
         """
-        x, config = self.model.embed_tokens(tokens), self.config
+        x, config, table = (
+            self.model["embed_tokens"](tokens),
+            self.config,
+            self.model["embed_tokens"],
+        )
+        rows, length = tokens.shape
         is_same = documents[:, None, :, None] == documents[:, None, None, :]
         mask = torch.where(is_same.tril(), 0.0, float("-inf"))  # [rows, 1, queries, keys]
         powers = torch.arange(0, config.head_dim, 2) / config.head_dim
-        angles = torch.outer(torch.arange(tokens.shape[1]), config.rope.theta**-powers)
-        turns = angles.repeat(1, 2).cos(), angles.repeat(1, 2).sin()  # [length, head_dim] each
-        for layer in self.model.layers:
-            x = layer(x, turns, mask)
-        head = self.model.embed_tokens if config.ties_embeddings else self.lm_head
-        return functional.linear(self.model.norm(x), head.weight)
+        angles = torch.outer(torch.arange(length), config.rope.theta**-powers)
+        cosines, sines = angles.repeat(1, 2).cos(), angles.repeat(1, 2).sin()  # [length, head_dim]
+
+        def turned(heads: Any) -> Any:  # pair i is i and i + half
+            first, second = heads.chunk(2, dim=-1)
+            return heads * cosines + torch.cat((-second, first), dim=-1) * sines
+
+        for layer in self.model["layers"]:
+            attention, network = layer["self_attn"], layer["mlp"]
+            normed = layer["input_layernorm"](x)
+            queries, keys, values = (  # [rows, heads, length, head_dim]
+                attention[f"{name}_proj"](normed)
+                .view(rows, length, -1, config.head_dim)
+                .transpose(1, 2)
+                for name in "qkv"
+            )
+            scores = turned(queries) @ turned(keys).transpose(2, 3) * config.head_dim**-0.5 + mask
+            mixed = scores.softmax(dim=-1) @ values
+            x = x + attention["o_proj"](mixed.transpose(1, 2).reshape(rows, length, -1))
+            normed = layer["post_attention_layernorm"](x)
+            activated = functional.silu(network["gate_proj"](normed)) * network["up_proj"](normed)
+            x = x + network["down_proj"](activated)
+        head = table if config.ties_embeddings else self.lm_head
+        return functional.linear(self.model["norm"](x), head.weight)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take the weights of a checkpoint of the same config."""
         self.load_state_dict(
             {name: torch.from_numpy(checkpoint.read(name).copy()) for name in checkpoint.names}
         )
-
-
-def _turned(x: Any, turns: tuple[Any, Any]) -> Any:
-    """Return heads [rows, heads, length, head_dim] with RoPE: pair i is i and i + half."""
-    cosines, sines = turns
-    first, second = x.chunk(2, dim=-1)
-    return x * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
 # One training step: gradients of a group of batches, and the update of the weights they make.
@@ -291,7 +276,7 @@ class Trainer:
         )
         self._scaler = loss_scaler(settings.precision)
         with about("the corpus"):
-            self._groups = BatchGroups(Packing(material.training, settings.seq_length), settings)
+            self._packing = Packing(material.training, settings.seq_length)
         with about("what is held out of the corpus"):
             held_out = Packing(material.held_out, settings.seq_length)
         self._held_out = held_out.in_order().batches(settings.batch_size)
@@ -325,7 +310,7 @@ class Trainer:
         """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.settings)
-        batches = self._groups.of_step(self.step)
+        batches = self._packing.of_step(self.step, self.settings)
         loss = accumulate_gradients(batches, self._objective.loss_sum, self._scaler)
         if not isfinite(loss):
             raise BatchdecodeError(

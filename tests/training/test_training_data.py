@@ -18,7 +18,6 @@ from msgspec.structs import fields
 from batcher.errors import BatchdecodeError
 from batcher.training.data import (
     NO_TARGET,
-    BatchGroups,
     Evaluation,
     Losses,
     Packing,
@@ -170,15 +169,15 @@ def test_texts_that_do_not_fill_a_row_are_refused():
 def test_the_steps_of_an_epoch_have_all_its_rows(num_tokens, batch_size, accumulate, step):
     settings = TrainingSettings(seq_length=5, batch_size=batch_size, accumulate=accumulate)
     packing = Packing([range(num_tokens)], 5)
-    groups = BatchGroups(packing, settings)
-    epoch = step // groups.steps_per_epoch
-    steps = range(epoch * groups.steps_per_epoch, (epoch + 1) * groups.steps_per_epoch)
-    sizes = [[len(batch.tokens) for batch in groups.of_step(n)] for n in steps]
+    steps_per_epoch = -(-packing.num_rows // (batch_size * accumulate))
+    epoch = step // steps_per_epoch
+    steps = range(epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch)
+    sizes = [[len(batch.tokens) for batch in packing.of_step(n, settings)] for n in steps]
     assert all(size == [batch_size] * accumulate for size in sizes[:-1])
     assert len(sizes[-1]) <= accumulate
     assert all(size == batch_size for size in sizes[-1][:-1])
     assert 0 < sizes[-1][-1] <= batch_size
-    tokens = np.concatenate([batch.tokens for n in steps for batch in groups.of_step(n)])
+    tokens = np.concatenate([batch.tokens for n in steps for batch in packing.of_step(n, settings)])
     assert (tokens == packing.epoch(epoch, settings.seed).tokens).all()
 
 
