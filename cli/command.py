@@ -128,11 +128,7 @@ class Value(types.ParamType):
             self.allowed = f"{number} {range_in_words(smallest, largest)}".rstrip()
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return `value` as the type holds it.
-
-        Raises:
-            typer.BadParameter: the type does not hold it.
-        """
+        """Return `value` as the type holds it, or raise a typer.BadParameter."""
         try:
             if isinstance(value, str) and self._is_number:
                 read_number(value, float)  # neither 1_0 nor digits of other scripts

@@ -316,7 +316,6 @@ class SchedulingOptions:
         return draft_cache_of(self.speculation, model, block_size)
 
     def settings(self) -> SchedulingSettings:
-        """Return the settings that decide the schedule."""
         from batcher.scheduling.scheduler import check_effects  # noqa: PLC0415 - heavy
 
         settings = SchedulingSettings(**self.values)

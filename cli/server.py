@@ -112,11 +112,7 @@ def serve_requests(options: "ServeOptions") -> int:
 def bound(
     options: "ServeOptions", *, is_shared: bool = False, port: int | None = None
 ) -> socket.socket:
-    """Return a socket at the address of the options.
-
-    is_shared: whether other sockets may have the address, too.  port: instead of that of the
-    options.
-    """
+    """Return a socket at the address of the options; is_shared: others may have it, too."""
     port = options.port if port is None else port
     try:
         found = socket.getaddrinfo(options.host, port, type=socket.SOCK_STREAM)

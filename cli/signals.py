@@ -208,11 +208,7 @@ class StopSignals:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal break off what is done inside, which may take for ever.
-
-        Raises:
-            Interrupted: a signal came.
-        """
+        """Let a signal break off what is done inside, by an Interrupted: that may take for ever."""
         delay = 0.0 if self.before_wait is None else self.before_wait()
         self._is_waiting = True
         try:
@@ -227,11 +223,6 @@ class StopSignals:
             self._is_waiting = False
 
     def sleep(self, seconds: float) -> None:
-        """Wait for `seconds`, or until a signal comes.
-
-        Raises:
-            Interrupted: a signal came.
-        """
         with self.waiting():
             time.sleep(seconds)
 

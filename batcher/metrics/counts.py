@@ -262,10 +262,7 @@ class DraftedStepCosts(Totals):
 
 
 class SpeculationTotals(Totals):
-    """What adds up of drafts.
-
-    changes: as in DraftChanges.  num_decode_steps: of sequences that speculated.
-    """
+    """What adds up of drafts; num_decode_steps: of sequences that speculated."""
 
     counts: DraftCounts = field(default_factory=DraftCounts)
     costs: DraftedStepCosts = field(default_factory=DraftedStepCosts)
@@ -323,10 +320,7 @@ class SpeculationTotals(Totals):
 
 
 def decode_steps_of(found: RequestTimeline, num_tokens: int) -> int:
-    """Return how many steps gave a sequence of `num_tokens` others than the first in a slot.
-
-    0 if no step drafted for it.
-    """
+    """Return how many steps gave others than the first token in a slot; 0 without drafts."""
     admissions = found.admissions
     if not any(admission.num_drafted for admission in admissions):
         return 0

@@ -111,7 +111,6 @@ class GoodputCount(Totals):
     missed: Counter[str] = field(default_factory=Counter)
 
     def add(self, request: EndedRequest, slo: Slo | None) -> None:
-        """Count a request that has ended."""
         deadline = request.arrive.deadline
         if not request.arrive.max_tokens or (slo is None and deadline is None):
             return

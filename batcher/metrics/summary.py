@@ -154,10 +154,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def unit_of(summary: RunSummary, *, is_timed: bool) -> Unit:
-    """Return what people call the unit of latencies: steps, where nobody gave a time.
-
-    is_timed: whether a step may last another time than 1.0.
-    """
+    """Return the unit of latencies; is_timed: whether a step may last another time than 1.0."""
     return "seconds" if is_timed or summary.goodput is not None else "steps"
 
 
@@ -265,11 +262,7 @@ class RunTotals(Totals, kw_only=True):
 
 
 def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -> RunSummary:
-    """Return the numbers of a run that `run` began and that is measured by `slo`.
-
-    Raises:
-        BatchdecodeError: the run event has settings that there are not.
-    """
+    """Return the numbers of a run that `run` began and that is measured by `slo`."""
     reasons, steps, slots = totals.finish_reasons, totals.num_steps, totals.num_slots
     num_ok = reasons["stop"] + reasons["length"]
     num_failed = reasons["error"] + totals.num_rejected
@@ -326,11 +319,7 @@ def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -
 
 
 def settings_of(run: RunEvent) -> SchedulingSettings:
-    """Return the settings that a run event holds.
-
-    Raises:
-        BatchdecodeError: one of them has no such value.
-    """
+    """Return the settings that a run event holds, or raise a BatchdecodeError."""
     if not run.scheduling:
         return DEFAULT_SCHEDULING
     try:
@@ -526,7 +515,6 @@ class RunMetrics:
         self.counted.num_compiled, self.counted.num_compiled_before = compiled, cache_hits
 
     def summary(self, num_steps: int = 0) -> RunSummary:
-        """Return the numbers so far; see `totals`."""
         summary = summarize(self.totals(num_steps), self.run, self._slo)
         if not self.workers:
             return summary
@@ -691,13 +679,7 @@ class RunMetrics:
 
 
 class TimedMetrics:
-    """Takes in the events of a run after its first, and has those numbers at any time.
-
-    slo, series: see RunMetrics.
-
-    Raises:
-        BatchdecodeError: the run event has settings that there are not.
-    """
+    """Takes in the events of a run after its first, and has those numbers at any time."""
 
     def __init__(self, run: RunEvent, slo: Slo | None, series: TimeSeries | None) -> None:
         self._settings = settings_of(run)
@@ -738,7 +720,6 @@ class TimedMetrics:
             totals.num_aged += is_aged(event, arrive, self._aging)
 
     def catch_up(self, num_steps: int) -> None:
-        """Take in the steps before `num_steps`, of which no more events come."""
         for step in self._feed.catch_up(num_steps):
             self._take(step)
 

@@ -108,7 +108,6 @@ class Histogram(Totals):
         return self.max_inexact or max(self.counts)
 
     def distribution(self) -> Distribution | None:
-        """Return what was counted in short, None for nothing."""
         count = self.count
         if not count:
             return None
@@ -229,7 +228,7 @@ class StepFeed:
             yield told._replace(start=start, events=events)
 
     def take_events(self, last_step: int | None = None) -> list[EventOfRequest]:
-        """Return the events up to those of `last_step`, at the end of the run all; forget them."""
+        """Return and forget the events up to those of `last_step`; without it, all."""
         events, taken = self._events, []
         while events and (last_step is None or events[0][0].step <= last_step):
             taken.append(events.popleft())
@@ -239,11 +238,7 @@ class StepFeed:
         return self.catch_up(event.step)
 
     def _tell(self, told: StepsEvent) -> Iterator[WholeStep]:
-        """Take in what steps computed; yield those that are over by it.
-
-        Raises:
-            BatchdecodeError: the lists of the event differ in length.
-        """
+        """Take in what steps computed (or raise BatchdecodeError); yield those that are over by it."""
         counts = [getattr(told, name) for name in _COUNTS]
         counts.append([0] * len(told.ends) if told.drafts is None else told.drafts)
         if {len(column) for column in counts} != {len(told.ends)}:
@@ -518,7 +513,6 @@ class TimeSeries:
         self._done: list[SeriesRow] = []
 
     def rows(self) -> list[SeriesRow]:
-        """Return the rows that have become known since the last call."""
         rows, self._done = self._done, []
         return rows
 
@@ -528,7 +522,6 @@ class TimeSeries:
         return self.rows()
 
     def take(self, step: WholeStep, given: GivenTokens) -> None:
-        """Take in the next step, and what it gave."""
         for event, found in step.events:
             self._count(event, found, step)
         at = self._bin(step.end)

@@ -144,11 +144,7 @@ class Client:
     async def _open(
         self, method: str, path: str, fields: dict[str, Any] | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """Yield an answer whose status is a success; the host may redirect to itself.
-
-        Raises:
-            ServerFailure: its status is not.
-        """
+        """Yield an answer whose status is a success, or raise; the host may redirect to itself."""
         url = httpx.URL(self._address.url + path)
         for _ in range(MAX_REDIRECTS):
             async with self._http.stream(method, url, json=fields) as response:
@@ -234,11 +230,7 @@ class _EventStream:
         self._kind, self._data = "", list[str]()  # of the event that has begun
 
     def feed(self, part: bytes) -> Iterator[tuple[str, str]]:
-        """Yield the kind and the data of each event that ends with `part`.
-
-        Raises:
-            ServerFailure: it is too long, or no text.
-        """
+        """Yield the kind and data of each event that ends with `part`, or raise a ServerFailure."""
         self._num_bytes += len(part)
         if self._num_bytes - self._begin > MAX_EVENT:
             message = f"an event of the stream has more than {MAX_EVENT} bytes"

@@ -659,7 +659,6 @@ class RemoteEngine:
     def _finish(
         self, row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
     ) -> None:
-        """End a sample; its constraint is checked again."""
         slot = None if row.slot == NO_SLOT else row.slot
         reply, judged, error = row.reply, Judgement(), None
         if slot is not None:

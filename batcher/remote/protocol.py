@@ -567,10 +567,7 @@ class Reply:
         return sure_text
 
     def _take_call(self, call: Any) -> None:
-        """Take in a part of a call; servers number calls, give them ids, or both.
-
-        Some number all 0, or repeat names.
-        """
+        """Take in a part; servers number calls (or all 0), give them ids (or one twice), or both."""
         if not isinstance(call, dict):
             raise ServerFailure("answer", f"a tool call has no known form: {call!r:.80}")
         index, call_id = call.get("index"), str(call.get("id") or "") or None
@@ -633,11 +630,7 @@ def _called(function: dict[str, Any]) -> tuple[str, str]:
 
 
 def _read_logprobs(logprobs: dict[str, Any]) -> list[TokenLogprob]:
-    """Return what a chunk tells of its tokens, in the form of chats or of completions.
-
-    Raises:
-        ServerFailure: it is neither.
-    """
+    """Return what a chunk tells of its tokens, in the form of chats or of completions."""
 
     def bounded(value: float) -> float:
         return max(round(float(value), NUM_DIGITS), LOWEST_LOGPROB)

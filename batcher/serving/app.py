@@ -238,12 +238,7 @@ class GeneratingEndpoint:
                     await answer.give(error.status, error.json)
 
     async def _answer(self, answer: Answer, scope: Scope, receive: Receive) -> None:
-        """Answer a request.
-
-        Raises:
-            ApiError: it cannot be served.
-            ClientGoneError: nobody waits for the answer any more.
-        """
+        """Answer a request, or raise an ApiError, or a ClientGoneError."""
         service, url, arrived = self._service, self._url, time.monotonic()
         engine, reader = service.engine, service.reader
         given = given_id(scope)

@@ -140,11 +140,7 @@ class EngineThread:
         return number if given is None else f"{given}.{number}"
 
     def check_room(self, num_outputs: int) -> None:
-        """Make sure that a request for so many outputs may come in.
-
-        Raises:
-            ApiError: the server ends, or as many requests wait as may.
-        """
+        """Raise an ApiError if so many outputs may not come in: the server ends, or is full."""
         if self.failure is not None:
             raise engine_failed()
         retry = {"retry-after": RETRY_AFTER}

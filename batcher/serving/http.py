@@ -149,11 +149,7 @@ class Answer:
         self._send, self._limits = send, limits
 
     async def give(self, status: int, body: bytes) -> None:
-        """Answer with JSON that is whole.
-
-        Raises:
-            ClientGoneError: the client reads nothing.
-        """
+        """Answer with JSON that is whole."""
         await self.begin(status, {"content-type": JSON, "content-length": str(len(body))})
         await self.add(body, is_last=True)
 
@@ -163,11 +159,7 @@ class Answer:
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def add(self, part: bytes, *, is_last: bool = False) -> None:
-        """Send a part of the body, once what was sent before is read or nearly so.
-
-        Raises:
-            ClientGoneError: the client reads nothing.
-        """
+        """Send a part once the one before is read or nearly so, or raise a ClientGoneError."""
         message = {"type": "http.response.body", "body": part, "more_body": not is_last}
         try:
             async with asyncio.timeout(self._limits.write_seconds):
