@@ -238,7 +238,7 @@ class StepFeed:
         return self.catch_up(event.step)
 
     def _tell(self, told: StepsEvent) -> Iterator[WholeStep]:
-        """Take in what steps computed (or raise BatchdecodeError); yield those that are over by it."""
+        """Take in what steps computed; yield those that are over by it, or raise."""
         counts = [getattr(told, name) for name in _COUNTS]
         counts.append([0] * len(told.ends) if told.drafts is None else told.drafts)
         if {len(column) for column in counts} != {len(told.ends)}:

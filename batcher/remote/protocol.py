@@ -567,7 +567,7 @@ class Reply:
         return sure_text
 
     def _take_call(self, call: Any) -> None:
-        """Take in a part; servers number calls (or all 0), give them ids (or one twice), or both."""
+        """Take in a part; servers number calls (some all 0), give them ids, or both."""
         if not isinstance(call, dict):
             raise ServerFailure("answer", f"a tool call has no known form: {call!r:.80}")
         index, call_id = call.get("index"), str(call.get("id") or "") or None
