@@ -11,11 +11,7 @@ from command_server import command_line
 
 
 def run_command(
-    arguments: Iterable[str],
-    folder: str,
-    environment: dict[str, str],
-    stdin: bytes,
-    timeout: float,
+    arguments: Iterable[str], folder: str, environment: dict[str, str], stdin: bytes, timeout: float
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end, with pipes for its streams, as subprocess.run does."""
     *_, path = command_line()

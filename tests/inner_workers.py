@@ -6,15 +6,7 @@ from collections import deque
 import pytest
 
 from batcher.errors import BatchdecodeError
-from cli.run.worker import (
-    Decode,
-    Died,
-    Failed,
-    Worker,
-    decode_instruction,
-    decode_report,
-    encode,
-)
+from cli.run.worker import Decode, Died, Failed, Worker, decode_instruction, decode_report, encode
 
 KILLED = Died("was killed by signal 9", "killed", 9)
 

@@ -51,10 +51,7 @@ def one_step(logits: Sequence[float], params: SamplingParams, **row: object) -> 
 
 
 def drawn_from(
-    logits: np.ndarray,
-    params: SamplingParams,
-    masks: Masks | None = None,
-    **row: object,
+    logits: np.ndarray, params: SamplingParams, masks: Masks | None = None, **row: object
 ) -> np.ndarray:
     """The log-probabilities [vocab] that slot 0's next token is drawn from, -inf if it cannot be.
 

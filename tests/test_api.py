@@ -49,8 +49,7 @@ def test_synonyms_and_arrays_are_taken_from_mappings() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"prompt": b"hello"}, {"prompt": {5, 6}}, {"prompt": "", "stop": ["a", b"b"]}],
+    "fields", [{"prompt": b"hello"}, {"prompt": {5, 6}}, {"prompt": "", "stop": ["a", b"b"]}]
 )
 def test_bytes_and_sets_are_not_taken_for_text_and_lists(fields: dict) -> None:
     with pytest.raises(BatchdecodeError, match=r"request 1: a (bytes|set) cannot be part"):

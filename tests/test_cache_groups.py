@@ -152,8 +152,4 @@ def test_the_next_turn_of_a_session_starts_from_the_last_one(kinds: tuple) -> No
             Request(id=str(number), prompt=[7] * 9, max_tokens=9, ignore_eos=True, session="one")
         )
     admits = of_kind(drained(engine).events, AdmitEvent)
-    assert [event.cached for event in admits] == [
-        0,
-        16,
-        32,
-    ]  # of 17 and 35
+    assert [event.cached for event in admits] == [0, 16, 32]  # of 17 and 35

@@ -12,10 +12,7 @@ from msgspec.structs import replace
 
 from batcher import Request, SimulatedModel
 from batcher.engine import Engine
-from batcher.events import (
-    FinishEvent,
-    JumpEvent,
-)
+from batcher.events import FinishEvent, JumpEvent
 from batcher.request import Transition
 
 

@@ -25,12 +25,7 @@ from batcher.events import (
 )
 from batcher.lifecycle import MOVES
 from batcher.request import PromptSegment
-from batcher.result import (
-    ErrorInfo,
-    FinishReason,
-    StepTimes,
-    Usage,
-)
+from batcher.result import ErrorInfo, FinishReason, StepTimes, Usage
 from cli.commands import COMMANDS, command_of
 
 DOCS = ROOT / "docs"

@@ -13,13 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ledger import LedgerModel
 from msgspec import structs
 from reference import ENGLISH, decode_alone, english_requests
-from scheduling_settings import (
-    BLOCK_SIZES,
-    blocks_needed,
-    scheduling_settings,
-    sharing,
-    step_times,
-)
+from scheduling_settings import BLOCK_SIZES, blocks_needed, scheduling_settings, sharing, step_times
 from soaking import kept
 
 from batcher import Engine, Request, RequestError, Result

@@ -23,10 +23,7 @@ from batcher.settings import SchedulingSettings
 
 @pytest.mark.parametrize(
     ("more", "field"),
-    [
-        ({"num_beams": 5}, "num_beams"),
-        ({"cfg_scale": 2.0, "negative_prompt": ""}, "cfg_scale"),
-    ],
+    [({"num_beams": 5}, "num_beams"), ({"cfg_scale": 2.0, "negative_prompt": ""}, "cfg_scale")],
 )
 def test_what_needs_more_slots_than_there_are_is_refused(more: dict[str, Any], field: str) -> None:
     engine = Engine(SimulatedModel(), 1)
@@ -96,11 +93,7 @@ def test_tokens_forced_before_a_failure_are_streamed() -> None:
 
 def test_beams_that_do_not_exist_are_errors() -> None:
     [only, missing] = run([fields(choice=["yes"], num_beams=3, n=2)]).results
-    assert (only.text, only.finish_reason, only.constraint) == (
-        "yes",
-        "stop",
-        "complete",
-    )
+    assert (only.text, only.finish_reason, only.constraint) == ("yes", "stop", "complete")
     assert missing.error is not None
     assert (missing.error.code, missing.tokens) == ("too-few-outputs", [])
 
@@ -118,9 +111,7 @@ def test_a_text_of_tokens_that_the_model_does_not_know_is_refused(field: str) ->
     assert caught.value.problems[0].field == field
 
 
-def test_an_output_that_breaks_its_constraint_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_output_that_breaks_its_constraint_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """However it came about: here the mask lets everything pass."""
     monkeypatch.setattr(GrammarRow, "packed_mask", lambda _: b"\xff" * 64)
     monkeypatch.setattr(GrammarRow, "forced_tokens", lambda _, most: ())
@@ -160,9 +151,7 @@ def test_what_a_model_fails_in_a_partner_fails_its_sample(more: dict[str, Any], 
 
 
 @pytest.mark.parametrize("more", [{}, {"regex": "[a-z ]*"}, {"temperature": 1.0}])
-def test_a_failed_row_is_told_no_token_for_the_step_that_failed(
-    more: dict[str, Any],
-) -> None:
+def test_a_failed_row_is_told_no_token_for_the_step_that_failed(more: dict[str, Any]) -> None:
     done = run([fields(**more), fields(id="b")], model=Breaking())
     told = [(event.step, event.tokens) for event in done.tokens if event.id == "a" and event.tokens]
     assert told == [(step, [token]) for step, token in enumerate(done.results[0].tokens)]

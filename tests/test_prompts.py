@@ -247,11 +247,7 @@ def test_an_echo_begins_with_the_text_of_the_segments(heal):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text"),
-    [
-        (" the wind", " the wind"),
-        (SEGMENTS[::2], "She opened the wind"),
-    ],
+    ("prompt", "text"), [(" the wind", " the wind"), (SEGMENTS[::2], "She opened the wind")]
 )
 def test_an_echo_leaves_out_what_the_session_has_before(prompt, text):
     first = Request(prompt="Tell me", session="s", max_tokens=5)

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from ledger import LedgerModel
 from msgspec.structs import replace
 from reference import english_requests, tiny_model, tiny_requests
-from scheduling_settings import (
-    BLOCK_SIZES,
-    blocks_needed,
-    scheduling_settings,
-    sharing,
-    step_times,
-)
+from scheduling_settings import BLOCK_SIZES, blocks_needed, scheduling_settings, sharing, step_times
 from soaking import kept
 
 from batcher import Engine, Request, Result, SimulatedModel

@@ -27,14 +27,7 @@ from test_scheduling_invariance import (
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
 from batcher.errors import ModelError
-from batcher.events import (
-    AcceptEvent,
-    AdmitEvent,
-    DraftEvent,
-    Event,
-    RollbackEvent,
-    SpeculateEvent,
-)
+from batcher.events import AcceptEvent, AdmitEvent, DraftEvent, Event, RollbackEvent, SpeculateEvent
 from batcher.models.base import Batch, ModelOutput
 from batcher.models.callables import CallableModel
 from batcher.models.simulated import SimulatedDraft

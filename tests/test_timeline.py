@@ -4,19 +4,7 @@ import pytest
 from by_step import by_step
 from hypothesis import given
 from hypothesis import strategies as st
-from made_events import (
-    RUN,
-    admit,
-    arrive,
-    drop,
-    finish,
-    fork,
-    hold,
-    jump,
-    preempt,
-    prefill,
-    steps,
-)
+from made_events import RUN, admit, arrive, drop, finish, fork, hold, jump, preempt, prefill, steps
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads

@@ -174,10 +174,7 @@ def test_that_another_number_of_drafts_is_wanted_is_kept():
         ([DRAFT, accepts(1, 2)], "which are not 2 on end"),
         ([DraftEvent(1, 1.0, "a", 0, 0, 6, 2, (0, 2))], "'a' has draft 2 follow draft 2 in step 1"),
         ([DraftEvent(1, 1.0, "a", 0, 0, 6, 2, (0, -1))], "has draft 2 follow draft -1"),
-        (
-            [DraftEvent(1, 1.0, "a", 0, 0, 6, 3, (0, 1))],
-            "3 tokens in step 1, and 2 have parents",
-        ),
+        ([DraftEvent(1, 1.0, "a", 0, 0, 6, 3, (0, 1))], "3 tokens in step 1, and 2 have parents"),
         ([DraftEvent(1, 1.0, "a", 0, 0, 6, 0)], "'a' drafts 0 tokens in step 1"),
         ([DraftEvent(1, 1.0, "a", 0, 0, 0, 1)], "where it was given all before 1"),
         ([DraftEvent(1, 1.0, "a", 0, 1, 6, 3)], "'a' does not run in slot 1 in step 1"),

@@ -13,12 +13,7 @@ from msgspec.structs import replace
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
-from batcher.events import (
-    AdmitEvent,
-    DropEvent,
-    FinishEvent,
-    ForkEvent,
-)
+from batcher.events import AdmitEvent, DropEvent, FinishEvent, ForkEvent
 from batcher.request import CONSTRAINT_FIELDS
 
 
@@ -46,10 +41,7 @@ def test_a_scale_of_one_without_a_partner_and_of_zero_are_the_two_ends() -> None
 def test_beams_fork_from_the_first_and_their_events_name_parents() -> None:
     done = run([fields(num_beams=3, n=2)], 4)
     forks = of_kind(done.events, ForkEvent)
-    assert [(fork.step, fork.slot, fork.parent) for fork in forks[:2]] == [
-        (0, 1, 0),
-        (0, 2, 0),
-    ]
+    assert [(fork.step, fork.slot, fork.parent) for fork in forks[:2]] == [(0, 1, 0), (0, 2, 0)]
     assert all(fork.parent != fork.index for fork in forks)
     first, second = done.results
     assert (first.index, second.index) == (0, 1)
@@ -57,11 +49,7 @@ def test_beams_fork_from_the_first_and_their_events_name_parents() -> None:
     assert second.score is not None
     assert first.score >= second.score
     reasons = [(finish.index, finish.reason) for finish in of_kind(done.events, FinishEvent)]
-    assert reasons == [
-        (0, first.finish_reason),
-        (1, second.finish_reason),
-        (2, "unused"),
-    ]
+    assert reasons == [(0, first.finish_reason), (1, second.finish_reason), (2, "unused")]
 
 
 def test_beams_end_where_a_constraint_leaves_only_the_end() -> None:
@@ -88,10 +76,7 @@ def test_aborting_beams_gives_what_they_have() -> None:
     [
         ({"num_beams": 3, "n": 2}, [(0, "beam"), (1, "beam")]),
         ({"cfg_scale": 2.0, "negative_prompt": "x"}, [(0, "sample")]),
-        (
-            {"temperature": 1.0, "best_of": 3},
-            [(0, "sample"), (1, "sample"), (2, "sample")],
-        ),
+        ({"temperature": 1.0, "best_of": 3}, [(0, "sample"), (1, "sample"), (2, "sample")]),
     ],
 )
 def test_what_is_aborted_before_it_has_a_slot_gives_what_was_asked_for(
@@ -157,12 +142,7 @@ def test_each_beam_may_stop_from_min_tokens_on(min_tokens: int) -> None:
     seen = set()
     for stop in sorted(set(free.tokens)):
         beams = fields(
-            num_beams=3,
-            n=3,
-            max_tokens=12,
-            ignore_eos=True,
-            stop_token=stop,
-            min_tokens=min_tokens,
+            num_beams=3, n=3, max_tokens=12, ignore_eos=True, stop_token=stop, min_tokens=min_tokens
         )
         for result in run([beams]).results:
             assert len(result.tokens) >= min_tokens
@@ -173,9 +153,7 @@ def test_each_beam_may_stop_from_min_tokens_on(min_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [3, 30])
-def test_of_every_beam_it_is_told_whether_it_keeps_its_constraint(
-    max_tokens: int,
-) -> None:
+def test_of_every_beam_it_is_told_whether_it_keeps_its_constraint(max_tokens: int) -> None:
     done = run([fields(num_beams=3, n=3, regex="(ab|cd)+e", max_tokens=max_tokens)])
     assert of_kind(done.events, ForkEvent)
     for result in done.results:

@@ -33,11 +33,7 @@ class WorkerRun(NamedTuple):
 
 
 def worker_runs(
-    requests: Sequence[Request],
-    num_workers: int,
-    batch_size: int,
-    draw: Random,
-    **settings: Any,
+    requests: Sequence[Request], num_workers: int, batch_size: int, draw: Random, **settings: Any
 ) -> list[WorkerRun]:
     """Decode `requests`, each in a worker drawn at random, with `settings` of the engines."""
     engines = [Engine(SimulatedModel(), batch_size, **settings) for _ in range(num_workers)]

@@ -17,11 +17,7 @@ from batcher import Request, SimulatedModel
 from batcher.planning.replay import read_request_log, replay
 from batcher.planning.simulator import ReplicaSettings, simulate
 from batcher.planning.workload import Workload, workload_of
-from batcher.planning.workload_traces import (
-    TraceEntryChecks,
-    WorkloadEntry,
-    azure_entries,
-)
+from batcher.planning.workload_traces import TraceEntryChecks, WorkloadEntry, azure_entries
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
 

@@ -5,23 +5,9 @@ import json
 import pytest
 from page_runs import events_of, short_run
 
-from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
-    EndEvent,
-    FinishEvent,
-    PreemptEvent,
-    RunEvent,
-)
+from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, PreemptEvent, RunEvent
 from batcher.explaining.story import read_requests, story_of
-from batcher.page.page import (
-    Opening,
-    PageDifference,
-    PageFacts,
-    PageRun,
-    PageTimeline,
-    encode_page,
-)
+from batcher.page.page import Opening, PageDifference, PageFacts, PageRun, PageTimeline, encode_page
 from batcher.trace.views import encode_spans, encode_steps
 from cli.views.story_text import PAGE_WORDS, tell
 

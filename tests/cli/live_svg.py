@@ -74,13 +74,7 @@ def frame() -> list[Line]:
         engine = loop.engine
         plan = RunPlan("chat.jsonl", "fcfs", OPTIONS.batch, loop.source.total, is_timed=True)
         view = LiveView(
-            plan,
-            loop,
-            screen,
-            display,
-            pace=Pace(),
-            keyboard=Nobody(),
-            clock=lambda: engine.now,
+            plan, loop, screen, display, pace=Pace(), keyboard=Nobody(), clock=lambda: engine.now
         )
         for events, results, _ in loop:
             loop.answers.take(results)

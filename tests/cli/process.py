@@ -45,9 +45,7 @@ def start(*arguments, cwd=None, command=None, **pipes):
         "stderr": subprocess.PIPE,
     }
     return subprocess.Popen(
-        [*(command or command_line()), *map(str, arguments)],
-        cwd=cwd,
-        **(settings | pipes),
+        [*(command or command_line()), *map(str, arguments)], cwd=cwd, **(settings | pipes)
     )
 
 

@@ -8,12 +8,7 @@ from batcher.request import Request
 from batcher.requests.lines import BadLine
 from batcher.requests.problems import Problem
 from batcher.requests.results import decode_result_line
-from batcher.result import (
-    ErrorInfo,
-    Result,
-    StepTimes,
-    Usage,
-)
+from batcher.result import ErrorInfo, Result, StepTimes, Usage
 from cli.run.results import Answers, InputOrder, can_be_replayed
 
 

@@ -58,10 +58,7 @@ def test_a_closed_stdin_or_stdout_is_an_error():
 @pytest.mark.heavy
 def test_so_it_is_for_every_command():
     for command in (["trace"], ["trace", "-"]):
-        assert with_closed(0, *command) == (
-            2,
-            "error: cannot read <stdin>: Bad file descriptor\n",
-        )
+        assert with_closed(0, *command) == (2, "error: cannot read <stdin>: Bad file descriptor\n")
     assert with_closed(1, "trace", "-", "--format", "gantt")[0] == 1
     for command in (["check", "-"], ["trace", "-"], ["schema", "request"], ["completion", "bash"]):
         status, stderr = with_closed(1, *command)

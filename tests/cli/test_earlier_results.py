@@ -5,12 +5,7 @@ from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.result_rows import encode_openai_row
 from batcher.requests.results import encode_result
 from batcher.requests.validation import ModelCapabilities
-from batcher.result import (
-    ErrorInfo,
-    Result,
-    StepTimes,
-    Usage,
-)
+from batcher.result import ErrorInfo, Result, StepTimes, Usage
 from cli.run.files import ResumeError
 from cli.run.resume import Expected, ResultLines, take_over
 

@@ -29,10 +29,7 @@ def test_every_command_reads_its_options_from_the_environment(name, monkeypatch)
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["run", REQUESTS, "-q"],
-        ["plan", REQUESTS, "--slo", "e2e=500", "--search", "rate", "-q"],
-    ],
+    [["run", REQUESTS, "-q"], ["plan", REQUESTS, "--slo", "e2e=500", "--search", "rate", "-q"]],
     ids=lambda command: command[0],
 )
 def test_the_environment_counts_as_the_option_does(command):

@@ -123,8 +123,7 @@ def check_left(folder, model, stderr):
 
 
 @pytest.mark.parametrize(
-    ("model", "number"),
-    [("Stubborn", signal.SIGTERM), ("InThread", signal.SIGINT)],
+    ("model", "number"), [("Stubborn", signal.SIGTERM), ("InThread", signal.SIGINT)]
 )
 def test_calls_of_an_llm_are_given_up_at_the_first_signal(folder, model, number):
     with hanging(folder, model) as process:

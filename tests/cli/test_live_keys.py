@@ -173,8 +173,7 @@ SIZES = st.tuples(st.integers(16, 130), st.integers(3, 45))
 
 
 @given(
-    st.sampled_from([1, 9, 70, 300]),
-    st.lists(st.one_of(st.sampled_from(KEYS), SIZES), max_size=12),
+    st.sampled_from([1, 9, 70, 300]), st.lists(st.one_of(st.sampled_from(KEYS), SIZES), max_size=12)
 )
 def test_whatever_is_pressed_the_picture_is_whole_and_fits(num_slots, moves):
     run = played(400, num_slots)

@@ -10,20 +10,9 @@ from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_units import play_units, unit_workloads
 
-from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
-    FinishEvent,
-    JumpEvent,
-    RejectEvent,
-)
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, JumpEvent, RejectEvent
 from cli.screen.live_picture import Strips
-from cli.screen.live_state import (
-    MAX_UNSEEN,
-    QueueDepths,
-    RunHistory,
-    RunState,
-)
+from cli.screen.live_state import MAX_UNSEEN, QueueDepths, RunHistory, RunState
 from cli.screen.theme import UNICODE
 from cli.views.gantt import Scale
 

@@ -123,11 +123,7 @@ def test_whoever_dies_no_result_is_lost_or_there_twice(
 ):
     folder = tmp_path_factory.mktemp("random")
     (folder / "requests.jsonl").write_bytes(lines_of(*requests))
-    more = {
-        "batch": batch,
-        "keep_order": keep_order,
-        "scheduling": SchedulingOptions(**scheduling),
-    }
+    more = {"batch": batch, "keep_order": keep_order, "scheduling": SchedulingOptions(**scheduling)}
     expected, expected_status = alone(folder, **more)
     options = options_of(folder, **more)
     status, _ = run_inner(options, number, seed=seed, kill_share=0.1, max_kills=2)

@@ -238,11 +238,7 @@ PAGES = [
 OPTIONS = [[], ["--allow-origin", FRIEND], ["--allow-origin", "*"], PAGES[-3][0], PAGES[-2][0]]
 
 
-@pytest.mark.parametrize(
-    "options",
-    mostly_heavy(OPTIONS, [], ["--allow-origin", FRIEND]),
-    ids=str,
-)
+@pytest.mark.parametrize("options", mostly_heavy(OPTIONS, [], ["--allow-origin", FRIEND]), ids=str)
 def test_without_a_key_pages_of_others_are_refused(options):
     with serving(*options) as client:
         own = f"http://127.0.0.1:{client.base_url.port}"

@@ -199,13 +199,7 @@ def test_on_a_pipe_arrival_times_must_not_go_back():
     requests = [{"id": str(t), "prompt": "x", "arrival_time": t} for t in (0, 2, 1, 2, 3)]
     source, _ = source_of(pipe_of(lines_of(*requests)))
     lines = [source.next() for _ in requests]
-    assert [isinstance(line, BadLine) for line in lines] == [
-        False,
-        False,
-        True,
-        True,
-        False,
-    ]
+    assert [isinstance(line, BadLine) for line in lines] == [False, False, True, True, False]
     problem = lines[2].problems[0]
     assert (problem.code, problem.line, problem.field) == ("arrival-order", 3, "arrival_time")
     assert "sort" in problem.hint

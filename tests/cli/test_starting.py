@@ -44,16 +44,7 @@ def test_help_of_a_command_imports_no_other(command):
 
 
 UNUSED = {
-    *(
-        "rich",
-        "email",
-        "asyncio",
-        "ssl",
-        "logging",
-        "socket",
-        "tempfile",
-        "yaml",
-    ),
+    *("rich", "email", "asyncio", "ssl", "logging", "socket", "tempfile", "yaml"),
     *("batcher.scheduling.kv_cache", "batcher.requests.problems", "batcher.requests.json_spans"),
     *("batcher.requests.problems", "batcher.remote.protocol"),
     *("numpy.random", "numpy.ma", "fractions", "concurrent", "multiprocessing", "llguidance"),

@@ -129,11 +129,7 @@ def test_a_dash_is_stdout_for_results_only(tmp_path, requests):
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        "requests.jsonl -o x --trace x.run.json",
-        "x.run.json -o x",
-        "requests.jsonl -o link",
-    ],
+    ["requests.jsonl -o x --trace x.run.json", "x.run.json -o x", "requests.jsonl -o link"],
 )
 def test_no_file_of_a_run_is_the_input_or_stands_beside_the_results(tmp_path, requests, arguments):
     (tmp_path / "x.run.json").write_bytes(Path(requests).read_bytes())

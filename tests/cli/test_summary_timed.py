@@ -2,14 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent, StepsEvent
-from batcher.metrics.counts import (
-    BlockedSteps,
-    BudgetUse,
-    Computed,
-    KvUse,
-    Preemptions,
-    PrefixHits,
-)
+from batcher.metrics.counts import BlockedSteps, BudgetUse, Computed, KvUse, Preemptions, PrefixHits
 from batcher.metrics.slo import parse_slo
 from batcher.metrics.summary import RunMetrics, unit_of
 from cli.screen.summary import RunFiles, render_summary, timed_lines

@@ -10,13 +10,7 @@ import termios
 
 import pytest
 
-from cli.screen.terminal import (
-    Terminal,
-    can_animate,
-    encoding_of,
-    terminal_size,
-    wants_color,
-)
+from cli.screen.terminal import Terminal, can_animate, encoding_of, terminal_size, wants_color
 
 
 @pytest.fixture

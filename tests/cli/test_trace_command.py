@@ -85,13 +85,7 @@ def test_each_format_goes_to_stdout_and_into_files(shown, design_trace, tmp_path
 
 
 def test_steps_are_a_slice():
-    slices = {
-        "2:5": (2, 5),
-        ":5": (None, 5),
-        "-3:": (-3, None),
-        "4": (4, 5),
-        "-1": (-1, None),
-    }
+    slices = {"2:5": (2, 5), ":5": (None, 5), "-3:": (-3, None), "4": (4, 5), "-1": (-1, None)}
     assert {text: parse_steps(text) for text in slices} == slices
     for text in ("", "a", "1:2:3", "1.5:"):
         with pytest.raises(BatchdecodeError, match="expected A:B"):

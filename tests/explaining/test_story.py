@@ -7,10 +7,7 @@ from made_events import RUN, admit, arrive, finish, hold, jump, prefill
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
-from batcher.events import (
-    BlockedEvent,
-    RejectEvent,
-)
+from batcher.events import BlockedEvent, RejectEvent
 from batcher.explaining.story import PhaseTotals, StoryPart, answer_of, read_requests
 
 

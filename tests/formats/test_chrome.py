@@ -11,9 +11,7 @@ from reference_paged import CROWDED, Limits, PagedJob, play_paged
 from reference_schedule import DESIGN_JOBS, Job, play
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.events import (
-    SequenceName,
-)
+from batcher.events import SequenceName
 from batcher.settings import SchedulingSettings
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 from batcher.trace.views import encode_chrome

@@ -78,8 +78,7 @@ STATES = st.dictionaries(
     st.sampled_from(["a", "b", "*", "", "x" * 41]),
     st.lists(
         st.fixed_dictionaries(
-            {},
-            optional={"on": SHAPES, "to": st.sampled_from(["a", "b", None, 5]), "x": TEXTS},
+            {}, optional={"on": SHAPES, "to": st.sampled_from(["a", "b", None, 5]), "x": TEXTS}
         )
         | NUMBERS,
         max_size=2,
@@ -155,8 +154,7 @@ SPELLED = {
     ),
 }
 PARTS = st.fixed_dictionaries(
-    {},
-    optional={"type": st.sampled_from(["text", "image_url", 5]), "text": TEXTS, "x": TEXTS},
+    {}, optional={"type": st.sampled_from(["text", "image_url", 5]), "text": TEXTS, "x": TEXTS}
 )
 MESSAGES = NUMBERS | st.lists(
     NUMBERS
@@ -192,8 +190,7 @@ GOOD_HEAD = {"method": "POST", "url": "/v1/completions"}
 
 
 LITTLE_WRONG = st.fixed_dictionaries(
-    {"prompt": st.just("a")},
-    optional={k: v for k, v in VALUES.items() if k not in ("prompt", "x")},
+    {"prompt": st.just("a")}, optional={k: v for k, v in VALUES.items() if k not in ("prompt", "x")}
 )
 MIXED = st.lists(st.sampled_from([{"text": "a"}, {"length": 2, "seed": "b"}, 5, "a"]))
 CHATS = MESSAGES.map(lambda messages: {"messages": messages})

@@ -128,10 +128,7 @@ BAD = [
         '{"prompt":"","logit_bias":{"5":1, "70000": 2}}',
         [("unknown-token", 35, "logit_bias.70000", '"70000"')],
     ),
-    (
-        '{"prompt":"","logit_bias":{"5":1,"5":2}}',
-        [("duplicate-field", 34, "logit_bias.5", '"5"')],
-    ),
+    ('{"prompt":"","logit_bias":{"5":1,"5":2}}', [("duplicate-field", 34, "logit_bias.5", '"5"')]),
     (
         '{"prompt":"","states":{"a":[5,{"on":"x","too":"a"}]}}',
         [

@@ -152,10 +152,7 @@ ROWS = [
     ('{"method":"POST","url":"/v1/completions"}', ["missing-field body"]),
     (row({"prompt": "", "id": "b"}), ["unknown-field body.id"]),
     (row({"prompt": ""}, method="GET"), ["unsupported-option method"]),
-    (
-        row({"messages": [], "prompt": "x"}, url="/v1/chat"),
-        ["unsupported-option url"],
-    ),
+    (row({"messages": [], "prompt": "x"}, url="/v1/chat"), ["unsupported-option url"]),
     (
         row({"n": 2, "stop": "", "x": 1, "temprature": 1}),
         [

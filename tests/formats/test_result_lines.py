@@ -267,14 +267,7 @@ def test_a_row_holds_each_result_whole(results, request_id):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"\xff",
-        b'{"id":"a"}',
-        encode_result(RESULT)[:-5],
-        encode_row(RESULT)[:-5],
-    ],
+    "line", [b"", b"\xff", b'{"id":"a"}', encode_result(RESULT)[:-5], encode_row(RESULT)[:-5]]
 )
 def test_a_line_that_is_no_result_is_an_error(line):
     with pytest.raises(BatchdecodeError, match="not a result"):
@@ -283,11 +276,7 @@ def test_a_line_that_is_no_result_is_an_error(line):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("tokens", [7]),
-        ("token_logprobs", [0.5, 0.5]),
-        ("top_logprobs", [{"x": "-1.0"}]),
-    ],
+    [("tokens", [7]), ("token_logprobs", [0.5, 0.5]), ("top_logprobs", [{"x": "-1.0"}])],
 )
 def test_logprobs_that_nothing_wrote_are_an_error(field, value):
     row = json.loads(encode_row(changed(logprobs=[TokenLogprob(4, -1.0, [])])))

@@ -91,11 +91,7 @@ BAD = [
         *("conflicting-fields",),
         "response_format.json_schema",
     ),
-    (
-        {"response_format": {"type": "json_schema"}},
-        "missing-field",
-        "response_format.json_schema",
-    ),
+    ({"response_format": {"type": "json_schema"}}, "missing-field", "response_format.json_schema"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
         "missing-field",

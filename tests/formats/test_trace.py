@@ -97,13 +97,7 @@ def test_a_torn_last_line_is_the_end(torn):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        b'{"event":"migrate","step":3}',
-        b'{"event":"admit2","slot":[]}',
-        b"\n",
-        b"  \r\n",
-    ],
+    "line", [b'{"event":"migrate","step":3}', b'{"event":"admit2","slot":[]}', b"\n", b"  \r\n"]
 )
 def test_unknown_kinds_and_blank_lines_are_skipped(line):
     end = EndEvent(7, 7.0, 10, 4)

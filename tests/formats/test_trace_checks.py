@@ -9,11 +9,7 @@ from made_events import RUN, admit, finish, jump, preempt
 from played_runs import PLAYED
 
 from batcher.errors import BatchdecodeError
-from batcher.events import (
-    AcceptEvent,
-    ArriveEvent,
-    EndEvent,
-)
+from batcher.events import AcceptEvent, ArriveEvent, EndEvent
 from batcher.trace.files import encode_events, read_trace
 from batcher.trace.run import TraceChecks
 
