@@ -544,35 +544,22 @@ def test_no_more_than_the_rate_are_sent():
     assert "rate" in {event.reason for event in run.kinds(BlockedEvent)}
 
 
-def test_a_refusal_halves_the_limit_and_those_sent_before_it_count_as_one():
+def test_a_refusal_halves_the_limit_and_as_many_answers_raise_it_by_one_up_to_the_slots():
     rate = Rate(16, None)
     for _ in range(16):
         rate.note_sent(1.0)
-    for _ in range(5):
+    for _ in range(5):  # those that were in flight together count as one
         rate.num_in_flight -= 1
         rate.refuse(sent=1.0, now=2.0)
     assert rate.limit == 8
-    rate.refuse(sent=2.5, now=3.0)
-    assert rate.limit == 4
-
-
-def test_as_many_answers_as_the_limit_raise_it_by_one_up_to_the_slots():
-    rate = Rate(4, None)
-    rate.refuse(1.0, 1.0)
-    rate.refuse(2.0, 2.0)
-    assert rate.limit == 1
-    raised = [rate.succeed() for _ in range(12)]
-    assert raised[0]
-    assert rate.limit == 4
-    assert raised.count(True) == 3
-
-
-def test_the_limit_is_never_less_than_one():
-    rate = Rate(2, None)
-    for now in range(1, 9):
+    rate, limits = Rate(4, None), []
+    for now in range(1, 5):
         rate.refuse(float(now), float(now))
-    assert rate.limit == 1
+        limits.append(rate.limit)
+    assert limits == [2, 1, 1, 1]
     assert rate.why_not(9.0) is None
+    raised = [rate.succeed() for _ in range(12)]
+    assert (raised[0], raised.count(True), rate.limit) == (True, 3, 4)
 
 
 def test_no_more_fly_than_the_limit():
