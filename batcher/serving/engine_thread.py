@@ -205,8 +205,7 @@ class EngineThread:
         for event in tokens:
             exchange = exchanges.get(event.id)
             if exchange is not None and exchange.tell(event):  # its client may have gone
-                exchange.fail(ApiError(UNAVAILABLE, "unread", "nobody reads the answer"))
-                self.release(exchange)
+                self._fail(event.id, ApiError(UNAVAILABLE, "unread", "nobody reads the answer"))
         for result in results:
             exchange = exchanges.get(result.id)
             if exchange is not None:
@@ -215,12 +214,10 @@ class EngineThread:
                 if not exchange.num_left:
                     self._forget(exchange)
 
-    def _hear_refusal(self, name: str, error: RequestError) -> None:
-        exchange = self.exchanges.get(name)
-        if exchange is not None:
+    def _fail(self, name: str, error: ApiError) -> None:
+        if (exchange := self.exchanges.get(name)) is not None:
             self.release(exchange)
-            problem = error.problems[0]
-            exchange.fail(ApiError(BAD_REQUEST, problem.code, problem.message, problem.field))
+            exchange.fail(error)
 
     def _hear_end(self, failure: str | None) -> None:
         self.has_failed = failure is not None
@@ -275,5 +272,7 @@ class EngineThread:
             try:
                 engine.enqueue(request, reason="follow", name=name, is_streamed=is_streamed)
             except RequestError as error:
-                self._tell(self._hear_refusal, name, error)
+                first = error.problems[0]
+                refusal = ApiError(BAD_REQUEST, first.code, first.message, first.field)
+                self._tell(self._fail, name, refusal)
         return True
