@@ -31,7 +31,6 @@ from batcher.requests.result_rows import (
     BytesOf,
     ChatLogprobs,
     ChoiceLogprobs,
-    RowUsage,
     answer_id_of,
     chat_logprobs,
     choice_logprobs,
@@ -61,7 +60,7 @@ from batcher.trace.run import RequestFold
 # Rule: joined, the chunks of a choice say what its place in the whole answer would have said.
 
 
-_encoder = msgspec.json.Encoder()
+_encode = msgspec.json.Encoder().encode
 
 
 class _Output(Struct):
@@ -80,13 +79,15 @@ class ChunkWriter:
     """
 
     def __init__(self, request_id: str, model: str, body: ClientRequest, created: int) -> None:
-        self._delivery, self._is_chat = body.delivery, body.form == "chat"
-        self._head: dict[str, Any] = {
+        self._is_chat, self._tells_ids = body.form == "chat", body.delivery.return_token_ids
+        head = {
             "id": answer_id_of(request_id, body.form),
             "object": "chat.completion.chunk" if self._is_chat else "text_completion",
             "created": created,
             "model": model,
         }
+        self._head = b"data: " + _encode(head)[:-1] + b',"choices":'  # as of all its chunks
+        self._end = b',"usage":null}\n\n' if body.delivery.includes_usage else b"}\n\n"
         self._outputs: dict[int, _Output] = {}
 
     def of_tokens(self, event: TokenEvent, place: int) -> bytes:
@@ -108,7 +109,7 @@ class ChunkWriter:
         )
 
     def of_usage(self, results: list[Result]) -> bytes:
-        return self._around([], usage_of(results))
+        return self._head + b'[],"usage":' + _encode(usage_of(results)) + b"}\n\n"
 
     def _chunk(
         self,
@@ -122,26 +123,22 @@ class ChunkWriter:
         output = self._outputs.setdefault(index, _Output())
         start, output.num_chars = output.num_chars, output.num_chars + len(text)
         output.num_tokens += len(tokens)
+        choice: dict[str, Any] = {"index": index}
         told: ChatLogprobs | ChoiceLogprobs | None = None
-        said: dict[str, Any] = {"text": text}
         if self._is_chat:
-            said = {"content": text} if text else {}
+            delta = {"content": text} if text else {}
             if not output.has_role:
-                said = {"role": "assistant", "content": text}
-            said, output.has_role = {"delta": said}, True
-        if logprobs and self._is_chat:
-            told = chat_logprobs(logprobs)
-        elif logprobs:
-            told = choice_logprobs(logprobs, [start] * len(logprobs))
-        ends = {"finish_reason": finish_reason, "stop_reason": stop_reason, "logprobs": told}
-        ids = {"token_ids": tokens} if self._delivery.return_token_ids else {}
-        return self._around([{"index": index, **said, **ends, **ids}], None)
-
-    def _around(self, choices: list[dict[str, Any]], usage: RowUsage | None) -> bytes:
-        chunk = {**self._head, "choices": choices}
-        if self._delivery.includes_usage:
-            chunk["usage"] = usage
-        return b"data: " + _encoder.encode(chunk) + b"\n\n"
+                delta, output.has_role = {"role": "assistant", "content": text}, True
+            choice["delta"] = delta
+            told = chat_logprobs(logprobs) if logprobs else None
+        else:
+            choice["text"] = text
+            told = choice_logprobs(logprobs, [start] * len(logprobs)) if logprobs else None
+        choice["finish_reason"], choice["stop_reason"] = finish_reason, stop_reason
+        choice["logprobs"] = told
+        if self._tells_ids:
+            choice["token_ids"] = tokens
+        return self._head + _encode([choice]) + self._end
 
 
 # What /metrics tells of a server: of its engine, and of those of the workers beside it.
@@ -279,7 +276,7 @@ class GeneratingEndpoint:
             created=int(time.time()),
             has_token_ids=bool(body.delivery.return_token_ids),
         )
-        await answer.give(OK, _encoder.encode(completion))
+        await answer.give(OK, _encode(completion))
 
     async def _stream(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
         writer = ChunkWriter(exchange.names[0], self._service.model, body, int(time.time()))
