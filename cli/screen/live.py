@@ -13,7 +13,7 @@ from functools import partial
 from threading import RLock
 
 from ..signals import stop_by_key
-from .live_picture import BROWSING_KEYS, Browser, Picture, Scene, Strips, help_lines, last_picture
+from .live_picture import BROWSING_KEYS, Browser, Scene, Strips, help_lines, last_picture, picture
 from .live_state import GAP, MAX_UNSEEN, Lately, Moment, QueueDepths, RunState, newest_ends
 from .terminal import Keyboard, Pace, Pasted, Terminal, can_print
 from .theme import ASCII, LABEL, UNICODE, Line, colored, line_width
@@ -285,7 +285,7 @@ class LiveView(View):
             queued=deque(maxlen=MAX_TREND),
             depths=QueueDepths(),
         )
-        self._picture, self._display = Picture(), display
+        self._display = display
         self._controls = None if keyboard is None else Controls(keyboard, pace, gauges)
         # A signal handler may come in at any time, in the thread that holds it.
         self.lock = RLock()
@@ -438,9 +438,9 @@ class LiveView(View):
     def _lines(self, width: int, height: int) -> list[Line]:
         scene, has_gantt, controls = self._scene, self._display.fills_screen, self._controls
         if controls is None:
-            return self._picture.lines(scene, width, height, has_gantt=has_gantt)
+            return picture(scene, width, height, has_gantt=has_gantt)
         controls.browser.follow(scene)
-        return self._picture.lines(
+        return picture(
             scene,
             width,
             height,

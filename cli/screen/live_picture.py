@@ -155,6 +155,24 @@ class Strips:
         return self._in_hue[glyph, hue_of(slot.request.id)]
 
 
+class Longest:
+    """The widest request, progress and drafts so far.
+
+    A picture whose columns only grow stands still.
+    """
+
+    def __init__(self) -> None:
+        self.request, self.tokens, self.drafts = MIN_REQUEST, len("tokens"), 0
+
+    def see(self, scene: "Scene", numbers: Sequence[int]) -> None:
+        slots = [scene.run.slots[place] for place in numbers]
+        for slot in slots:
+            self.request = max(self.request, min(cell_width(scene.request(slot)), MAX_REQUEST))
+            self.tokens = max(self.tokens, len(scene.progress(slot)))
+        if scene.run.fold.drafts.num_drafted:
+            self.drafts = max(self.drafts, len("drafts"), *map(len, map(scene.drafts, slots)))
+
+
 @dataclass
 class Scene:
     """A run as it stands.
@@ -178,6 +196,7 @@ class Scene:
     queued: deque[int] = field(default_factory=deque)
     depths: QueueDepths = field(default_factory=QueueDepths)
     found: int | None = None
+    longest: Longest = field(default_factory=Longest)
 
     @property
     def has_unicode(self) -> bool:
@@ -363,24 +382,6 @@ class Columns(NamedTuple):
         return sum(self) + gaps
 
 
-class Longest:
-    """The widest request, progress and drafts so far.
-
-    A picture whose columns only grow stands still.
-    """
-
-    def __init__(self) -> None:
-        self.request, self.tokens, self.drafts = MIN_REQUEST, len("tokens"), 0
-
-    def see(self, scene: Scene, numbers: Sequence[int]) -> None:
-        slots = [scene.run.slots[place] for place in numbers]
-        for slot in slots:
-            self.request = max(self.request, min(cell_width(scene.request(slot)), MAX_REQUEST))
-            self.tokens = max(self.tokens, len(scene.progress(slot)))
-        if scene.run.fold.drafts.num_drafted:
-            self.drafts = max(self.drafts, len("drafts"), *map(len, map(scene.drafts, slots)))
-
-
 def plan_columns(width: int, slot: int, longest: Longest) -> Columns:
     """Return the widths that make up `width`: request and bar, then tokens, drafts, phase, a strip.
 
@@ -405,28 +406,15 @@ def plan_columns(width: int, slot: int, longest: Longest) -> Columns:
     return Columns(slot, request, bar, tokens, drafts, phase, strip)
 
 
-def cell_size(width: int, num_slots: int, num_rows: int) -> int:
-    """Return how wide a slot's cell is where as few columns stand side by side as it takes."""
-    if num_rows < 1:
-        return 0
-    return (width + COLUMN_GAP) // -(-num_slots // num_rows) - COLUMN_GAP
-
-
 def grid(
-    scene: Scene,
-    longest: Longest,
-    width: int,
-    num_rows: int,
-    numbers: Sequence[int],
-    *,
-    has_titles: bool,
+    scene: Scene, width: int, num_rows: int, numbers: Sequence[int], *, has_titles: bool
 ) -> list[Line]:
     """Return slots in at most `num_rows`, down the first column, then down the next."""
-    longest.see(scene, numbers)
+    scene.longest.see(scene, numbers)
     num_columns = -(-len(numbers) // num_rows)
     height = -(-len(numbers) // num_columns)
     column = (width + COLUMN_GAP) // num_columns - COLUMN_GAP
-    columns = plan_columns(column, len(scene.run.slots[-1].name), longest)
+    columns = plan_columns(column, len(scene.run.slots[-1].name), scene.longest)
     rows = [[_titles(scene, columns)] * num_columns] if has_titles else []
     rows += [
         [_row(scene, place, columns) for place in numbers[first::height]] for first in range(height)
@@ -520,7 +508,7 @@ def plan_map(num_slots: int, width: int, num_rows: int) -> Map:
     return Map(label, per_row, 1, max(-(-num_slots // (per_row * num_rows)), 1))
 
 
-def heat_map(scene: Scene, longest: Longest, width: int, num_rows: int) -> list[Line]:
+def heat_map(scene: Scene, width: int, num_rows: int) -> list[Line]:
     num_slots, lines = len(scene.run.slots), list[Line]()
     has_title = num_rows > 1
     shape = plan_map(num_slots, width, num_rows - has_title)
@@ -548,8 +536,8 @@ def heat_map(scene: Scene, longest: Longest, width: int, num_rows: int) -> list[
     if panel_width < MIN_PANEL:
         if below <= MANY or width < MIN_CELL:
             return lines
-        return [*lines, *worth_seeing(scene, longest, width, below)]
-    beside = worth_seeing(scene, longest, panel_width, num_rows)
+        return [*lines, *worth_seeing(scene, width, below)]
+    beside = worth_seeing(scene, panel_width, num_rows)
     lines += [[]] * (len(beside) - len(lines))
     for place, right in enumerate(beside):
         spare = shape.width + COLUMN_GAP - line_width(lines[place])
@@ -594,7 +582,7 @@ def _shared_cell(scene: Scene, numbers: Sequence[int], *, has_dots: bool) -> Par
     return chr(BRAILLE + dots), style
 
 
-def worth_seeing(scene: Scene, longest: Longest, width: int, num_lines: int) -> list[Line]:
+def worth_seeing(scene: Scene, width: int, num_lines: int) -> list[Line]:
     lines: list[Line] = []
     if scene.notes and num_lines > 2 * MANY:
         lines = [[("preempted or failed", LABEL)]]
@@ -609,8 +597,8 @@ def worth_seeing(scene: Scene, longest: Longest, width: int, num_lines: int) -> 
     for title, numbers in (("about to end", ending), ("longest", longest_first)):
         if not numbers:
             continue
-        longest.see(scene, numbers)
-        columns = plan_columns(width, len(slots[-1].name), longest)
+        scene.longest.see(scene, numbers)
+        columns = plan_columns(width, len(slots[-1].name), scene.longest)
         lines += [[(title, LABEL)], *(_row(scene, place, columns) for place in numbers)]
     return lines[:num_lines]
 
@@ -820,60 +808,57 @@ def _holding(scene: Scene) -> list[RequestTimeline]:
 # -- the whole picture ----------------------------------------------------------------------------
 
 
-@dataclass
-class Picture:
-    """Lays out a run, line by line."""
+def picture(
+    scene: Scene,
+    width: int,
+    height: int,
+    *,
+    has_gantt: bool,
+    browser: Browser | None = None,
+    overlay: Sequence[Line] = (),
+    footer: Callable[[], Line] | None = None,
+) -> list[Line]:
+    """Return a run in at most `height` lines of at most `width`.
 
-    longest: Longest = field(default_factory=Longest)
-
-    def lines(
-        self,
-        scene: Scene,
-        width: int,
-        height: int,
-        *,
-        has_gantt: bool,
-        browser: Browser | None = None,
-        overlay: Sequence[Line] = (),
-        footer: Callable[[], Line] | None = None,
-    ) -> list[Line]:
-        """Return at most `height` lines of at most `width`.
-
-        Where there is room the first is blank: the cursor rests there, and what is typed spoils
-        nothing.  has_gantt: the picture has the screen for itself, so the run so far is shown in
-        what room is left.  browser: which slots are looked at.  overlay: what is shown instead of
-        them.  footer: makes the last line, once it is clear which slots are shown.
-        """
-        if footer is not None and height > 1:
-            lines = self.lines(
-                scene, width, height - 1, has_gantt=has_gantt, browser=browser, overlay=overlay
-            )
-            spare = height - 1 - len(lines) if has_gantt else 0
-            return [*lines, *[[]] * spare, footer()]
-        blank: list[Line] = [[]] if height >= ROOMY else []
-        top = [*blank, *header(scene, width, max(1, height // HEADER_SHARE))][:height]
-        room, num_slots = height - len(top), len(scene.run.slots)
-        if room < 1:
-            return top
-        if overlay:
-            return [*top, *blank, *overlay][:height]
-        num_rows = room - len(blank) - 1 if width >= MIN_CELL else 0
-        wanted = None if browser is None else browser.rows(num_slots, num_rows)
-        if wanted is not None:
-            rows = grid(scene, self.longest, width, num_rows, wanted, has_titles=True)
-            return [*top, *blank, *rows]
-        # Blank lines and lines of titles before the slots: as many as make no row narrower.
-        plans = [(len(blank), 1), (0, 1), (0, 0)]
-        sizes = {plan: cell_size(width, num_slots, room - sum(plan)) for plan in plans}
-        widest = max(sizes.values())
-        if num_slots >= MANY_SLOTS or widest < MIN_CELL:
-            return top + heat_map(scene, self.longest, width, room)
-        num_blank, num_titles = next(plan for plan in plans if sizes[plan] == widest)
-        num_rows, slots = room - num_blank - num_titles, range(num_slots)
-        rows = grid(scene, self.longest, width, num_rows, slots, has_titles=bool(num_titles))
-        spare = num_rows + num_titles - len(rows)
-        gantt = small_gantt(scene, width, spare - 1) if has_gantt and spare > MIN_GANTT else []
-        return [*top, *blank[:num_blank], *rows, *([[], *gantt] if gantt else [])]
+    Where there is room the first is blank: the cursor rests there, and what is typed spoils
+    nothing.  has_gantt: the picture has the screen for itself, so the run so far is shown in what
+    room is left.  browser: which slots are looked at.  overlay: what is shown instead of them.
+    footer: makes the last line, once it is clear which slots are shown.
+    """
+    if footer is not None and height > 1:
+        lines = picture(
+            scene, width, height - 1, has_gantt=has_gantt, browser=browser, overlay=overlay
+        )
+        spare = height - 1 - len(lines) if has_gantt else 0
+        return [*lines, *[[]] * spare, footer()]
+    blank: list[Line] = [[]] if height >= ROOMY else []
+    top = [*blank, *header(scene, width, max(1, height // HEADER_SHARE))][:height]
+    room, num_slots = height - len(top), len(scene.run.slots)
+    if room < 1:
+        return top
+    if overlay:
+        return [*top, *blank, *overlay][:height]
+    num_rows = room - len(blank) - 1 if width >= MIN_CELL else 0
+    wanted = None if browser is None else browser.rows(num_slots, num_rows)
+    if wanted is not None:
+        return [*top, *blank, *grid(scene, width, num_rows, wanted, has_titles=True)]
+    # How wide a slot's cell is, in as few columns as it takes, by how many blank lines and lines of
+    # titles are before the slots: as many as make no row narrower.
+    plans = [(len(blank), 1), (0, 1), (0, 0)]
+    rows_of = {plan: room - sum(plan) for plan in plans}
+    sizes = {
+        plan: (width + COLUMN_GAP) // -(-num_slots // rows) - COLUMN_GAP if rows > 0 else 0
+        for plan, rows in rows_of.items()
+    }
+    widest = max(sizes.values())
+    if num_slots >= MANY_SLOTS or widest < MIN_CELL:
+        return top + heat_map(scene, width, room)
+    plan = next(plan for plan in plans if sizes[plan] == widest)
+    num_blank, num_titles = plan
+    rows = grid(scene, width, rows_of[plan], range(num_slots), has_titles=bool(num_titles))
+    spare = rows_of[plan] + num_titles - len(rows)
+    gantt = small_gantt(scene, width, spare - 1) if has_gantt and spare > MIN_GANTT else []
+    return [*top, *blank[:num_blank], *rows, *([[], *gantt] if gantt else [])]
 
 
 def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:

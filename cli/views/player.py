@@ -17,7 +17,7 @@ from batcher.events import Event
 from batcher.trace.timeline import MAX_STEPS
 
 from ..screen.live import ScreenLive
-from ..screen.live_picture import Browser, Picture
+from ..screen.live_picture import Browser, picture
 from ..screen.terminal import (
     ColorChoice,
     InputLine,
@@ -121,7 +121,7 @@ class Player:
         self._recording, self._terminal, self._keyboard = recording, terminal, keyboard
         self._display, self._glyphs, self._span, self._clock = display, glyphs, span, clock
         self._playback = Playback(recording, title, glyphs)
-        self._picture, self._browser = Picture(recording.longest), Browser()
+        self._browser = Browser()
         self._position = float(span.clip(step))
         self._speed, self._direction, self._is_paused = speed, 1, False
         self._found = found
@@ -275,7 +275,7 @@ class Player:
             scene = self._playback.seek(self.step)
             self._browser.found = self._wanted  # anew for each step: it may hold another slot
             self._browser.follow(scene)
-            lines = self._picture.lines(scene, width, room, has_gantt=True, browser=self._browser)
+            lines = picture(scene, width, room, has_gantt=True, browser=self._browser)
         if below:
             note = self._browser.line(self._playback.scene, width)
             below.insert(0, _cut(note, width, self._glyphs))

@@ -387,6 +387,7 @@ class Playback:
             busy=deque(maxlen=MAX_TREND),
             queued=deque(maxlen=MAX_TREND),
             depths=recording.depths,
+            longest=recording.longest,
         )
         self._begin(0)
 

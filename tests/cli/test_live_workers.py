@@ -11,7 +11,7 @@ from reference import english_requests
 from worker_runs import worker_runs
 
 from batcher.trace.run import event_of_worker
-from cli.screen.live_picture import Picture, Scene, Strips
+from cli.screen.live_picture import Scene, Strips, picture
 from cli.screen.live_state import Moment, RunState
 from cli.screen.theme import UNICODE
 from cli.screen.view import GaugeReading, RunPlan
@@ -71,7 +71,7 @@ def scene_of(whole, num_workers):
 @examples(10)
 def test_every_slot_of_four_workers_is_on_a_small_screen(drawn, seed):
     whole, _ = states_of(drawn, 4, seed)
-    lines = Picture().lines(scene_of(whole, 4), 79, 23, has_gantt=True)
+    lines = picture(scene_of(whole, 4), 79, 23, has_gantt=True)
     assert len(lines) <= 23
     texts = ["".join(text for text, _ in line) for line in lines]
     assert all(len(text) <= 79 for text in texts)

@@ -1,6 +1,7 @@
 """A recorded run, shown at any step, against the live view that showed it when it ran."""
 
 import gzip
+from dataclasses import replace
 
 import pytest
 from examples import examples
@@ -17,7 +18,7 @@ from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
 from batcher.trace.files import read_trace
 from batcher.trace.run import label_of
 from batcher.trace.timeline import Timeline
-from cli.screen.live_picture import Longest, Picture
+from cli.screen.live_picture import Longest, picture
 from cli.screen.theme import UNICODE
 from cli.views import recording
 from cli.views.recording import Playback
@@ -28,7 +29,7 @@ WIDEST.request, WIDEST.tokens, WIDEST.drafts = 8, 6, 6
 
 
 def drawn(scene):
-    return [Picture(WIDEST).lines(scene, *size, has_gantt=True) for size in SIZES]
+    return [picture(replace(scene, longest=WIDEST), *size, has_gantt=True) for size in SIZES]
 
 
 @pytest.fixture
