@@ -93,7 +93,6 @@ def model_again(model: Model, options: ModelOptions) -> Model:
 
 
 def is_real(name: str) -> bool:
-    """Return whether a model computes here, so that its step times mean something."""
     return name != "simulated" and not is_server(name)
 
 
@@ -121,7 +120,6 @@ def capabilities_of(engine: "Engine | RemoteEngine", options: ModelOptions) -> M
 
 @contextmanager
 def _loading_bar(name: str, *, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows how many tensors of a checkpoint are read, and of how many."""
     if not (is_shown and is_checkpoint(name) and can_animate(2, os.environ)):
         yield lambda _number, _total: None
         return

@@ -66,7 +66,6 @@ class StepLog(Struct, frozen=True):
         return len(self.seconds)
 
     def part(self, chosen: Any) -> "StepLog":
-        """Return the steps that a slice, or a mask [steps] bool, chooses."""
         return StepLog(*(getattr(self, name)[chosen] for name in self.__struct_fields__))
 
 

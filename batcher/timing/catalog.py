@@ -60,7 +60,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """Reads YAML in which no mapping has a key twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as yaml has it
-        """Return the mapping of `node`, or raise a MarkedYAMLError at a repeated key."""
         lines: dict[Any, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -83,7 +82,6 @@ def shipped(file: str) -> dict[str, Any]:
 
 
 def read_mapping(path: str) -> dict[str, Any]:
-    """Return the contents of a user's YAML or JSON file, with names for keys."""
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
@@ -123,7 +121,6 @@ def _loaded(text: str, place: str) -> dict[str, Any]:
 
 
 def load(name: str, record: type[R], file: str, kind: str) -> R:
-    """Return the record that `name` names: a shipped one of `file`, or a file with its fields."""
     if name.endswith(FILE_SUFFIXES):
         return as_record(read_mapping(name), record, name)
     return as_record(find(name, shipped(file), kind), record, f"{file}: {name}")
@@ -136,7 +133,6 @@ def hint_at(name: str, known: Iterable[str]) -> str:
 
 
 def find(name: str, records: dict[str, Any], kind: str) -> Any:
-    """Return the one of `records` with this name, or raise a CatalogError that lists them."""
     if name in records:
         return records[name]
     close = [known for known in records if name and known.startswith(name.lower())]
@@ -211,7 +207,6 @@ def _within(place: str | Place, name: Any) -> str | Place:
 
 
 def _value(field: Any, value: Any, place: str | Place) -> Any:
-    """Return the value of one field, or raise the description that its type has."""
     try:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:

@@ -19,7 +19,6 @@ _MAX_KEPT = 2**12  # places of a curve, which nearly all steps of a run are at
 
 
 def whole_ticks(amount: float, ticks_per_unit: int) -> int:
-    """Return `amount` units, as its decimal digits say it, in ticks."""
     return round(Decimal(repr(amount)) * ticks_per_unit)
 
 
@@ -181,7 +180,6 @@ class RooflineStepTime(StepTime):
         )
 
     def memory_ticks(self, num_tokens: int, kv_read: int) -> int:
-        """Return the ticks of memory traffic and communication."""
         weights, per_token, per_kv = self._memory
         dense = weights + num_tokens * per_token + kv_read * per_kv
         return dense if self._experts is None else dense + self._experts(num_tokens)

@@ -105,7 +105,6 @@ def shipped_profiles() -> dict[str, Profile]:
 
 
 def read_profiles(path: str) -> dict[str, Profile]:
-    """Return the profiles of a YAML file by name; one that stands alone has that of the file."""
     content = catalog.read_mapping(path)
     named = content.keys() - set(Profile.__struct_fields__)
     if any(isinstance(content[name], dict) for name in named):
@@ -240,7 +239,6 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> ModelShape | None:
-        """That of the model, None if it is not known."""
         with suppress(CatalogError):
             return None if self.model is None else load_model_shape(self.model)
         return None
@@ -251,7 +249,6 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     @property
     def num_tokens_that_fit(self) -> int | None:
-        """The room beside the weights; None if the hardware or the model is not known."""
         if self.model is None or self.gpu is None:
             return None
         try:
@@ -316,7 +313,6 @@ def setup_of_profile(profile: Profile) -> Setup:
 
 
 def setup_of(text: str) -> Setup:
-    """Return what is known of where steps take what `text` names."""
     kind, colon, rest = text.partition(":")
     if kind == "constant":
         return Setup()

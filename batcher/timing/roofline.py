@@ -64,7 +64,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def experts(self) -> tuple[int, int] | None:
-        """The experts of a layer, and those for each token, if any."""
         if self.num_experts is None or self.num_experts_per_tok is None:
             return None
         return self.num_experts, self.num_experts_per_tok
@@ -160,7 +159,6 @@ class ModelSizes(NamedTuple):
 
 
 def load_model_shape(text: str) -> ModelShape:
-    """Return the shape that `text` names: a shipped one, or a config.json or YAML file like it."""
     if text.endswith(catalog.FILE_SUFFIXES):
         return _as_shape(catalog.read_mapping(text), text)
     config = catalog.find(text, catalog.shipped("models.yaml"), "model")
@@ -243,7 +241,6 @@ def load_gpu(text: str) -> GPU:
 
 
 def link_of(gpu: GPU) -> Link:
-    """Return the link by which GPUs like this share work."""
     if gpu.link is None:
         raise CatalogError(
             "GPUs that share work need a link on their data sheet, a file or one of "

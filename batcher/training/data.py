@@ -167,7 +167,6 @@ class PackedRows(Struct, frozen=True, eq=False):
         return int(np.count_nonzero(self.targets != NO_TARGET))
 
     def batches(self, batch_size: int) -> "list[PackedRows]":
-        """Return the same rows, so many at a time; the last batch has what is left."""
         cuts = range(batch_size, len(self.tokens), batch_size)
         parts = (np.split(array, cuts) for array in (self.tokens, self.targets, self.documents))
         return [PackedRows(*part) for part in zip(*parts, strict=True)]

@@ -123,7 +123,6 @@ class Llama(nn.Module):
         return functional.linear(self.model["norm"](x), head.weight)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Take the weights of a checkpoint of the same config."""
         self.load_state_dict(
             {name: torch.from_numpy(checkpoint.read(name).copy()) for name in checkpoint.names}
         )
@@ -345,7 +344,6 @@ class Trainer:
         write_whole(folder / STATE, state.getvalue())
 
     def load(self, folder: Path) -> None:
-        """Go on where a run that was saved was."""
         path = folder / STATE
         try:
             state = torch.load(path, weights_only=True)

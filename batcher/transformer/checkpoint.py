@@ -89,7 +89,6 @@ class Checkpoint:
 
     @cached_property
     def tokenizer(self) -> TransformerTokenizer:
-        """Its tokenizer, which is read when it is first asked for."""
         return self._make_tokenizer()
 
     def digest(self) -> str:
@@ -177,7 +176,6 @@ def make_rank(
     group: "RankGroup",
     watch: Watch,
 ) -> Transformer:
-    """Return what one of several processes computes of a checkpoint."""
     from batcher.transformer.ranks import ColumnParallelLinears  # noqa: PLC0415 - as above
 
     checkpoint = open_checkpoint(path)

@@ -254,7 +254,6 @@ class TransformerConfig(Struct, frozen=True):
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     def window_of(self, layer: int) -> int | None:
-        """Return how many tokens a token attends to in a layer; None for all before it."""
         return None if layer in self.full_layers else self.sliding_window
 
     def rope_of(self, layer: int) -> RopeSettings:
@@ -287,7 +286,6 @@ class TransformerConfig(Struct, frozen=True):
 
 
 def head_dim_of(hidden_size: int, num_heads: int) -> int:
-    """Return the size of a head where a file does not say it."""
     if hidden_size % num_heads:
         raise BatchdecodeError(
             f"hidden_size {hidden_size} does not divide into {num_heads} heads, "

@@ -73,7 +73,6 @@ class CacheGroup(NamedTuple):
 
 
 def cache_groups(config: TransformerConfig) -> tuple[CacheGroup, ...]:
-    """Return the groups of all layers: those that read all, those with a window, recurrent ones."""
     windows = {layer: config.window_of(layer) for layer in config.attention_layers}
     groups = attention_groups(windows, config.max_position_embeddings)
     if config.delta_net is None:
@@ -191,7 +190,6 @@ class CacheSize(NamedTuple):
 
 
 def cache_size(config: TransformerConfig) -> CacheSize:
-    """Return what the cache of such a transformer takes."""
     groups, delta_net = cache_groups(config), config.delta_net
     cell = 2 * num_kv_layers(groups) * config.num_kv_heads * config.head_dim * _FLOAT_SIZE
     num_tables = sum(not group.is_recurrent for group in groups)

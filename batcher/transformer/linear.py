@@ -69,7 +69,6 @@ class Tiles:
             self._best.append(best)
 
     def split(self, num_rows: int) -> list[TilePart]:
-        """Return the tiles of so many rows."""
         parts, start = [], 0
         while start < num_rows:
             num_left = num_rows - start
@@ -372,14 +371,12 @@ class WholeLinears:
         return TiledLinear(weight, bias)
 
     def embedding(self, table: FloatArray) -> Embedding:
-        """Return what looks up rows of a table [vocab, hidden_size]."""
         return self._table or table.__getitem__
 
     def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
         return self.embedding(table), self.linear(table)
 
     def heads(self, num_kv_heads: int) -> OwnHeads:
-        """Return which of the heads of keys and values are those of this process."""
         return OwnHeads(
             slice(0, num_kv_heads), lambda attended: attended.reshape(len(attended), -1)
         )

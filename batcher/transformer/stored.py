@@ -47,14 +47,12 @@ def about(what: Path | str) -> Iterator[None]:
 
 
 def check_not_pointer(path: Path) -> None:
-    """Raise a BatchdecodeError if a file is a pointer of Git LFS, in place of its data."""
     with path.open("rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
             raise BatchdecodeError("it is a pointer of Git LFS, not the data: run `git lfs pull`")
 
 
 def read_file(path: Path) -> bytes:
-    """Return what a file holds, if it is one, and not too large for what it is."""
     if not path.is_file():
         raise BatchdecodeError("there is no such file")
     if path.stat().st_size > MAX_TEXT:
@@ -64,7 +62,6 @@ def read_file(path: Path) -> bytes:
 
 
 def read_json(path: Path, kind: type[T]) -> T:
-    """Return what a JSON file holds; raise as `read_file` does, or a MsgspecError."""
     return msgspec.json.decode(read_file(path), type=kind)
 
 
@@ -133,7 +130,6 @@ class StoredTensor(Struct, frozen=True, eq=False):
 
 
 def stored_size(kind: str, shape: tuple[int, ...]) -> int:
-    """Return how many bytes a tensor takes."""
     if kind not in KINDS:
         raise BatchdecodeError(f"{kind} is not supported, known: {', '.join(KINDS)}")
     block_size, num_bytes = KINDS[kind]
@@ -331,7 +327,6 @@ def from_gguf_names(
 def _of_experts(
     config: TransformerConfig, name: str, part: str, tensor: StoredTensor
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the router, or the same part of each expert, by its name in the layer."""
     names = EXPERT_NAMES[config.architecture]
     if part == ROUTER:
         yield f"{names.router}.weight", tensor

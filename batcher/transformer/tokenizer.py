@@ -351,7 +351,6 @@ class _Settings(_SpecialTokens):
 
 
 def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
-    """Return the tokenizer of a folder."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - optional
 
     template = _template_of(folder)

@@ -102,7 +102,6 @@ class FrameLive(ABC):
         return f"{_HIDE_CURSOR}{drawn}{up}\r{_SHOW_CURSOR}"
 
     def _write_frame(self, before: str, above: bytes, drawn: str) -> OSError | None:
-        """Write a frame, unless the terminal was left to another program meanwhile."""
         if self._is_dropped:
             return None
         begin, end = (
@@ -451,7 +450,6 @@ class LiveView(View):
         )
 
     def _check(self, error: OSError | None) -> None:
-        """Draw no more without a terminal; messages may get lost then, results not."""
         if error is not None:
             self._next_frame = self._earliest_frame = self._tick = math.inf
             if self._has_results:

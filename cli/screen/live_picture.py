@@ -126,7 +126,6 @@ class Strips:
         self._before = [(0, 0, 0)] * len(slots)  # steps, steps busy and sequences admitted
 
     def extend(self, step: int, marks: Sequence[str]) -> None:
-        """Add a cell for the steps up to `step`; `marks`: what has happened in each slot."""
         if step + 1 <= self.steps[-1]:
             return
         self.steps.append(step + 1)
@@ -496,7 +495,6 @@ class Map(NamedTuple):
 
 
 def plan_map(num_slots: int, width: int, num_rows: int) -> Map:
-    """Return the map of so many slots that fills the room, and leaves some for rows beside it."""
     label = len(str(num_slots - 1)) + 1 if width >= MIN_LABELLED else 0
     for room in (width - max(MIN_PANEL, width // 2) - COLUMN_GAP, width):
         for size in range(MAX_CELL, 0, -1):
@@ -674,7 +672,6 @@ class Browser:
         return is_elsewhere or self._prompt is not None or bool(self._message)
 
     def rows(self, num_slots: int, num_rows: int) -> range | None:
-        """Return the slots that are looked at, of which so many have room; None for all of them."""
         if self._first_slot is None or num_rows < 1 or num_rows >= num_slots:
             self._first_slot = None
             return None
@@ -731,7 +728,6 @@ class Browser:
                 self._message = f"no request has {name} in its id"
 
     def _everyone(self, wanted: str, scene: Scene) -> Iterator[Found]:
-        """Yield all that may be looked for: in slots, in the queue, to come, and of late."""
         yield from _holding(scene)
         yield from (request for request in scene.run.fold.open if request.admission is None)
         upcoming = self._upcoming(wanted)

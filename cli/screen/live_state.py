@@ -56,7 +56,6 @@ class RunHistory:
         self._admissions: Counts = np.zeros(shape, np.int64)
 
     def held(self, slot: int, start: int, end: int) -> None:
-        """Take in that a slot was used over the steps start..end, exclusive."""
         while end > self.steps_per_cell * NUM_CELLS:  # a cell is to stand for twice as many steps
             for cells in (self._busy, self._admissions):
                 sums = cells[:, ::2] + cells[:, 1::2]
@@ -529,7 +528,6 @@ class Moment(NamedTuple):
 
     @property
     def slot_step(self) -> int:
-        """The step whose slots are shown; while the run waits that is the one to come."""
         return self.step + self.is_waiting
 
 

@@ -64,7 +64,6 @@ def encoding_of(encoding: str, environ: Mapping[str, str]) -> str:
 
 
 def can_print(encoding: str, text: str = BOX_CHARACTERS) -> bool:
-    """Return whether `encoding` has all of `text`, or what the pictures are drawn with."""
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -77,7 +76,6 @@ def is_pipe(fd: int) -> bool:
 
 
 def is_same_terminal(fd: int, other: int) -> bool:
-    """Return whether both descriptors are terminals, and one and the same."""
     if not (os.isatty(fd) and os.isatty(other)):
         return False
     if os.path.sameopenfile(fd, other):
@@ -135,7 +133,6 @@ class Terminal:
             return True
 
     def write(self, text: str) -> None:
-        """Write all of `text` in as few calls as the terminal takes it."""
         self.write_bytes(text.encode(self.encoding, "backslashreplace"))
 
     def write_bytes(self, data: bytes) -> None:
@@ -478,7 +475,6 @@ class Keyboard:
 
 
 def keyboard_of(terminal: Terminal) -> Keyboard | None:
-    """Return the keyboard of `terminal`, if that is what stdin is; None if nobody is there."""
     is_here = can_animate(0, terminal.environ) and is_same_terminal(0, terminal.fd)
     return Keyboard(0, terminal) if is_here else None
 

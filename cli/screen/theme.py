@@ -141,7 +141,6 @@ def joined(line: Line) -> Line:
 
 
 def bar(share: float, width: int, glyphs: Glyphs, style: str) -> Line:
-    """Return `width` cells, as full as `share` of 1 says: never quite empty but for nothing."""
     parts = len(glyphs.blocks) - 1
     num_parts = int(min(share, 1.0) * width * parts)
     full, rest = divmod(num_parts or int(share > 0), parts)

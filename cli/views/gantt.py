@@ -100,7 +100,6 @@ def in_groups(slots: Sequence[int], max_groups: int) -> list[Sequence[int]]:
 
 
 def group_name(group: Sequence[int], run: RunEvent) -> str:
-    """Return what a row is called that stands for the slots of `group`, w2 being worker 2."""
     first, last = group[0], group[-1]
     slots = f"slot {first}" if len(group) == 1 else f"{first}-{last}"
     if run.workers == 1:
@@ -234,7 +233,6 @@ def readable_steps(timeline: Timeline, num_cells: int) -> int:
 
 
 def usual_length(spans: Iterable[SlotSpan]) -> int:
-    """Return how many steps the one in the middle takes, by length; 0 if there is none."""
     lengths = Counter(span.end - span.start for span in spans)
     middle = lengths.total() // 2
     for length, number in sorted(lengths.items()):
@@ -341,14 +339,12 @@ def busy_shares(busy: Sequence[int], scale: Scale, num_slots: int = 1) -> list[f
 
 
 def shaded_row(shares: Sequence[float], glyphs: ChartGlyphs) -> str:
-    """Return a row of cells, the darker the busier; blank is never busy, and solid is always."""
     partial = glyphs.shades[1:-1]
     shades = {0.0: glyphs.shades[0], 1.0: glyphs.shades[-1]}
     return "".join(shades.get(share) or partial[int(share * len(partial))] for share in shares)
 
 
 def highest_counts(counts: Iterable[Stretch], scale: Scale) -> list[int]:
-    """Return the largest of the counts of each cell's steps: [num_cells]."""
     highest = [0] * scale.num_cells
     for start, stop, num in clip(counts, scale.steps):
         for cell in range(scale.first_cell(start), scale.last_cell(stop - 1) + 1):
@@ -489,7 +485,6 @@ def short_labels(spans: Collection[SlotSpan]) -> dict[str, str]:
 
 
 def cut_to_room(label: str, room: int, cut: str) -> str:
-    """Return as much of `label` as `room` cells take, nothing if that would say nothing."""
     if cell_width(label) <= room:
         return label
     return cut_middle(label, room, cut) if room >= MIN_CUT_CELLS else ""

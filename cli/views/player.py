@@ -347,7 +347,6 @@ class InteractiveTerminal:
         self._next_frame = time.monotonic() + READING_SECONDS
 
     def with_progress(self, events: Iterable[Event], name: str) -> Iterator[Event]:
-        """Yield `events`, and say now and then how far they are read."""
         for num_events, event in enumerate(events, 1):
             yield event
             if time.monotonic() >= self._next_frame:

@@ -110,7 +110,6 @@ class Chart(Struct, frozen=True):
 
     @property
     def span(self) -> tuple[float, float]:
-        """The latencies at the left and right edge; there is room for the labels of points."""
         shortest, longest = self._range()
         if not self.is_log:
             return 0.0, (longest or 1.0) * (1 + LABEL_SHARE)
@@ -128,7 +127,6 @@ class Chart(Struct, frozen=True):
 
     @property
     def frontier(self) -> list[Point]:
-        """The points that none beats, neither in latency nor in throughput: by their latency."""
         best: list[Point] = []
         for point in sorted(self.points, key=lambda p: (p.latency, -p.tokens_per_s)):
             if not best or point.tokens_per_s > best[-1].tokens_per_s:
@@ -236,7 +234,6 @@ def _value(trial: Trial) -> str:
 
 
 def show_plot(plot: str, charts: Sequence[Chart]) -> None:
-    """Draw charts where `plot` says; those without any point are left out."""
     charts = [chart for chart in charts if chart.lines]
     if not charts:
         raise BatchdecodeError(f"--plot {plot}: there is nothing to plot, as nothing was served")

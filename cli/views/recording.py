@@ -163,7 +163,6 @@ class Recording:
             self._take(event)
 
     def close(self) -> None:
-        """Take what was added for all there is."""
         self._take_early()
         for found in self._run.fold.open:
             self._see_tokens(found, found.max_tokens)
@@ -180,7 +179,6 @@ class Recording:
             self._take(event)
 
     def state_before(self, chapter: int) -> RunState:
-        """Return what the run was like when a chapter begins; it is the caller's to change."""
         state: RunState = pickle.loads(zlib.decompress(self.chapters[chapter].state))  # noqa: S301 - our own
         return state
 
@@ -202,7 +200,6 @@ class Recording:
         return len(self._arrive_steps) - bisect_right(self._arrive_steps, step)
 
     def admission_after(self, step: int) -> AdmittedSample | None:
-        """Return what was admitted next after `step`, on its own account; None if nothing was."""
         place = bisect_right(self._admit_steps, step)
         if place == len(self._admit_steps):
             return None

@@ -254,7 +254,6 @@ def tell_reject(reject: RejectEvent) -> list[str]:
 
 
 def tell(story: Story, length: Length = SHORT) -> list[str]:
-    """Return `story` as lines: a title, a sentence for each thing that happened, and the sums."""
     arrived = story.arrived
     if arrived is None:
         return [f"{story.label}: aborted before it arrived"]

@@ -120,7 +120,6 @@ class Drawing:
         self.add("text", style, text, x=x, y=y)
 
     def encode(self, height: float, title: str) -> bytes:
-        """Return the file; title: what those hear who do not see it."""
         root = self._root
         for name, value in {
             "role": "img",
