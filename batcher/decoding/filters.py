@@ -159,7 +159,6 @@ class Group:
     bad_words, is_refused [vocab]: None if nothing is ruled out by them.
     can_edit: whether the settings may change any logit.
     remembers: whether what a row has counts for what it is given.
-    is_memoryless: whether a token follows from logits and position, and nothing is told of it.
     """
 
     def __init__(self, key: GroupKey, vocab_size: int, bad_words: BadWords | None) -> None:
@@ -180,9 +179,6 @@ class Group:
             or params.min_tokens
             or params.allowed_token_ids is not None
         )
-        tells = params.needs_raw or params.num_logprobs is not None
-        is_edited = self.can_edit or key.is_constrained or params.cfg_scale != 1
-        self.is_memoryless = not (tells or is_edited or key.is_beam or params.mirostat)
 
     def join(self, slot: int) -> None:
         self._members.add(slot)

@@ -47,15 +47,10 @@ class OutputTokens:
 
         slots: [rows].  tokens: [most of a row, rows], NO_TOKEN behind those that a row was given.
         """
-        while len(tokens):
-            if self.row == self._page_steps:
-                self._start_over()
-            lines = self.page[self.row : self.row + len(tokens)]
-            lines[:] = NO_TOKEN
-            lines[:, slots] = tokens[: len(lines)]
-            self.row += len(lines)
+        for line in tokens:
+            self.append(np.full(self.page.shape[1], NO_TOKEN))
+            self.page[self.row - 1, slots] = line
             self._has_gaps = True
-            tokens = tokens[len(lines) :]
 
     def extend(self, slot: int, tokens: list[int]) -> None:
         """Put `tokens` behind those that the row in `slot` has, as if steps had given them."""

@@ -348,10 +348,7 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Chooses the tokens of the rows that are open.
-
-    is_memoryless: [num_slots] whether tokens of the row follow from logits and position alone.
-    """
+    """Chooses the tokens of the rows that are open."""
 
     def __init__(self, num_slots: int, vocab_size: int, tokenizer: Tokenizer) -> None:
         self._slots: IntArray | None = None  # until somebody asks
@@ -373,7 +370,6 @@ class Sampler:
         self._bad_word_states: IntArray = np.zeros(num_slots, np.int64)
         self._cumulative = np.zeros(num_slots)
         self._seen = SeenTokens(num_slots)
-        self.is_memoryless = np.zeros(num_slots, np.bool_)
         # by slot and by how many tokens the row has before: those to be verified, and those drawn
         self._drafts: dict[tuple[int, int], DrawnDraft] = {}
         self._drafted: dict[tuple[int, int], DrawnDraft] | None = None
@@ -414,7 +410,6 @@ class Sampler:
 
     def close(self, slot: int) -> None:
         """Forget the row in `slot` and its partner; a slot without a row of its own is let be."""
-        self.is_memoryless[slot] = False
         if self._drafts:
             self._drafts = {at: draft for at, draft in self._drafts.items() if at[0] != slot}
         entry = self._rows[slot]
@@ -518,34 +513,6 @@ class Sampler:
 
     # -- ahead of a step, for drafts and by drafts: rows are given tokens that are taken back ----
 
-    def choose_ahead(
-        self, slots: IntArray, numbers: IntArray, logits: FloatArray
-    ) -> IntArray | None:
-        """Return what memoryless rows are given so many tokens later, without moving them on.
-
-        slots, numbers: [rows].  logits: [rows, vocab].  None if some of these are of no use.
-        """
-        tokens: IntArray = logits.argmax(axis=-1)  # of a NaN, if there is any
-        if not np.isfinite(logits[np.arange(len(tokens)), tokens]).all():
-            return None
-        for group in self._groups.values():
-            if group.key.params.is_greedy:
-                continue
-            is_member = np.zeros(len(self._rows), np.bool_)
-            is_member[group.slots] = True
-            rows = is_member[slots].nonzero()[0]
-            if len(rows):
-                at, own = slots[rows], logits if len(rows) == len(slots) else logits[rows]
-                states = DrawStates(
-                    self._keys[at], self._positions[at] + numbers[rows], self._mu[at]
-                )
-                drafts = self._drafts_of(at, states)
-                tokens[rows] = draw(own, states, group.key.params, drafts).tokens
-        return tokens
-
-    def move_on(self, slots: IntArray, numbers: IntArray) -> None:
-        self._positions[slots] += numbers
-
     @contextmanager
     def undone(self, slots: IntArray) -> Iterator[None]:
         """Let rows move on inside, and stand where they stood afterwards; slots: [rows]."""
@@ -567,8 +534,8 @@ class Sampler:
     def drafting(self, slots: IntArray) -> Iterator[None]:
         """Let what rows are given inside be drafts, which they have not been given afterwards.
 
-        Those that are drawn have noise of their own, and `sample` and `choose_ahead` accept or
-        replace them, until `forget_drafts`: see `verify`.
+        Those that are drawn have noise of their own, and `sample` accepts or replaces them, until
+        `forget_drafts`: see `verify`.
 
         slots: [rows].
         """
@@ -606,7 +573,6 @@ class Sampler:
         self._rows[slot] = row, group
         self._partners[slot] = NONE if row.partner is None else row.partner
         self._set_wanted(slot, row, is_wanted=True)
-        self.is_memoryless[slot] = group.is_memoryless
 
     def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
         self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted

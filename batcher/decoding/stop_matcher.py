@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from batcher.decoding.stops import (
     END,
@@ -189,28 +188,6 @@ class StopMatcher:
             state = after
         self.states[slot] = state
         return len(token_ids)
-
-    def advance_rows(self, slots: IntArray, tokens: IntArray, counts: IntArray) -> IntArray:
-        """Let rows read tokens, each up to one that would end it.
-
-        slots: [rows].  tokens: [most of a row, rows], of which each row reads the first `counts`
-        [rows]; those behind are tokens, too.  Returns [rows] how many each has read.
-        """
-        if not self.watched:
-            return counts
-        states: IntArray = np.empty((len(tokens) + 1, len(slots)), np.int64)
-        states[0] = self.states[slots]
-        columns = tokens if self._shared is None else np.minimum(tokens, self._shared)
-        for number, column in enumerate(columns):
-            self._flat.take(states[number] + column, None, states[number + 1], "clip")
-        is_special: NDArray[np.bool_] = states.min(axis=0) < 0  # here or behind what it reads
-        rows = (~is_special).nonzero()[0]
-        self.states[slots[rows]] = states[counts[rows], rows]
-        num_read = counts.copy()
-        for row in is_special.nonzero()[0].tolist():
-            token_ids = tokens[: counts[row], row].tolist()
-            num_read[row] = self.advance_row(slots.item(row), token_ids)
-        return num_read
 
     def would_end(self, slot: int, token_id: int) -> bool:
         return self._state_after(slot, token_id) == ENDED

@@ -77,21 +77,6 @@ class Rows:
             assert self.table.advance_row(slot, tokens) == num_read
             self.stop_going_on(slot)
 
-    def read_runs(self) -> None:
-        """Let rows read several tokens each, together."""
-        slots = [slot for slot, row in enumerate(self.rows) if row is None or not row.has_ended]
-        self.draw.shuffle(slots)
-        runs = {slot: self.run_of(slot) for slot in slots}
-        counts = np.array([len(tokens) for tokens, _ in runs.values()], np.int64)
-        lines = np.array(self.draw.choices(self.ids, k=5 * len(slots))).reshape(5, len(slots))
-        for place, (tokens, _) in enumerate(runs.values()):
-            lines[: len(tokens), place] = tokens
-        lines = lines[: counts.max(initial=0)]
-        num_read = self.table.advance_rows(np.array(slots, np.int64), lines, counts).tolist()
-        for slot, read, (tokens, expected) in zip(slots, num_read, runs.values(), strict=True):
-            assert read == (len(tokens) if self.rows[slot] is None else expected)
-            self.stop_going_on(slot)
-
     def stop_going_on(self, slot: int) -> None:
         """Watch for the end of a row whose next token may be the last."""
         row = self.rows[slot]
@@ -134,8 +119,6 @@ def test_rows_that_come_and_go_end_when_the_definition_says(
                     rows.fork(slot)
                 elif act < 0.4:
                     rows.read_some(slot)
-                elif act < 0.6:
-                    rows.read_runs()
                 else:
                     rows.read_all()
 
