@@ -145,27 +145,20 @@ def sampling_params(request: Request) -> SamplingParams:
     )
 
 
-class GroupKey(NamedTuple):
-    """What is equal in the rows of a group."""
-
-    params: SamplingParams
-    is_beam: bool
-    is_constrained: bool
-
-
 class Group:
-    """The slots of the rows, and what is made of their settings once.
+    """Rows with equal settings, all beams or none, and what is made of their settings once.
 
-    bad_words, is_refused [vocab]: None if nothing is ruled out by them.
+    is_refused: [vocab], None if nothing is ruled out by allowed ids.
     can_edit: whether the settings may change any logit.
     remembers: whether what a row has counts for what it is given.
     """
 
-    def __init__(self, key: GroupKey, vocab_size: int, bad_words: BadWords | None) -> None:
-        self.key, self.bad_words = key, bad_words
-        self._members: set[int] = set()
-        self._slots: IntArray | None = None  # until somebody asks
-        params = key.params
+    def __init__(
+        self, params: SamplingParams, *, is_beam: bool, vocab_size: int, bad_words: BadWords | None
+    ) -> None:
+        self.params, self.is_beam, self.bad_words = params, is_beam, bad_words
+        self.members: set[int] = set()
+        self.slots: IntArray | None = None  # of the members, ascending, if it is known
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self.bias = np.array([value for _, value in params.logit_bias], np.float32)
         self.is_refused: NDArray[np.bool_] | None = None
@@ -179,21 +172,6 @@ class Group:
             or params.min_tokens
             or params.allowed_token_ids is not None
         )
-
-    def join(self, slot: int) -> None:
-        self._members.add(slot)
-        self._slots = None
-
-    def leave(self, slot: int) -> bool:
-        self._members.discard(slot)
-        self._slots = None
-        return not self._members
-
-    @property
-    def slots(self) -> IntArray:
-        if self._slots is None:
-            self._slots = np.array(sorted(self._members), np.int64)
-        return self._slots
 
 
 # Penalties for repeating, and how often each row has generated each token; guidance.
@@ -237,65 +215,61 @@ def guide(logits: FloatArray, negative: FloatArray, scale: float) -> FloatArray:
 
 
 class SeenTokens:
-    """The distinct tokens of every slot's row, in the order in which they came.
+    """The distinct tokens of every slot's row, in the order in which they came, and their counts.
 
     A token is looked for along the row: far less memory than a count of the whole vocabulary.
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._token_ids: IntArray = np.zeros((num_slots, 0), np.int64)  # wider when needed
-        self._counts: IntArray = np.zeros((num_slots, 0), np.int64)
+        # [token id and how often it was generated, num_slots, width], wider when needed
+        self._table: IntArray = np.zeros((2, num_slots, 0), np.int64)
         self._sizes: IntArray = np.zeros(num_slots, np.int64)
 
     def open(self, slot: int, prompt_tokens: Tokens) -> None:
         token_ids = np.array(list(dict.fromkeys(prompt_tokens)), np.int64)
-        self.resume(slot, token_ids, np.zeros_like(token_ids))
+        self.resume(slot, np.stack([token_ids, np.zeros_like(token_ids)]))
 
-    def read(self, slot: int) -> tuple[IntArray, IntArray]:
-        """Return the token ids that the row in `slot` has, and how often it generated each."""
-        size = self._sizes[slot]
-        return self._token_ids[slot, :size].copy(), self._counts[slot, :size].copy()
+    def read(self, slot: int) -> IntArray:
+        """Return [2, tokens] the token ids of the row in `slot`, and how often each was generated."""
+        return self._table[:, slot, : self._sizes[slot]].copy()
 
-    def resume(self, slot: int, token_ids: IntArray, counts: IntArray) -> None:
-        """Let `slot` go on with a row of which `read` told these."""
-        size = len(token_ids)
+    def resume(self, slot: int, seen: IntArray) -> None:
+        """Let `slot` go on with a row of which `read` returned this."""
+        size = seen.shape[1]
         self._widen(size)
-        self._token_ids[slot] = NONE
-        self._token_ids[slot, :size] = token_ids
-        self._counts[slot] = 0
-        self._counts[slot, :size] = counts
+        self._table[:, slot] = [[NONE], [0]]
+        self._table[:, slot, :size] = seen
         self._sizes[slot] = size
 
     def fork(self, source: int, target: int) -> None:
-        for table in (self._token_ids, self._counts, self._sizes):
-            table[target] = table[source]
+        self._table[:, target] = self._table[:, source]
+        self._sizes[target] = self._sizes[source]
 
     def add(self, slots: IntArray, tokens: IntArray) -> None:
         """Count one generated token for each of `slots`, tokens: [slots]."""
-        sizes = self._sizes[slots]
-        width = int(sizes.max()) + 1
+        columns = self._sizes[slots]
+        width = int(columns.max()) + 1
         self._widen(width)
-        is_same = self._token_ids[slots, :width] == tokens[:, None]
+        is_same = self._table[0, slots, :width] == tokens[:, None]
         is_known = is_same.any(axis=1)
-        columns = sizes.copy()
         columns[is_known] = is_same[is_known].argmax(axis=1)
-        self._token_ids[slots, columns] = tokens
-        self._counts[slots, columns] += 1
-        self._sizes[slots] = np.maximum(sizes, columns + 1)
+        self._table[0, slots, columns] = tokens
+        self._table[1, slots, columns] += 1
+        self._sizes[slots] += ~is_known
 
     def of(self, slots: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Return (place in `slots`, token id, how often it was generated) of every seen token."""
         width = int(self._sizes[slots].max())
-        rows, columns = (self._token_ids[slots, :width] != NONE).nonzero()
-        at = slots[rows], columns
-        return rows, self._token_ids[at], self._counts[at]
+        rows, columns = (self._table[0, slots, :width] != NONE).nonzero()
+        token_ids, counts = self._table[:, slots[rows], columns]
+        return rows, token_ids, counts
 
     def _widen(self, width: int) -> None:
-        missing = width - self._token_ids.shape[1]
+        missing = width - self._table.shape[2]
         if missing > 0:
-            more = ((0, 0), (0, max(MIN_WIDTH, missing + width)))
-            self._token_ids = np.pad(self._token_ids, more, constant_values=NONE)
-            self._counts = np.pad(self._counts, more)
+            more = np.zeros((2, len(self._sizes), max(MIN_WIDTH, missing + width)), np.int64)
+            more[0] = NONE
+            self._table = np.concatenate([self._table, more], axis=2)
 
 
 # Which tokens stay in the draw: temperature and the filters of the sampling literature.

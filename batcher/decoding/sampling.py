@@ -19,7 +19,6 @@ from batcher.decoding.filters import (
     BadWords,
     Candidates,
     Group,
-    GroupKey,
     SamplingParams,
     SeenTokens,
     Vocabulary,
@@ -295,7 +294,6 @@ class SamplingRow(NamedTuple):
 
     key: see noise.row_key.  stop_token_ids: the ids that are held off until min_tokens, EOS among
     them.  partner: the slot of the negative prompt's row, exactly if params.cfg_scale is not 1.
-    is_constrained: whether Masks may speak of the row.
     """
 
     params: SamplingParams
@@ -304,7 +302,6 @@ class SamplingRow(NamedTuple):
     stop_token_ids: tuple[int, ...] = ()
     partner: int | None = None
     is_beam: bool = False
-    is_constrained: bool = False
 
 
 class SuspendedSampling(NamedTuple):
@@ -316,7 +313,7 @@ class SuspendedSampling(NamedTuple):
 
     row: SamplingRow
     numbers: list[float]
-    seen: tuple[IntArray, IntArray] | None
+    seen: IntArray | None
 
     @property
     def cumulative_logprob(self) -> float:
@@ -359,7 +356,7 @@ class Sampler:
         np.empty(KEPT_MEMORY, np.uint8)
         vocabulary = Vocabulary(tokenizer.token_bytes, vocab_size)
         self._bad_words = lru_cache(MAX_BAD_WORDS)(partial(BadWords, vocabulary=vocabulary))
-        self._groups: dict[GroupKey, Group] = {}
+        self._groups: dict[tuple[SamplingParams, bool], Group] = {}
         self._rows: list[tuple[SamplingRow, Group] | None] = [None] * num_slots
         self._is_wanted = np.zeros(num_slots, np.bool_)
         self._logit_rows: IntArray = np.zeros(num_slots, np.int64)  # where in `slots` a slot is
@@ -415,8 +412,10 @@ class Sampler:
         entry = self._rows[slot]
         if entry is not None:
             row, group = entry
-            if group.leave(slot):
-                del self._groups[group.key]
+            group.members.discard(slot)
+            group.slots = None
+            if not group.members:
+                del self._groups[row.params, row.is_beam]
             self._rows[slot] = None
             self._partners[slot] = NONE
             self._set_wanted(slot, row, is_wanted=False)
@@ -438,7 +437,7 @@ class Sampler:
         for state, number in zip(self._states, suspended.numbers, strict=True):
             state[slot] = number
         if suspended.seen is not None:
-            self._seen.resume(slot, *suspended.seen)
+            self._seen.resume(slot, suspended.seen)
 
     def fork(self, source: int, target: int) -> None:
         """Let `target`, whose row is forgotten, hold a copy of the row in `source`."""
@@ -489,6 +488,8 @@ class Sampler:
         if masks is not None:
             mask_rows[masks.slots] = np.arange(len(masks.slots))
         for group in self._groups.values():
+            if group.slots is None:
+                group.slots = np.array(sorted(group.members), np.int64)
             slots = group.slots[~np.isin(group.slots, out)] if out else group.slots
             if some is not None:
                 slots = slots[np.isin(slots, some)]
@@ -528,7 +529,7 @@ class Sampler:
             for state, before in zip(self._states, numbers, strict=True):
                 state[slots] = before
             for slot, before_seen in seen.items():
-                self._seen.resume(slot, *before_seen)
+                self._seen.resume(slot, before_seen)
 
     @contextmanager
     def drafting(self, slots: IntArray) -> Iterator[None]:
@@ -562,14 +563,17 @@ class Sampler:
     # -- parts of the above ----------------------------------------------------------------------
 
     def _enter(self, slot: int, row: SamplingRow) -> None:
-        key = GroupKey(row.params, row.is_beam, row.is_constrained)
-        group = self._groups.get(key)
+        group = self._groups.get((row.params, row.is_beam))
         if group is None:
             words = row.params.bad_words
-            bad_words = self._bad_words(words) if words else None
-            group = Group(key, self._vocab_size, bad_words)
-            self._groups[key] = group
-        group.join(slot)
+            group = self._groups[row.params, row.is_beam] = Group(
+                row.params,
+                is_beam=row.is_beam,
+                vocab_size=self._vocab_size,
+                bad_words=self._bad_words(words) if words else None,
+            )
+        group.members.add(slot)
+        group.slots = None
         self._rows[slot] = row, group
         self._partners[slot] = NONE if row.partner is None else row.partner
         self._set_wanted(slot, row, is_wanted=True)
@@ -606,14 +610,14 @@ class Sampler:
         return failed
 
     def _sample_group(self, group: Group, slots: IntArray, step: "_Step", sampled: Sampled) -> None:
-        params = group.key.params
+        params = group.params
         is_whole = len(slots) == len(step.logits)
         raw = step.logits if is_whole else step.logits[step.places[slots]]
-        if group.key.is_beam:
+        if group.is_beam:
             with np.errstate(over="ignore"):
                 raw = log_softmax(raw).astype(np.float32)
         logits = self._edit(group, slots, raw, step)
-        if group.key.is_beam:  # it may come to a dead end
+        if group.is_beam:  # it may come to a dead end
             sampled.beam_scores.update(zip(slots.tolist(), logits, strict=True))
             return
         tokens: IntArray | None = None
@@ -662,7 +666,7 @@ class Sampler:
         The order is that of Hugging Face and vLLM: guidance, constraint, allowed ids, bad words,
         min_tokens, bias, then the penalties.
         """
-        params = group.key.params
+        params = group.params
         is_masked = step.mask_rows != NONE
         logits = raw
         if params.cfg_scale != 1:
@@ -698,7 +702,7 @@ class Sampler:
         return logits
 
     def _remember(self, group: Group, slots: IntArray, tokens: IntArray) -> None:
-        if group.key.params.has_penalties:
+        if group.params.has_penalties:
             self._seen.add(slots, tokens)
         if group.bad_words is not None:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):

@@ -175,7 +175,6 @@ class RowDecoder:
                 stop_token_ids=tuple(dict.fromkeys(stop_ids)),
                 partner=_partner_slot(first),
                 is_beam=is_beam,
-                is_constrained=constraint is not None,
             )
             self.sampler.open(slot, sampling)
         if row is None:

@@ -64,7 +64,7 @@ def play(scripts: list[Script], num_slots: int, free: list[int]) -> list[list]:
             partner = free.pop() if script.is_guided else None
             running[slot] = number, partner
             row = SamplingRow(script.params, script.key, script.prompt, (0, 7), partner)
-            sampler.open(slot, row._replace(is_constrained=script.is_constrained))
+            sampler.open(slot, row)
         given = {}
         for slot, (number, partner) in running.items():
             own, negative = np.split(scripts[number].logits, 2)
