@@ -230,7 +230,7 @@ class SeenTokens:
         self.resume(slot, np.stack([token_ids, np.zeros_like(token_ids)]))
 
     def read(self, slot: int) -> IntArray:
-        """Return [2, tokens] the token ids of the row in `slot`, and how often each was generated."""
+        """Return [2, tokens] the token ids of a row, and how often it has generated each."""
         return self._table[:, slot, : self._sizes[slot]].copy()
 
     def resume(self, slot: int, seen: IntArray) -> None:

@@ -176,6 +176,19 @@ DIALECTS = {  # without http or https, which are mistaken for each other
 }
 
 
+class Look(NamedTuple):
+    """What the second look has found; problem: what breaks the constraint, None if nothing does.
+
+    is_decided: whether there was anything independent to look with; if not, problem is None.
+    """
+
+    problem: str | None
+    is_decided: bool = True
+
+
+UNDECIDED = Look(None, is_decided=False)
+
+
 class UndecidedError(Exception):
     """Nothing can be said of an output: what it means, or how it is to be checked, is open."""
 
@@ -183,46 +196,17 @@ class UndecidedError(Exception):
 class JsonCheck:
     """Checks outputs against one schema, given as its JSON."""
 
-    def __init__(self, schema: str) -> None:
-        self._num_looks = 0
-        self._validator = self._make_validator(schema)
-
-    def problem(self, output: bytes) -> str | None:
-        """Return what is wrong with an output, None if nothing is.
-
-        Raises:
-            UndecidedError: that cannot be told.
-        """
-        repeated: list[str] = []
-        try:
-            value = _read(output, repeated)
-        except ValueError as error:
-            return f"not JSON that can be read: {error}"
-        if self._validator is None:
-            raise UndecidedError
-        self._num_looks = 0
-        try:
-            first = next(self._validator.iter_errors(value), None)
-        except Exception as error:  # whatever an odd schema makes of the library
-            raise UndecidedError from error
-        if first is None:
-            if repeated:  # whoever takes the first value of a name may read something else
-                raise UndecidedError
-            return None
-        if first.validator is None:  # the schema false
-            return f"`{first.json_path}` holds what the schema does not allow"
-        return f"`{first.json_path}` does not keep `{first.validator}` of the schema"
-
-    def _make_validator(self, text: str) -> Any:
+    def __init__(self, text: str) -> None:
         import attrs  # noqa: PLC0415 - an optional dependency, as those below
         import jsonschema  # noqa: PLC0415 - slow to import, too
         from jsonschema import validators  # noqa: PLC0415 - as above
         from referencing import Registry  # noqa: PLC0415 - as above
 
+        self._num_looks, self._validator = 0, None
         schema = json.loads(text, parse_float=Decimal)
         name = DIALECTS.get(dialect_of(schema))
         if name is None:
-            return None
+            return
         base = getattr(jsonschema, name)
         keywords = {**base.VALIDATORS, **_KEYWORDS}
         if isinstance(schema, dict) and "$schema" not in schema:  # it may be of an older dialect
@@ -231,22 +215,62 @@ class JsonCheck:
             keywords["items"] = partial(_items, older["items"], keywords["items"])
         if '"patternProperties"' in text:
             keywords |= _UNEVALUATED
+
+        def is_number(_: object, value: object) -> bool:
+            return isinstance(value, int | Decimal) and not isinstance(value, bool)
+
+        def is_integer(_: object, value: Any) -> bool:
+            return is_number(_, value) and value == Decimal(value).to_integral_value()
+
         made: Any = validators.extend(  # type: ignore[no-untyped-call]  # its stub has no types
             base,
-            {keyword: partial(self._look, check) for keyword, check in keywords.items()},
+            {keyword: partial(self._look_at_part, check) for keyword, check in keywords.items()},
             type_checker=base.TYPE_CHECKER.redefine_many(
-                {
-                    "number": lambda _, value: (
-                        isinstance(value, int | Decimal) and not isinstance(value, bool)
-                    ),
-                    "integer": _is_integer,
-                }
+                {"number": is_number, "integer": is_integer}
             ),
         )
         made.evolve = attrs.evolve  # a `$schema` within would make it another class
-        return made(schema, registry=Registry())  # one that fetches nothing
+        self._validator = made(schema, registry=Registry())  # one that fetches nothing
 
-    def _look(self, check: Callable[..., Any], *arguments: Any) -> Any:
+    def look(self, output: bytes) -> Look:
+        """Return what is wrong with an output."""
+        repeated: list[str] = []  # names that an object has twice; the last value of each counts
+
+        def refuse_constant(name: str) -> None:
+            raise ValueError(f"{name} is no JSON")
+
+        def last_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            value = dict(pairs)
+            if len(value) < len(pairs):
+                repeated.extend(name for name, _ in pairs)
+            return value
+
+        try:
+            value = json.loads(
+                output.decode(),
+                parse_int=Decimal,
+                parse_float=Decimal,
+                parse_constant=refuse_constant,
+                object_pairs_hook=last_of_each,
+            )
+        except ValueError as error:
+            return Look(f"not JSON that can be read: {error}")
+        except (ArithmeticError, RecursionError):
+            return UNDECIDED
+        if self._validator is None:
+            return UNDECIDED
+        self._num_looks = 0
+        try:
+            first = next(self._validator.iter_errors(value), None)
+        except Exception:  # noqa: BLE001 - whatever an odd schema makes of the library
+            return UNDECIDED
+        if first is None:  # whoever takes the first value of a name may read something else
+            return UNDECIDED if repeated else Look(None)
+        if first.validator is None:  # the schema false
+            return Look(f"`{first.json_path}` holds what the schema does not allow")
+        return Look(f"`{first.json_path}` does not keep `{first.validator}` of the schema")
+
+    def _look_at_part(self, check: Callable[..., Any], *arguments: Any) -> Any:
         self._num_looks += 1
         if self._num_looks > _MAX_LOOKS:
             raise UndecidedError
@@ -258,39 +282,6 @@ def dialect_of(schema: Any) -> str:
     stated = schema.get("$schema") if isinstance(schema, dict) else None
     address = str(stated or _LATEST).partition(":")[2].rstrip("#")
     return address.replace("/hyper-schema", "/schema")
-
-
-def _read(output: bytes, repeated: list[str]) -> Any:
-    """Return the value that is written in `output`, its numbers as Decimals.
-
-    repeated: gets the names that an object has twice; the last value of each counts.
-    """
-
-    def refuse_constant(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
-
-    def last_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) < len(pairs):
-            repeated.extend(name for name, _ in pairs)
-        return value
-
-    try:
-        return json.loads(
-            output.decode(),
-            parse_int=Decimal,
-            parse_float=Decimal,
-            parse_constant=refuse_constant,
-            object_pairs_hook=last_of_each,
-        )
-    except (ArithmeticError, RecursionError) as error:
-        raise UndecidedError from error
-
-
-def _is_integer(_: object, value: object) -> bool:
-    if isinstance(value, Decimal):
-        return value == value.to_integral_value()
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _pattern_test(pattern: str) -> Test:
@@ -376,19 +367,6 @@ def find_doubt(schema: Any) -> tuple[Path, str] | None:
     return None
 
 
-class Look(NamedTuple):
-    """What the second look has found; problem: what breaks the constraint, None if nothing does.
-
-    is_decided: whether there was anything independent to look with; if not, problem is None.
-    """
-
-    problem: str | None
-    is_decided: bool = True
-
-
-UNDECIDED = Look(None, is_decided=False)
-
-
 class Judgement(NamedTuple):
     """What a result says of an output and its constraint; failure: that the output breaks it."""
 
@@ -420,10 +398,7 @@ class Verifier:
                 is_kept = output in self._choices
                 return Look(None if is_kept else f"{shown} is none of the choices")
             case "json_schema":
-                try:
-                    return Look(self._json_check.problem(output))
-                except UndecidedError:
-                    return UNDECIDED
+                return self._json_check.look(output)
             case "regex":
                 test = whole_match(self._source.text)
                 if test is None:

@@ -42,7 +42,7 @@ class CauseCheck(Struct, frozen=True, kw_only=True):
 
     cause: Cause
     is_fault: bool
-    overlap: float | None
+    overlap: float | None = None
     text: str
 
 
@@ -56,10 +56,10 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """
 
     num_rows: int
-    num_positions: int
-    overlap: float | None
-    agreement: float | None
-    by_position: list[float]
+    num_positions: int = 0
+    overlap: float | None = None
+    agreement: float | None = None
+    by_position: list[float] = []
     checks: list[CauseCheck]
     cause: Cause
 
@@ -91,50 +91,31 @@ class Side:
         self._model, self._rows = model, rows
         model.allocate(1)
         self._sampler = Sampler(1, model.vocab_size or 0, model.tokenizer)
-        self.logits = [
-            self.step_by_step([*row.prompt, *row.output], len(row.prompt)) for row in rows
-        ]
+        self.logits = [self.logits_after(row.prompt, row.output[:-1]) for row in rows]
 
-    def step_by_step(self, tokens: Sequence[int], num_prompt: int) -> FloatArray:
-        """Return the logits [tokens after the prompt, vocab] that each of them is chosen by.
+    def logits_after(self, tokens: Sequence[int], others: Sequence[int] = ()) -> FloatArray:
+        """Return the logits [1 + others, vocab] after `tokens`, and after each of `others`.
 
-        The prompt is computed at once, and then a token at a time, as when the row is decoded.
-
-        Raises:
-            ModelError: the model fails.
-        """
-        batch = self._begin(tokens[:num_prompt])
-        rows = [self._forward(batch)]
-        for token in tokens[num_prompt:-1]:
-            batch.chunks = []
-            batch.tokens[_SLOT] = token
-            rows.append(self._forward(batch))
-        self._model.release(_SLOT)
-        return np.stack(rows)
-
-    def at_once(self, tokens: Sequence[int]) -> FloatArray:
-        """Return the logits [vocab] after `tokens`, none of which is in the cache.
+        None of them is in the cache: `tokens` are computed at once, and then a token at a time, as
+        when a row is decoded.
 
         Raises:
             ModelError: the model fails.
         """
-        logits = self._forward(self._begin(tokens))
-        self._model.release(_SLOT)
-        return logits
-
-    def _begin(self, tokens: Sequence[int]) -> Batch:
         batch = Batch(1)
         batch.join(Chunk(_SLOT, list(tokens), 0))
         batch.logit_slots = np.array([_SLOT])
-        return batch
-
-    def _forward(self, batch: Batch) -> FloatArray:
-        output = self._model.forward(batch)
-        if output.failed or output.logits is None:
-            why = output.failed.get(_SLOT, "it gives no logits")
-            raise ModelError(f"{self._model.name}: {getattr(why, 'message', why)}")
-        logits: FloatArray = output.logits[0].copy()
-        return logits
+        rows = []
+        for token in [None, *others]:
+            if token is not None:
+                batch.chunks, batch.tokens[_SLOT] = [], token
+            output = self._model.forward(batch)
+            if output.failed or output.logits is None:
+                why = output.failed.get(_SLOT, "it gives no logits")
+                raise ModelError(f"{self._model.name}: {getattr(why, 'message', why)}")
+            rows.append(output.logits[0].copy())
+        self._model.release(_SLOT)
+        return np.stack(rows)
 
     def probabilities(
         self, requests: Sequence[Request], places: Sequence[tuple[int, int]], scale: float = 1.0
@@ -154,7 +135,7 @@ class Side:
     def recomputed(self, number: int, request: Request, positions: Sequence[int]) -> list[Floats]:
         """Return the same at positions of a row, without what the model has in its cache."""
         row = self._rows[number]
-        logits = (self.at_once([*row.prompt, *row.output[:at]]) for at in positions)
+        logits = (self.logits_after([*row.prompt, *row.output[:at]])[0] for at in positions)
         return self._drawn_from(number, request, positions, logits)
 
     def _drawn_from(
@@ -205,17 +186,9 @@ def diagnose(
     elif ends != other_ends:
         text = f"texts end with {ends}, and with {other_ends} for the draft"
     is_fault = bool(others) or ends != other_ends
-    checks = [CauseCheck(cause="tokenizer", is_fault=is_fault, overlap=None, text=text)]
+    checks = [CauseCheck(cause="tokenizer", is_fault=is_fault, text=text)]
     if max(max([*row.prompt, *row.output]) for row in rows) >= (draft.vocab_size or 0):
-        return Diagnosis(
-            num_rows=len(rows),
-            num_positions=0,
-            overlap=None,
-            agreement=None,
-            by_position=[],
-            checks=checks,
-            cause="tokenizer",
-        )
+        return Diagnosis(num_rows=len(rows), checks=checks, cause="tokenizer")
     ours, theirs = Side(target, rows), Side(draft, rows)
     places = [(number, at) for number, row in enumerate(rows) for at in range(len(row.output))]
     wanted = ours.probabilities([row.request for row in rows], places)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import takewhile
 from operator import eq, truth
-from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -129,25 +128,6 @@ class DraftModel(DraftingRows):
         return {slot: Proposal(draft.copy()) for slot, draft in drafts.items()}
 
 
-class _Branch(NamedTuple):
-    """The last draft of a branch, 0 before the first, and all tokens on the way to it."""
-
-    end: int
-    way: list[int]
-
-
-class _Tree:
-    """The drafts of a row so far, of `size` and so many levels at most.
-
-    branches: those that go on.
-    """
-
-    def __init__(self, size: int, num_levels: int) -> None:
-        self.size, self.num_levels_left = size, num_levels
-        self.tokens, self.parents = list[int](), list[int]()
-        self.branches = [_Branch(0, [])]
-
-
 class DraftTreeModel(DraftingRows):
     """Proposes trees: the best tokens, each of which goes on with the best behind it alone.
 
@@ -175,66 +155,49 @@ class DraftTreeModel(DraftingRows):
 
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return the tokens that the model continues with, as many as are wanted, by slot."""
-        trees = {
-            slot: _Tree(num_wanted[slot], -(-num_wanted[slot] // self._num_branches))
-            for slot in sorted(num_wanted)
-        }
-        active, num_best = trees, self._num_branches
-        while active:
-            logits, firsts = self._compute(active)
-            best: dict[int, list[list[int]]] = {slot: [] for slot in active}
-            for number in range(max(len(tree.branches) for tree in active.values())):
-                some = {
-                    slot: tree.branches[number]
-                    for slot, tree in active.items()
-                    if number < len(tree.branches)
-                }
-                places = [firsts[slot] + branch.end for slot, branch in some.items()]
-                ways = {slot: branch.way for slot, branch in some.items()}
+        drafts: dict[int, tuple[list[int], list[int]]]  # tokens, and what each follows
+        drafts = {slot: ([], []) for slot in sorted(num_wanted)}
+        # the branches that go on: their last draft, 0 before the first, and all tokens on the way
+        branches: dict[int, list[tuple[int, list[int]]]] = {slot: [(0, [])] for slot in drafts}
+        num_best, num_levels = self._num_branches, 0
+        while branches:
+            # where in the logits the one before the first draft of each row would stand: that after
+            # a draft stands as many places behind it as its number says
+            firsts: dict[int, int] = {}
+            num_logits = 0
+            for slot in branches:
+                row, proposal = self._rows[slot], proposal_of(*drafts[slot])
+                start = len(row) - 1 if proposal else self._num_computed_tokens[slot]
+                tokens, parents = row[start:] + proposal.tokens, proposal.parents
+                self._batch.join(
+                    Chunk(slot, tokens, start, num_drafts=len(proposal), draft_parents=parents)
+                )
+                self._num_computed_tokens[slot] = len(row)
+                firsts[slot] = num_logits - bool(proposal)
+                num_logits += len(proposal) or 1
+            output = self._forward([] if num_levels else [*branches])
+            logits = output.draft_logits if num_levels else output.logits
+            if logits is None:
+                raise InvariantError(f"{self._model.name} gave no logits")
+            best: dict[int, list[list[int]]] = {slot: [] for slot in branches}
+            for number in range(max(map(len, branches.values()))):
+                some = {slot: own[number] for slot, own in branches.items() if number < len(own)}
+                places = [firsts[slot] + end for slot, (end, _) in some.items()]
+                ways = {slot: way for slot, (_, way) in some.items()}
                 for slot, tokens in self._best_after(logits[places], ways, num_best).items():
                     best[slot].append(tokens)
-            for slot, tree in active.items():
-                branches, tree.branches = tree.branches, []
-                for branch, grown in zip(branches, best[slot], strict=True):
-                    for token in grown[: tree.size - len(tree.tokens)]:
-                        tree.tokens.append(token)
-                        tree.parents.append(branch.end)
+            num_best, num_levels = 1, num_levels + 1
+            for slot, own in [*branches.items()]:
+                (tokens, ends), size, going_on = drafts[slot], num_wanted[slot], []
+                for (end, way), found in zip(own, best[slot], strict=True):
+                    for token in found[: size - len(tokens)]:
+                        tokens.append(token)
+                        ends.append(end)
                         if token not in self._eos_token_ids:
-                            tree.branches.append(_Branch(len(tree.tokens), [*branch.way, token]))
-                tree.num_levels_left -= 1
-                if len(tree.tokens) == tree.size or not tree.num_levels_left:
-                    tree.branches = []
-                if not tree.branches:
+                            going_on.append((len(tokens), [*way, token]))
+                branches[slot] = going_on
+                is_full = len(tokens) == size or num_levels * self._num_branches >= size
+                if is_full or not going_on:
+                    del branches[slot]
                     self._stand_still(slot)
-            active, num_best = {slot: tree for slot, tree in active.items() if tree.branches}, 1
-        return {slot: proposal_of(tree.tokens, tree.parents) for slot, tree in trees.items()}
-
-    def _compute(self, trees: Mapping[int, _Tree]) -> tuple[FloatArray, dict[int, int]]:
-        """Compute rows with the drafts that they have so far: all have some, or none has any.
-
-        Returns logits, and where in these the one before the first draft of each row would stand:
-        that after a draft stands as many places behind it as its number says.
-        """
-        firsts: dict[int, int] = {}
-        num_logits = 0
-        drafts = Proposal([])
-        for slot, tree in trees.items():
-            row, drafts = self._rows[slot], proposal_of(tree.tokens, tree.parents)
-            start = len(row) - 1 if drafts else self._num_computed_tokens[slot]
-            self._batch.join(
-                Chunk(
-                    slot,
-                    row[start:] + drafts.tokens,
-                    start,
-                    num_drafts=len(drafts),
-                    draft_parents=drafts.parents,
-                )
-            )
-            self._num_computed_tokens[slot] = len(row)
-            firsts[slot] = num_logits - bool(drafts)
-            num_logits += len(drafts) or 1
-        output = self._forward([] if drafts else [*trees])
-        logits = output.draft_logits if drafts else output.logits
-        if logits is None:
-            raise InvariantError(f"{self._model.name} gave no logits")
-        return logits, firsts
+        return {slot: proposal_of(*drafts[slot]) for slot in drafts}

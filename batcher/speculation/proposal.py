@@ -74,23 +74,6 @@ def proposal_of(tokens: list[int], parents: Sequence[int]) -> Proposal:
     return Proposal(tokens) if is_line else Proposal(tokens, tuple(parents))
 
 
-def first_of(proposal: Proposal, number: int) -> Proposal:
-    """Return the first so many drafts of a proposal that may be nonsense.
-
-    Raises:
-        ValueError: what is proposed is neither a line nor a tree.
-    """
-    tokens, parents = [*map(int, proposal.tokens[:number])], [*map(int, proposal.parents[:number])]
-    if not proposal.parents:
-        return Proposal(tokens)
-    if len(proposal.parents) != len(proposal.tokens):
-        raise ValueError(f"{len(proposal.tokens)} drafts, and parents of {len(proposal.parents)}")
-    for draft, parent in enumerate(parents, 1):
-        if not 0 <= parent < draft:
-            raise ValueError(f"draft {draft} follows draft {parent}, which is not before it")
-    return proposal_of(tokens, parents)
-
-
 def merged(branches: Sequence[Sequence[int]], number: int) -> Proposal:
     """Return branches as a tree in which what they begin with alike is there once.
 
@@ -154,4 +137,16 @@ class CheckedDrafter:
         proposed = self._drafter.propose(num_wanted)
         if not self._takes_trees and any(proposal.parents for proposal in proposed.values()):
             raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")
-        return {slot: first_of(proposal, num_wanted[slot]) for slot, proposal in proposed.items()}
+        kept = {}
+        for slot, proposal in proposed.items():
+            tokens, parents, number = proposal.tokens, proposal.parents, num_wanted[slot]
+            if parents and len(parents) != len(tokens):
+                raise ValueError(f"{len(tokens)} drafts, and parents of {len(parents)}")
+            own = [*map(int, parents[:number])] or range(number)
+            for draft, parent in enumerate(own, 1):
+                if not 0 <= parent < draft:
+                    raise ValueError(
+                        f"draft {draft} follows draft {parent}, which is not before it"
+                    )
+            kept[slot] = proposal_of([*map(int, tokens[:number])], own)
+        return kept

@@ -7,7 +7,7 @@ from drafted_trees import lines_of, random_parents
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.speculation.proposal import Proposal, first_of, merged, proposal_of
+from batcher.speculation.proposal import CheckedDrafter, Proposal, merged, proposal_of
 
 
 @given(st.integers(0, 12), st.integers(0, 99), st.integers(2, 3))
@@ -42,6 +42,19 @@ def test_branches_are_merged_where_they_begin_alike(branches: list[list[int]], n
     assert len({*map(tuple, found)}) == len(found)
     assert {*map(tuple, found)} <= {*begun}
     assert found == sorted(found, key=len)
+
+
+class Fixed:
+    """A drafter that proposes the same, whatever is wanted."""
+
+    open = extend = close = None
+
+    def __init__(self, proposal: Proposal) -> None:
+        self.propose = lambda _: {0: proposal}
+
+
+def first_of(proposal: Proposal, number: int) -> Proposal:
+    return CheckedDrafter(Fixed(proposal), takes_trees=True).propose({0: number})[0]
 
 
 def test_no_more_drafts_are_taken_than_are_wanted() -> None:

@@ -142,7 +142,7 @@ def test_every_dialect_is_read_as_its_own(dialect):
     schema = '{"$ref": "#/x", "type": "string", "x": {"type": "integer"}}'
     if dialect:  # in which what stands beside a reference does not count
         schema = schema.replace("{", f'{{"$schema": "{dialect}", ', 1)
-    assert (JsonCheck(schema).problem(b"1") is None) == bool(dialect)
+    assert (JsonCheck(schema).look(b"1").problem is None) == bool(dialect)
 
 
 CHARACTERS = "37\u0663aé\u017f\u212a_- \t\n\v\f\r\x1c\x85\xa0\u180e\u2028\ufeff中"
