@@ -104,7 +104,7 @@ class Client:
                     try:
                         take(read_chunk(stream.rest.removesuffix("\n\n"), is_whole=True))
                     except ServerFailure as failure:
-                        raise self._with_hint(failure) from None
+                        raise self._hint_at_path(failure) from None
                     return True
         except TimeoutError:
             raise ServerFailure("timeout", f"nothing came for {limit:g} s") from None
@@ -174,23 +174,21 @@ class Client:
                 failure.retry_after = max(number - now, 0.0) if number > now / 2 else number
         unstated = next((name for name in _UNSTATED if name in str(failure)), None)
         if unstated is not None and not failure.is_worth_retry:
-            failure.args = (f"{failure}; use --extra-body '{{\"{unstated}\": null}}' to omit it",)
+            failure.note(f"; use --extra-body '{{\"{unstated}\": null}}' to omit it")
         if failure.is_final:
-            what = f"the key is that of {KEY_VARIABLE}" if self._key else f"set {KEY_VARIABLE}"
-            failure.args = (f"{failure}; {what}",)
+            failure.note(
+                f"; the key is that of {KEY_VARIABLE}" if self._key else f"; set {KEY_VARIABLE}"
+            )
         elif response.status_code in WITHOUT_PATH:
-            failure = self._with_hint(failure)
+            self._hint_at_path(failure)
         elif response.has_redirect_location:
             target = response.headers["location"][:MAX_SHOWN]
-            failure.args = (
-                f"{failure}; it redirects to {target}: give that address if it is right",
-            )
+            failure.note(f"; it redirects to {target}: give that address if it is right")
         return failure
 
-    def _with_hint(self, failure: ServerFailure) -> ServerFailure:
-        if not urlsplit(self._address.url).path:
-            failure.args = (f"{failure}; is it {PREFIX}{self._address.url}/v1?",)
-        return failure
+    def _hint_at_path(self, failure: ServerFailure) -> ServerFailure:
+        url = self._address.url
+        return failure if urlsplit(url).path else failure.note(f"; is it {PREFIX}{url}/v1?")
 
     def without_key(self, failure: ServerFailure) -> ServerFailure:
         """Return a failure that does not show the key, which a server may have repeated."""

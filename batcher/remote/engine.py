@@ -559,7 +559,7 @@ class RemoteEngine:
         wait = failure.retry_after or 0.0
         if failure.is_worth_retry and wait > longest:
             failure.is_overlong = True
-            failure.args = (f"{failure}; --max-wait {longest:g} is less than {wait:g} s",)
+            failure.note(f"; --max-wait {longest:g} is less than {wait:g} s")
         return self._client.without_key(failure)
 
     def _note_bug(self, task: asyncio.Task[None]) -> None:

@@ -83,6 +83,10 @@ class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than 
         self.retry_after, self.status = retry_after, status
         self.is_overlong = False
 
+    def note(self, more: str) -> "ServerFailure":
+        self.args = (f"{self}{more}",)
+        return self
+
     @property
     def is_final(self) -> bool:
         return self.status == UNAUTHORIZED
