@@ -158,9 +158,6 @@ Batch = Annotated[
     int, option(DECODING, "Slots of the batch.", "N", "-b", common=True, min=1, max=MAX_BATCH)
 ]
 GrammarTimeout = Annotated[float, grammar_timeout_option()]
-StrictConstraints = Annotated[
-    bool, flag(DECODING, "Refuse a schema with a part that could only be checked afterwards.")
-]
 Plot = Annotated[
     str | None, option(OUTPUT, "Plot throughput against latency: FILE.svg or FILE.png.", "FILE")
 ]
@@ -243,7 +240,9 @@ class DecodingOptions(ModelOptions):
     batch: Batch = 8
     defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
     grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
-    strict_constraints: StrictConstraints = False
+    strict_constraints: Annotated[
+        bool, flag(DECODING, "Refuse a schema with a part that could only be checked afterwards.")
+    ] = False
 
 
 # -- options of scheduling -------------------------------------------------------------------------
