@@ -606,42 +606,38 @@ class RemoteEngine:
                 row.text, row.num_told = "", len(ids or ())
         # First attempts that others follow, as they ended, then the last ones, by slot.
         attempts.sort(key=lambda each: -1 if each.delay is not None else each.row.slot)
-        for attempt in attempts:
-            row, failure, delay = attempt.row, attempt.failure, attempt.delay
+        for row, failure, number, sent, delay in attempts:
             if failure is not None and delay is not None:
-                self._tell(RetryEvent, step, row, failure.reason, attempt.number, round(delay, 6))
+                self._tell(RetryEvent, step, row, failure.reason, number, round(delay, 6))
                 self._report_wait(failure, delay)
             reason: ConcurrencyReason | None = None
             if failure is None:
                 reason = "success" if self._rate.succeed() else None
-            elif failure.reason == "overload" and self._rate.refuse(attempt.sent, self._measure()):
+            elif failure.reason == "overload" and self._rate.refuse(sent, self._measure()):
                 reason = "overload"
             if reason is not None:
                 limited = step, self._clock.start_of(step), self._rate.limit, reason
                 self._events.append(ConcurrencyEvent(*limited))
-            if delay is None:
-                self._end(attempt, step)
+            if delay is not None:
+                continue
+            if failure is None or not failure.is_forbidden:
+                self._forbidden = None
+            elif self._forbidden is not None:
+                self._forbidden.append(failure)
+            if failure is None:
+                if not row.reply.num_tokens:  # an answer without a token has come, all the same
+                    self._tell(ReceiveEvent, step, row, 0)
+                self._finish(row, row.reply.outcome, None, step)
+            elif failure.is_final:
+                self._lost = LostModelError(f"{self._model.address.url}: {failure}")
+            else:
+                if failure.is_overlong and failure.retry_after is not None:
+                    self._model.has_refused_waits = True
+                    self._report_wait(failure, failure.retry_after)
+                attempts_made = f" (attempt {number})" if number > 1 else ""
+                why = Failure(failure.code, f"{failure}{attempts_made}", failure.status)
+                self._finish(row, "error", why, step)
         return tokens
-
-    def _end(self, attempt: Attempt, step: int) -> None:
-        row, failure = attempt.row, attempt.failure
-        if failure is None or not failure.is_forbidden:
-            self._forbidden = None
-        elif self._forbidden is not None:
-            self._forbidden.append(failure)
-        if failure is None:
-            if not row.reply.num_tokens:  # an answer without a token has come, all the same
-                self._tell(ReceiveEvent, step, row, 0)
-            self._finish(row, row.reply.outcome, None, step)
-        elif failure.is_final:
-            self._lost = LostModelError(f"{self._model.address.url}: {failure}")
-        else:
-            if failure.is_overlong and failure.retry_after is not None:
-                self._model.has_refused_waits = True
-                self._report_wait(failure, failure.retry_after)
-            attempts = f" (attempt {attempt.number})" if attempt.number > 1 else ""
-            why = Failure(failure.code, f"{failure}{attempts}", failure.status)
-            self._finish(row, "error", why, step)
 
     def _report_wait(self, failure: ServerFailure, seconds: float) -> None:
         until = self._measure() + seconds
