@@ -113,16 +113,12 @@ def test_failed_and_slotless_requests_have_no_latency():
     assert (summary.ok, summary.failed) == (2, 1)
 
 
-def test_a_rejected_line_is_a_failed_request():
+def test_a_rejected_line_is_a_failed_request_and_one_that_never_arrives_is_counted():
     run = RunEvent(batch=2, model="test", settings={})
     summary = metrics_of([run, RejectEvent(0, 0.0, "x", 0, "invalid-json")]).summary()
     assert (summary.requests, summary.outputs) == (1, 1)
     assert (summary.failed, summary.rejected) == (1, 1)
     assert summary.finish_reasons.error == 1
-
-
-def test_a_request_aborted_before_it_arrives_is_counted():
-    run = RunEvent(batch=2, model="test", settings={})
     aborted = FinishEvent(0, 0.0, "x", 0, None, "aborted", None, 0)
     summary = metrics_of([run, aborted]).summary()
     assert (summary.requests, summary.aborted, summary.unfinished) == (1, 1, 0)
