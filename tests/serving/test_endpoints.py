@@ -1,13 +1,12 @@
 """What a server answers: the tokens of `decode`, in OpenAI's forms, whole and as streams."""
 
-import asyncio
 import json
 import re
 import threading
 from pathlib import Path
 
 import pytest
-from in_process import CHATS, COMPLETIONS, asked, served
+from in_process import CHATS, COMPLETIONS, asked
 
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.metrics.prometheus import GAUGES
@@ -248,28 +247,20 @@ CONSTRAINED = [
 
 
 @pytest.mark.parametrize("field", CONSTRAINED)
-def test_constraints_are_read_beside_the_event_loop(field, monkeypatch):
+@asked()
+async def test_constraints_are_read_beside_the_event_loop(server, field, monkeypatch):
     threads = []
     read = BodyReader.read
     monkeypatch.setattr(
         BodyReader, "read", lambda *a: threads.append(threading.current_thread().name) or read(*a)
     )
-
-    async def main():
-        async with served() as server:
-            url = CHATS if b"respons" in field else COMPLETIONS
-            said = (
-                b'"messages": [{"role": "user", "content": "a"}]'
-                if url == CHATS
-                else b'"prompt": "a"'
-            )
-            content = b'{%s, %s, "max_tokens": 3}' % (said, field)
-            answer = await server.client.post(url, content=content)
-            assert answer.status_code == 200, answer.text
-            text = b'{"prompt": "\\"regex\\": and \\"json_schema\\"", "max_tokens": 1}'
-            assert (await server.client.post(COMPLETIONS, content=text)).status_code == 200
-
-    asyncio.run(main())
+    url = CHATS if b"respons" in field else COMPLETIONS
+    said = b'"messages": [{"role": "user", "content": "a"}]' if url == CHATS else b'"prompt": "a"'
+    content = b'{%s, %s, "max_tokens": 3}' % (said, field)
+    answer = await server.client.post(url, content=content)
+    assert answer.status_code == 200, answer.text
+    text = b'{"prompt": "\\"regex\\": and \\"json_schema\\"", "max_tokens": 1}'
+    assert (await server.client.post(COMPLETIONS, content=text)).status_code == 200
     assert threads[0] != "MainThread"
     assert threads[1] == "MainThread"
 
@@ -355,17 +346,14 @@ async def test_another_model_and_another_address_are_not_found(server):
         assert re.search(rf"\| {status} \|.*`{answer.json()['error']['code']}`", page)
 
 
-def test_a_large_body_is_refused_before_it_is_read():
+@asked(limits=Limits(max_body_bytes=5000))
+async def test_a_large_body_is_refused_before_it_is_read(server):
     async def parts():
         for _ in range(100):
             yield b" " * 1000
 
-    async def main():
-        async with served(limits=Limits(max_body_bytes=5000)) as server:
-            for content in (b" " * 5001, parts()):
-                answer = await server.client.post(COMPLETIONS, content=content)
-                assert answer.status_code == 413
-                assert answer.headers["connection"] == "close"
-                assert "5,000 bytes" in answer.json()["error"]["message"]
-
-    asyncio.run(main())
+    for content in (b" " * 5001, parts()):
+        answer = await server.client.post(COMPLETIONS, content=content)
+        assert answer.status_code == 413
+        assert answer.headers["connection"] == "close"
+        assert "5,000 bytes" in answer.json()["error"]["message"]

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from in_process import COMPLETIONS, asked, served
+from in_process import COMPLETIONS, asked
 
 from batcher.serving import engine_thread
 from batcher.serving.http import Limits
@@ -56,24 +56,20 @@ async def until(condition):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_whose_client_goes_is_aborted(stream):
-    async def main():
-        settings = SchedulingSettings(kv_blocks=20_000)
-        async with served(settings=settings) as server:
-            client = Client(server.app, {**LONG, "stream": stream})
-            await until(lambda: server.engine.num_running == 1)
-            if stream:
-                await until(lambda: len(client.sent) > 3)
-            client.go()
-            async with asyncio.timeout(5):
-                await client.task
-            assert server.thread.num_open == 0
-            await until(lambda: server.engine.num_running == 0)
-            assert len(asyncio.all_tasks()) == 1
-            metrics = (await server.client.get("/metrics")).text
-            assert 'finished_reason="abort",model_name="simulated"} 1.0' in metrics
-
-    asyncio.run(main())
+@asked(settings=SchedulingSettings(kv_blocks=20_000))
+async def test_a_request_whose_client_goes_is_aborted(server, stream):
+    client = Client(server.app, {**LONG, "stream": stream})
+    await until(lambda: server.engine.num_running == 1)
+    if stream:
+        await until(lambda: len(client.sent) > 3)
+    client.go()
+    async with asyncio.timeout(5):
+        await client.task
+    assert server.thread.num_open == 0
+    await until(lambda: server.engine.num_running == 0)
+    assert len(asyncio.all_tasks()) == 1
+    metrics = (await server.client.get("/metrics")).text
+    assert 'finished_reason="abort",model_name="simulated"} 1.0' in metrics
 
 
 @asked(limits=Limits(write_seconds=0.05))
@@ -84,19 +80,15 @@ async def test_a_client_that_does_not_read_is_given_up_after_a_while(server):
     assert len(client.sent) == 2
 
 
-def test_what_waits_for_a_client_is_bounded(monkeypatch):
+@asked()
+async def test_what_waits_for_a_client_is_bounded(server, monkeypatch):
     monkeypatch.setattr(engine_thread, "MAX_UNREAD", 50)
-
-    async def main():
-        async with served() as server:
-            client = Client(server.app, {**LONG, "stream": True}, is_blocked=True)
-            await until(lambda: client.sent and not server.thread.exchanges)
-            await until(lambda: server.engine.num_running == 0)
-            other = await server.post(prompt="Once", max_tokens=3)
-            assert other.status_code == 200
-            client.task.cancel()
-
-    asyncio.run(main())
+    client = Client(server.app, {**LONG, "stream": True}, is_blocked=True)
+    await until(lambda: client.sent and not server.thread.exchanges)
+    await until(lambda: server.engine.num_running == 0)
+    other = await server.post(prompt="Once", max_tokens=3)
+    assert other.status_code == 200
+    client.task.cancel()
 
 
 @asked(batch=2, max_queue=1)
