@@ -8,29 +8,6 @@ from examples import mostly_heavy
 from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "Usage: batchdecode"),
-        (["run", "-b", "١٢"], "--batch must be an integer from 1 to 1,048,576, not '١٢'"),
-        (["run", "--max-rate", "1_0"], "not '1_0'"),
-        *[
-            (["run", "--step-delay", d], f"--step-delay must be a number from 0 to 86,400, not {d}")
-            for d in ("nan", "inf")
-        ],
-        (["run", "\x1b[31mred\nline"], r"error: cannot read \x1b[31mred"),
-        (["run", "nowhere.jsonl"], "error: cannot read nowhere.jsonl: No such file or directory\n"),
-        (["run", "/"], "error: cannot read /: Is a directory\n"),
-        (["run", "/dev/null", "--model", "nope"], "error: unknown model 'nope'"),
-        (["schema", "nothing"], "KIND must be request, result or trace, not 'nothing'"),
-    ],
-)
-def test_a_mistake_of_the_user_is_exit_status_2(arguments, said):
-    done = batchdecode(*arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-
-
 @pytest.mark.parametrize("kind", ["request", "result", "trace"])
 def test_schemas_are_json(kind):
     assert json.loads(batchdecode("schema", kind).stdout)["$schema"]

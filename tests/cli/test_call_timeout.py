@@ -43,9 +43,3 @@ def test_a_row_that_took_too_long_is_decoded_again_with_more_time(tmp_path):
     assert (again.returncode, again.stderr) == (0, "")
     [result] = map(json.loads, (tmp_path / "out").read_bytes().splitlines())
     assert result["tokens"] == [2]
-
-
-def test_where_there_are_no_calls_it_is_refused(tmp_path):
-    done = batchdecode("run", "--call-timeout", "3", cwd=tmp_path, stdin=b'{"prompt":"a"}')
-    assert done.returncode == 2
-    assert "--call-timeout is for an object with next_token_logits; simulated" in done.stderr

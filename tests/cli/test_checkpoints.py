@@ -113,28 +113,6 @@ def test_low_memory_shows_in_no_byte_and_a_run_goes_on_without_it(folder):
 # -- options ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["run", "check", "verify", "trace", "compare", "plan"])
-def test_options_of_checkpoints_are_refused_for_other_models(command, folder):
-    more = ["--slo", "ttft=1"] if command == "plan" else []
-    done = batchdecode(command, "in", "--fast-math", *more, cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: --fast-math is for checkpoints (.gguf files, folders); simulated is none\n"
-    )
-
-
-@pytest.mark.parametrize("option", [["--device", "cuda"], ["--exact"], ["--dtype", "float16"]])
-@pytest.mark.parametrize("model", ["simulated", TINY])
-def test_an_option_of_models_of_transformers_is_an_error_for_others(option, model, folder):
-    done = run(*option, model=model, requests="in", cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"error: {option[0]} is for models of transformers (hf:...); {model} is none\n"
-    )
-    weights = run("--weights", "int8", model="hf:gpt2", requests="in", cwd=folder)
-    assert "--weights is for checkpoints (.gguf files, folders); hf:gpt2 is none" in weights.stderr
-
-
 @pytest.mark.parametrize("command", ["run", "check", "verify", "trace", "compare"])
 def test_every_command_that_takes_a_model_takes_its_options(command, folder):
     options = ["--model", TINY, "--weights", "int8", "--max-context", 64, "--chat"]
@@ -420,36 +398,6 @@ def test_memory_becomes_blocks_for_a_second_model_too(folder, draft, size, told)
     assert told in done.stderr.replace("\n", "  ")
     scheduling = json.loads((folder / "t").read_text().splitlines()[0])["scheduling"]
     assert scheduling["kv_blocks"] == 20 * 1024 // size // 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--kv-memory", "1MB", "--kv-blocks", "3"], "--kv-memory and --kv-blocks exclude each"),
-        (["--kv-memory", "1kB"], "holds 0 blocks of 16 tokens and 8,192 bytes"),
-        (["--kv-memory", "900TB"], "it must hold 1 to 16,777,216"),
-        (["--kv-memory", "1MB", "--model", "simulated"], "needs a model with a known size per"),
-        (["--max-context", "129"], f"--max-context 129 is above the 128 of {TINY}"),
-        (
-            ["--special-tokens-in-text", "--model", "simulated"],
-            "needs a checkpoint or a model of transformers",
-        ),
-        (
-            ["--chat", "--model", "mine:model"],
-            "a model with a chat template; mine:model has none\n",
-        ),
-        (
-            ["--kv-memory", "1XB"],
-            "--kv-memory must be a size such as 512MiB, 2GB or 1048576, not '1XB'",
-        ),
-    ],
-)
-def test_what_a_checkpoint_cannot_do_is_an_error(options, message, folder):
-    (folder / "mine.py").write_text("def model(prefixes):\n    return [1 for _ in prefixes]\n")
-    (folder / "in").write_bytes(lines_of({"prompt": "x"}))
-    done = run(*options, requests="in", cwd=folder)
-    assert done.returncode == 2
-    assert message in done.stderr
 
 
 def test_sizes_have_units():

@@ -149,33 +149,6 @@ def test_sorted_the_best_comes_first():
     assert [cell["settings"]["batch"] for cell in cells] == [16, 8, 4]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--block-size", "4,8"], "--block-size has no effect without --kv-blocks or"),
-        (["--profile", "wall"], "wall, the time that steps really take, is for run"),
-        (["--sort", "speed"], "unknown column 'speed'; did you mean speedup? (known: throughput"),
-        (["--batch", "8", "--max-batch-tokens", "4"], "no combination of settings makes sense"),
-        (["--fleet", FLEET, "--replicas", "4"], "--replicas has no effect with --fleet"),
-        (["--json", "--csv"], "--json and --csv exclude each other"),
-    ],
-)
-def test_bad_options(arguments, message):
-    done = batchdecode("compare", CHAT, *arguments)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert message in done.stderr
-
-
-def test_bad_requests():
-    done = batchdecode("compare", "-", stdin=b'{"promt": "x"}\n{"prompt": "x"}\n')
-    assert done.returncode == 2
-    assert "did you mean `prompt`" in done.stderr
-    assert "1 invalid of 2 lines; nothing was simulated" in done.stderr
-    assert "has no requests" in batchdecode("compare", "-").stderr
-    beams = batchdecode("compare", "-", stdin=b'{"prompt": "x", "num_beams": 2}\n')
-    assert "num_beams 2 cannot be simulated" in beams.stderr
-
-
 @pytest.mark.parametrize("number", mostly_heavy([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 def test_a_signal_ends_it_and_all_its_processes_at_once(tmp_path, number):
     path = tmp_path / "r.jsonl"

@@ -47,38 +47,3 @@ def test_another_tokenizer_is_told(tmp_path):
     done = diagnose(tmp_path, "--draft", str(TINY), "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["cause"] == "tokenizer"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "words"),
-    [
-        (["--draft", "ngram"], REQUESTS, "--draft ngram has no probabilities to compare"),
-        (["--draft", "simulated:0.8"], REQUESTS, "simulated:0.8 has no probabilities to compare"),
-        (["--draft", "simulated", "--model", "simulated:0.8"], REQUESTS, "unknown model 'sim"),
-        (["--draft", "simulated", "--draft-fields", "{"], REQUESTS, "--draft-fields: "),
-        (
-            ["--draft", "simulated", "--draft-fields", '{"top_k":' + "[" * 5000 + "]" * 5000 + "}"],
-            REQUESTS,
-            "--draft-fields: maximum recursion depth exceeded",
-        ),
-        (
-            ["--draft", "simulated", "--draft-fields", '{"n": "\udcff"}'],
-            REQUESTS,
-            "--draft-fields: ",
-        ),
-        (["--draft", "simulated", "--draft-fields", '{"n": 2}'], REQUESTS, "'n' is none of"),
-        (
-            ["--draft", "simulated", "--draft-fields", '{"top_k": "x"}'],
-            REQUESTS,
-            "--draft-fields: top_k must be an integer from ",
-        ),
-        (["--draft", "simulated"], b"", "has no request to compare"),
-        (["--draft", "simulated"], lines_of({"prompt": "a", "regex": "b"}), "has no request"),
-        (["--draft", "simulated"], b"{}", "nothing decoded"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(tmp_path, arguments, stdin, words):
-    done = diagnose(tmp_path, *arguments, stdin=stdin)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stdout == b""

@@ -96,27 +96,6 @@ def test_a_port_that_is_taken_is_an_error_before_a_model_is_loaded():
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--metrics-port", "x"), "must be a port from 0 to 65,535, or ADDRESS:PORT, not 'x'"),
-        (("--metrics-port", "0", "-q"), "--metrics-port 0 needs a run without --quiet"),
-        (("--metrics-file", "no/m.prom"), "cannot write no/m.prom: No such file or directory"),
-        (("--metrics-file", "/dev/null"), "it is no file that could be replaced"),
-        (("--metrics-file", "other"), "the file holds something that would be lost"),
-        (("--metrics-file", "same", "--trace", "same"), "they must be different files"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_told_is_an_error_before_a_model_is_loaded(tmp_path, options, message):
-    (tmp_path / "other").write_text("mine\n")
-    command = ("run", "--model", "no:model", "-o", "r", *options)
-    done = batchdecode(*command, stdin=REQUESTS, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert (tmp_path / "other").read_text() == "mine\n"
-
-
 WITHOUT = """
 import importlib.util, sys
 from importlib.util import find_spec

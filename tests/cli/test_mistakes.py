@@ -1,34 +1,264 @@
-"""What is said of a command line that is wrong: what was given, what is allowed, what is meant."""
+"""What is refused: a value, an option, a file; what is told of it, what is allowed and meant.
+
+It is told in a line before anything is read, decoded or written.
+"""
+
+import shlex
 
 import pytest
-from process import batchdecode
+from process import ROOT, batchdecode, lines_of, workload
 
+TINY = ROOT / "samples" / "tiny.gguf"
+REQUESTS = ROOT / "samples" / "requests.jsonl"
+WHAT_IF = ROOT / "samples" / "what-if"
+LOG = ROOT / "samples" / "timing" / "requests.jsonl"
+PRICES = ROOT / "samples" / "timing" / "prices.yaml"
 FACTOR = "a number from 0.000001 to 1,000,000"
+SHARE = "a number from 0 to 86,400"
+INTERVAL = "from 0.000001 to 86,400"
 
 
-def refusal(*arguments, **environment):
-    done = batchdecode(*arguments, stdin=b"", **environment)
-    assert (done.returncode, done.stdout) == (2, b"")
-    return done.stderr
+@pytest.fixture
+def refusal(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of(*workload(6)))
+    (tmp_path / "mine.py").write_text("def model(prefixes):\n    return [1 for _ in prefixes]\n")
+    (tmp_path / "other").write_text("mine\n")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def refusal(*arguments, stdin=b"", **environment):
+        done = batchdecode(*arguments, stdin=stdin, cwd=tmp_path, **environment)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+        return done.stderr
+
+    return refusal
+
+
+COMMANDS = [
+    # values
+    ("", "Usage: batchdecode"),
+    ("run -b x", "--batch must be an integer from 1 to 1,048,576, not 'x'"),
+    ("run -b \u0661\u0662", "--batch must be an integer from 1 to 1,048,576, not '\u0661\u0662'"),
+    ("run --max-errors 0", "--max-errors must be an integer from 1, not 0"),
+    ("run --max-rate 1_0", "not '1_0'"),
+    ("run --step-delay nan", f"--step-delay must be {SHARE}, not nan"),
+    ("run --step-delay inf", f"--step-delay must be {SHARE}, not inf"),
+    ("run --trace -", "--trace must be a file: stdout is for the results"),
+    ("trace --slot one", "--slot must be an integer, not 'one'"),
+    ("workload poisson --rate nan", f"--rate must be {FACTOR}, not nan"),
+    ("workload bursty --off -1", "--off must be a number from 0 to 1,000,000, not"),
+    ("schema nothing", "KIND must be request, result or trace, not 'nothing'"),
+    ("verify in --settings 0", "--settings must be an integer from 1 to 100,000, not 0"),
+    # files
+    ("run '\x1b[31mred\nline'", r"error: cannot read \x1b[31mred"),
+    ("run nowhere", "error: cannot read nowhere: No such file or directory\n"),
+    ("run /", "error: cannot read /: Is a directory\n"),
+    ("verify missing", "cannot read missing"),
+    ("verify -", "<stdin> has no requests"),
+    (f"calibrate {LOG}", "requests.jsonl has the times of requests; a profile is fitted to"),
+    ("calibrate", "error: <stdin>: 0 steps are too few: 20 at least"),
+    ("calibrate --hardware h100", "error: unknown GPU h100 (did you mean h100-sxm?)"),
+    ("calibrate --model gpt", "error: unknown model gpt"),
+    ("calibrate -o p.txt", "error: --output p.txt: profiles are in .yaml or .yml files"),
+    # names of options and commands
+    ("run --bach 3", "batchdecode run has no option --bach; did you mean --batch?"),
+    ("chat", "no command 'chat' (known: run, "),
+    ("run --input x", "give it without an option: batchdecode run FILE"),
+    ("compare --ranks 2", "no option --ranks, which was removed; use --replicas"),
+    ("run --open", "run has no option --open\n"),
+    ("run --model localhost:8000", "did you mean openai:http://localhost:8000/v1?"),
+    ("run --model openai:[::1]:80", "a URL such as openai:http://[::1]:80/v1\n"),
+    ("trace why --width", "trace why has no option --width; trace has it"),
+    ("--batch 3 run", "batchdecode has no option --batch; run, check and others have"),
+    ("run --json", "batchdecode run has no option --json; check, trace why and others have"),
+    ("run --max-num-seqs 3", "has no option --max-num-seqs; here it is --batch\n"),
+    ("run --top-k 3", '--top-k; each request says it: {"top_k": ...}\n'),
+    ("run --temp 3", "--temp; here it is --temperature\n"),
+    ("schema --max-num-seqs", "--max-num-seqs; run, check and others have --batch\n"),
+    ("run --gpu_memory_utilization 1", "utilization; here it is --kv-memory\n"),
+    ("run --kv_blocks 3", "run has no option --kv_blocks; did you mean --kv-blocks?"),
+    ("run --batch", "--batch needs a value, N\n(see batchdecode run --help)\n"),
+    ("trace diff a", "batchdecode trace diff needs B\n"),
+    ("plan", "batchdecode plan needs --slo LIMIT,...\n(see batchdecode plan --help)\n"),
+    ("schema trace x", "batchdecode schema takes KIND alone, not x as well\n"),
+    (
+        "run a.l b.l",
+        "alone, not b.l as well; of several INPUTs: cat FILE ... | batchdecode run -\n",
+    ),
+    (
+        "trace a.l b.l",
+        "; of two runs in step: batchdecode trace diff A B; of several files of requests",
+    ),
+    ("run -batch 3", "run has no option -batch; did you mean --batch?\n(see "),
+    ("trace x --format gant", "svg or gantt, not 'gant'; did you mean gantt?\n"),
+    ("plan x --slo ttft=1 --search replica", "did you mean replicas?\n"),
+    ("--version=3", "error: option '--version' does not take a value\n"),
+    ("draft", "error: no command 'draft'; did you mean draft diagnose?\n"),
+    ("run --resume=twice", "--resume=twice: use --resume or --resume=repair\n"),
+    ("run in -o out --force --resume", "--force and --resume exclude each other"),
+    ("run in -o out --retry-failed", "--retry-failed needs --resume"),
+    ("run --stream --keep-order -o out", "error: --stream and --keep-order exclude each other: "),
+    # schedules
+    ("run in --policy priorty", "did you mean priority? (known: fcfs, priority, sjf,"),
+    ("run in --capacity watermark", "--capacity has no effect without --kv-blocks"),
+    (
+        "run in --kv-blocks 9 --capacity watermark --watermark 1",
+        "--watermark must be a share from 0 to less than 1, not 1.0",
+    ),
+    ("run in --aging 60", "--aging has no effect without a --policy other than fcfs"),
+    ("run in --profile h200", "known: rtx4090_llama3.1-8b"),
+    ("run in -b 3 --max-batch-tokens 2", "--max-batch-tokens 2 is less than the 3 slots"),
+    ("run in --prefix-cache yes", "--prefix-cache must be on, off or auto, not 'yes'"),
+    ("run in --kv-blocks 16777216 --block-size 1048576", "no memory for so many blocks"),
+    ("run in --draft-tokens 4", "--draft-tokens has no effect without --draft"),
+    ("run in --draft ngram --draft-tokens 65", "an integer from 1 to 64, or auto, not 65"),
+    (
+        "run in --draft simulated --acceptance leviathan --draft-tree 2x2",
+        "--acceptance leviathan is for drafts in a line, and not for a --draft-tree",
+    ),
+    # models
+    ("run /dev/null --model nope", "error: unknown model 'nope'"),
+    ("verify in --model nowhere:model", "nowhere"),
+    (
+        "run in --call-timeout 3",
+        "--call-timeout is for an object with next_token_logits; simulated",
+    ),
+    ("run in --kv-memory 1MB --kv-blocks 3", "--kv-memory and --kv-blocks exclude each"),
+    ("run in --kv-memory 1MB", "needs a model with a known size per"),
+    ("run in --kv-memory 1XB", "--kv-memory must be a size such as 512MiB, 2GB or 1048576, not '1"),
+    (f"run in --model {TINY} --kv-memory 1kB", "holds 0 blocks of 16 tokens and 8,192 bytes"),
+    (f"run in --model {TINY} --kv-memory 900TB", "it must hold 1 to 16,777,216"),
+    (f"run in --model {TINY} --max-context 129", f"--max-context 129 is above the 128 of {TINY}"),
+    ("run in --special-tokens-in-text", "needs a checkpoint or a model of transformers"),
+    ("run in --chat --model mine:model", "a model with a chat template; mine:model has none\n"),
+    *(
+        (f"{command} --fast-math", "error: --fast-math is for checkpoints (.gguf files, folders); ")
+        for command in ["run in", "check in", "verify in", "trace in", "compare in"]
+    ),
+    ("plan in --slo ttft=1 --fast-math", "--fast-math is for checkpoints"),
+    (
+        "run in --device cuda",
+        "--device is for models of transformers (hf:...); simulated is none\n",
+    ),
+    (f"run in --model {TINY} --exact", f"is for models of transformers (hf:...); {TINY} is none\n"),
+    (
+        "run in --model hf:gpt2 --weights int8",
+        "--weights is for checkpoints (.gguf files, folders); ",
+    ),
+    ("run in --tensor-parallel 0", "--tensor-parallel"),
+    ("run in --max-rate 5", "--max-rate is for the model of a server; simulated is none"),
+    ("check in --model SERVER", "only `batchdecode run` asks one"),
+    ("run in --model SERVER --kv-blocks 8", "--kv-blocks means nothing to a server"),
+    ("run in --model SERVER --profile wall", "--profile means nothing to a server"),
+    ("run in --model SERVER --draft ngram", "--draft means nothing to a server"),
+    ("run in --model SERVER --weights int8", "--weights means nothing to a server"),
+    ("run in --model SERVER --extra-body [1]", "--extra-body is no JSON object"),
+    ("run in --model SERVER --extra-body {", "--extra-body, character 2: the line ends"),
+    ("""run in --model SERVER --extra-body '{"stream":false}'""", "the extra body has `stream`"),
+    ("run in --model SERVER --max-rate nan", "--max-rate must be a number from 0.000001 to"),
+    ("run in --workers 2 --stream", "--stream"),
+    ("run in --workers 2 --step-delay 1", "--step-delay"),
+    # what a run tells
+    ("run in -o r --metrics-port x", "must be a port from 0 to 65,535, or ADDRESS:PORT, not 'x'"),
+    ("run in -o r --metrics-port 0 -q", "--metrics-port 0 needs a run without --quiet"),
+    ("run in -o r --metrics-file no/m", "cannot write no/m: No such file or directory"),
+    ("run in -o r --metrics-file /dev/null", "it is no file that could be replaced"),
+    ("run in -o r --metrics-file other", "the file holds something that would be lost"),
+    ("run in -o r --metrics-file a --trace a", "they must be different files"),
+    ("run in --otel localhost:4318", "--otel must be env or an address such as http://127.0.0.1:4"),
+    ("run in --summary-json -", "give one of them a file"),
+    ("run in -o /dev/stdout --summary-json -", "give one of them a file"),
+    ("run in -o r --slo tfft=1", "unknown metric 'tfft'; known: queue, ttft, tpot, e2e"),
+    ("run in -o r --timeseries-interval 1", "--timeseries-interval needs --timeseries FILE"),
+    ("run in -o r --timeseries t --timeseries-interval nan", f"{INTERVAL}, not nan"),
+    ("run in -o r --timeseries t --timeseries-interval 0", f"{INTERVAL}, not 0"),
+    ("run in -o r --timeseries -", "--timeseries must be a file"),
+    ("run in -o r --timeseries r", "is --output too"),
+    ("run in -o r --timeseries no/t", "cannot write no/t"),
+    (f"trace {REQUESTS} --play", "--play needs a terminal; use --format gantt or steps instead"),
+    (f"trace {REQUESTS} --play --format steps", "--format is for a view that is written"),
+    (f"trace {REQUESTS} --play --slot 0", "--slot is for a view that is written"),
+    (f"trace {REQUESTS} --speed 3", "--speed is for --play"),
+    (f"trace {REQUESTS} --from 3", "--from is for --play"),
+    (f"trace {REQUESTS} --play --speed 0", "--speed"),
+    # planning
+    ("compare in --block-size 4,8", "--block-size has no effect without --kv-blocks or"),
+    ("compare in --profile wall", "wall, the time that steps really take, is for run"),
+    ("compare in --sort speed", "unknown column 'speed'; did you mean speedup? (known: throughput"),
+    ("compare in --batch 8 --max-batch-tokens 4", "no combination of settings makes sense"),
+    (f"compare in --fleet {WHAT_IF}/fleet.yaml --replicas 4", "has no effect with --fleet"),
+    ("compare in --json --csv", "--json and --csv exclude each other"),
+    ("compare -", "has no requests"),
+    ("compare in --slo priority=3:e2e=1", "priority=3: no request has this priority; there is 0"),
+    ("plan in --slo priority=3:e2e=1", "priority=3: no request has this priority; there is 0"),
+    ("plan in --slo ttfs=1", "unknown metric 'ttfs'; known: queue, ttft, tpot, e2e"),
+    ("plan in --slo e2e=1 --batch 4", "--batch is what --search batch finds: leave it out"),
+    ("plan in --slo e2e=1 --policy fcfs,sjf", "a plan takes one value"),
+    ("plan in --slo e2e=1 --search rate", "all requests arrive at once"),
+    ("plan in --slo e2e=1 --search speed", "replicas or rate, not 'speed'"),
+    ("plan in --slo e2e=1 --goodput 0", "--goodput 0 is met by anything"),
+    (f"plan in --slo e2e=1 --fleet {WHAT_IF}/fleet.yaml", "--search batch: of a fleet from a file"),
+    (
+        f"compare no --prices {PRICES} --profile constant",
+        "which GPU constant runs on: give a --prof",
+    ),
+    (
+        f"plan no --slo e2e=1 --prices {PRICES} --profile l40s_llama3.1-8b_tp1",
+        "unknown GPU of --prices l40s; known: rtx-4090, h100-sxm",
+    ),
+    (f"replay {LOG}", "--profile is needed"),
+    (f"replay {LOG} --profile wall", "wall, the time that steps really take, is for run"),
+    (f"replay {LOG} --profile constant:1 --kv-blocks 3", "can never run with --kv-blocks 3"),
+    (
+        f"replay {LOG} --profile constant:1 --policy lpm --prefix-cache off",
+        "the policy lpm needs a prefix cache",
+    ),
+    ("draft diagnose in --draft ngram", "--draft ngram has no probabilities to compare"),
+    ("draft diagnose in --draft simulated:0.8", "simulated:0.8 has no probabilities to compare"),
+    ("draft diagnose in --draft simulated --model simulated:0.8", "unknown model 'sim"),
+    ("draft diagnose in --draft simulated --draft-fields {", "--draft-fields: "),
+    (
+        """draft diagnose in --draft simulated --draft-fields '{"n": "\udcff"}'""",
+        "--draft-fields: ",
+    ),
+    ("""draft diagnose in --draft simulated --draft-fields '{"n": 2}'""", "'n' is none of"),
+    (
+        """draft diagnose in --draft simulated --draft-fields '{"top_k": "x"}'""",
+        "--draft-fields: top_k must be an integer from ",
+    ),
+    ("draft diagnose - --draft simulated", "has no request to compare"),
+]
+
+
+@pytest.mark.parametrize(("command", "said"), COMMANDS)
+def test_what_is_wrong_with_a_command_is_told_before_anything_is_done(command, said, refusal):
+    if "--metrics" in command:
+        pytest.importorskip("prometheus_client")
+    words = shlex.split(command.replace("SERVER", "openai:http://127.0.0.1:1/v1"))
+    assert said in refusal(*words)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("command", "stdin", "said"),
     [
-        (["run", "-b", "x"], "--batch must be an integer from 1 to 1,048,576, not 'x'"),
-        (["run", "--max-errors", "0"], "--max-errors must be an integer from 1, not 0"),
-        (["trace", "--slot", "one"], "--slot must be an integer, not 'one'"),
-        (["workload", "poisson", "--rate", "nan"], f"--rate must be {FACTOR}, not nan"),
-        (["workload", "bursty", "--off", "-1"], "--off must be a number from 0 to 1,000,000, not"),
-        (["run", "--trace", "-"], "--trace must be a file: stdout is for the results"),
+        ("calibrate", '\n{"num_tokens":1}\n', "error: <stdin>:2: object missing required field"),
+        ("verify -", '{"prompt":"x"}\n{"promt":"x"}\n', "1 invalid of 2 lines; nothing decoded."),
+        ("verify -", '{"id":"a","prompt":"x"}\n' * 2, "duplicate-id"),
+        ("compare -", '{"promt": "x"}\n{"prompt": "x"}\n', "1 invalid of 2 lines; nothing was sim"),
+        ("compare -", '{"prompt": "x", "num_beams": 2}\n', "num_beams 2 cannot be simulated"),
+        ("draft diagnose - --draft simulated", '{"prompt":"a","regex":"b"}', "has no request"),
+        ("draft diagnose - --draft simulated", "{}", "nothing decoded"),
     ],
 )
-def test_a_value_that_is_not_allowed(arguments, said):
-    assert said in refusal(*arguments)
+def test_what_is_wrong_with_an_input_is_told_before_anything_is_done(command, stdin, said, refusal):
+    assert said in refusal(*command.split(), stdin=stdin.encode())
 
 
-def test_a_long_value_is_not_repeated_in_full():
+def test_a_long_value_is_not_repeated_in_full(refusal):
     assert len(refusal("run", "--live", "x" * 10_000)) < 150
+    deep = '{"top_k":' + "[" * 5000 + "]" * 5000 + "}"
+    said = refusal("draft", "diagnose", "in", "--draft", "simulated", "--draft-fields", deep)
+    assert "--draft-fields: maximum recursion depth exceeded" in said
 
 
 @pytest.mark.parametrize(
@@ -39,56 +269,10 @@ def test_a_long_value_is_not_repeated_in_full():
         ("COLOR", "pink", "auto, always or never"),
     ],
 )
-def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed):
+def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed, refusal):
     variable = f"BATCHDECODE_{name}"
     said = refusal("run", **{variable: value})
     assert said == f"error: {variable} must be {allowed}, not {value!r}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["run", "--bach", "3"], "batchdecode run has no option --bach; did you mean --batch?"),
-        (["chat"], "no command 'chat' (known: run, "),
-        (["run", "--input", "x"], "give it without an option: batchdecode run FILE"),
-        (["compare", "--ranks", "2"], "no option --ranks, which was removed; use --replicas"),
-        (["run", "--open"], "run has no option --open\n"),
-        (["run", "--model", "localhost:8000"], "did you mean openai:http://localhost:8000/v1?"),
-        (["run", "--model", "openai:[::1]:80"], "a URL such as openai:http://[::1]:80/v1\n"),
-        (["trace", "why", "--width"], "trace why has no option --width; trace has it"),
-        (["--batch", "3", "run"], "batchdecode has no option --batch; run, check and others have"),
-        (
-            ["run", "--json"],
-            "batchdecode run has no option --json; check, trace why and others have",
-        ),
-        (["run", "--max-num-seqs", "3"], "has no option --max-num-seqs; here it is --batch\n"),
-        (["run", "--top-k", "3"], '--top-k; each request says it: {"top_k": ...}\n'),
-        (["run", "--temp", "3"], "--temp; here it is --temperature\n"),
-        (["schema", "--max-num-seqs"], "--max-num-seqs; run, check and others have --batch\n"),
-        (["run", "--gpu_memory_utilization", "1"], "utilization; here it is --kv-memory\n"),
-        (["run", "--kv_blocks", "3"], "run has no option --kv_blocks; did you mean --kv-blocks?"),
-        (["run", "--batch"], "--batch needs a value, N\n(see batchdecode run --help)\n"),
-        (["trace", "diff", "a"], "batchdecode trace diff needs B\n"),
-        (["plan"], "batchdecode plan needs --slo LIMIT,...\n(see batchdecode plan --help)\n"),
-        (["schema", "trace", "x"], "batchdecode schema takes KIND alone, not x as well\n"),
-        (
-            ["run", "a.jsonl", "b.jsonl"],
-            "alone, not b.jsonl as well; of several INPUTs: cat FILE ... | batchdecode run -\n",
-        ),
-        (
-            ["trace", "a.jsonl", "b.jsonl"],
-            "; of two runs in step: batchdecode trace diff A B; of several files of requests as",
-        ),
-        (["run", "-batch", "3"], "run has no option -batch; did you mean --batch?\n(see "),
-        (["trace", "x", "--format", "gant"], "svg or gantt, not 'gant'; did you mean gantt?\n"),
-        (["plan", "x", "--slo", "ttft=1", "--search", "replica"], "did you mean replicas?\n"),
-        (["--version=3"], "error: option '--version' does not take a value\n"),
-        (["draft"], "error: no command 'draft'; did you mean draft diagnose?\n"),
-        (["run", "--resume=twice"], "--resume=twice: use --resume or --resume=repair\n"),
-    ],
-)
-def test_what_may_be_meant_is_told(arguments, said):
-    assert said in refusal(*arguments)
 
 
 def test_a_file_where_a_command_should_be_is_to_be_run(tmp_path):

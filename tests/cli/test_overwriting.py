@@ -98,19 +98,6 @@ def test_what_may_have_been_mended_by_hand_is_never_replaced_unasked(tmp_path, c
     assert (tmp_path / "made.yaml").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--force", "--resume"], "--force and --resume exclude each other"),
-        (["--retry-failed"], "--retry-failed needs --resume"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(run, options, reason):
-    done = run("-o", "out", *options)
-    assert done.returncode == 2
-    assert reason in done.stderr
-
-
 BESIDE = ["out.run.json", "out.run.sums", "out.rest"]
 KINDS = ["symbolic", "hard", "symbolic"]
 

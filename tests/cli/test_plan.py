@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from process import ROOT, batchdecode, lines_of
+from process import batchdecode, lines_of
 
 from batcher.planning.measure import measure
 from cli.commands.plan import PlanOptions
@@ -12,7 +12,6 @@ from cli.planning import plan_requests
 EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)
 
 PACED = "each step takes 1 second: --profile says how long steps take"
-AUTOSCALED = ROOT / "samples" / "what-if" / "autoscaled.yaml"
 
 
 def plan(*arguments, stdin=EIGHT):
@@ -127,35 +126,6 @@ def test_a_search_that_is_stopped_tells_what_it_has_tried(
         assert (out, err) == ("", "" if is_quiet else f"{PACED}\n{told}")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "plan needs --slo LIMIT,..."),
-        (["--slo", "ttfs=1"], "unknown metric 'ttfs'; known: queue, ttft, tpot, e2e"),
-        (["--slo", "e2e=1", "--batch", "4"], "--batch is what --search batch finds: leave it out"),
-        (["--slo", "e2e=1", "--policy", "fcfs,sjf"], "a plan takes one value"),
-        (["--slo", "e2e=1", "--search", "rate"], "all requests arrive at once"),
-        (
-            ["--slo", "e2e=1", "--search", "speed"],
-            "--search must be batch, kv-blocks, max-batch-tokens, replicas or rate, not 'speed'",
-        ),
-        (["--slo", "e2e=1", "--goodput", "0"], "--goodput 0 is met by anything"),
-        (
-            ["--slo", "e2e=1", "--fleet", ROOT / "samples" / "what-if" / "fleet.yaml"],
-            "--search batch: of a fleet from a file the fewest replicas or the largest rate can be",
-        ),
-        (
-            [*("--slo", "e2e=1", "--search", "replicas", "--fleet"), AUTOSCALED],
-            "--search replicas: how many",
-        ),
-    ],
-)
-def test_bad_options(arguments, message):
-    done = plan(*arguments)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert message in done.stderr
-
-
 def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("batch: 2\n")
@@ -165,18 +135,3 @@ def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path)
     assert re.search(r"no help    batch 4( or \d+)*? or 1\b", shown), (
         "twice that of the file, and half"
     )
-
-
-@pytest.mark.parametrize("command", [["compare"], ["plan", "--slo", "e2e=1"]])
-@pytest.mark.parametrize(
-    ("profile", "message"),
-    [
-        ("constant", "nothing says which GPU constant runs on: give a --profile"),
-        ("l40s_llama3.1-8b_tp1", "unknown GPU of --prices l40s; known: rtx-4090, h100-sxm"),
-    ],
-)
-def test_a_gpu_without_a_price_is_told_before_anything_is_read(command, profile, message):
-    prices = ROOT / "samples" / "timing" / "prices.yaml"
-    done = batchdecode(*command, "missing", "--prices", prices, "--profile", profile)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert message in done.stderr

@@ -75,23 +75,6 @@ def test_a_pipe_is_played_by_the_keys_of_the_terminal():
         assert b"\x1b[94m" not in terminal.written
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--play"], "--play needs a terminal; use --format gantt or steps instead"),
-        (["--play", "--format", "steps"], "--format is for a view that is written"),
-        (["--play", "--slot", "0"], "--slot is for a view that is written"),
-        (["--speed", "3"], "--speed is for --play"),
-        (["--from", "3"], "--from is for --play"),
-        (["--play", "--speed", "0"], "--speed"),
-    ],
-)
-def test_what_cannot_be_played_is_refused(arguments, said):
-    done = batchdecode("trace", SAMPLE, *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-
-
 def test_what_is_not_in_the_run_is_refused():
     options = TraceOptions(input=str(SAMPLE), play=True, from_step=5000)
     terminal = SimpleNamespace(with_progress=lambda events, _: events)

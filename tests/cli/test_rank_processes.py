@@ -126,10 +126,3 @@ def test_with_floats_it_has_to_be_as_many(tmp_path):
     done = resumed(tmp_path, [], PARALLEL)
     assert done.returncode == 2
     assert "--tensor-parallel was 1, now it is 2" in done.stderr
-
-
-@pytest.mark.parametrize("number", ["0", "65", "two"])
-def test_how_many_there_may_be(number):
-    done = batchdecode("run", REQUESTS, "--model", TINY, "--tensor-parallel", number)
-    assert done.returncode == 2
-    assert "--tensor-parallel" in done.stderr

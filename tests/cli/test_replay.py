@@ -32,25 +32,6 @@ def test_replay_as_json_reads_stdin():
     assert abs(ttft["error"]) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--profile is needed"),
-        (["--profile", "wall"], "wall, the time that steps really take, is for run"),
-        (["--profile", "constant:1", "--kv-blocks", "3"], "can never run with --kv-blocks 3"),
-        (
-            ["--profile", "constant:1", "--policy", "lpm", "--prefix-cache", "off"],
-            "the policy lpm needs a prefix cache",
-        ),
-    ],
-)
-def test_what_replay_cannot_do_is_a_user_error(arguments, message):
-    done = batchdecode("replay", LOG, *arguments)
-    assert done.returncode == 2
-    assert done.stdout == b""
-    assert message in done.stderr
-
-
 def named(*names):
     rows = [json.loads(line) for line in LOG.read_text().splitlines()]
     return lines_of(*[{**row, "replica": names[i % len(names)]} for i, row in enumerate(rows)])
@@ -93,9 +74,3 @@ def test_replicas_that_make_no_sense(arguments, log, message):
     done = replayed(*arguments, stdin=log)
     assert done.returncode == 2
     assert message in done.stderr
-
-
-def test_the_times_of_requests_make_no_profile():
-    done = batchdecode("calibrate", LOG)
-    assert done.returncode == 2
-    assert "requests.jsonl has the times of requests; a profile is fitted to" in done.stderr

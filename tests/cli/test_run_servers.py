@@ -277,28 +277,6 @@ def test_what_a_server_cannot_be_told_is_refused_by_name(folder):
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("run --model SERVER --kv-blocks 8", "--kv-blocks means nothing to a server"),
-        ("run --model SERVER --profile wall", "--profile means nothing to a server"),
-        ("run --model SERVER --draft ngram", "--draft means nothing to a server"),
-        ("run --model SERVER --weights int8", "--weights means nothing to a server"),
-        ("run --model SERVER --extra-body [1]", "--extra-body is no JSON object"),
-        ("run --model SERVER --extra-body {", "--extra-body, character 2: the line ends"),
-        ('run --model SERVER --extra-body {"stream":false}', "the extra body has `stream`"),
-        ("run --model SERVER --max-rate nan", "--max-rate must be a number from 0.000001 to"),
-        ("check --model SERVER", "only `batchdecode run` asks one"),
-        ("run --max-rate 5", "--max-rate is for the model of a server; simulated is none"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(folder, command, message):
-    words = command.replace("SERVER", "openai:http://127.0.0.1:1/v1").split()
-    done = batchdecode(*words, "r.jsonl", cwd=folder)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-@pytest.mark.parametrize(
     "number", mostly_heavy([signal.SIGKILL, signal.SIGINT, signal.SIGTERM], signal.SIGINT)
 )
 def test_what_is_stopped_goes_on_and_nothing_is_lost_or_asked_twice(folder, number):

@@ -276,14 +276,6 @@ def test_a_pipe_ends_at_a_bad_line(folder):
     assert "reading stopped there" in done.stderr
 
 
-def test_options_of_one_engine_are_refused():
-    for option in (("--stream",), ("--step-delay", "1")):
-        done = batchdecode("run", "--workers", 2, *option, stdin=lines_of(*VARIED))
-        assert done.returncode == 2
-        assert option[0] in done.stderr
-        assert "--workers" in done.stderr
-
-
 def test_a_model_that_is_not_there_is_told_once(folder, capfd):
     with pytest.raises(BatchdecodeError) as told:
         run_inner(options_of(folder, model="no.such:model"))

@@ -114,35 +114,6 @@ def test_memory_that_is_unlimited_though_a_gpu_has_some_is_said(folder, argument
         assert note in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--policy", "priorty"], "did you mean priority? (known: fcfs, priority, sjf,"),
-        (["--capacity", "watermark"], "--capacity has no effect without --kv-blocks"),
-        (
-            ["--kv-blocks", "9", "--capacity", "watermark", "--watermark", "1"],
-            "--watermark must be a share from 0 to less than 1, not 1.0",
-        ),
-        (["--aging", "60"], "--aging has no effect without a --policy other than fcfs"),
-        (["--profile", "h200"], "known: rtx4090_llama3.1-8b"),
-        (["--max-batch-tokens", "2"], "--max-batch-tokens 2 is less than the 3 slots"),
-        (["--prefix-cache", "yes"], "--prefix-cache must be on, off or auto, not 'yes'"),
-        (["--kv-blocks", "16777216", "--block-size", "1048576"], "no memory for so many blocks"),
-        (["--draft-tokens", "4"], "--draft-tokens has no effect without --draft"),
-        (["--draft", "ngram", "--draft-tokens", "65"], "an integer from 1 to 64, or auto, not 65"),
-        (
-            ["--draft", "simulated", "--acceptance", "leviathan", "--draft-tree", "2x2"],
-            "--acceptance leviathan is for drafts in a line, and not for a --draft-tree",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(folder, arguments, message):
-    done = batchdecode("run", "in", "-b", 3, *arguments, cwd=folder)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stdout == b""
-
-
 DEADLINE = ["--profile", "h100_llama3.1-8b_tp1", "--policy", "deadline"]
 
 

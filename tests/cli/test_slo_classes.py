@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from process import batchdecode, lines_of
 
 ROWS = lines_of(
@@ -42,10 +41,3 @@ def test_a_plan_tells_of_each_class_and_which_binds():
     assert found["binding_classes"] == ["priority=1"]
     assert found["limits"] == {"e2e": 80.0, "priority=1:e2e": 30.0}
     assert found["outcome"]["classes"]["priority=1"]["goodput"]["share"] == 1.0
-
-
-@pytest.mark.parametrize("command", ["compare", "plan"])
-def test_a_class_that_no_request_is_of_is_a_mistake(command):
-    done = batchdecode(command, "-", "--slo", "priority=3:e2e=1", stdin=ROWS)
-    assert done.returncode == 2
-    assert "--slo priority=3: no request has this priority; there is 0, 1" in done.stderr

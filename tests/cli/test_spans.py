@@ -168,12 +168,3 @@ def test_without_a_collector_a_run_ends_as_without_one_and_tells(tmp_path):
     assert "Connection refused" in done.stderr
     assert done.stderr.count("\n") == 1
     assert time.monotonic() - begin < 30
-
-
-def test_an_address_that_is_none_is_an_error():
-    done = batchdecode("run", "--model", "no:model", "--otel", "localhost:4318", stdin=REQUESTS)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: --otel must be env or an address such as http://127.0.0.1:4318, not "
-        "'localhost:4318'\n"
-    )

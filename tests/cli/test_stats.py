@@ -63,10 +63,3 @@ def test_constraints_tell_what_they_took_and_the_summary_does_not(tmp_path):
     assert summary["constraints"].keys() == {"compiled", "cache_hits"}
     _, same = told(tmp_path, source="-", stdin=CONSTRAINED)
     assert same == summary
-
-
-@pytest.mark.parametrize("output", [[], ["-o", "/dev/stdout"]], ids=" ".join)
-def test_both_on_stdout_are_refused_before_anything_is_decoded(tmp_path, output):
-    done = batchdecode("run", REQUESTS, *output, "--summary-json", "-", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert "give one of them a file" in done.stderr

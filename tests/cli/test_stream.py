@@ -74,10 +74,3 @@ def test_a_stream_goes_to_the_output_too(tmp_path):
     to_file = tmp_path / "out"
     assert batchdecode("run", "--stream", "-q", "-o", to_file, stdin=REQUESTS).stdout == b""
     assert to_file.read_bytes() == batchdecode("run", "--stream", "-q", stdin=REQUESTS).stdout
-
-
-def test_a_stream_is_not_ordered(tmp_path):
-    done = batchdecode("run", "--stream", "--keep-order", "-o", tmp_path / "out", stdin=REQUESTS)
-    assert done.returncode == 2
-    assert "error: --stream and --keep-order exclude each other: " in done.stderr
-    assert not (tmp_path / "out").exists()

@@ -79,20 +79,3 @@ def test_calibrate_writes_a_profile_that_can_be_used(tmp_path):
     assert "MAPE 2." in profile["error"]
     shown = batchdecode("profiles", "p.yaml", cwd=tmp_path).stdout.decode()
     assert "physics   possible" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "message"),
-    [
-        ([], b"", "error: <stdin>: 0 steps are too few: 20 at least"),
-        ([], b'\n{"num_tokens":1}\n', "error: <stdin>:2: object missing required field"),
-        (["--hardware", "h100"], b"", "error: unknown GPU h100 (did you mean h100-sxm?)"),
-        (["--model", "gpt"], b"", "error: unknown model gpt"),
-        (["-o", "p.txt"], b"", "error: --output p.txt: profiles are in .yaml or .yml files"),
-    ],
-)
-def test_calibrate_says_what_is_wrong(arguments, stdin, message, tmp_path):
-    done = batchdecode("calibrate", *arguments, stdin=stdin, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert list(tmp_path.iterdir()) == []

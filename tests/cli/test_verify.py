@@ -142,21 +142,3 @@ def test_a_configuration_gives_the_model_and_nothing_that_is_drawn(folder):
     done = verify(folder, "in", "--config", "c.yaml")
     assert done.returncode == 2
     assert "did you mean seed?" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "message"),
-    [
-        (["in", "--model", "nowhere:model"], b"", "nowhere"),
-        (["missing"], b"", "cannot read missing"),
-        (["-"], b"", "<stdin> has no requests"),
-        (["-"], b'{"prompt":"x"}\n{"promt":"x"}\n', "1 invalid of 2 lines; nothing decoded."),
-        (["-"], b'{"id":"a","prompt":"x"}\n' * 2, "duplicate-id"),
-        (["in", "--settings", "0"], b"", "--settings must be an integer from 1 to 100,000, not 0"),
-    ],
-)
-def test_bad_input_is_not_a_difference(folder, arguments, stdin, message):
-    done = verify(folder, *arguments, stdin=stdin)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.text == ""
