@@ -42,7 +42,6 @@ from .command import (
 from .config import OF_REQUESTS, defaults_in
 
 if TYPE_CHECKING:
-    from batcher.engine.speculating import DraftCache
     from batcher.models.base import Model
     from batcher.scheduling.clock import Clock
     from batcher.timing.step_time import StepTime
@@ -285,8 +284,8 @@ class SchedulingOptions:
         from batcher.models.base import kv_block_bytes_of  # noqa: PLC0415 - with it comes numpy
 
         block_size = self.values.get("block_size", DEFAULT_BLOCK_SIZE)
-        num_bytes, draft = kv_block_bytes_of(model, block_size), self._draft(model, block_size)
-        of_draft = 0 if draft is None else draft.per_block
+        num_bytes = kv_block_bytes_of(model, block_size)
+        _, of_draft = self._of_drafts(model, block_size)
         if num_bytes is None or of_draft is None:
             name = model.name if num_bytes is None else "the draft model"
             raise BatchdecodeError(
@@ -304,15 +303,15 @@ class SchedulingOptions:
         return type(self)(**given, kv_blocks=num_blocks)
 
     def draft_bytes_per_token(self, model: "Model") -> int:
-        draft = self._draft(model, DEFAULT_BLOCK_SIZE)
-        return 0 if draft is None else draft.per_token or 0
+        per_token, _ = self._of_drafts(model, DEFAULT_BLOCK_SIZE)
+        return per_token or 0
 
-    def _draft(self, model: "Model", block_size: int) -> "DraftCache | None":
+    def _of_drafts(self, model: "Model", block_size: int) -> tuple[int | None, int | None]:
         if self.speculation is None:
-            return None
-        from batcher.engine.speculating import draft_cache_of  # noqa: PLC0415 - seldom
+            return 0, 0
+        from batcher.engine.speculating import draft_bytes_of  # noqa: PLC0415 - seldom
 
-        return draft_cache_of(self.speculation, model, block_size)
+        return draft_bytes_of(self.speculation, model, block_size)
 
     def settings(self) -> SchedulingSettings:
         from batcher.scheduling.scheduler import check_effects  # noqa: PLC0415 - heavy

@@ -88,7 +88,7 @@ def kept(engine: Engine) -> dict[str, int]:
         "firsts": len(batch._first_of) + (len(rows.first_slots) if rows else 0),
         "first rows": len(runner.tokens.first_rows),
         "rows aside": len(runner.tokens.aside),
-        "logit rows": len(rows.logit_slots) if rows else 0,
+        "logit rows": len(rows.sampler.slots) if rows else 0,
         "rows in the batch": len(runner.batch.slots),
         "chunks": len(runner.batch.chunks),
         "suspended": len(runner._suspended),

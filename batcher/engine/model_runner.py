@@ -361,7 +361,7 @@ class ModelRunner:
         """
         batch, rows = self.batch, self.rows
         if rows is not None:
-            batch.logit_slots = rows.logit_slots
+            batch.logit_slots = rows.sampler.slots
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -92,8 +92,8 @@ class Speculator:
             raise BatchdecodeError(
                 f"drafts need a model that verifies them: {model.name} does not say it does"
             )
-        if runner.rows is None or runner.rows.sampler is None:
-            raise InvariantError("rows that speculate have no logits")
+        if runner.rows is None:
+            raise InvariantError("no rows may be given drafts")
         self._decoder, self._sampler = runner.rows, runner.rows.sampler
         self._runner, self._events, self._clock = runner, events, clock
         self._scheduler, self._batch = scheduler, scheduler.batch
@@ -104,18 +104,15 @@ class Speculator:
         self._is_drawn_apart = False  # whether drafts are drawn with noise of their own
         self.failure: str | None = None
         self._drafter: Drafter
-        if isinstance(speculation, SpeculationSettings):
-            self.settings = msgspec.to_builtins(speculation)
-            self._set_up(speculation, model)
-        else:
+        if not isinstance(speculation, SpeculationSettings):
             check_members("speculation", speculation, Drafter)
             self.settings = {"draft": type(speculation).__qualname__}
             self._drafter = CheckedDrafter(speculation, takes_trees=can_verify_trees(model))
-
-    def _set_up(self, speculation: SpeculationSettings, model: Model) -> None:
+            return
         check_types(speculation, SPECULATION_SETTINGS)
+        self.settings = msgspec.to_builtins(speculation)
         self._is_drawn_apart = speculation.acceptance != "exact"
-        number, clock = speculation.draft_tokens, self._clock
+        number = speculation.draft_tokens
         if speculation.draft_tree is not None:
             self._shape = parse_tree(speculation.draft_tree)
             if number == AUTO:
@@ -139,20 +136,18 @@ class Speculator:
             self._num_drafts = number or self._num_drafts
         elif isinstance(clock, WallClock):
             self._costs = costs = MeasuredCosts()
-            step_seconds, draft_seconds = costs.steps.estimate, costs.draft_seconds
-            self._lengths = AutoLengths(MAX_AUTO_TOKENS, step_seconds, draft_seconds)
+            self._lengths = AutoLengths(MAX_AUTO_TOKENS, costs.steps.estimate, costs.draft_seconds)
         elif isinstance(clock, ConstantClock):
             raise BatchdecodeError(
                 "--draft-tokens auto needs to know how long steps take, and all take one second "
                 "here: give a --profile, such as wall, or a number of drafts"
             )
         else:
-            self._lengths = AutoLengths(
-                MAX_AUTO_TOKENS,
-                lambda num_rows, num_tokens: clock.estimate(
-                    BatchStats(num_tokens, num_rows, self._batch.num_read, 0)
-                ),
-            )
+
+            def seconds(num_rows: int, num_tokens: int) -> float:
+                return clock.estimate(BatchStats(num_tokens, num_rows, self._batch.num_read, 0))
+
+            self._lengths = AutoLengths(MAX_AUTO_TOKENS, seconds)
 
     def _make_drafter(self, name: str, model: Model) -> Drafter:
         draft, num_branches = parse_draft(name), self._shape.num_branches
@@ -236,11 +231,6 @@ class Speculator:
         constraints, cut = self._forks(proposals), {}
         for slot, proposal in proposals.items():
             tokens, parents = proposal.tokens, proposal.parents
-            if slot not in constraints and (
-                not tokens or 0 <= min(tokens) <= max(tokens) < vocab_size
-            ):
-                cut[slot] = proposal
-                continue
             after: dict[int, RowConstraint | None] = {0: constraints.get(slot)}
             kept = []
             follows = zip(tokens, parents or range(len(tokens)), strict=True)
@@ -404,8 +394,10 @@ class Speculator:
                 if drafts[slot].parents:
                     decoded.ways.setdefault(slot, []).append(draft)
             logits = output.draft_logits[[firsts[slot] + draft - 1 for slot, draft in at.items()]]
-            for slot in self._decoder.decode_more([*at], logits, tokens, decoded):
-                given[slot].append(tokens.item(slot))
+            self._decoder.decode_more([*at], logits, tokens, decoded)
+            for slot in at:
+                if slot not in decoded.failed:
+                    given[slot].append(tokens.item(slot))
         for slot, jump in decoded.jumps.items():
             if slot in given:
                 given[slot] += jump[1:]
@@ -484,33 +476,23 @@ def _load(name: str, model: Model) -> Model:
     return simulated_draft(name, msgspec.convert(settings, SimulatedSettings))
 
 
-class DraftCache(NamedTuple):
-    """Bytes that a token, and a block, take in the cache of a model that drafts; None if unknown.
-
-    It is in addition to that of the model it drafts for: every block has room for both.
-    """
-
-    per_token: int | None
-    per_block: int | None
-
-
-def draft_cache_of(
+def draft_bytes_of(
     speculation: SpeculationSettings, model: Model, block_size: int
-) -> DraftCache | None:
-    """Return what is kept of drafts in blocks of `block_size` tokens; None without a draft model.
+) -> tuple[int | None, int | None]:
+    """Return what a token, and a block, take of a draft model's cache, if there is one; in bytes.
+
+    None if unknown.  That is beside the cache of `model`: every block has room for both.
 
     Raises:
         BatchdecodeError: there is no such model, or it tells nonsense of its cache.
     """
     draft = parse_draft(speculation.draft)
     if not isinstance(draft, ModelDraft):
-        return None
+        return 0, 0
     if is_checkpoint(draft.name):
         from batcher.models.checkpoints import cache_size_of  # noqa: PLC0415 - for checkpoints only
 
         size = cache_size_of(draft.name)
-        return DraftCache(size.per_token, size.of_block(block_size))
+        return size.per_token, size.of_block(block_size)
     drafting = _load(draft.name, model)
-    return DraftCache(
-        number_of(drafting, "kv_bytes_per_token"), kv_block_bytes_of(drafting, block_size)
-    )
+    return number_of(drafting, "kv_bytes_per_token"), kv_block_bytes_of(drafting, block_size)
