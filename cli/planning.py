@@ -123,7 +123,14 @@ def plan_requests(options: "PlanOptions") -> int:
     progress = plan_progress(searched, quiet=options.quiet)
     try:
         plan = find_plan(
-            question, base, searched, *progress, show_headline, trials.append, num_jobs=num_jobs
+            question,
+            base,
+            searched,
+            *progress,
+            show_headline,
+            trials.append,
+            num_jobs=num_jobs,
+            has_all_trials=options.json or options.plot is not None,
         )
     except KeyboardInterrupt:
         if found is not None and not options.json:
@@ -199,10 +206,12 @@ def found_so_far(searched: Searched, asked: float, trials: list[Trial]) -> str:
     if not trials:
         return "stopped before any value was tried\n"
     trials = sorted(trials, key=lambda trial: trial.value)
+    shares = ["too few" if each.share is None else good_percent(each.share) for each in trials]
     tried = ", ".join(
-        f"{named(searched, trial.value)} ({good_percent(trial.share)})" for trial in trials
+        f"{named(searched, trial.value)} ({share})"
+        for trial, share in zip(trials, shares, strict=True)
     )
-    enough = [trial.value for trial in trials if trial.share >= asked]
+    enough = [trial.value for trial in trials if (trial.share or 0.0) >= asked]
     best = "none meets the SLO by now"
     if enough:
         value, kind = (max(enough), "largest") if searched == "rate" else (min(enough), "smallest")

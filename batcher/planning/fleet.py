@@ -32,6 +32,7 @@ from batcher.planning.replicas import (
     FleetHistory,
     FleetResult,
     Life,
+    Peaks,
     Phase,
     PrefillReplica,
     Refusal,
@@ -245,7 +246,14 @@ class Fleet:
         replicas = [member.replica.close() for member in self._members]
         history = self._history if self._is_managed else None
         times = self.columns.since(0)
-        result = FleetResult(replicas, times, first_arrival, self._refused, history)
+        each, longest = [member.replica.peaks for member in self._members], self._turns.longest
+        peaks = Peaks(
+            slots=max(own.slots for own in each),
+            blocks=max(own.blocks for own in each),
+            tokens=max(own.tokens for own in each),
+            request=0 if longest is None else longest.num_prompt_tokens + longest.max_tokens,
+        )
+        result = FleetResult(replicas, times, first_arrival, self._refused, history, peaks)
         begin = first_arrival or 0.0
         for replica, member in zip(replicas, self._members, strict=True):
             if member.life.moves != [(0.0, ReplicaState.SERVING)]:

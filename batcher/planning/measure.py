@@ -30,7 +30,7 @@ from batcher.planning.replicas import (
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import Preempted, ReplicaSettings, Role, simulate
-from batcher.planning.streamed import AnyWorkload, StreamedTurns
+from batcher.planning.streamed import AnyWorkload, StreamedTurns, StreamedWorkload
 from batcher.planning.workers import OnPart
 from batcher.planning.workload import Workload
 from batcher.scheduling.scheduler import check_settings
@@ -43,6 +43,7 @@ Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
 
 WORTH_DOUBLING = 0.1  # a doubled step that gains less is as good as none
 NUM_DIGITS = 6
+CHECKED_AT_ONCE = 1024  # requests that have ended, for whether too many have missed the SLO
 
 # What the simulator says kept the first of the queue out -> what there was too little of.
 _LACKS: dict[str, Constraint] = {
@@ -182,12 +183,21 @@ def problem_of(deployment: Deployment) -> str | None:
     return None
 
 
+class GivenUp(Exception):  # noqa: N818 - it is no error
+    """Too many requests have missed the SLO for the rest to matter."""
+
+
 def run(
-    workload: AnyWorkload, deployment: Deployment, on_part: OnPart = lambda _: None
+    workload: AnyWorkload,
+    deployment: Deployment,
+    on_part: OnPart = lambda _: None,
+    given_up_by: Question | None = None,
 ) -> FleetResult:
     """Return what the replicas of a deployment do; one alone needs no router.
 
-    on_part: called with the share of the samples that have ended, again and again.
+    on_part: called with the share of the samples that have ended, again and again.  given_up_by: a
+    question without classes, of which no more is to be known than whether enough meet the SLO; then
+    a fleet raises GivenUp where they do not.
     """
     workload = workload.at_rate(deployment.rate)
     replicas: list[ReplicaSettings] = []
@@ -201,10 +211,25 @@ def run(
             role=group.role,
         )
         replicas += [settings] * group.count
-    num_samples = max(workload.num_samples, 1)
+    num_samples, max_missed = max(workload.num_samples, 1), inf
+    if given_up_by is not None and isinstance(workload, StreamedWorkload):
+        max_missed = (1 - given_up_by.asked) * sum(1 for _ in workload.rows()) + 1
+    elif given_up_by is not None:
+        max_missed = (1 - given_up_by.asked) * num_samples + 1
+    num_seen = num_missed = 0
 
     def on_ended(num_ended: int) -> None:
+        nonlocal num_seen, num_missed
         on_part(min(num_ended / num_samples, 1.0))
+        if num_ended - num_seen > CHECKED_AT_ONCE and max_missed < inf:
+            times = running.columns.since(num_seen)
+            num_seen += len(times.arrival)
+            num_missed += len(times.arrival) - times.goodput(limits, 0, 0.0).good
+            if num_missed > max_missed:
+                raise GivenUp
+
+    slo = None if given_up_by is None else given_up_by.slo
+    limits = {} if slo is None else slo.limits
 
     def turns() -> Turns:
         return Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload)
@@ -228,8 +253,10 @@ def run(
     ):
         trial = [found for each in replicas if (found := each.of_trial) is not None]
         with suppress(Preempted):
-            return Fleet(turns(), trial, router_of(router), interval, on_ended).run()
-    return Fleet(
+            running = Fleet(turns(), trial, router_of(router), interval, on_ended)
+            return running.run()
+        num_seen = num_missed = 0
+    running = Fleet(
         turns(),
         replicas,
         router_of(router),
@@ -238,7 +265,8 @@ def run(
         management=management,
         decode_router=None if transfer is None else router_of(router),
         transfer=transfer,
-    ).run()
+    )
+    return running.run()
 
 
 # -- what it comes to ------------------------------------------------------------------------------
@@ -387,7 +415,10 @@ def measure(
     Raises:
         BatchdecodeError: its settings make no sense, or its GPUs have no price.
     """
-    result = run(question.workload, deployment, on_part)
+    return outcome_of(question, deployment, run(question.workload, deployment, on_part))
+
+
+def outcome_of(question: Question, deployment: Deployment, result: FleetResult) -> Outcome:
     totals, times, slo, prices = result.totals, result.times, question.slo, question.prices
     makespan, num_served, num_refused = result.makespan, len(times.arrival), result.refused.total()
     num_tokens = int(times.num_tokens.sum())

@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import floor
-from typing import Literal, TypeVar
+from math import ceil, floor
+from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.errors import BatchdecodeError
+from batcher.errors import BatchdecodeError, InvariantError
 from batcher.planning.deployments import (
     AXES,
     MAX_BATCH,
@@ -23,9 +23,19 @@ from batcher.planning.deployments import (
     scaled_fleet,
     without_drafts,
 )
-from batcher.planning.measure import Outcome, Question, measure, problem_of
+from batcher.planning.measure import (
+    GivenUp,
+    Outcome,
+    Question,
+    measure,
+    outcome_of,
+    problem_of,
+    run,
+)
+from batcher.planning.replicas import Peaks
+from batcher.planning.routers import ROUTERS
 from batcher.planning.streamed import AnyWorkload
-from batcher.planning.workers import WorkerProcesses
+from batcher.planning.workers import OnPart, WorkerProcesses
 from batcher.speculation.settings import expected_speedup, simple_return
 
 # -- what is searched ------------------------------------------------------------------------------
@@ -304,6 +314,67 @@ def _with_a_token_for_each(deployment: Deployment) -> Deployment:
     return AXES["max_batch_tokens"].set(deployment, deployment.batch)
 
 
+class Reached(Struct, frozen=True):
+    """How far a simulation of `base` came to its limits.
+
+    lacking: what the first of a waiting queue lacked.
+    """
+
+    base: Deployment
+    peaks: Peaks
+    lacking: set[str]
+
+    def binds(self, limit: Limit, changed: Deployment) -> bool:
+        """Return whether `changed`, which is `base` but for `limit`, may come to something else.
+
+        It cannot if neither keeps anything out that the other one does not.  A router of one's own
+        may look at limits, and a prefix cache holds more in more blocks.
+        """
+        base, peaks, scheduling = self.base, self.peaks, changed.scheduling
+        if base.fleet is not None or base.router not in ROUTERS or scheduling.preempt_for:
+            return True
+        if limit == "slots":
+            is_same_otherwise = base.scheduling == scheduling
+            return not (is_same_otherwise and peaks.slots < min(base.batch, changed.batch + 1))
+        if limit == "tokens":  # what is left of a budget may be too little for a block
+            num_tokens = peaks.tokens + scheduling.block_size
+            budgets = base.scheduling.max_batch_tokens, scheduling.max_batch_tokens
+            return "tokens" in self.lacking or num_tokens > min(filter(None, budgets))
+        if limit != "kv" or scheduling.kv_blocks is None or scheduling.capacity == "no-evict":
+            return True
+        num_kept = ceil(scheduling.kv_blocks * scheduling.watermark)
+        num_kept += ceil(peaks.request / scheduling.block_size)
+        is_short = not self.lacking.isdisjoint(("kv", "preemption"))
+        return is_short or peaks.blocks + num_kept > scheduling.kv_blocks
+
+
+class Tried(NamedTuple):
+    """What a deployment came to; None: it was given up."""
+
+    outcome: Outcome | None
+    reached: Reached | None = None
+
+
+def try_deployment(
+    question: Question, task: tuple[Deployment, bool], on_part: OnPart = lambda _: None
+) -> Tried:
+    """Simulate a deployment; the second of `task`: it is given up if it is surely not enough."""
+    deployment, may_give_up = task
+    workload, slo = question.workload, question.slo
+    has_classes = slo is None or bool(slo.classes)
+    try:
+        result = run(
+            workload, deployment, on_part, question if may_give_up and not has_classes else None
+        )
+    except GivenUp:
+        return Tried(None)
+    outcome, peaks = outcome_of(question, deployment, result), result.peaks
+    if peaks is None or outcome.preemptions or outcome.failed or not workload.shares_nothing:
+        return Tried(outcome)
+    lacking = {name for name, ticks in result.totals.binding_ticks.items() if ticks}
+    return Tried(outcome, Reached(deployment, peaks, lacking))
+
+
 # -- what binds, and what would help ---------------------------------------------------------------
 
 Found = TypeVar("Found")
@@ -372,6 +443,7 @@ class Edge(Struct, frozen=True, kw_only=True):
     outcome: Outcome
     enough: int | None
     measure_all: MeasureAll
+    reached: Reached | None = None
 
     def analyse(self) -> tuple[list[Limit | Literal["compute"]], list[Relief], Removal | None]:
         """Return what binds there, so that more do not meet the SLO, and what would help.
@@ -453,7 +525,11 @@ class Edge(Struct, frozen=True, kw_only=True):
             deployment = self.ladder.deployment_of(self.number, changed)
             if changed == base or problem_of(deployment) is not None:
                 break
-            base, outcome = changed, (yield deployment)
+            if self.reached is not None and not self.reached.binds(limit, changed):
+                outcome = before
+            else:
+                outcome = yield deployment
+            base = changed
             score = outcome.score(limits)
             attempts.append(_Attempt(limit=limit, is_wider=is_wider, base=base, score=score))
             if is_wider and replace(outcome, **unused) == replace(before, **unused):
@@ -596,12 +672,15 @@ SMALL = 2_000  # samples: fewer are simulated before a process has started
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A value that was tried; share: Outcome.good_share.  tokens_per_s, tails: see Outcome."""
+    """A value that was tried; share: Outcome.good_share.  tokens_per_s, tails: see Outcome.
+
+    If it was given up, as it cannot be enough, all of them are None or empty.
+    """
 
     value: Value
-    share: float
-    tokens_per_s: float
-    tails: dict[str, float | None]
+    share: float | None = None
+    tokens_per_s: float | None = None
+    tails: dict[str, float | None] = {}
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -648,6 +727,7 @@ def find_plan(
     *,
     num_jobs: int = 1,
     small: int = SMALL,
+    has_all_trials: bool = True,
 ) -> Plan:
     """Return the best value of what is `searched`, all else as in `base`.
 
@@ -656,7 +736,7 @@ def find_plan(
     of its simulation that is done.  on_relief: called with how many simulations of reliefs are
     done.  on_found: called before that with the plan, without what binds, helps and gains.
     on_trial: called with each value that the search has tried.  small: below so many samples no
-    process is started.
+    process is started.  has_all_trials: what cannot be enough is simulated to its end, too.
 
     Raises:
         BatchdecodeError: the settings make no sense, or there is nothing to search.
@@ -669,36 +749,65 @@ def find_plan(
     if problem is not None:
         raise BatchdecodeError(problem)
     num_jobs = 1 if workload.num_samples < small else num_jobs
-    outcomes: dict[int, Outcome] = {}  # those that were asked for, and some of the next
+    tried: dict[int, Tried] = {}  # those that were asked for, and some of the next
     trials: dict[int, Trial] = {}
-    search = LeastSearch(asked, ladder.rungs)
+    search, may_give_up = LeastSearch(asked, ladder.rungs), not has_all_trials
 
     def progress(number: int, num_tasks: int, done: float) -> None:
         on_tried(len(trials), ladder.value_of(number), done / num_tasks)
 
-    with WorkerProcesses(measure, question, num_jobs) as workers:
-        for number in search.asks(ladder.start):
-            if number not in outcomes:
-                known = {each: outcome.score(limits) for each, outcome in outcomes.items()}
-                numbers = likely(known, asked, ladder.rungs, ladder.start, num_jobs)
-                found = workers.answers(
-                    [ladder.deployment_of(each) for each in numbers],
-                    partial(progress, number, len(numbers)),
-                )
-                outcomes.update(zip(numbers, found, strict=True))
-            outcome = outcomes[number]
+    with WorkerProcesses(try_deployment, question, num_jobs) as workers:
+
+        def simulate(numbers: Collection[int]) -> None:
+            found = workers.answers(
+                [(ladder.deployment_of(number), may_give_up) for number in numbers],
+                partial(progress, next(iter(numbers), 0), len(numbers)),
+            )
+            tried.update(zip(numbers, found, strict=True))
+
+        def note(number: int) -> None:
+            outcome, value = tried[number].outcome, ladder.value_of(number)
+            if outcome is None:
+                search.scores[number], trials[number] = (-1.0, 0.0), Trial(value=value)
+                return
             search.scores[number] = outcome.score(limits)
             trials[number] = Trial(
-                value=ladder.value_of(number),
+                value=value,
                 share=outcome.good_share,
                 tokens_per_s=outcome.tokens_per_s,
                 tails=outcome.tails,
             )
+
+        def complete(numbers: Iterable[int]) -> None:
+            """Simulate what was given up to its end."""
+            nonlocal may_give_up
+            may_give_up = False
+            left = {number for number in numbers if tried[number].outcome is None}
+            for number in [number for number, one in tried.items() if one.outcome is None]:
+                del tried[number]
+            simulate(left)
+            for number in left:
+                note(number)
+
+        for number in search.asks(ladder.start):
+            if number not in tried:
+                known = {
+                    each: (-1.0, 0.0) if (done := one.outcome) is None else done.score(limits)
+                    for each, one in tried.items()
+                }
+                simulate(likely(known, asked, ladder.rungs, ladder.start, num_jobs))
+            note(number)
             on_trial(trials[number])
+            if number == ladder.rungs[-1] and search.least is None:  # which is nearest, then?
+                complete(trials)
         is_met = search.least is not None
         best = search.nearest if search.least is None else search.least
         after = max((number for number in search.scores if number < best and is_met), default=None)
         edge = after if is_met else best  # where the search ended; None if all were enough
+        complete([*search.contradictions, *([] if edge is None else [edge])])
+        found, at_edge = tried[best].outcome, None if edge is None else tried[edge].outcome
+        if found is None:
+            raise InvariantError(f"{searched} {best} was given up")
         plan = Plan(
             searched=searched,
             asked=asked,
@@ -706,36 +815,38 @@ def find_plan(
             is_met=is_met,
             value=ladder.value_of(best),
             deployment=ladder.deployment_of(best),
-            outcome=outcomes[best],
+            outcome=found,
             file_rate=workload.mean_rate,
             is_last=best == ladder.rungs[0],
             next_value=None if after is None else ladder.value_of(after),
-            next_outcome=None if after is None else outcomes[after],
+            next_outcome=at_edge if is_met else None,
             binding_classes=[
                 name
-                for name, each in ({} if edge is None else outcomes[edge].classes).items()
+                for name, each in ({} if at_edge is None else at_edge.classes).items()
                 if each.goodput.requests and each.goodput.good / each.goodput.requests < asked
             ],
             contradictions=[trials[number] for number in search.contradictions],
             trials=[trials[number] for number in sorted(trials)],
         )
         on_found(plan)
-        if edge is not None:
+        if edge is not None and at_edge is not None:
             num_before = 0
 
             def measure_all(deployments: Sequence[Deployment]) -> list[Outcome]:
                 nonlocal num_before
-                outcomes = workers.answers(deployments, lambda done: on_relief(num_before + done))
+                tasks = [(deployment, False) for deployment in deployments]
+                answers = workers.answers(tasks, lambda done: on_relief(num_before + done))
                 num_before += len(deployments)
-                return outcomes
+                return [outcome for outcome, _ in answers if outcome is not None]
 
             binding, reliefs, removal = Edge(
                 question=question,
                 ladder=ladder,
                 number=edge,
-                outcome=outcomes[edge],
+                outcome=at_edge,
                 enough=search.least,
                 measure_all=measure_all,
+                reached=tried[edge].reached,
             ).analyse()
             plan = replace(plan, binding=binding, reliefs=reliefs, removal=removal)
     gain = gain_of(

@@ -281,11 +281,24 @@ class FleetHistory(Struct):
     num_lost: int = 0
 
 
+class Peaks(Struct, gc=False):
+    """The most slots, blocks and tokens of any step of any of several replicas.
+
+    request: the tokens of the longest request.
+    """
+
+    slots: int = 0
+    blocks: int = 0
+    tokens: int = 0
+    request: int = 0
+
+
 class FleetResult(Struct, frozen=True, dict=True):
     """What all replicas of a fleet did, or (see `part`) some of them.
 
     times: of all that were served.  refused: sequences that the router refused, by priority.
-    first_arrival: in seconds; None if there was none.  history: None if it was not managed.
+    first_arrival: in seconds; None if there was none.  history: None if it was not managed.  peaks:
+    None of one engine alone.
     """
 
     replicas: list[ReplicaResult]
@@ -293,6 +306,7 @@ class FleetResult(Struct, frozen=True, dict=True):
     first_arrival: float | None
     refused: Counter[int] = field(default_factory=Counter)
     history: FleetHistory | None = None
+    peaks: Peaks | None = None
 
     def part(self, group: str) -> Self:
         own = [each for each in self.replicas if each.settings.group == group]
@@ -370,6 +384,7 @@ class Replica(EngineSimulation):
         kv_cache: KVCache[SimulatedSequence] | None = None,
     ) -> None:
         super().__init__(turns, settings, kv_cache)
+        self.peaks = Peaks()
         self.role = settings.role
         self.result = ReplicaResult(settings) if result is None else result
         self._totals = self.result.totals
@@ -446,6 +461,22 @@ class Replica(EngineSimulation):
         self._totals.num_steps += self._step
         self.result.end_ticks = max(self.result.end_ticks, self._ticks)
         return self.result
+
+    def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
+        peaks, num_slots = self.peaks, self._batch.num_occupied
+        peaks.slots = max(peaks.slots, num_slots)
+        if num_tokens > peaks.tokens and num_tokens // num_steps > peaks.tokens:
+            peaks.tokens = num_tokens // num_steps
+        self._note_blocks()
+        super()._advance(num_steps, ticks, num_tokens)
+
+    def _end_all(self, ending: Collection[int]) -> None:
+        self._note_blocks()
+        super()._end_all(ending)
+
+    def _note_blocks(self) -> None:
+        num_blocks = self._pool.num_total - self._pool.num_free
+        self.peaks.blocks = max(self.peaks.blocks, num_blocks)
 
     def _note_over(self, sequence: SimulatedSequence) -> None:
         if self._last_end != self._ticks:

@@ -411,7 +411,8 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     first, *others = [f"{whole_percent(share)} {WAITS[name]}" for name, share in shares]
     yield "time", [f"at {named(plan.searched, plan.value)}: {first}", *others]
     if failing := [
-        f"{short(trial.value)} ({good_percent(trial.share)})" for trial in plan.contradictions
+        f"{short(trial.value)} ({good_percent(trial.share or 0.0)})"
+        for trial in plan.contradictions
     ]:
         if len(failing) > MAX_SHOWN:
             failing = [*failing[:MAX_SHOWN], f"{len(failing) - MAX_SHOWN} more"]

@@ -185,13 +185,13 @@ def charts_of_plan(plan: Plan) -> list[Chart]:
 
     def points(name: str) -> Iterator[tuple[str, Point]]:
         for trial in plan.trials:
-            latency = trial.tails[name]
+            latency = trial.tails.get(name)
             if latency is not None:
                 is_plan = plan.is_met and trial.value == plan.value
                 value = f"{_value(trial)} plan" if is_plan else _value(trial)
-                is_good = trial.share >= plan.asked
+                is_good = (trial.share or 0.0) >= plan.asked
                 mark: Mark = "plan" if is_plan else ""
-                yield "", Point(latency, trial.tokens_per_s, value, is_good, mark)
+                yield "", Point(latency, trial.tokens_per_s or 0.0, value, is_good, mark)
 
     title = f"points: {plan.searched.replace('_', '-')}"
     percent = f"p{plan.asked * 100:g}"

@@ -5,7 +5,7 @@ import re
 import pytest
 from process import batchdecode, lines_of
 
-from batcher.planning.measure import measure
+from batcher.planning.measure import run
 from cli.commands.plan import PlanOptions
 from cli.planning import plan_requests
 
@@ -114,9 +114,9 @@ def test_a_search_that_is_stopped_tells_what_it_has_tried(
         num_left -= 1
         if num_left < 0:
             raise KeyboardInterrupt
-        return measure(*arguments)
+        return run(*arguments)
 
-    monkeypatch.setattr("batcher.planning.plan.measure", interrupted)
+    monkeypatch.setattr("batcher.planning.plan.run", interrupted)
     for is_quiet in (False, True):
         num_left = num_known
         options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"], quiet=is_quiet)
