@@ -5,12 +5,11 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from process import ENVIRONMENT, batchdecode, lines_of, start, workload
+from process import batchdecode, lines_of, start, workload
 
 from cli.run.exporters import Exposition
 
@@ -94,22 +93,3 @@ def test_a_port_that_is_taken_is_an_error_before_a_model_is_loaded():
     assert done.stderr == (
         f"error: --metrics-port: cannot listen at 127.0.0.1, port {port}: Address already in use\n"
     )
-
-
-WITHOUT = """
-import importlib.util, sys
-from importlib.util import find_spec
-absent = "prometheus_client"
-importlib.util.find_spec = lambda name, *a: None if name == absent else find_spec(name, *a)
-from cli.main import main
-main()
-"""
-
-
-def test_a_missing_extra_is_named(tmp_path):
-    command = [sys.executable, "-c", WITHOUT, "run", "--metrics-file", "m"]
-    done = subprocess.run(
-        command, env=ENVIRONMENT, input=REQUESTS, capture_output=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 2
-    assert b"install it with `pip install 'batchdecode[metrics]'`" in done.stderr

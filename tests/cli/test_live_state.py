@@ -7,7 +7,7 @@ import pytest
 from emulated_run import Run, feed
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_paged import CROWDED, Limits, paged_workloads, play_paged
+from reference_paged import paged_workloads, play_paged
 from reference_units import play_units, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, JumpEvent, RejectEvent
@@ -82,23 +82,6 @@ def test_a_preempted_row_leaves_its_slot_and_keeps_its_tokens(workload):
 
 
 # -- what nobody should miss ----------------------------------------------------------------------
-
-
-def test_preemptions_and_failures_are_noted_and_the_slot_is_marked():
-    state = RunState(2)
-    by_step = events_by_step(play_paged(CROWDED, Limits()).events)
-    for step in range(8):
-        observe(state, by_step.get(step, []))
-    (note,) = state.notes
-    assert note == ("preempted", "b", "preempted for a")
-    assert state.num_preempted == 1
-    assert [slot.take_mark() for slot in state.slots] == ["admitted", "preempted"]
-    assert [slot.take_mark() for slot in state.slots] == ["", ""]
-    observe(state, [RejectEvent(8, 8.0, "x", 0, "unknown-field")])
-    assert state.notes[-1] == ("failed", "x", "failed: unknown-field")
-    observe(state, [FinishEvent(8, 8.0, "a", 0, 0, "error", None, 3)])
-    assert state.notes[-1] == ("failed", "a", "failed")
-    assert state.slots[0].take_mark() == "failed"
 
 
 def test_tokens_to_come_are_estimated_from_what_was_used_of_max_tokens():

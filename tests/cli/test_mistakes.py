@@ -4,9 +4,11 @@ It is told in a line before anything is read, decoded or written.
 """
 
 import shlex
+import subprocess
+import sys
 
 import pytest
-from process import ROOT, batchdecode, lines_of, workload
+from process import ENVIRONMENT, ROOT, batchdecode, lines_of, workload
 
 TINY = ROOT / "samples" / "tiny.gguf"
 REQUESTS = ROOT / "samples" / "requests.jsonl"
@@ -51,6 +53,8 @@ COMMANDS = [
     ("verify in --settings 0", "--settings must be an integer from 1 to 100,000, not 0"),
     # files
     ("run '\x1b[31mred\nline'", r"error: cannot read \x1b[31mred"),
+    ("trace diff in none", "error: cannot read none: No such file or directory\n"),
+    ("trace diff - -", "error: A and B are both stdin"),
     ("run nowhere", "error: cannot read nowhere: No such file or directory\n"),
     ("run /", "error: cannot read /: Is a directory\n"),
     ("verify missing", "cannot read missing"),
@@ -252,6 +256,33 @@ def test_what_is_wrong_with_a_command_is_told_before_anything_is_done(command, s
 )
 def test_what_is_wrong_with_an_input_is_told_before_anything_is_done(command, stdin, said, refusal):
     assert said in refusal(*command.split(), stdin=stdin.encode())
+
+
+# A name that is None in sys.modules is not installed, for import and find_spec alike.
+WITHOUT = "import sys; sys.modules.update({{{!r}: None}}); from cli.main import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("package", "command", "extra"),
+    [
+        ("starlette", "serve", "serve"),
+        ("prometheus_client", "run --metrics-file m", "metrics"),
+        ("opentelemetry", "run --otel env", "otel"),
+        ("fsspec", "run s3://bucket/in.jsonl", "fsspec"),
+    ],
+)
+def test_what_is_not_installed_is_told_with_what_installs_it(package, command, extra, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(package), *command.split()],
+        env=ENVIRONMENT,
+        input=b'{"prompt":"a"}',
+        capture_output=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"pip install 'batchdecode[{extra}]'" in done.stderr.decode()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_long_value_is_not_repeated_in_full(refusal):

@@ -3,13 +3,17 @@ import os
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from process import batchdecode, lines_of, start, workload
 
 from batcher import Engine
 from batcher.errors import InvariantError
+from batcher.requests.lines import BadLine
 from batcher.trace.files import encode_events
+from cli.run import loop
+from cli.run.loop import Loop
 from cli.run.run import run, run_events
 from cli.run.run_options import RunOptions
 from cli.signals import StopSignals
@@ -280,3 +284,57 @@ def test_other_commands_read_rows_with_the_same_defaults(tmp_path, command):
     ]
     assert told[0]
     assert told[0] == told[1]
+
+
+def test_bad_lines_are_handed_out_before_too_many_wait():
+    num_lines = 3 * loop.MAX_HELD + 5
+    lines = iter([BadLine("x", [SimpleNamespace(code="no", line=i)]) for i in range(num_lines)])
+    source = SimpleNamespace(
+        has_ended=True, input_index=0, next=lambda: next(lines, None), took=bool
+    )
+    engine = SimpleNamespace(
+        now=0.0, num_steps=0, wants_request=True, num_pending=0, has_work=False
+    )
+    answers = SimpleNamespace(reject=lambda line, index: None)
+    outcomes = [*Loop(engine, source, answers, keep_going=True)]
+    assert [len(outcome.events) for outcome in outcomes] == [*[loop.MAX_HELD] * 3, 5]
+
+
+def requests_of(*requests):
+    rows = (
+        {"id": name, "prompt": "x", "max_tokens": n, "arrival_time": at, "ignore_eos": True}
+        for name, n, at in requests
+    )
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def finished(data, tmp_path, *arguments):
+    """(id, the step it finished in) of each result, the same from a pipe and from a file."""
+    (tmp_path / "in.jsonl").write_bytes(data)
+    piped = batchdecode("run", "-q", *arguments, cwd=tmp_path, stdin=data)
+    filed = batchdecode("run", "in.jsonl", "-q", *arguments, cwd=tmp_path)
+    assert piped.stdout == filed.stdout
+    return [
+        (result["id"], result["steps"]["finished"])
+        for result in map(json.loads, filed.stdout.splitlines())
+    ]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf"])
+def test_one_that_arrives_later_ends_at_its_arrival(tmp_path, policy):
+    data = requests_of(("a", 5, 0), ("z", 0, 2), ("b", 1, 3))
+    done = finished(data, tmp_path, "-b", "1", "--policy", policy)
+    assert done == [("z", 2), ("a", 4), ("b", 5)]
+
+
+def test_behind_others_that_wait_it_ends_in_its_turn(tmp_path):
+    data = requests_of(("a", 3, 0), ("b", 2, 0), ("y", 0, 0), ("c", 2, 0), ("z", 0, 1), ("d", 1, 9))
+    done = finished(data, tmp_path, "-b", "1")
+    assert done == [("a", 2), ("y", 3), ("b", 4), ("z", 5), ("c", 6), ("d", 7)]
+
+
+def test_what_was_read_ahead_is_not_complete_when_the_run_gives_up(tmp_path):
+    data = b'{"id":"a"}\n' + requests_of(("b", 1, 0))
+    done = batchdecode("run", "-q", "--max-errors", "1", cwd=tmp_path, stdin=data)
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["a"]
+    assert done.returncode == 1

@@ -173,6 +173,8 @@ def test_a_run_is_continued_as_if_it_had_never_stopped(folder, case):
             ["--profile", "constant:3"],
             "--profile: seconds was 2.0, now it is 3.0",
         ),
+        (["--profile", "wall"], ["--profile", "wall"], "--profile wall"),
+        (["--profile", "wall"], [], "--profile wall"),
     ],
 )
 def test_another_schedule_is_not_resumed(folder, then, now, reason):
@@ -181,16 +183,6 @@ def test_another_schedule_is_not_resumed(folder, then, now, reason):
     done = batchdecode("run", "in", "-b", 3, *now, "-o", "out", "--resume", cwd=folder)
     assert done.returncode == 2
     assert reason in done.stderr
-
-
-def test_the_wall_clock_is_not_resumed(folder):
-    (folder / "in").write_bytes(lines_of(*workload(3)))
-    run(folder, "in", "--profile", "wall", "-o", "out")
-    pretend_to_have_stopped(folder / "out")
-    for options in (["--profile", "wall"], []):
-        done = batchdecode("run", "in", "-b", 3, *options, "-o", "out", "--resume", cwd=folder)
-        assert done.returncode == 2
-        assert "--profile wall" in done.stderr
 
 
 def test_who_may_not_wait_is_in_the_trace_with_whom_it_displaced_and_why(folder):

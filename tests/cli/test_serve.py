@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import termios
 import time
 from contextlib import contextmanager, suppress
@@ -310,20 +309,3 @@ def test_a_server_shows_its_slots_takes_keys_and_leaves_the_terminal_as_before(n
         process.kill()
         os.close(ours)
         os.close(theirs)
-
-
-WITHOUT = """
-import importlib.util, sys
-from importlib.util import find_spec
-importlib.util.find_spec = lambda name, *a: None if name == "starlette" else find_spec(name, *a)
-from cli.main import main
-main()
-"""
-
-
-def test_without_its_extra_it_says_what_to_install():
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, "serve"], env=ENVIRONMENT, capture_output=True, check=False
-    )
-    assert done.returncode == 2
-    assert b"pip install 'batchdecode[serve]'" in done.stderr

@@ -121,9 +121,6 @@ def test_a_dash_is_stdout_for_results_only(tmp_path, requests):
         to_dash = batchdecode(command, requests, "-o", "-", cwd=tmp_path)
         assert to_dash.returncode == 0
         assert to_dash.stdout == batchdecode(command, requests, cwd=tmp_path).stdout
-    done = batchdecode("run", requests, "--trace", "-", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert "stdout is for the results" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["requests.jsonl"]
 
 
