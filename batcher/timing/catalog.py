@@ -151,36 +151,26 @@ class Place:
         self._path, self._what, self._keys = path, what, keys
 
     def __str__(self) -> str:
-        line = _line_of(self._path, self._keys)
-        where = self._path if line is None else f"{self._path}:{line}"
+        where = self._path
+        try:
+            part: Any = yaml.compose(read_text(self._path), Loader=yaml.SafeLoader)
+        except (OSError, ValueError, yaml.YAMLError, RecursionError):  # it was another file before
+            part = None
+        for key in self._keys:
+            kind = None if part is None else part.id
+            if kind == "mapping":
+                entries = {name.value: (name, value) for name, value in reversed(part.value)}
+                found = entries.get(str(key))
+            else:
+                is_there = kind == "sequence" and isinstance(key, int) and key < len(part.value)
+                found = (part.value[key], part.value[key]) if is_there else None
+            if found is None:
+                break
+            where, part = f"{self._path}:{found[0].start_mark.line + 1}", found[1]
         return f"{where}: {self._what}"
 
     def at(self, key: str | int) -> "Place":
         return Place(self._path, self._what, *self._keys, key)
-
-
-def _line_of(path: str, keys: tuple[str | int, ...]) -> int | None:
-    try:
-        part: Any = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):  # it was another file before
-        return None
-    line = None
-    for key in keys:
-        found = None if part is None else _child(part, key)
-        if found is None:
-            break
-        line, part = found
-    return line
-
-
-def _child(part: Any, key: str | int) -> tuple[int, Any] | None:
-    if part.id == "mapping":
-        for name, value in part.value:
-            if name.value == str(key):
-                return name.start_mark.line + 1, value
-    elif part.id == "sequence" and isinstance(key, int) and key < len(part.value):
-        return part.value[key].start_mark.line + 1, part.value[key]
-    return None
 
 
 def as_record(values: Any, record: type[R], place: str | Place) -> R:

@@ -276,7 +276,18 @@ def roofline(
         fast = gpu.fp8_tflops * 1e12 * tensor_parallel
     bandwidth = gpu.bandwidth_gb_s * 1e9 * tensor_parallel
     sizes = shape.sizes
-    per_step, per_token = communication_seconds(shape, gpu, tensor_parallel, pipeline_parallel)
+    # The GPUs of a stage reduce twice a layer, each sending what it does in a ring, in which all is
+    # scattered and then gathered (Patarasuk and Yuan 2009); between stages the tokens are sent.
+    per_step = per_token = 0.0
+    if tensor_parallel * pipeline_parallel > 1:
+        link, num_sent = link_of(gpu), 0.0
+        if tensor_parallel > 1:
+            per_step = 2 * shape.num_hidden_layers * link.seconds(tensor_parallel)
+            num_sent = 2 * shape.num_hidden_layers * (2 * (tensor_parallel - 1) / tensor_parallel)
+        per_step += (pipeline_parallel - 1) * link.seconds(2)
+        num_sent += pipeline_parallel - 1
+        num_bytes = num_sent * shape.hidden_size * sizes.bytes_per_number
+        per_token = num_bytes / (link.bandwidth_gb_s * 1e9)
     passes = []
     for parts in range(1, pipeline_parallel + 1):  # of a step, that go through all stages
         kv_bytes = sizes.kv_bytes_per_token * shape.kv_copies(tensor_parallel) / parts
@@ -301,26 +312,6 @@ def roofline(
             )
         )
     return passes[0] if len(passes) == 1 else PipelineStepTime(name, settings, passes)
-
-
-def communication_seconds(
-    shape: ModelShape, gpu: GPU, tensor_parallel: int, num_stages: int
-) -> tuple[float, float]:
-    """Return the seconds a step waits for its messages, and those of each token in them.
-
-    The GPUs of a stage reduce twice a layer, each sending what it does in a ring, in which all is
-    scattered and then gathered (Patarasuk and Yuan 2009); between stages the tokens are sent.
-    """
-    if tensor_parallel * num_stages == 1:
-        return 0.0, 0.0
-    link, waiting, num_bytes = link_of(gpu), 0.0, 0.0
-    if tensor_parallel > 1:
-        waiting = 2 * shape.num_hidden_layers * link.seconds(tensor_parallel)
-        num_bytes = 2 * shape.num_hidden_layers * (2 * (tensor_parallel - 1) / tensor_parallel)
-    waiting += (num_stages - 1) * link.seconds(2)
-    num_bytes += num_stages - 1
-    sent = num_bytes * shape.hidden_size * shape.sizes.bytes_per_number
-    return waiting, sent / (link.bandwidth_gb_s * 1e9)
 
 
 def num_kv_tokens(

@@ -110,7 +110,15 @@ def tiles_of(num_out: int, num_in: int) -> Tiles:
     draw = np.random.default_rng(0)
     weight = draw.standard_normal((_piece(num_out), num_in), np.float32)
     rows = draw.standard_normal((-(-_NUM_SAMPLES // len(weight)), num_in), np.float32)
-    found = {size: _bits(weight, rows, size) for size in SIZES}
+    found: dict[int, list[bytes | None]] = {}  # by size, the bits of each place that has but one
+    for size in SIZES:
+        products, is_equal = [], np.ones(size, np.bool_)
+        for row in rows:
+            company = np.tile(row, (size, 1))
+            products.append(multiply(weight, company))
+            is_equal &= (products[-1] == multiply(weight, np.asfortranarray(company))).all(0)
+        places_of = zip(np.concatenate(products).T, is_equal, strict=True)
+        found[size] = [place.tobytes() if is_same else None for place, is_same in places_of]
     counts = Counter(bits for places in found.values() for bits in places if bits is not None)
     wanted = counts.most_common(1)[0][0]
     tiles = []
@@ -124,16 +132,6 @@ def tiles_of(num_out: int, num_in: int) -> Tiles:
         if first < stop:
             tiles.append(Tile(size, first, stop - first))
     return Tiles(tiles)
-
-
-def _bits(weight: FloatArray, rows: FloatArray, size: int) -> list[bytes | None]:
-    products, is_equal = [], np.ones(size, np.bool_)
-    for row in rows:
-        company = np.tile(row, (size, 1))
-        products.append(multiply(weight, company))
-        is_equal &= (products[-1] == multiply(weight, np.asfortranarray(company))).all(0)
-    places = zip(np.concatenate(products).T, is_equal, strict=True)
-    return [place.tobytes() if is_same else None for place, is_same in places]
 
 
 # Weights as integers of eight bits: symmetric, for a whole matrix or for each of its rows.

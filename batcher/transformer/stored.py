@@ -159,6 +159,8 @@ _U32, _U64 = Layout("<I"), Layout("<Q")
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """Return the metadata of the file at `path`, and its tensors by name; they stay in the file."""
+    from gguf import GGMLQuantizationType  # noqa: PLC0415 - optional
+
     check_not_pointer(path)
     if path.stat().st_size < len(MAGIC):
         raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
@@ -197,7 +199,10 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         if name in tensors:
             raise BatchdecodeError(f"it has two tensors {name!r}")
         with about(repr(name)):
-            kind = _kind_name(number)
+            try:
+                kind = str(GGMLQuantizationType(number).name)
+            except ValueError:
+                kind = f"kind {number}"
             end = offset + stored_size(kind, shape)
             tensors[name] = StoredTensor(kind, shape, body[offset:end])
     if sum(len(tensor.data) for tensor in tensors.values()) > len(body):
@@ -261,15 +266,6 @@ class _Header:
         return BatchdecodeError("it is cut off or damaged: it ends within its header")
 
 
-def _kind_name(kind: int) -> str:
-    from gguf import GGMLQuantizationType  # noqa: PLC0415 - optional
-
-    try:
-        return str(GGMLQuantizationType(kind).name)
-    except ValueError:
-        return f"kind {kind}"
-
-
 # What Hugging Face calls the tensors of a GGUF file; those of all experts lie in one there.
 
 GGUF_NAMES = {
@@ -312,32 +308,27 @@ def from_gguf_names(
     for name, tensor in tensors.items():
         block, _, rest = name.partition(".")
         index, _, part = rest.partition(".")
+        layer = f"model.layers.{index}."
         if block != "blk":
             named[GGUF_NAMES.get(name, name)] = tensor
         elif part in layer_names:
-            named[f"model.layers.{index}.{layer_names[part]}"] = tensor
-        elif config.experts is not None and part in {ROUTER, *STACKED}:
-            for expert_name, own in _of_experts(config, name, part, tensor):
-                named[f"model.layers.{index}.{expert_name}"] = own
-        else:
+            named[layer + layer_names[part]] = tensor
+        elif config.experts is None or part not in {ROUTER, *STACKED}:
             named[name] = tensor
+        elif part == ROUTER:
+            named[f"{layer}{EXPERT_NAMES[config.architecture].router}.weight"] = tensor
+        else:
+            num_experts, names = config.experts.num_experts, EXPERT_NAMES[config.architecture]
+            if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:  # noqa: PLR2004 - of one or more
+                shape = list(tensor.shape)
+                raise BatchdecodeError(
+                    f"{name} is {shape}, and the model has {num_experts} experts"
+                )
+            own_part = names.parts[STACKED.index(part)]
+            for number, data in enumerate(tensor.data.reshape(num_experts, -1)):
+                own = StoredTensor(tensor.kind, tensor.shape[1:], data)
+                named[f"{layer}{names.expert}.{number}.{own_part}.weight"] = own
     return named
-
-
-def _of_experts(
-    config: TransformerConfig, name: str, part: str, tensor: StoredTensor
-) -> Iterator[tuple[str, StoredTensor]]:
-    names = EXPERT_NAMES[config.architecture]
-    if part == ROUTER:
-        yield f"{names.router}.weight", tensor
-        return
-    num_experts = 0 if config.experts is None else config.experts.num_experts
-    if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:  # noqa: PLR2004 - of one or more
-        shape = list(tensor.shape)
-        raise BatchdecodeError(f"{name} is {shape}, and the model has {num_experts} experts")
-    for number, data in enumerate(tensor.data.reshape(num_experts, -1)):
-        own = StoredTensor(tensor.kind, tensor.shape[1:], data)
-        yield f"{names.expert}.{number}.{names.parts[STACKED.index(part)]}.weight", own
 
 
 # Reads where the tensors of a folder of safetensors lie.
