@@ -6,8 +6,7 @@ template inserts special tokens; the messages that it is given cannot, unless th
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, chain, repeat, takewhile
 from operator import itemgetter
@@ -30,7 +29,7 @@ from batcher.transformer.stored import about, read_file, read_json
 if TYPE_CHECKING:
     from jinja2 import Environment
     from jinja2.parser import Parser
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
 # Chat templates: Jinja as transformers runs it, in a sandbox that changes nothing it is given.
@@ -124,7 +123,6 @@ class TransformerTokenizer:
         environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch is one text here
         inner.no_truncation()
         inner.no_padding()
-        inner.encode_special_tokens = True  # as text
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`.
@@ -133,38 +131,23 @@ class TransformerTokenizer:
             EncodingError: it has a byte that no token stands for, as some vocabularies leave out
             control characters; `tokenizers` would drop it.
         """
-        self._check(text)
-        with self._lock:
-            return self._ids_of(text)
+        return self._encode(text, self._inner.encode_batch_fast, is_special=False).ids
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Return the token ids of `text`, in which special tokens are what they are.
+        """Return the token ids of `text`, in which special tokens are what they are."""
+        return self._encode(text, self._inner.encode_batch_fast, is_special=True).ids
 
-        Raises:
-            EncodingError: as `encode` does.
-        """
-        self._check(text)
-        with self._knowing_special():
-            return self._ids_of(text)
-
-    @contextmanager
-    def _knowing_special(self) -> Iterator[None]:
-        with self._lock:
-            self._inner.encode_special_tokens = False
-            try:
-                yield
-            finally:
-                self._inner.encode_special_tokens = True
-
-    def _ids_of(self, text: str) -> list[int]:
-        # A batch of one, since it alone lets other threads run.
-        return self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-    def _check(self, text: str) -> None:
+    def _encode(
+        self, text: str, encode_batch: Callable[..., list["Encoding"]], *, is_special: bool
+    ) -> "Encoding":
         found = None if self._lacking is None else self._lacking.search(text.encode())
         if found is not None:
             message = f"the tokenizer has no token for the byte 0x{found[0].hex().upper()}"
             raise EncodingError("invalid-value", message)
+        with self._lock:
+            self._inner.encode_special_tokens = not is_special  # or they are text
+            # A batch of one, since it alone lets other threads run.
+            return encode_batch([text], add_special_tokens=False)[0]
 
 
 class ChatTokenizer(TransformerTokenizer):
@@ -214,9 +197,7 @@ class ChatTokenizer(TransformerTokenizer):
         if not tokenize:
             return text
         marks = list(accumulate(map(len, parts[:-1])))
-        self._check(text)
-        with self._knowing_special():
-            [encoding] = self._inner.encode_batch([text], add_special_tokens=False)
+        encoding = self._encode(text, self._inner.encode_batch, is_special=True)
         token_ids: list[int] = []
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             index = bisect_right(marks, start)
@@ -492,7 +473,7 @@ def _byte_level(fields: _Fields) -> "Tokenizer":
         raise BatchdecodeError(
             f"tokenizer.ggml.pre {fields.pre!r} is not supported, known: {', '.join(SPLITS)}"
         )
-    vocabulary = _ids_of(fields.tokens)
+    vocabulary = _numbered(fields.tokens)
     pairs = [merge.partition(" ")[::2] for merge in fields.merges]
     with calling("its tokenizer cannot be used:"):
         encoder = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=fields.pre == "llama-bpe"))
@@ -517,7 +498,7 @@ def _sentencepiece(fields: _Fields, is_gemma: bool) -> "Tokenizer":  # noqa: FBT
         ranks = [*range(len(tokens))]
     if len(ranks) != len(tokens):
         raise BatchdecodeError(f"its tokenizer has {len(tokens)} tokens and {len(ranks)} scores")
-    vocabulary = _ids_of(tokens)
+    vocabulary = _numbered(tokens)
     unknown = fields.unk is not None and fields.unk < len(tokens)
     steps = [normalizers.Prepend(SPACE)] if fields.adds_space else []
     with calling("its tokenizer cannot be used:"):
@@ -550,7 +531,7 @@ def _sentencepiece(fields: _Fields, is_gemma: bool) -> "Tokenizer":  # noqa: FBT
     return encoder
 
 
-def _ids_of(tokens: list[str]) -> dict[str, int]:
+def _numbered(tokens: list[str]) -> dict[str, int]:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         raise BatchdecodeError("its tokenizer has the same token twice")
