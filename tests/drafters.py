@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from drafted_trees import random_parents, way_to
+from drafted_trees import lines_of, random_parents, way_to
 
 from batcher import Result
 from batcher.speculation.proposal import Proposal, proposal_of
@@ -57,7 +57,7 @@ class Oracle:
         parents = [*range(num_drafts)]
         if self._makes_trees:
             parents = [parent + 1 for parent in random_parents(self._random, num_drafts)]
-        depths = Proposal([0] * num_drafts, tuple(parents)).depths
+        depths = map(len, lines_of(Proposal([0] * num_drafts, tuple(parents))))
         tokens = [token for depth in depths for token in follows[depth - 1 : depth]]
         if len(tokens) < num_drafts:  # the row ends before
             return Proposal(follows[:num_drafts])

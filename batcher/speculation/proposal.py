@@ -28,14 +28,6 @@ class Proposal(Struct, frozen=True, gc=False):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def depths(self) -> list[int]:
-        """How many drafts there are on the way to each, itself included."""
-        depths = [0]
-        for parent in self.parents or range(len(self.tokens)):
-            depths.append(depths[parent] + 1)
-        return depths[1:]
-
     def child(self, number: int, token: int) -> int:
         """Return the draft that follows `number` and is `token`; 0 if there is none."""
         if not self.parents:
@@ -45,18 +37,6 @@ class Proposal(Struct, frozen=True, gc=False):
             if parent == number and own == token:
                 return draft
         return 0
-
-    def way(self, token: int, after: Sequence[int]) -> list[int]:
-        """Return the drafts along which a row goes that is given `token`.
-
-        after: the token that it would be given after each draft.
-        """
-        way = []
-        draft = self.child(0, token)
-        while draft:
-            way.append(draft)
-            draft = self.child(draft, after[draft - 1])
-        return way
 
     def only(self, drafts: Sequence[int]) -> "Proposal":
         """Return these drafts alone, ascending; with each there is the one that it follows."""

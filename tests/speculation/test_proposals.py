@@ -11,27 +11,20 @@ from batcher.speculation.proposal import CheckedDrafter, Proposal, merged, propo
 
 
 @given(st.integers(0, 12), st.integers(0, 99), st.integers(2, 3))
-def test_a_row_goes_as_far_as_its_drafts_are_what_it_is_given(
-    num_drafts: int, seed: int, num_tokens: int
-) -> None:
+def test_drafts_follow_what_they_follow(num_drafts: int, seed: int, num_tokens: int) -> None:
     random = Random(seed)
     parents = [parent + 1 for parent in random_parents(random, num_drafts)]
     tokens = [random.randrange(num_tokens) for _ in range(num_drafts)]
-    after = [random.randrange(num_tokens) for _ in range(num_drafts)]
     proposal = proposal_of(tokens, parents)
     assert proposal == Proposal(tokens, () if parents == [*range(num_drafts)] else tuple(parents))
-    assert proposal.depths == [len(line) for line in lines_of(proposal)]
-    way, expected, token = proposal.way(0, after), [0], 0
-    while True:
-        following = (d for d in range(1, num_drafts + 1) if parents[d - 1] == expected[-1])
-        draft = next((d for d in following if tokens[d - 1] == token), None)
-        if draft is None:
-            break
-        expected.append(draft)
-        token = after[draft - 1]
-    assert [0, *way] == expected
-    kept = [d for d in range(1, num_drafts + 1) if proposal.depths[d - 1] < 3]
-    assert lines_of(proposal.only(kept)) == [line for line in lines_of(proposal) if len(line) < 3]
+    for number in range(num_drafts + 1):
+        following = [draft for draft, parent in enumerate(parents, 1) if parent == number]
+        for token in range(num_tokens):
+            right = [draft for draft in following if tokens[draft - 1] == token]
+            assert proposal.child(number, token) == next(iter(right), 0)
+    lines = lines_of(proposal)
+    kept = [draft for draft, line in enumerate(lines, 1) if len(line) < 3]
+    assert lines_of(proposal.only(kept)) == [line for line in lines if len(line) < 3]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=5), st.integers(0, 20))
