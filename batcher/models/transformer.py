@@ -21,7 +21,6 @@ from batcher.models.base import (
     Batch,
     Chunk,
     FloatArray,
-    IntArray,
     ModelOutput,
     OutputKind,
     Tokenizer,
@@ -147,14 +146,8 @@ class _Row(NamedTuple):
     slot: int
     spans: list[Span]
     chunk: Chunk | None
-
-    @property
-    def num_tokens(self) -> int:
-        return 1 if self.chunk is None else len(self.chunk.token_ids)
-
-    @property
-    def num_drafts(self) -> int:
-        return 0 if self.chunk is None else self.chunk.num_drafts
+    num_tokens: int
+    num_drafts: int
 
 
 class TransformerModel(DecoderModel[CausalModel]):
@@ -273,16 +266,27 @@ class TransformerModel(DecoderModel[CausalModel]):
                 if chunk is not None and (chunk.num_prompt or not start):
                     self._num_prompt[slot] = chunk.num_prompt or stop
                 span = self._span(batch, slot, token_ids, start, num_drafts)
-                rows.append(_Row(slot, spans_of_tree(span, paths) if paths else [span], chunk))
+                spans = spans_of_tree(span, paths) if paths else [span]
+                rows.append(_Row(slot, spans, chunk, len(token_ids), num_drafts))
                 self._lengths[slot] = stop
+        logits, draft_logits = (  # zeros of rows that have failed
+            np.zeros((num_rows, self.vocab_size), np.float32) if num_rows else None
+            for num_rows in (
+                batch.logit_slots.size,
+                sum(chunk.num_drafts for chunk in batch.chunks),
+            )
+        )
         if not rows:
-            logits, draft_logits = self._no_logits(batch)
             return ModelOutput(self._tokens, failed, logits, draft_logits=draft_logits)
         parts = [rows]
         if self.layout == "padded":
             parts = [[*part] for _, part in groupby(rows, lambda row: row.chunk is None)]
-        spans = [[span for row in part for span in row.spans] for part in parts]
-        outputs = [self._decoder.forward(part, self._store, self._states) for part in spans]
+        outputs = [
+            self._decoder.forward(
+                [span for row in part for span in row.spans], self._store, self._states
+            )
+            for part in parts
+        ]
         hidden = outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
         ends = np.cumsum([row.num_tokens for row in rows])
         chunk_logits = {
@@ -290,50 +294,25 @@ class TransformerModel(DecoderModel[CausalModel]):
             for row, end in zip(rows, ends.tolist(), strict=True)
             if row.chunk is not None and row.chunk.is_scored
         }
-        logits, draft_logits = self._choose(batch, rows, hidden, ends)
-        return ModelOutput(self._tokens, failed, logits, chunk_logits, draft_logits)
-
-    def _choose(
-        self, batch: Batch, rows: list[_Row], hidden: FloatArray, ends: IntArray
-    ) -> tuple[FloatArray | None, FloatArray | None]:
-        """Choose the likeliest token of every row that yields one.
-
-        Returns the logits asked for, and those after drafts: of one product, in which a row is the
-        same in any company.
-        """
         yields = {*batch.slots.tolist()}
         numbers = {row.slot: number for number, row in enumerate(rows) if row.slot in yields}
-        logits, draft_logits = self._no_logits(batch)
-        if not numbers:
-            return logits, draft_logits
-        slots, num_drafts = [*numbers], np.array([row.num_drafts for row in rows])
-        lasts = (ends - num_drafts)[[*numbers.values()]] - 1
-        behind = [np.arange(end - num, end) for end, num in zip(ends, num_drafts, strict=True)]
-        scores = self._decoder.logits(hidden[np.concatenate([lasts, *behind])])
-        self._tokens[slots] = scores[: len(slots)].argmax(1)
-        if logits is not None:
-            places = {slot: place for place, slot in enumerate(slots)}
-            for line, slot in zip(logits, batch.logit_slots.tolist(), strict=True):
-                if slot in places:  # else it has failed
-                    line[:] = scores[places[slot]]
-        if draft_logits is not None:
-            is_there = [
-                chunk.slot in numbers for chunk in batch.chunks for _ in range(chunk.num_drafts)
-            ]
-            draft_logits[is_there] = scores[len(slots) :]
-        return logits, draft_logits
-
-    def _no_logits(self, batch: Batch) -> tuple[FloatArray | None, FloatArray | None]:
-        """Return a row of zeros for each slot whose logits are wanted, and one for each draft.
-
-        None where there would be no row.
-        """
-        num_drafts = sum(chunk.num_drafts for chunk in batch.chunks)
-        logits, draft_logits = (
-            np.zeros((num_rows, self.vocab_size), np.float32) if num_rows else None
-            for num_rows in (batch.logit_slots.size, num_drafts)
-        )
-        return logits, draft_logits
+        if numbers:  # of one product, in which a row is the same in any company
+            slots, counts = [*numbers], np.array([row.num_drafts for row in rows])
+            lasts = (ends - counts)[[*numbers.values()]] - 1
+            behind = [np.arange(end - num, end) for end, num in zip(ends, counts, strict=True)]
+            scores = self._decoder.logits(hidden[np.concatenate([lasts, *behind])])
+            self._tokens[slots] = scores[: len(slots)].argmax(1)
+            if logits is not None:
+                places = {slot: place for place, slot in enumerate(slots)}
+                for line, slot in zip(logits, batch.logit_slots.tolist(), strict=True):
+                    if slot in places:
+                        line[:] = scores[places[slot]]
+            if draft_logits is not None:
+                is_there = [
+                    chunk.slot in numbers for chunk in batch.chunks for _ in range(chunk.num_drafts)
+                ]
+                draft_logits[is_there] = scores[len(slots) :]
+        return ModelOutput(self._tokens, failed, logits, chunk_logits, draft_logits)
 
     def _logits_of(self, hidden: FloatArray) -> Iterator[FloatArray]:
         for start in range(0, len(hidden), _PIECE):
@@ -343,7 +322,15 @@ class TransformerModel(DecoderModel[CausalModel]):
         self, batch: Batch, slot: int, token_ids: list[int], start: int, num_drafts: int
     ) -> Span:
         stop, num_prompt = start + len(token_ids), self._num_prompt[slot]
-        tables, size = self._tables(batch, slot, start, stop)
+        pages, size = batch.pages, OWN_BLOCK_SIZE
+        if pages is not None:
+            tables = [pages.tables[slot], *(tables[slot] for tables in pages.group_tables)]
+            size = pages.block_size
+        elif self._own is None:
+            raise InvariantError("a batch without pages, for a model that was promised some")
+        else:
+            tables = self._own.grow(slot, start, stop)
+            self._make_room(self._own.num_blocks, size)
         kv_tables = tables if self._states is None else tables[:-1]
         cells = [self._store.cells(table, size, stop) for table in kv_tables]
         if self._states is None:
@@ -360,19 +347,6 @@ class TransformerModel(DecoderModel[CausalModel]):
             snapshot.cell: start + snapshot.num_tokens for snapshot in snapshots
         }
         return Span(token_ids, start, cells, source, snapshots, num_drafts)
-
-    def _tables(
-        self, batch: Batch, slot: int, start: int, stop: int
-    ) -> tuple[list[list[int]], int]:
-        pages = batch.pages
-        if pages is not None:
-            tables = [pages.tables[slot], *(tables[slot] for tables in pages.group_tables)]
-            return tables, pages.block_size
-        if self._own is None:
-            raise InvariantError("a batch without pages, for a model that was promised some")
-        tables = self._own.grow(slot, start, stop)
-        self._make_room(self._own.num_blocks, OWN_BLOCK_SIZE)
-        return tables, OWN_BLOCK_SIZE
 
 
 def _state_cell(block: int) -> int:
