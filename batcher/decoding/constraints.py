@@ -352,7 +352,10 @@ class ConstraintCompiler:
         known = self._known.pop(source, None)  # put back last: a thread that reads requests may ask
         if known is None:
             began = perf_counter()
-            known = self._compile(source)
+            try:
+                known = self._compile(source)
+            except GrammarError as error:
+                known = error.with_traceback(None)
             took = perf_counter() - began
             self.times.compile += took
             self.times.longest_compile = max(took, self.times.longest_compile)
@@ -368,17 +371,15 @@ class ConstraintCompiler:
             raise known.with_traceback(None)
         return known
 
-    def _compile(self, source: ConstraintSource) -> CompiledConstraint | GrammarError:
+    def _compile(self, source: ConstraintSource) -> CompiledConstraint:
         tokenizer = self._llguidance_tokenizer
         found = TRIALS.make(source, self._timeout)
-        if isinstance(found, GrammarError):
-            return found
         if found.unenforced and self._is_strict:
             parts = parts_of(json.loads(source.text))
             path = next(
                 path for path, part in parts if not part.keys().isdisjoint(found.unenforced)
             )
-            return GrammarError(
+            raise GrammarError(
                 ("json_schema", *path),
                 f"not enforced while decoding: {', '.join(found.unenforced)}; --strict-constraints "
                 "refuses what is only checked after",
@@ -386,13 +387,11 @@ class ConstraintCompiler:
         if source.kind == "regex":
             tokenizer = self._tokenizer_of_words
         matcher = with_large_stack(partial(compile_source, tokenizer, found.source))
-        if isinstance(matcher, GrammarError):
-            return matcher
         compiled = CompiledConstraint(
             source, matcher, self.vocabulary, tokenizer.eos_tokens, found.unenforced
         )
         if failure := compiled.start.failure:
-            return GrammarError((source.kind,), f"no output can keep it: {failure}")
+            raise GrammarError((source.kind,), f"no output can keep it: {failure}")
         return compiled
 
     @cached_property

@@ -428,18 +428,18 @@ NESTED = "the schema is nested too deeply"
 _MAX_CANDIDATES = 500  # parts of a schema that are tried on their own to find the fault
 
 
-def compile_source(
-    tokenizer: "LLTokenizer", source: ConstraintSource
-) -> "LLMatcher | GrammarError":
-    """Return the matcher of a constraint at the start of an output, or why there is none.
+def compile_source(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher":
+    """Return the matcher of a constraint at the start of an output.
 
     The caller's thread has to have a stack of STACK_SIZE: see `with_large_stack`.
+
+    Raises:
+        GrammarError: there is none.
     """
-    try:
-        matcher = matcher_of(tokenizer, source)
-    except GrammarError as error:
-        return error
-    return grammar_error(tokenizer, source, matcher.get_error()) if matcher.is_error() else matcher
+    matcher = matcher_of(tokenizer, source)
+    if matcher.is_error():
+        raise grammar_error(tokenizer, source, matcher.get_error())
+    return matcher
 
 
 def matcher_of(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher":

@@ -678,23 +678,20 @@ class Trials:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def make(self, source: ConstraintSource, timeout: float) -> Enforceable | GrammarError:
-        """Return what can be enforced of a constraint, or why it cannot be compiled in that time.
+    def make(self, source: ConstraintSource, timeout: float) -> Enforceable:
+        """Return what can be enforced of a constraint.
 
         timeout: seconds of processor time.  A constraint that has passed is not tried again.
 
         Raises:
+            GrammarError: it cannot be compiled, or not in that time.
             BatchdecodeError: no process can be started.
         """
         with self._lock:
-            if source in self._passed:
-                self._passed.move_to_end(source)
-                return self._passed[source]
-            found = self._try(source, timeout)
-            if isinstance(found, Enforceable):
-                self._passed[source] = found
-                if len(self._passed) > _MAX_REMEMBERED:
-                    self._passed.popitem(last=False)
+            found = self._passed.pop(source, None) or self._try(source, timeout)
+            self._passed[source] = found  # the latest come last
+            if len(self._passed) > _MAX_REMEMBERED:
+                self._passed.popitem(last=False)
             return found
 
     def close(self) -> None:
@@ -703,7 +700,7 @@ class Trials:
             process.kill()
             process.communicate()
 
-    def _try(self, source: ConstraintSource, timeout: float) -> Enforceable | GrammarError:
+    def _try(self, source: ConstraintSource, timeout: float) -> Enforceable:
         if self._process is None or self._process.poll() is not None:
             self.close()
             try:
@@ -736,14 +733,14 @@ class Trials:
         if answer:
             found = json.loads(answer)
             if "message" in found:
-                return GrammarError(tuple(found["path"]), found["message"])
+                raise GrammarError(tuple(found["path"]), found["message"])
             enforced = ConstraintSource(source.kind, found["text"])
             return Enforceable(enforced, tuple(found["unenforced"]))
         if is_late or process.returncode == -signal.SIGPROF:
             message = f"it takes more than {timeout:g} seconds to compile; see --grammar-timeout"
         else:
             message = f"it takes more than {max_bytes // 2**20} MiB of memory to compile"
-        return GrammarError((source.kind,), message)
+        raise GrammarError((source.kind,), message)
 
 
 TRIALS = Trials()
@@ -771,8 +768,8 @@ def _answer_all() -> None:
         try:
             if kind == "json_schema":
                 source, unenforced = _loosened(tokenizer, source)
-            elif isinstance(found := compile_source(tokenizer, source), GrammarError):
-                raise found
+            else:
+                compile_source(tokenizer, source)
             answer: dict[str, object] = {"text": source.text, "unenforced": unenforced}
         except GrammarError as error:
             answer = {"path": error.path, "message": str(error)}
