@@ -5,8 +5,7 @@ from collections import deque
 
 import pytest
 
-from batcher.errors import BatchdecodeError
-from cli.run.worker import Decode, Died, Failed, Worker, decode_instruction, decode_report, encode
+from cli.run.worker import Decode, Died, Worker, decode_instruction, decode_report, encode
 
 KILLED = Died("was killed by signal 9", "killed", 9)
 
@@ -68,17 +67,12 @@ class InnerWorkers:
         """Let a worker do something; return what it reports."""
         worker = self.workers[number]
         if worker is None:
-            try:
-                worker = self.workers[number] = Worker(self.options, number, self.restarts[number])
-            except BatchdecodeError as error:
-                return [Failed(str(error))]
-            reports = [worker.ready()]
-        else:
-            given = list(self.instructions[number])
-            self.instructions[number].clear()
-            if any(self.is_deadly(each.lines) for each in given if isinstance(each, Decode)):
-                return [self.die(number)]
-            reports = list(worker.exchange(given))
+            worker = self.workers[number] = Worker(self.options, number, self.restarts[number])
+        given = list(self.instructions[number])
+        self.instructions[number].clear()
+        if any(self.is_deadly(each.lines) for each in given if isinstance(each, Decode)):
+            return [self.die(number)]
+        reports = list(worker.exchange(given))
         reports = [decode_report(encode(report)) for report in reports]
         if self.num_kills < self.max_kills and self.random.random() < self.kill_share:
             reports = [*reports[: self.random.randint(0, len(reports))], self.die(number)]

@@ -34,9 +34,9 @@ from .worker import (
     Died,
     Inbox,
     Instruction,
-    StartedWorker,
     Told,
     Waiting,
+    Worker,
     decode_instruction,
     decode_report,
     frame_of,
@@ -338,7 +338,7 @@ class ActorWorker:
     def __init__(
         self, options: RunOptions, number: int, restart: RestartEvent | None, folder: Path
     ) -> None:
-        self._worker = StartedWorker(options, number, restart)
+        self._worker = Worker(options, number, restart)
         self._inbox, self._unsent = Inbox(decode_instruction), bytearray()
         if folder.is_dir():
             os.chdir(folder)

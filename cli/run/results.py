@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
-from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -32,21 +32,8 @@ _NOTHING: Mapping[int, Result] = {}
 _HEADER = struct.Struct("<qq")  # index, length of the lines
 
 
-class Order(Protocol):
-    """When the lines that answer each line of the input are written."""
-
-    def put(self, index: int, lines: bytes, /) -> list[bytes]:
-        """Take in the lines that answer the line `index`; return those whose turn has come."""
-
-    def rest(self) -> Iterator[bytes]:
-        """Yield the lines still kept back, in order; those missing between them will not come."""
-
-    def close(self) -> None:
-        """Forget all that is kept back."""
-
-
 class InputOrder:
-    """Puts lines back into the order of the input, from the line `first` on."""
+    """Puts the lines that answer lines of the input back into its order, from `first` on."""
 
     def __init__(self, first: int = 0, max_held_bytes: int = HELD_BYTES) -> None:
         self._next = first
@@ -56,6 +43,7 @@ class InputOrder:
         self._file: BinaryIO | None = None
 
     def put(self, index: int, lines: bytes) -> list[bytes]:
+        """Take in the lines that answer the line `index`; return those whose turn has come."""
         self._held[index] = lines
         self._num_held_bytes += len(lines)
         if index != self._next:
@@ -69,6 +57,7 @@ class InputOrder:
         return ready
 
     def rest(self) -> Iterator[bytes]:
+        """Yield the lines still kept back, in order; those missing between them will not come."""
         if self._held:
             self._spill()
         while self._runs:
@@ -163,7 +152,7 @@ class Answers:
         model: str,
         bytes_of: BytesOf,
         earlier: "EarlierResults | None" = None,
-        order: Order | None = None,
+        order: InputOrder | None = None,
         *,
         replaying: Replaying = "steps",
     ) -> None:

@@ -25,7 +25,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -59,7 +59,7 @@ from .input import (
 )
 from .loop import Loop
 from .problems import ModelTracebacks, ProblemReport
-from .results import Answers
+from .results import Answers, InputOrder
 from .run_options import RunOptions
 
 REPORT_SECONDS = 0.05
@@ -150,13 +150,8 @@ class Several(NamedTuple):
     num_outputs: int
 
 
-class Refused(NamedTuple):
-    """What a BadLine is."""
-
-    id: str
-    problems: list[Problem]
-    form: Form
-
+Refused = tuple[str, list[Problem], Form]
+"""What a BadLine is: its id, problems and form."""
 
 # -- instructions ---------------------------------------------------------------------------------
 
@@ -327,7 +322,7 @@ class Wanted(NamedTuple):
 
 
 class Worker:
-    """Answers lines with the engine that the options describe.
+    """Answers lines with the engine that the options describe, which the first exchange makes.
 
     number: which worker it is, from 0: it has the slots from number * options.batch on.
     is_idle: it has nothing to do until it is told more.
@@ -337,40 +332,48 @@ class Worker:
     def __init__(
         self, options: RunOptions, number: int, restart: RestartEvent | None = None
     ) -> None:
-        setup = EngineSetup(options)
+        self._options, self._number, self._restart = options, number, restart
+        self._batch, self._wanted = options.batch, Wanted.by(options)
+        self._report = ProblemReport("")
+        self._tracebacks = ModelTracebacks(self._report, is_quiet=options.quiet)
+        self._order = AsTheyCome()
+        self._has_started = False
+        self._events: list[Event] = []  # that are not reported
+        self._constraints = 0, 0  # that were
+        self._num_failed = 0  # that were
+        self._num_held = 0  # lines without an answer
+        self.is_idle = False
+
+    def _start(self) -> Ready:
+        setup, restart = EngineSetup(self._options), self._restart
         if not isinstance(setup.engine, Engine):
             raise BatchdecodeError(
-                f"--workers decode by themselves; {options.model} is a server's: "
+                f"--workers decode by themselves; {self._options.model} is a server's: "
                 "--batch says how many requests it is sent at once"
             )
         self._engine = setup.engine
         if restart is not None:
             self._engine.go_on_from(restart.step, restart.time)
-        self._number, self._batch, self._wanted = number, options.batch, Wanted.by(options)
-        self._report = ProblemReport("")
-        self._tracebacks = ModelTracebacks(self._report, is_quiet=options.quiet)
         self._parser = setup.parser(self._report.tell)
         self._source = GivenLines(LineParser(self._parser, Duplicates()))
-        self._order = AsTheyCome()
         self._answers = Answers(setup.model.name, setup.bytes_of, order=self._order)
         self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
-        self._events: list[Event] = []  # that are not reported
-        self._constraints = 0, 0  # that were
-        self._num_failed = 0  # that were
-        self._num_held = 0  # lines without an answer
-        self.is_idle = True
-
-    def ready(self) -> Ready:
+        self._has_started = True
+        look_seldom()
         return Ready(self._engine.run_event())
 
     def exchange(self, instructions: Sequence[Instruction]) -> Iterator[Report]:
-        """Do what is said, and what is left of what was said before, for a while.
+        """Do what is said, and go on for a while; yield what comes of it, first that it is ready.
 
         Raises:
             LostModelError: another worker may go on with what this one cannot.
+            EOFError, ConnectionError: whoever takes the reports has gone.
         """
-        with self._tracebacks:
-            try:
+        self.is_idle = True  # unless it turns out to have more to do
+        try:
+            if not self._has_started:
+                yield self._start()
+            with self._tracebacks:
                 for instruction in instructions:
                     match instruction:
                         case Check(numbers, texts):
@@ -386,15 +389,19 @@ class Worker:
                             waiting.clear()
                             self._source.remarks.clear()
                 yield from self._decode()
-            except LostModelError:
-                raise
-            except KeyboardInterrupt:
-                yield from self._answered()
-                yield StoppedByModel()
-            except BatchdecodeError as error:
-                yield from self._answered()
-                traceback = error.raised.traceback if isinstance(error, RaisedError) else ""
-                yield Failed(str(error), traceback, is_input=isinstance(error, InputError))
+        except LostModelError:
+            raise
+        except KeyboardInterrupt:
+            yield from self._answered()
+            yield StoppedByModel()
+        except BatchdecodeError as error:
+            yield from self._answered()
+            said = ""
+            if self._has_started and isinstance(error, RaisedError):
+                said = error.raised.traceback
+            yield Failed(str(error), said, is_input=isinstance(error, InputError))
+        except Exception as error:  # noqa: BLE001 - it is told where the others are
+            yield Failed(describe(error), traceback.format_exc())
 
     def _check(self, numbers: list[int], texts: list[bytes]) -> Checked:
         checked = Checked([], [], {}, {}, [], {})
@@ -403,7 +410,7 @@ class Worker:
             parsed = parse_line(self._parser, text, number)
             checked.checksums.append(checksum_of(text, parsed))
             if isinstance(parsed, BadLine):
-                checked.bad[place] = Refused(parsed.id, parsed.problems, parsed.form)
+                checked.bad[place] = parsed.id, parsed.problems, parsed.form
                 checked.ids.append(parsed.id)
                 arrivals.append(0.0)
                 continue
@@ -473,6 +480,8 @@ class Worker:
             self._events += [event_of_worker(e, self._number, self._batch) for e in events]
 
     def _answered(self) -> Iterator[Answered]:
+        if not self._has_started:
+            return
         loop, engine, said = self._loop, self._engine, self._report.take()
         indexes, answers = self._order.take()
         if not (indexes or said or self._events or self._wanted.state):
@@ -500,45 +509,6 @@ class Worker:
             state_of(engine) if self._wanted.state else None,
             self._num_held - len(self._source.lines) - loop.num_ahead,
         )
-
-
-class StartedWorker:
-    """A worker that is made by the first exchange, and reports whatever ends it.
-
-    arguments: of Worker.
-    """
-
-    def __init__(self, *arguments: Any) -> None:
-        self._arguments = arguments
-        self._worker: Worker | None = None
-        self._has_begun = False
-
-    @property
-    def is_idle(self) -> bool:
-        return self._has_begun if self._worker is None else self._worker.is_idle
-
-    def exchange(self, instructions: Sequence[Instruction]) -> Iterator[Report]:
-        """Do what is said, and go on for a while; yield what comes of it, first that it is ready.
-
-        Raises:
-            LostModelError: another worker may go on with what this one cannot.
-            EOFError, ConnectionError: whoever takes the reports has gone.
-        """
-        self._has_begun = True
-        try:
-            if self._worker is None:
-                self._worker = Worker(*self._arguments)
-                look_seldom()
-                yield self._worker.ready()
-            yield from self._worker.exchange(instructions)
-        except LostModelError:
-            raise
-        except KeyboardInterrupt:  # while the model was loaded
-            yield StoppedByModel()
-        except BatchdecodeError as error:
-            yield Failed(str(error))
-        except Exception as error:  # noqa: BLE001 - it is told where the others are
-            yield Failed(describe(error), traceback.format_exc())
 
 
 class GivenLines(Source):
@@ -589,10 +559,11 @@ class NothingGiven(Exception):  # noqa: N818 - it is none
     """An engine is idle, and no line is there for it."""
 
 
-class AsTheyCome:
-    """The `Order` of lines that are answered as soon as all results of one are there."""
+class AsTheyCome(InputOrder):
+    """Keeps what lines are answered with, as soon as all results of one are there, to be taken."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._indexes: list[int] = []
         self._answers: list[bytes] = []
 
@@ -605,12 +576,6 @@ class AsTheyCome:
         taken = self._indexes, self._answers
         self._indexes, self._answers = [], []
         return taken
-
-    def rest(self) -> Iterator[bytes]:
-        return iter(())
-
-    def close(self) -> None:
-        pass  # there is no file
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -829,7 +794,7 @@ def serve(
             found = inbox.take()
         return found
 
-    worker = StartedWorker(options, number, restart)
+    worker = Worker(options, number, restart)
     with own_end, suppress(ConnectionError):
         try:
             while True:
