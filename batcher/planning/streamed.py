@@ -21,16 +21,16 @@ from batcher.planning.synthetic import (
     PRIORITIES,
     PROMPTS,
     Arrivals,
-    Constant,
     Distribution,
-    Gamma,
-    Poisson,
     PriorityShares,
+    constant,
     draw_lengths,
     draw_priorities,
+    gamma,
     make_generator,
     parse_distribution,
     parse_priorities,
+    poisson,
 )
 from batcher.planning.workload import GREEDY, Job, Piece, Workload
 from batcher.planning.workload_traces import DEFAULT_NAME, MAX_LENGTH, WorkloadError
@@ -99,12 +99,12 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
 
     def rows(self) -> Iterator[tuple[float, int, int, int]]:
         """Yield (arrival, prompt length, output length, priority) of each request."""
-        arrivals: Arrivals = Poisson(self.rate)
+        arrivals: Arrivals = poisson(self.rate)
         if self.burstiness is None:
-            arrivals = Constant(self.rate)
+            arrivals = constant(self.rate)
         elif self.burstiness != 1:
-            arrivals = Gamma(self.rate, self.burstiness)
-        times = arrivals.times(make_generator(self.seed, ARRIVALS))
+            arrivals = gamma(self.rate, self.burstiness)
+        times = arrivals(make_generator(self.seed, ARRIVALS))
         lengths = (
             draw_lengths(_distribution(text, name), make_generator(self.seed, stream))
             for text, name, stream in (

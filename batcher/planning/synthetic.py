@@ -235,73 +235,56 @@ def parse_priorities(text: str, place: str) -> PriorityShares:
     return shares
 
 
-class Arrivals(Struct, frozen=True):
-    """A pattern of arrivals; rate: requests a second."""
+Arrivals = Callable[[Generator], Iterator[float]]
+"""Yields arrival times in seconds, without end, ascending from 0."""
 
-    rate: float
 
-    def times(self, generator: Generator) -> Iterator[float]:
-        """Yield arrival times in seconds, without end, ascending from 0."""
+def _arrivals(
+    gaps: Callable[[Generator], Numbers],
+    time_of: Callable[[float], float] = lambda elapsed: elapsed,
+) -> Arrivals:
+    def times(generator: Generator) -> Iterator[float]:
         elapsed = 0.0
         while True:
-            for gap in self._gaps(generator).tolist():
-                yield round(self._time(elapsed), _DIGITS)
+            for gap in gaps(generator).tolist():
+                yield round(time_of(elapsed), _DIGITS)
                 elapsed += gap
 
-    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
-        raise NotImplementedError
-
-    def _time(self, elapsed: float) -> float:
-        return elapsed
+    return times
 
 
-class Constant(Arrivals, frozen=True):
-    """Arrivals at equal distances."""
-
-    def _gaps(self, generator: Generator) -> NDArray[np.float64]:  # noqa: ARG002 - chance has no part
-        return np.ones(_BLOCK)
-
-    def _time(self, elapsed: float) -> float:
-        return elapsed / self.rate  # so that no rounding adds up
+def constant(rate: float) -> Arrivals:
+    """Return arrivals at equal distances, `rate` a second; no rounding adds up."""
+    return _arrivals(lambda _: np.ones(_BLOCK), lambda elapsed: elapsed / rate)
 
 
-class Gamma(Arrivals, frozen=True):
-    """Arrivals with gaps of a gamma distribution; burstiness 1 is a Poisson process.
+def poisson(rate: float) -> Arrivals:
+    """Return arrivals that know nothing of each other."""
+    return _arrivals(lambda generator: generator.standard_exponential(_BLOCK) / rate)
+
+
+def gamma(rate: float, burstiness: float) -> Arrivals:
+    """Return arrivals with gaps of a gamma distribution; burstiness 1 is a Poisson process.
 
     burstiness: its shape; the coefficient of variation of the gaps is burstiness ** -0.5, so less
     is burstier.
     """
-
-    burstiness: float
-
-    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
-        scale = 1 / (self.rate * self.burstiness)
-        return generator.standard_gamma(self.burstiness, _BLOCK) * scale
+    scale = 1 / (rate * burstiness)
+    return _arrivals(lambda generator: generator.standard_gamma(burstiness, _BLOCK) * scale)
 
 
-class Poisson(Arrivals, frozen=True):
-    """Arrivals that know nothing of each other."""
-
-    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
-        return generator.standard_exponential(_BLOCK) / self.rate
-
-
-class Bursty(Arrivals, frozen=True):
-    """A Poisson process that is on for `on` seconds, then off for `off`, again and again.
+def bursty(rate: float, on: float, off: float) -> Arrivals:
+    """Return a Poisson process that is on for `on` seconds, then off for `off`, again and again.
 
     Its rate is that over all the time; while it is on, there are more.
     """
+    rate_on = rate * (on + off) / on
 
-    on: float
-    off: float
+    def time_of(elapsed: float) -> float:
+        num_periods, rest = divmod(elapsed, on)
+        return num_periods * (on + off) + rest
 
-    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
-        rate_on = self.rate * (self.on + self.off) / self.on
-        return generator.standard_exponential(_BLOCK) / rate_on
-
-    def _time(self, elapsed: float) -> float:
-        num_periods, rest = divmod(elapsed, self.on)
-        return num_periods * (self.on + self.off) + rest
+    return _arrivals(lambda generator: generator.standard_exponential(_BLOCK) / rate_on, time_of)
 
 
 class SharedPrefix(Struct, frozen=True):
@@ -324,18 +307,13 @@ class SyntheticWorkload(Struct, frozen=True, kw_only=True):
     name: str = DEFAULT_NAME
 
 
-class _Turn(Struct, frozen=True, gc=False):
-    """The part of one request that its arrival pattern decides."""
-
-    id: str
-    arrival_time: float
-    session: str | None = None
-    think_time: float | None = None
+Turn = tuple[str, float, str | None, float | None]
+"""What the arrival pattern decides of a request: id, arrival time, session and think time."""
 
 
 def open_entries(workload: SyntheticWorkload, arrivals: Arrivals) -> Iterator[WorkloadEntry]:
-    times = arrivals.times(make_generator(workload.seed, ARRIVALS))
-    turns = (_Turn(f"{workload.name}{number}", time) for number, time in enumerate(times))
+    times = arrivals(make_generator(workload.seed, ARRIVALS))
+    turns = ((f"{workload.name}{number}", time, None, None) for number, time in enumerate(times))
     return _fill(workload, turns)
 
 
@@ -350,15 +328,14 @@ def session_entries(
     The turns of a session follow each other, each `think_time` after the one before it.
     """
 
-    def turns() -> Iterator[_Turn]:
-        times = arrivals.times(make_generator(workload.seed, ARRIVALS))
+    def turns() -> Iterator[Turn]:
+        times = arrivals(make_generator(workload.seed, ARRIVALS))
         lengths = draw_lengths(num_turns, make_generator(workload.seed, _TURNS))
         pauses = draw_seconds(think_time, make_generator(workload.seed, _THINKING))
         for number, (time, length) in enumerate(zip(times, lengths, strict=False)):
             session = f"{workload.name}{number}"
-            yield _Turn(f"{session}.0", time, session)
-            for turn in range(1, length):
-                yield _Turn(f"{session}.{turn}", time, session, next(pauses))
+            for turn in range(length):
+                yield f"{session}.{turn}", time, session, next(pauses) if turn else None
 
     return _fill(workload, turns())
 
@@ -371,13 +348,12 @@ def closed_entries(
     Each user is a session from 0 on, and asks again `think_time` after an answer.
     """
 
-    def turns() -> Iterator[_Turn]:
-        sessions = [f"{workload.name}{user}" for user in range(num_users)]
+    def turns() -> Iterator[Turn]:
         pauses = draw_seconds(think_time, make_generator(workload.seed, _THINKING))
-        yield from (_Turn(f"{session}.0", 0.0, session) for session in sessions)
-        for turn in count(1):
-            for session in sessions:
-                yield _Turn(f"{session}.{turn}", 0.0, session, next(pauses))
+        for number in count():
+            turn, user = divmod(number, num_users)
+            session = f"{workload.name}{user}"
+            yield f"{session}.{turn}", 0.0, session, next(pauses) if turn else None
 
     return _fill(workload, turns())
 
@@ -397,28 +373,31 @@ def parse_shared_prefix(text: str, option: str) -> SharedPrefix:
     return prefix
 
 
-def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[WorkloadEntry]:
-    prompts, outputs = (make_generator(workload.seed, stream) for stream in (PROMPTS, OUTPUTS))
-    prompt_lengths = draw_lengths(workload.prompt_lengths, prompts, workload.max_prompt_tokens)
-    output_lengths = draw_lengths(workload.output_lengths, outputs, workload.max_output_tokens)
-    priorities = draw_priorities(workload.priorities, make_generator(workload.seed, PRIORITIES))
-    prefix, generator = workload.shared_prefix, make_generator(workload.seed, _GROUPS)
-    groups = iter(list[int]())
-    for turn in turns:
-        prompt = [LengthSegment(length=next(prompt_lengths), seed=turn.id)]
-        if prefix is not None and turn.think_time is None:  # later turns have it from the first
+def _fill(workload: SyntheticWorkload, turns: Iterable[Turn]) -> Iterator[WorkloadEntry]:
+    generators = [make_generator(workload.seed, n) for n in (PROMPTS, OUTPUTS, PRIORITIES, _GROUPS)]
+    prompt_lengths = draw_lengths(
+        workload.prompt_lengths, generators[0], workload.max_prompt_tokens
+    )
+    output_lengths = draw_lengths(
+        workload.output_lengths, generators[1], workload.max_output_tokens
+    )
+    priorities = draw_priorities(workload.priorities, generators[2])
+    prefix, groups = workload.shared_prefix, iter(list[int]())
+    for request_id, time, session, pause in turns:
+        prompt = [LengthSegment(length=next(prompt_lengths), seed=request_id)]
+        if prefix is not None and pause is None:  # later turns have it from the first
             group = next(groups, None)
             if group is None:
-                groups = iter(generator.integers(prefix.num_groups, size=_BLOCK).tolist())
+                groups = iter(generators[3].integers(prefix.num_groups, size=_BLOCK).tolist())
                 group = next(groups)
             seed = f"prefix-{workload.name}{group}"
             prompt.insert(0, LengthSegment(length=prefix.length, seed=seed, type="system"))
         yield WorkloadEntry(
-            id=turn.id,
-            session=turn.session,
-            arrival_time=turn.arrival_time,
+            id=request_id,
+            session=session,
+            arrival_time=time,
             priority=next(priorities),
-            think_time=turn.think_time,
+            think_time=pause,
             prompt=prompt,
             max_tokens=next(output_lengths),
             ignore_eos=True,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -120,7 +120,6 @@ NumberedLine = tuple[int, bytes]
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BLOCK_TOKENS = 512  # of a Mooncake trace
 _DIGITS = 9  # of times, after the point: traces are recorded in nanoseconds at best
-_NANOSECONDS, _MILLISECONDS = 10**9, 1000
 # A day, a time, up to nine digits of a second (some of these traces have seven), and a zone.
 _TIMESTAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII
@@ -163,72 +162,101 @@ class TraceEntryChecks:
         self.num_raised += value == 0
         return max(value, 1)
 
+    def whole(self, text: str, number: int, wrong: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise self.error(number, wrong) from None
+
     def error(self, number: int, message: str) -> WorkloadError:
         return WorkloadError(f"{self.source}:{number}: {message}")
 
 
-def azure_entries(
-    lines: Iterable[NumberedLine], checks: TraceEntryChecks, name: str = DEFAULT_NAME
-) -> Iterator[WorkloadEntry]:
-    """Yield the requests of an Azure LLM inference trace, CSV with at least AZURE_COLUMNS.
+class TraceRow(NamedTuple):
+    """A request of a trace: its line, its id if it has one, and the fields with their names.
 
-    Their ids are `name` and a number from 0 on.
+    time: in `unit`ths of a second.  hash_ids: of the blocks of its prompt, if they are known.
+    """
+
+    line: int
+    request_id: str | None
+    time: tuple[str, float]
+    unit: float
+    prompt: tuple[str, int]
+    output: tuple[str, int]
+    hash_ids: list[int] | None = None
+
+
+Rows = Callable[[Iterable[NumberedLine], TraceEntryChecks], Iterator[TraceRow]]
+
+
+def trace_entries(
+    kind: str, lines: Iterable[NumberedLine], checks: TraceEntryChecks, name: str = DEFAULT_NAME
+) -> Iterator[WorkloadEntry]:
+    """Yield the requests of a trace, one of TRACES.
+
+    Requests without an id have `name` and a number from 0 on.  A prompt has a segment for each of
+    its blocks, with the block's hash for a seed, of which the last has what is left of the length;
+    or one that is its own.
 
     Raises:
         WorkloadError: a line is not one of such a trace.
     """
-    numbered = iter(lines)
-    number, header = next(numbered, (1, b""))
-    names = _split(header)
+    for index, row in enumerate(TRACES[kind](lines, checks)):
+        request_id = f"{name}{index}" if row.request_id is None else row.request_id
+        arrival_time = checks.arrival_time(row.time[1], row.unit, row.line, row.time[0])
+        length = checks.length(row.prompt[1], row.line, row.prompt[0])
+        seeds: list[int | str] = [request_id]
+        if row.hash_ids is not None:
+            num_blocks = -(-row.prompt[1] // BLOCK_TOKENS)
+            if len(row.hash_ids) != num_blocks:
+                raise checks.error(
+                    row.line,
+                    f"{len(row.hash_ids):,} hash_ids for input_length {row.prompt[1]:,}: "
+                    f"expected {num_blocks:,}, one for each {BLOCK_TOKENS} tokens",
+                )
+            seeds = [*row.hash_ids] or seeds
+        prompt = [LengthSegment(length=BLOCK_TOKENS, seed=seed) for seed in seeds[:-1]]
+        rest = length - BLOCK_TOKENS * len(prompt)
+        yield WorkloadEntry(
+            id=request_id,
+            arrival_time=arrival_time,
+            prompt=[*prompt, LengthSegment(length=rest, seed=seeds[-1])],
+            max_tokens=checks.length(row.output[1], row.line, row.output[0]),
+            ignore_eos=True,
+        )
+
+
+def _azure_rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iterator[TraceRow]:
+    """Yield the rows of an Azure LLM inference trace, CSV with at least AZURE_COLUMNS."""
+    rows = (
+        (number, [cell.strip() for cell in line.decode(errors="backslashreplace").split(",")])
+        for number, line in lines
+    )
+    number, names = next(rows, (1, [""]))
     for column in AZURE_COLUMNS:
         if column not in names:
             expected = f"expected a first line {','.join(AZURE_COLUMNS)}"
             raise checks.error(number, f"no column {column}: {expected}")
     places = [names.index(column) for column in AZURE_COLUMNS]
-    for index, (number, line) in enumerate(numbered):
-        cells = _split(line)
+    for number, cells in rows:
         if len(cells) <= max(places):
             raise checks.error(number, f"{len(cells)} columns: expected {', '.join(AZURE_COLUMNS)}")
-        timestamp, prompt, output = (cells[place] for place in places)
-        nanoseconds = _parse_timestamp(timestamp, number, checks)
-        request_id = f"{name}{index}"
-        length = _parse_length(prompt, number, AZURE_COLUMNS[1], checks)
-        yield WorkloadEntry(
-            id=request_id,
-            arrival_time=checks.arrival_time(nanoseconds, _NANOSECONDS, number, AZURE_COLUMNS[0]),
-            prompt=[LengthSegment(length=length, seed=request_id)],
-            max_tokens=_parse_length(output, number, AZURE_COLUMNS[2], checks),
-            ignore_eos=True,
+        timestamp, *texts = (cells[place] for place in places)
+        match = _TIMESTAMP.fullmatch(timestamp)
+        day, time, fraction, zone = match.groups() if match else ("", "", "", "")
+        try:
+            whole = datetime.fromisoformat(f"{day}T{time}{zone or 'Z'}")  # without a zone it is UTC
+        except ValueError:
+            wrong = f"{AZURE_COLUMNS[0]} {timestamp!r}: "
+            expected = "expected a time as in 2023-11-16 18:15:46.6805900"
+            raise checks.error(number, wrong + expected) from None
+        prompt, output = (
+            (field, checks.whole(text, number, f"{field} {text!r}: expected a number of tokens"))
+            for field, text in zip(AZURE_COLUMNS[1:], texts, strict=True)
         )
-
-
-def _split(line: bytes) -> list[str]:
-    return [cell.strip() for cell in line.decode(errors="backslashreplace").split(",")]
-
-
-def _parse_timestamp(text: str, number: int, checks: TraceEntryChecks) -> int:
-    """Return the nanoseconds since 1970; a time without a zone is UTC."""
-    match = _TIMESTAMP.fullmatch(text)
-    day, time, fraction, zone = match.groups() if match else ("", "", "", "")
-    try:
-        whole = datetime.fromisoformat(f"{day}T{time}{zone or 'Z'}")
-    except ValueError:
-        raise checks.error(
-            number,
-            f"{AZURE_COLUMNS[0]} {text!r}: expected a time as in 2023-11-16 18:15:46.6805900",
-        ) from None
-    return (whole - _EPOCH) // _SECOND * _NANOSECONDS + int((fraction or "").ljust(9, "0"))
-
-
-def _parse_length(
-    text: str, number: int, field: str, checks: TraceEntryChecks, expected: str = ""
-) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        expected = expected or f"{field} {text!r}: expected a number of tokens"
-        raise checks.error(number, expected) from None
-    return checks.length(value, number, field)
+        nanoseconds = (whole - _EPOCH) // _SECOND * 10**9 + int((fraction or "").ljust(9, "0"))
+        yield TraceRow(number, None, (AZURE_COLUMNS[0], nanoseconds), 10**9, prompt, output)
 
 
 class MooncakeLine(Struct, gc=False):
@@ -240,48 +268,6 @@ class MooncakeLine(Struct, gc=False):
     hash_ids: list[int]
 
 
-def mooncake_entries(
-    lines: Iterable[NumberedLine], checks: TraceEntryChecks, name: str = DEFAULT_NAME
-) -> Iterator[WorkloadEntry]:
-    """Yield the requests of a Mooncake trace, JSON lines.
-
-    Their ids are `name` and a number from 0 on.  A prompt has a segment for each of its blocks,
-    with the block's hash for a seed; the last one has what is left of the length.
-
-    Raises:
-        WorkloadError: a line is not one of such a trace.
-    """
-    for index, (number, record) in enumerate(_records(lines, MooncakeLine, checks)):
-        request_id = f"{name}{index}"
-        yield WorkloadEntry(
-            id=request_id,
-            arrival_time=checks.arrival_time(record.timestamp, _MILLISECONDS, number, "timestamp"),
-            prompt=_segments(record, request_id, number, checks),
-            max_tokens=checks.length(record.output_length, number, "output_length"),
-            ignore_eos=True,
-        )
-
-
-def _segments(
-    record: MooncakeLine, request_id: str, number: int, checks: TraceEntryChecks
-) -> list[LengthSegment]:
-    """Return the segments of a prompt, one for each block."""
-    length = checks.length(record.input_length, number, "input_length")
-    hash_ids = record.hash_ids
-    num_blocks = -(-record.input_length // BLOCK_TOKENS)
-    if len(hash_ids) != num_blocks:
-        raise checks.error(
-            number,
-            f"{len(hash_ids):,} hash_ids for input_length {record.input_length:,}: "
-            f"expected {num_blocks:,}, one for each {BLOCK_TOKENS} tokens",
-        )
-    if not hash_ids:
-        return [LengthSegment(length=length, seed=request_id)]
-    segments = [LengthSegment(length=BLOCK_TOKENS, seed=seed) for seed in hash_ids[:-1]]
-    rest = length - BLOCK_TOKENS * len(segments)
-    return [*segments, LengthSegment(length=rest, seed=hash_ids[-1])]
-
-
 class VllmLine(Struct, gc=False):
     """A line of a vLLM log; queued_ts: seconds.  Of its other fields nothing is used."""
 
@@ -291,25 +277,18 @@ class VllmLine(Struct, gc=False):
     queued_ts: int | float
 
 
-def vllm_entries(
-    lines: Iterable[NumberedLine],
-    checks: TraceEntryChecks,
-    name: str = DEFAULT_NAME,  # noqa: ARG001 - as all traces have it; these requests have ids
-) -> Iterator[WorkloadEntry]:
-    """Yield the requests of the log of a vLLM run, JSON lines; they keep their ids.
-
-    Raises:
-        WorkloadError: a line is not one of such a log.
-    """
-    for number, record in _records(lines, VllmLine, checks):
-        length = checks.length(record.input_toks, number, "input_toks")
-        yield WorkloadEntry(
-            id=record.request_id,
-            arrival_time=checks.arrival_time(record.queued_ts, 1, number, "queued_ts"),
-            prompt=[LengthSegment(length=length, seed=record.request_id)],
-            max_tokens=checks.length(record.output_toks, number, "output_toks"),
-            ignore_eos=True,
+def _mooncake_rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iterator[TraceRow]:
+    for number, own in _records(lines, MooncakeLine, checks):
+        prompt, output = ("input_length", own.input_length), ("output_length", own.output_length)
+        yield TraceRow(
+            number, None, ("timestamp", own.timestamp), 1000, prompt, output, own.hash_ids
         )
+
+
+def _vllm_rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iterator[TraceRow]:
+    for number, own in _records(lines, VllmLine, checks):
+        prompt, output = ("input_toks", own.input_toks), ("output_toks", own.output_toks)
+        yield TraceRow(number, own.request_id, ("queued_ts", own.queued_ts), 1, prompt, output)
 
 
 def _records(
@@ -323,15 +302,11 @@ def _records(
             raise checks.error(number, str(error)) from None
 
 
-Side = Literal["prompt", "output"]
-TraceReader = Callable[[Iterable[NumberedLine], TraceEntryChecks, str], Iterator[WorkloadEntry]]
-
-TRACES: dict[str, TraceReader] = {
-    "azure": azure_entries,
-    "mooncake": mooncake_entries,
-    "vllm": vllm_entries,
-}
+TRACES: dict[str, Rows] = {"azure": _azure_rows, "mooncake": _mooncake_rows, "vllm": _vllm_rows}
 _MARKS = {"azure": AZURE_COLUMNS[0], "mooncake": '"hash_ids"', "vllm": '"input_toks"'}
+
+
+Side = Literal["prompt", "output"]
 
 
 def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list[int]:
@@ -340,21 +315,21 @@ def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list
     numbered = iter(lines)
     head = list(islice(numbered, 1))
     first = head[0][1].decode(errors="replace") if head else ""
-    name = next((name for name, mark in _MARKS.items() if mark in first), None)
+    kind = next((name for name, mark in _MARKS.items() if mark in first), None)
     together = chain(head, numbered)
-    if name is None:
+    if kind is not None:
+        entries = trace_entries(kind, together, checks)
+        lengths = [
+            entry.prompt_tokens if side == "prompt" else entry.max_tokens for entry in entries
+        ]
+    else:
         lengths = []
         for number, line in together:
             text = line.decode(errors="backslashreplace").strip()
             wrong = (
                 f"{text[:40]!r} is not a whole number, and the file no {', '.join(TRACES)} trace"
             )
-            lengths.append(_parse_length(text, number, "length", checks, wrong))
-    else:
-        entries = TRACES[name](together, checks, "")
-        lengths = [
-            entry.prompt_tokens if side == "prompt" else entry.max_tokens for entry in entries
-        ]
+            lengths.append(checks.length(checks.whole(text, number, wrong), number, "length"))
     if not lengths:
         raise WorkloadError(f"{source}: there are no lengths in it")
     return lengths

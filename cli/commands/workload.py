@@ -12,17 +12,17 @@ from batcher.planning.synthetic import (
     LENGTHS,
     TIMES,
     Arrivals,
-    Bursty,
-    Constant,
-    Gamma,
-    Poisson,
     SyntheticWorkload,
+    bursty,
     closed_entries,
+    constant,
+    gamma,
     open_entries,
     parse_distribution,
     parse_lengths,
     parse_priorities,
     parse_shared_prefix,
+    poisson,
     session_entries,
 )
 from batcher.planning.workload_traces import (
@@ -37,6 +37,7 @@ from batcher.planning.workload_traces import (
     encode_entries,
     factor_for_rate,
     scale_times,
+    trace_entries,
 )
 
 from ..command import OUTPUT, argument, command, flag, option
@@ -195,7 +196,7 @@ def workload(options: WorkloadOptions) -> None:
 
         def read_entries(checks: TraceEntryChecks) -> Iterable[WorkloadEntry]:
             name = DEFAULT_NAME if options.name is None else options.name
-            entries = TRACES[options.source](numbered(trace.lines()), checks, name)
+            entries = trace_entries(options.source, numbered(trace.lines()), checks, name)
             return islice(entries, options.requests)
 
         factor, checks = options.scale, TraceEntryChecks(trace.name)
@@ -268,13 +269,13 @@ def _synthetic(options: WorkloadOptions) -> Iterable[WorkloadEntry]:
     arrivals: Arrivals
     match options.source:
         case "constant":
-            arrivals = Constant(rate)
+            arrivals = constant(rate)
         case "poisson":
-            arrivals = Poisson(rate)
+            arrivals = poisson(rate)
         case "gamma":
-            arrivals = Gamma(rate, options.burstiness or 0.0)
+            arrivals = gamma(rate, options.burstiness or 0.0)
         case _:
-            arrivals = Bursty(rate, options.on or 0.0, options.off or 0.0)
+            arrivals = bursty(rate, options.on or 0.0, options.off or 0.0)
     if options.turns is None:
         return islice(open_entries(made, arrivals), num_requests)
     num_turns = parse_distribution(options.turns, "--turns", LENGTHS)

@@ -17,7 +17,7 @@ from batcher import Request, SimulatedModel
 from batcher.planning.replay import read_request_log, replay
 from batcher.planning.simulator import ReplicaSettings, simulate
 from batcher.planning.workload import Workload, workload_of
-from batcher.planning.workload_traces import TraceEntryChecks, WorkloadEntry, azure_entries
+from batcher.planning.workload_traces import TraceEntryChecks, WorkloadEntry, trace_entries
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
 
@@ -43,7 +43,7 @@ def simulation(folder: Path) -> Iterator[Row]:
         yield Row("simulation: set BATCHDECODE_DATA to the folder of the traces", "not run", "")
         return
     yield from rates(
-        workload_of_trace(azure_entries(numbered(data, AZURE), TraceEntryChecks(AZURE)))
+        workload_of_trace(trace_entries("azure", numbered(data, AZURE), TraceEntryChecks(AZURE)))
     )
     yield from replay_errors(data)
 

@@ -14,12 +14,12 @@ from batcher.planning.streamed import parse_streamed
 from batcher.planning.synthetic import (
     LENGTHS,
     Arrivals,
-    Constant,
-    Gamma,
-    Poisson,
     SyntheticWorkload,
+    constant,
+    gamma,
     open_entries,
     parse_distribution,
+    poisson,
 )
 from batcher.planning.workload import workload_of
 from batcher.request import PromptSegment, Request
@@ -61,10 +61,10 @@ def deployment(replicas, kv_blocks):
 @pytest.mark.parametrize(
     ("more", "arrivals", "kv_blocks"),
     [
-        ("", Poisson(50), 12),  # some prompts never fit
-        (",burstiness=0.4", Gamma(50, 0.4), 200),
-        (",burstiness=constant", Constant(50), 200),
-        (",priority=-1:2:5:1", Poisson(50), 200),
+        ("", poisson(50), 12),  # some prompts never fit
+        (",burstiness=0.4", gamma(50, 0.4), 200),
+        (",burstiness=constant", constant(50), 200),
+        (",priority=-1:2:5:1", poisson(50), 200),
     ],
 )
 def test_it_is_the_workload_that_is_written(replicas, more, arrivals, kv_blocks):

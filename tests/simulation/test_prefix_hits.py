@@ -8,7 +8,7 @@ from msgspec import convert, to_builtins
 from batcher import Request, SimulatedModel
 from batcher.planning.simulator import simulate
 from batcher.planning.workload import Workload, workload_of
-from batcher.planning.workload_traces import BLOCK_TOKENS, TraceEntryChecks, mooncake_entries
+from batcher.planning.workload_traces import BLOCK_TOKENS, TraceEntryChecks, trace_entries
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
 
@@ -56,7 +56,7 @@ def direct_hits(lines: list[Line]) -> list[int]:
 
 def workload_of_lines(lines: list[Line]) -> Workload:
     numbered = [(number, json.dumps(line).encode()) for number, line in enumerate(lines, 1)]
-    entries = mooncake_entries(numbered, TraceEntryChecks("trace"))
+    entries = trace_entries("mooncake", numbered, TraceEntryChecks("trace"))
     requests = [convert(to_builtins(entry), Request) for entry in entries]
     return workload_of(requests, SimulatedModel())
 

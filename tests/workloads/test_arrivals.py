@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.planning.synthetic import Bursty, Constant, Gamma, Poisson, make_generator
+from batcher.planning.synthetic import bursty, constant, gamma, make_generator, poisson
 
 RATES = st.floats(1e-3, 1e3)
 PATTERNS = st.one_of(
-    st.builds(Constant, RATES),
-    st.builds(Poisson, RATES),
-    st.builds(Gamma, RATES, st.floats(0.05, 50)),
-    st.builds(Bursty, RATES, st.floats(0.01, 100), st.floats(0, 100)),
+    st.builds(constant, RATES),
+    st.builds(poisson, RATES),
+    st.builds(gamma, RATES, st.floats(0.05, 50)),
+    st.builds(bursty, RATES, st.floats(0.01, 100), st.floats(0, 100)),
 )
 
 
 def times(pattern, count, seed=0):
-    return list(islice(pattern.times(make_generator(seed, 0)), count))
+    return list(islice(pattern(make_generator(seed, 0)), count))
 
 
 def gaps(pattern, count=20_000):
@@ -36,12 +36,12 @@ def test_the_first_comes_at_0_and_none_before_the_last(pattern, seed):
 
 
 def test_constant_arrivals_do_not_drift():
-    assert times(Constant(3.0), 30_001)[-1] == 10_000.0
-    assert times(Constant(4.0), 3) == [0.0, 0.25, 0.5]
+    assert times(constant(3.0), 30_001)[-1] == 10_000.0
+    assert times(constant(4.0), 3) == [0.0, 0.25, 0.5]
 
 
 @pytest.mark.parametrize(
-    "pattern", [Poisson(5.0), Gamma(5.0, 0.25), Gamma(5.0, 8.0), Bursty(5.0, 2.0, 6.0)]
+    "pattern", [poisson(5.0), gamma(5.0, 0.25), gamma(5.0, 8.0), bursty(5.0, 2.0, 6.0)]
 )
 def test_the_mean_rate_is_the_one_asked_for(pattern):
     assert 1 / gaps(pattern).mean() == pytest.approx(5.0, rel=0.04)
@@ -49,11 +49,11 @@ def test_the_mean_rate_is_the_one_asked_for(pattern):
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_the_gaps_of_gamma_arrivals_vary_as_burstiness_says(burstiness):
-    found = gaps(Poisson(2.0) if burstiness == 1 else Gamma(2.0, burstiness))
+    found = gaps(poisson(2.0) if burstiness == 1 else gamma(2.0, burstiness))
     assert found.std() / found.mean() == pytest.approx(burstiness**-0.5, rel=0.05)
 
 
 def test_bursty_arrivals_come_only_while_it_is_on():
-    found = np.array(times(Bursty(5.0, 2.0, 6.0), 5000))
+    found = np.array(times(bursty(5.0, 2.0, 6.0), 5000))
     assert (found % 8).max() <= 2.0
     assert len(set(found // 8)) > 100

@@ -11,16 +11,16 @@ from msgspec.structs import replace
 from batcher.planning.synthetic import (
     LENGTHS,
     TIMES,
-    Bursty,
-    Constant,
-    Gamma,
-    Poisson,
     SharedPrefix,
     SyntheticWorkload,
+    bursty,
     closed_entries,
+    constant,
+    gamma,
     open_entries,
     parse_distribution,
     parse_shared_prefix,
+    poisson,
     session_entries,
 )
 from batcher.planning.workload_traces import WorkloadError, encode_entries
@@ -51,11 +51,11 @@ WORKLOADS = st.builds(
     name=st.sampled_from(["r", "", 'chat "ü" ']),
 )
 SOURCES = st.one_of(
-    st.just(lambda workload: open_entries(workload, Poisson(3.0))),
-    st.just(lambda workload: open_entries(workload, Bursty(2.0, 1.0, 3.0))),
+    st.just(lambda workload: open_entries(workload, poisson(3.0))),
+    st.just(lambda workload: open_entries(workload, bursty(2.0, 1.0, 3.0))),
     st.just(
         lambda workload: session_entries(
-            workload, Gamma(1.0, 0.3), lengths("uniform:1,4"), seconds("exponential:2")
+            workload, gamma(1.0, 0.3), lengths("uniform:1,4"), seconds("exponential:2")
         )
     ),
     st.just(lambda workload: closed_entries(workload, 5, seconds("lognormal:2,1"))),
@@ -69,13 +69,13 @@ def first(entries, count):
 
 
 def test_the_same_seed_gives_these_bytes():
-    entries = first(open_entries(WORKLOAD, Poisson(5.0)), 3)
+    entries = first(open_entries(WORKLOAD, poisson(5.0)), 3)
     assert b"".join(encode_entries(entries)) == (GOLDEN / "open.jsonl").read_bytes()
 
 
 def test_the_same_seed_gives_these_sessions():
     workload = replace(WORKLOAD, shared_prefix=SharedPrefix(64, 2), name="chat-", seed=7)
-    entries = session_entries(workload, Gamma(2.0, 0.5), lengths("uniform:1,3"), seconds("2.5"))
+    entries = session_entries(workload, gamma(2.0, 0.5), lengths("uniform:1,3"), seconds("2.5"))
     assert b"".join(encode_entries(first(entries, 4))) == (GOLDEN / "sessions.jsonl").read_bytes()
 
 
@@ -106,13 +106,13 @@ def test_rows_are_good_requests_in_order_and_a_longer_workload_begins_alike(
 
 
 def test_a_change_of_one_thing_leaves_the_others_as_they_were():
-    base = first(open_entries(WORKLOAD, Poisson(5.0)), 200)
-    other_times = first(open_entries(WORKLOAD, Constant(1.0)), 200)
+    base = first(open_entries(WORKLOAD, poisson(5.0)), 200)
+    other_times = first(open_entries(WORKLOAD, constant(1.0)), 200)
     other_outputs = first(
-        open_entries(replace(WORKLOAD, output_lengths=lengths("zipf:1,9")), Poisson(5.0)), 200
+        open_entries(replace(WORKLOAD, output_lengths=lengths("zipf:1,9")), poisson(5.0)), 200
     )
     with_prefix = first(
-        open_entries(replace(WORKLOAD, shared_prefix=SharedPrefix(8, 3)), Poisson(5.0)), 200
+        open_entries(replace(WORKLOAD, shared_prefix=SharedPrefix(8, 3)), poisson(5.0)), 200
     )
     assert [(r.prompt, r.max_tokens) for r in other_times] == [
         (r.prompt, r.max_tokens) for r in base
@@ -127,7 +127,7 @@ def test_a_change_of_one_thing_leaves_the_others_as_they_were():
 
 def test_prompts_of_one_group_begin_with_the_same_segment():
     workload = replace(WORKLOAD, shared_prefix=SharedPrefix(100, 4))
-    entries = first(open_entries(workload, Poisson(1.0)), 2000)
+    entries = first(open_entries(workload, poisson(1.0)), 2000)
     groups = [entry.prompt[0].seed for entry in entries]
     assert set(groups) == {f"prefix-r{group}" for group in range(4)}
     assert all(400 < groups.count(group) < 600 for group in set(groups))
@@ -140,7 +140,7 @@ def test_prompts_of_one_group_begin_with_the_same_segment():
 def test_the_turns_of_a_session_follow_each_other_and_only_the_first_has_the_prefix():
     workload = replace(WORKLOAD, shared_prefix=SharedPrefix(100))
     entries = first(
-        session_entries(workload, Poisson(2.0), lengths("uniform:1,4"), seconds("3")), 900
+        session_entries(workload, poisson(2.0), lengths("uniform:1,4"), seconds("3")), 900
     )
     sessions = [entry.session for entry in entries]
     assert [later for earlier, later in pairwise(sessions) if earlier != later] == [

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from batcher.planning.workload_traces import (
-    TRACES,
     TraceEntryChecks,
     WorkloadError,
     factor_for_rate,
     read_lengths,
     scale_times,
+    trace_entries,
 )
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -28,7 +28,7 @@ def read(name, *lines):
     checks = TraceEntryChecks("trace")
     entries = [
         (entry.id, entry.arrival_time, [(s.length, s.seed) for s in entry.prompt], entry.max_tokens)
-        for entry in TRACES[name](numbered(*lines), checks, "r")
+        for entry in trace_entries(name, numbered(*lines), checks)
     ]
     return entries, checks.num_raised
 
@@ -157,7 +157,7 @@ def test_what_is_wrong_is_said_with_its_line(name, lines, said):
 def test_a_rate_stretches_the_trace_and_keeps_its_order():
     def entries():
         lines = [vllm(str(n), queued=queued) for n, queued in enumerate([3, 4, 4, 13])]
-        return TRACES["vllm"](numbered(*lines), TraceEntryChecks("t"), "r")
+        return trace_entries("vllm", numbered(*lines), TraceEntryChecks("t"))
 
     factor = factor_for_rate(entries(), 0.5, "t")
     times = [entry.arrival_time for entry in scale_times(entries(), factor)]
@@ -167,9 +167,8 @@ def test_a_rate_stretches_the_trace_and_keeps_its_order():
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_trace_without_a_span_has_no_rate(count):
-    entries = TRACES["vllm"](
-        numbered(*[vllm(str(n)) for n in range(count)]), TraceEntryChecks("t"), "r"
-    )
+    lines = numbered(*[vllm(str(n)) for n in range(count)])
+    entries = trace_entries("vllm", lines, TraceEntryChecks("t"))
     with pytest.raises(WorkloadError, match=f"t: no rate to scale: all of its {count} requests"):
         factor_for_rate(entries, 2.0, "t")
 
