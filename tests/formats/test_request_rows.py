@@ -117,17 +117,6 @@ def test_a_row_says_by_its_url_or_its_body_what_it_is(head, body, form) -> None:
     assert parser.parse(line, 1) == parser._parse_good(line, 1) == expected
 
 
-def test_the_options_of_openai_that_are_fields_of_a_request_mean_the_same():
-    options = {"seed": 5, "temperature": 0.7, "top_p": 0.9, "n": 2, "best_of": 3, "logprobs": 5}
-    options |= {"presence_penalty": 1.0, "frequency_penalty": -1.0, "logit_bias": {"5": -100.0}}
-    options |= {"echo": True}
-    request = Request(id="a", prompt="", prompt_logprobs=5, **options)
-    assert parse(row({"prompt": "", **options})).request == request
-    assert parse(row({"prompt": "", **dict.fromkeys(options)})).request == Request(
-        id="a", prompt=""
-    )
-
-
 @pytest.mark.parametrize(
     ("option", "value", "code"),
     [

