@@ -3,11 +3,12 @@
 from random import Random
 from typing import Any, NamedTuple
 
+from engine_runs import drained
 from msgspec.structs import replace
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepsEvent
+from batcher.events import AdmitEvent, FinishEvent, PreemptEvent, StepsEvent
 from batcher.request import PromptSegment
 from batcher.result import Result
 from batcher.scheduling.scheduler import check_settings
@@ -74,18 +75,11 @@ def run_engine(
         is_measured=True,
         speculation=drafter,
     )
-    for request in requests:
-        engine.add(request)
-    events: list[Event] = []
-    results = {}
-    while engine.has_work:
-        outcome = engine.step()
-        events += outcome.events
-        results |= {(result.id, result.index): result for result in outcome.results}
+    done = drained(engine, requests)
     log: list[Logged] = []
     ends: list[float] = []
     blocks: list[int] = []
-    for event in events:
+    for event in done.events:
         if isinstance(event, AdmitEvent):
             log.append(("admit", event.step, event.id, event.index, event.time, event.cached))
         elif isinstance(event, PreemptEvent):
@@ -95,7 +89,7 @@ def run_engine(
         elif isinstance(event, StepsEvent):
             ends += event.ends
             blocks += event.blocks
-    return EngineRun(log, ends, blocks, results)
+    return EngineRun(log, ends, blocks, {(r.id, r.index): r for r in done.results})
 
 
 def random_requests(random: Random, *, may_stop: bool = True) -> list[Request]:

@@ -1,7 +1,6 @@
 """Invariant 9: the trace alone reproduces the schedule and every number of the summary."""
 
-from collections.abc import Iterator
-
+from engine_runs import drained
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +9,7 @@ from reference import english_requests
 from scheduling_settings import scheduling_settings, sharing
 
 from batcher import Engine, Request, Result, SimulatedModel
-from batcher.events import FinishEvent, RequestEvent
+from batcher.events import FinishEvent
 from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.trace.files import encode_events, read_trace
@@ -22,17 +21,12 @@ def traced(
     requests: list[Request], batch_size: int
 ) -> tuple[list[Result], list[bytes], RunMetrics]:
     """The results of a run, the lines of its trace, and the numbers counted while it ran."""
-    engine, metrics, results = Engine(SimulatedModel(), batch_size), RunMetrics(), []
-    events = [engine.run_event()]
-    for request in requests:
-        engine.add(request)
-    while engine.has_work:
-        outcome = engine.step()
-        events += outcome.events
-        results += outcome.results
-    events.append(engine.end_event())
+    engine, metrics = Engine(SimulatedModel(), batch_size), RunMetrics()
+    run = engine.run_event()
+    done = drained(engine, requests)
+    events = [run, *done.events, engine.end_event()]
     metrics.observe(events)
-    return results, [encode_events([event]) for event in events], metrics
+    return done.results, [encode_events([event]) for event in events], metrics
 
 
 @given(st.lists(english_requests(), max_size=12), st.sampled_from([1, 2, 3, 8, 64]))
@@ -76,26 +70,15 @@ def test_first_tokens_are_those_of_the_trace_under_limits(
     run: tuple[list[Request], int, SchedulingSettings],
 ) -> None:
     requests, num_slots, settings = run
-    engine, fold, results = (
-        Engine(SimulatedModel(), num_slots, settings=settings),
-        RequestFold(),
-        [],
-    )
-    for request in requests:
-        engine.add(request)
+    engine, fold = Engine(SimulatedModel(), num_slots, settings=settings), RequestFold()
+    run_event = engine.run_event()
+    done = drained(engine, requests)
     first_tokens: dict[str, int | None] = {}
     checks = TraceChecks()
-    for event in [engine.run_event(), *_events_of(engine, results), engine.end_event()]:
+    for event in [run_event, *done.events, engine.end_event()]:
         assert checks.complaint(event) is None
         found = fold.take(event)
         if isinstance(event, FinishEvent) and found is not None:
             told = [one.first_token for one in found.admissions if one.first_token is not None]
             first_tokens[event.id] = told[0] if told and event.tokens else None
-    assert first_tokens == {result.id: result.steps.first_token for result in results}
-
-
-def _events_of(engine: Engine, results: list[Result]) -> Iterator[RequestEvent]:
-    while engine.has_work:
-        outcome = engine.step()
-        results += outcome.results
-        yield from outcome.events
+    assert first_tokens == {result.id: result.steps.first_token for result in done.results}

@@ -7,11 +7,9 @@ import pytest
 from examples import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from played_runs import PLAYED
 from process import ROOT
 from recorded_runs import SETTINGS, record, watch_run, workloads, write_requests
-from reference_drafts import drafted_workloads, play_drafts
-from reference_paged import paged_workloads, play_paged
-from reference_units import play_units, unit_workloads
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
@@ -138,20 +136,8 @@ def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
             assert drawn(shown) == run.seen[step]
 
 
-@st.composite
-def traces(draw):
-    """Draw the events of a run: of beams and their like, of one that preempts, or with drafts."""
-    kind = draw(st.sampled_from(["units", "paged", "drafts"]))
-    if kind == "units":
-        units, batch = draw(unit_workloads())
-        return play_units(units, batch, draw(st.integers(0, 9))).events
-    if kind == "paged":
-        return play_paged(*draw(paged_workloads())).events
-    return play_drafts(*draw(drafted_workloads())).events
-
-
 @pytest.mark.usefixtures("small")
-@given(traces(), st.data())
+@given(PLAYED, st.data())
 @settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_step_looks_the_same_wherever_one_comes_from(events, data):
     try:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from engine_runs import traced
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -28,10 +29,7 @@ def run_events(count=6):
         prompt = [number + 1] * 5
         several = {"n": 2, "temperature": 1.0} if number % 2 else {}
         engine.add(Request(prompt=prompt, max_tokens=9 + number, ignore_eos=True, **several))
-    events = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    return [*events, engine.end_event()], engine.num_steps
+    return traced(engine), engine.num_steps
 
 
 def test_the_spans_are_the_phases_on_the_wall():

@@ -1,7 +1,8 @@
 import pytest
+from made_events import RUN, admit, arrive
 from msgspec.structs import replace
 
-from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent, StepsEvent
+from batcher.events import AdmitEvent, EndEvent, FinishEvent, StepsEvent
 from batcher.metrics.counts import BlockedSteps, BudgetUse, Computed, KvUse, Preemptions, PrefixHits
 from batcher.metrics.slo import parse_slo
 from batcher.metrics.summary import RunMetrics, unit_of
@@ -11,12 +12,8 @@ from cli.screen.terminal import number, percent, whole_percent
 
 def summary_of(slo="ttft=0.5,tpot=50ms", **changes):
     """The numbers of two requests: three tokens in 0.3 s, and one in 2 s."""
-    run = RunEvent(batch=2, model="test", settings={}, step_time={"name": "test"})
     events = [
-        run,
-        ArriveEvent(0, 0.0, "a", 0, "input", 5, 3),
-        ArriveEvent(0, 0.0, "b", 0, "input", 5, 1),
-        AdmitEvent(0, 0.0, "a", 0, 0, "empty"),
+        *(replace(RUN, step_time={"name": "test"}), arrive("a"), arrive("b"), admit("a", 0)),
         FinishEvent(2, 0.25, "a", 0, 0, "length", None, 3),
         AdmitEvent(3, 0.3, "b", 0, 0, "refill"),
         FinishEvent(3, 0.3, "b", 0, 0, "length", None, 1),

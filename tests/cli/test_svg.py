@@ -6,10 +6,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import RUN, admit, arrive, drop, finish
+from msgspec.structs import replace
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, play
 
-from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, render_svg
 
@@ -30,14 +31,11 @@ def long_run(num_requests, batch):
         start, slot = heappop(free)
         end = start + 3 + number % 90
         name = f"r{number}"
-        events += [
-            (0, ArriveEvent(0, 0.0, name, 0, "input", 1, 99)),
-            (start, AdmitEvent(start, float(start), name, 0, slot, "refill")),
-            (end - 0.5, FinishEvent(end - 1, end - 1.0, name, 0, slot, "length", None, 1)),
-        ]
+        events += [(0, arrive(name)), (start, admit(name, slot, start))]
+        events.append((end - 0.5, finish(name, slot, end - 1)))
         heappush(free, (end, slot))
-    run = RunEvent(batch=batch, model="test", settings={})
-    return Timeline.from_events([run, *(event for _, event in sorted(events, key=itemgetter(0)))])
+    in_order = [event for _, event in sorted(events, key=itemgetter(0))]
+    return Timeline.from_events([replace(RUN, batch=batch), *in_order])
 
 
 def parsed(picture):
@@ -117,17 +115,9 @@ def test_every_picture_keeps_the_rules_and_shows_every_span(workload, start, sto
 
 
 def test_what_differs_in_kind_differs_in_shape():
-    events = [
-        RunEvent(batch=2, model="test", settings={}),
-        ArriveEvent(0, 0.0, "bad", 0, "input", 1, 9),
-        AdmitEvent(0, 0.0, "bad", 0, 0, "empty"),
-        ArriveEvent(0, 0.0, "extra", 0, "input", 1, 9),
-        AdmitEvent(0, 0.0, "extra", 0, 1, "empty"),
-        FinishEvent(4, 4.0, "bad", 0, 0, "error", None, 2),
-        FinishEvent(4, 4.0, "extra", 0, 1, "length", None, 2),
-        DropEvent(4, 4.0, "extra", 0, "length"),
-    ]
-    root = picture_of(Timeline.from_events(events))
+    begin = [RUN, arrive("bad"), admit("bad", 0), arrive("extra"), admit("extra", 1)]
+    end = [finish("bad", 0, 4, reason="error"), finish("extra", 1, 4), drop("extra", 4)]
+    root = picture_of(Timeline.from_events([*begin, *end]))
     assert {"failed", "cross", "ring", "striped"} <= classes_of(root)
     assert {"failed", "dropped"} <= {*texts_of(root)}
     plain = picture_of(timeline_of(DESIGN_JOBS))
