@@ -238,15 +238,13 @@ class Speculator:
                 if parent not in after or not 0 <= token < vocab_size:
                     continue
                 constraint = after[parent]
-                if constraint is not None and constraint.is_active:
-                    if not allowed_tokens([constraint], vocab_size)[0, token]:
-                        continue
-                    if token in eos:  # which no constraint reads
-                        kept.append(draft)
-                        continue
-                    constraint = constraint.fork() if parents else constraint
-                    constraint.advance(token)
-                after[draft] = constraint
+                if constraint is None or not constraint.is_active:
+                    after[draft] = constraint
+                elif not allowed_tokens([constraint], vocab_size)[0, token]:
+                    continue
+                elif token not in eos:  # which no constraint reads
+                    after[draft] = then = constraint.fork() if parents else constraint
+                    then.advance(token)
                 kept.append(draft)
             cut[slot] = proposal if len(kept) == len(tokens) else proposal.only(kept)
         return cut

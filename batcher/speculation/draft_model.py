@@ -85,7 +85,7 @@ class DraftModel(DraftingRows):
     """Proposes lines.
 
     Tokens are chosen from the logits as from those of the other model: with the same settings, and
-    what constraints allow; `look_ahead` decides with which noise, see SpeculatingRows.
+    what constraints allow; `look_ahead` decides with which noise, see Speculator.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class DraftTreeModel(DraftingRows):
     Each level is computed together with those before it, as the tree that it is: there are as many
     calls as for a line, of more tokens, of which nothing is kept.
 
-    model: verifies trees.  best_after: see SpeculatingRows.
+    model: verifies trees.  best_after: see Speculator.
     """
 
     def __init__(
