@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import Any
 
 import engine_runs
 import numpy as np
@@ -41,20 +42,11 @@ from batcher.tokens import Tokens
 from batcher.trace.timeline import Timeline
 
 
-def check(
-    case: Case,
-    make_model: MakeModel,
-    expected: Outputs,
-    speculation: SpeculationSettings | Drafter,
-    *,
-    is_streaming: bool = True,
-) -> None:
-    """Make sure that a case with drafts gives what its requests do alone.
-
-    Rows that are streamed go on draft by draft; of others, those that remember nothing at once.
-    """
-    engine = engine_of(case, make_model(), is_streaming=is_streaming, speculation=speculation)
-    assert run(engine) == expected
+def plain(num_requests: int, num_prompt: int, max_tokens: int) -> list[Request]:
+    return [
+        Request(id=str(n), prompt=[n] * num_prompt, max_tokens=max_tokens, ignore_eos=True)
+        for n in range(num_requests)
+    ]
 
 
 def outputs_of(case: Case) -> Outputs:
@@ -74,32 +66,33 @@ def oracle(case: Case, expected: Outputs, chance: float, seed: int) -> Oracle:
 
 @given(
     case=cases(st.one_of(english_requests(), control_requests())),
+    draft=st.sampled_from([None, "ngram", "simulated:0.5", "simulated:0.9", "simulated"]),
     chance=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
-    seed=st.integers(0, 9),
-    model=st.sampled_from([attentive, SimulatedModel]),
-    is_streaming=st.booleans(),
-)
-@settings(examples(60), derandomize=True)
-def test_drafts_change_no_token(
-    case: Case, chance: float, seed: int, model: MakeModel, *, is_streaming: bool
-) -> None:
-    expected = outputs_of(case)
-    known = oracle(case, expected, chance, seed)
-    check(case, model, expected, known, is_streaming=is_streaming)
-
-
-@given(
-    case=cases(st.one_of(english_requests(), control_requests())),
-    draft=st.sampled_from(["ngram", "simulated:0.5", "simulated:0.9", "simulated"]),
     num_tokens=st.sampled_from([1, 4, 9]),
     tree=st.sampled_from([None, "2x3", "3x4", "4x1"]),
+    model=st.sampled_from([attentive, SimulatedModel]),
+    seed=st.integers(0, 9),
+    is_streaming=st.booleans(),
 )
-@settings(examples(40), derandomize=True)
-def test_no_draft_changes_a_token(
-    case: Case, draft: str, num_tokens: int, tree: str | None
+@settings(examples(100), derandomize=True)
+def test_drafts_change_no_token(
+    case: Case,
+    draft: str | None,
+    chance: float,
+    num_tokens: int,
+    tree: str | None,
+    model: MakeModel,
+    seed: int,
+    *,
+    is_streaming: bool,
 ) -> None:
-    speculation = SpeculationSettings(draft=draft, draft_tokens=num_tokens, draft_tree=tree)
-    check(case, attentive, outputs_of(case), speculation)
+    """Be they of n-grams, of a model, or of who knows what follows and is wrong by a chance."""
+    expected = outputs_of(case)
+    drafts: SpeculationSettings | Drafter = oracle(case, expected, chance, seed)
+    if draft is not None:
+        drafts = SpeculationSettings(draft=draft, draft_tokens=num_tokens, draft_tree=tree)
+    engine = engine_of(case, model(), is_streaming=is_streaming, speculation=drafts)
+    assert run(engine) == expected
 
 
 @pytest.mark.parametrize("min_tokens", [2, 4])
@@ -114,7 +107,7 @@ def test_a_stop_acts_from_min_tokens_on_within_the_drafts_of_a_step(min_tokens: 
     assert len(stopped.tokens) == min_tokens
     for seed in range(4):
         known = oracle(case, {("a", 0): whole}, 0.0, seed)
-        check(case, attentive, expected, known, is_streaming=False)
+        assert run(engine_of(case, attentive(), speculation=known)) == expected
 
 
 class Late(Oracle):
@@ -184,9 +177,9 @@ def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved(first_call: int) 
     assert num_failed
 
 
-def checked(engine: Engine) -> list[Event]:
-    events: list[Event] = [engine.run_event(), *engine_runs.drained(engine).events]
-    Timeline.from_events([*events, engine.end_event()]).check_integrity()
+def checked(engine: Engine, requests: Sequence[Request] = ()) -> list[Event]:
+    events = engine_runs.traced(engine, requests)
+    Timeline.from_events(events).check_integrity()
     return events
 
 
@@ -223,8 +216,7 @@ def test_the_trace_tells_which_drafts_are_computed_again(limits: dict) -> None:
     speculation = SpeculationSettings(draft="simulated:0.8")
     limited = SchedulingSettings(**limits)
     engine = Engine(Recomputing(), 3, settings=limited, speculation=speculation)
-    for number in range(5):
-        request = Request(id=str(number), prompt=[number] * 7, max_tokens=20, ignore_eos=True)
+    for number, request in enumerate(plain(5, 7, 20)):
         engine.add(replace(request, temperature=float(number % 2)))
     events = checked(engine)
     assert of_kind(events, AcceptEvent)
@@ -234,8 +226,8 @@ def test_a_row_holds_no_block_behind_what_it_was_given() -> None:
     limits = SchedulingSettings(block_size=2, prefix_cache=True)
     speculation = SpeculationSettings(draft="simulated:0.4", draft_tokens=9)
     engine = Engine(SimulatedModel(), 3, settings=limits, speculation=speculation)
-    for number in range(3):
-        engine.add(Request(id=str(number), prompt=[number] * 5, max_tokens=40, ignore_eos=True))
+    for request in plain(3, 5, 40):
+        engine.add(request)
     while engine.has_work:
         engine.step()
         batch = engine.scheduler.batch
@@ -247,6 +239,7 @@ def test_a_row_holds_no_block_behind_what_it_was_given() -> None:
 
 
 def drained(speculation: SpeculationSettings | Drafter, *requests: Request):
+    """Return the results and the events of requests, and how many steps they took."""
     engine = Engine(SimulatedModel(), 4, speculation=speculation, is_checked=True)
     done = engine_runs.drained(engine, requests)
     return done.results, done.events, engine.num_steps
@@ -261,43 +254,42 @@ def test_a_draft_that_is_its_target_is_always_right(fields: dict) -> None:
     assert not of_kind(events, RollbackEvent)
 
 
-def test_a_request_says_how_many_drafts_it_is_given() -> None:
-    requests = [
-        Request(id="none", prompt="a", max_tokens=20, ignore_eos=True, speculate=False),
-        Request(id="zero", prompt="a", max_tokens=20, ignore_eos=True, draft_tokens=0),
-        Request(id="two", prompt="a", max_tokens=20, ignore_eos=True, draft_tokens=2),
-    ]
-    _, events, _ = drained(SpeculationSettings(draft="simulated", draft_tokens=7), *requests)
-    drafts = of_kind(events, DraftEvent)
-    assert {event.id for event in drafts} == {"two"}
-    assert max(event.tokens for event in drafts) == 2
-
-
 @pytest.mark.parametrize("draft", ["simulated:0.7", "ngram"])
 def test_a_tree_of_one_branch_is_a_line(draft: str) -> None:
-    requests = [
-        Request(id=str(n), prompt=[n] * 5, max_tokens=40, ignore_eos=True) for n in range(6)
-    ]
-    line = SpeculationSettings(draft=draft, draft_tokens=3)
+    requests, line = plain(6, 5, 40), SpeculationSettings(draft=draft, draft_tokens=3)
     tree = SpeculationSettings(draft=draft, draft_tree="1x3")
     assert drained(line, *requests) == drained(tree, *requests)
 
 
-def test_a_tree_is_as_large_as_it_is_to_be_and_no_way_through_it_is_too_long() -> None:
+def test_a_request_says_how_many_drafts_it_is_given_and_no_way_through_them_is_too_long() -> None:
+    """A row of 9 tokens has at most 7 more behind the first of a step that is verified."""
+    asked: dict[str, dict[str, int]] = {
+        "all": {},
+        "two": {"draft_tokens": 2},
+        "four": {"draft_tokens": 4},
+        "more": {"draft_tokens": 60},
+        "zero": {"draft_tokens": 0},
+        "none": {"speculate": False},
+    }
     requests = [
-        Request(id="all", prompt="a", max_tokens=9, ignore_eos=True),
-        Request(id="four", prompt="a", max_tokens=9, ignore_eos=True, draft_tokens=4),
-        Request(id="more", prompt="a", max_tokens=9, ignore_eos=True, draft_tokens=60),
-        Request(id="none", prompt="a", max_tokens=9, ignore_eos=True, speculate=False),
+        Request(id=name, prompt="a", max_tokens=9, ignore_eos=True, **fields)
+        for name, fields in asked.items()
     ]
     speculation = SpeculationSettings(draft="simulated:0", draft_tree="3x4")
     _, events, _ = drained(speculation, *requests)
-    drafts = of_kind(events, DraftEvent)
-    assert [event.tokens for event in drafts if event.id == "all"] == [12] * 4 + [9, 6, 3]
-    assert [event.tokens for event in drafts if event.id == "four"] == [4] * 6 + [3]
-    assert [event.tokens for event in drafts if event.id == "more"] == [12] * 4 + [9, 6, 3]
-    assert {event.id for event in drafts} == {"all", "four", "more"}
-    assert drafts[0].parents == (0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    found: dict[str, list[int]] = {}
+    for event in of_kind(events, DraftEvent):
+        found.setdefault(event.id, []).append(event.tokens)
+        assert event.parents == (0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)[: event.tokens]
+    assert found == {
+        "all": [12] * 4 + [9, 6, 3],
+        "two": [2] * 7,
+        "four": [4] * 6 + [3],
+        "more": [12] * 4 + [9, 6, 3],
+    }
+    line = SpeculationSettings(draft="simulated:0", draft_tokens=5)
+    drafts = of_kind(drained(line, *requests)[1], DraftEvent)
+    assert [event.tokens for event in drafts if event.id == "all"] == [5, 5, 5, 4, 3, 2, 1]
 
 
 def test_branches_that_a_constraint_refuses_are_cut() -> None:
@@ -310,11 +302,13 @@ def test_branches_that_a_constraint_refuses_are_cut() -> None:
     assert rows.cut({0: proposal})[0] == Proposal([a, d, c, e, c], (0, 0, 1, 2, 3))
 
 
-def test_a_tree_where_there_cannot_be_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(match: str, **fields: object) -> None:
+def test_drafts_where_there_cannot_be_any_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(match: str, model: Any = None, **fields: object) -> None:
         with pytest.raises(BatchdecodeError, match=match):
-            Engine(SimulatedModel(), 1, speculation=SpeculationSettings(**fields))
+            Engine(model or SimulatedModel(), 1, speculation=SpeculationSettings(**fields))
 
+    fives = CallableModel(lambda prefixes: [5] * len(prefixes), name="fives")
+    refused("drafts need a model that verifies them", model=fives, draft="ngram")
     refused("--draft-tree 3: expected WxD", draft="ngram", draft_tree="3")
     refused("for drafts in a line", draft="ngram", draft_tree="2x2", draft_tokens="auto")
     monkeypatch.setattr(SimulatedDraft, "verifies_trees", False)
@@ -366,10 +360,7 @@ def test_a_draft_that_fails_is_told_of_rows_that_run() -> None:
         engine = Engine(
             SimulatedModel(), 4, settings=settings, speculation=Failing("propose", num_calls)
         )
-        for number in range(6):
-            engine.add(Request(id=str(number), prompt=[number] * 3, max_tokens=12, ignore_eos=True))
-        events = checked(engine)
-        num_told += len(of_kind(events, SpeculateEvent))
+        num_told += len(of_kind(checked(engine, plain(6, 3, 12)), SpeculateEvent))
     assert num_told > 6
 
 
@@ -388,13 +379,21 @@ def test_a_draft_that_fails_is_told_of_rows_that_run() -> None:
         {0: Proposal(np.array([40, 41]))},  # type: ignore[arg-type]
         {0: Proposal([40.5, 41])},  # type: ignore[list-item]
         {0: Proposal((40, 41))},  # type: ignore[arg-type]
+        "a tree for a model that verifies none",
     ],
 )
-def test_a_drafter_that_proposes_nonsense_fails_no_request(nonsense: object) -> None:
+def test_a_drafter_that_proposes_nonsense_fails_no_request(
+    monkeypatch: pytest.MonkeyPatch, nonsense: object
+) -> None:
     drafter = Failing("", 0)
-    drafter.propose = lambda _: nonsense  # type: ignore[method-assign]  # as a drafter might
-    results, _, _ = drained(drafter, Request(prompt="a", max_tokens=9, ignore_eos=True))
+    if isinstance(nonsense, str):
+        monkeypatch.setattr(SimulatedModel, "verifies_trees", False)
+    else:
+        drafter.propose = lambda _: nonsense  # type: ignore[method-assign]  # as a drafter might
+    results, events, _ = drained(drafter, Request(prompt="a", max_tokens=9, ignore_eos=True))
     assert [len(result.tokens) for result in results] == [9]
+    told = [event.reason for event in of_kind(events, SpeculateEvent)]
+    assert told == ["failure"] or not isinstance(nonsense, str)
 
 
 def test_a_model_drafts_for_an_empty_prompt_in_a_slot_that_was_used() -> None:
@@ -406,22 +405,6 @@ def test_a_model_drafts_for_an_empty_prompt_in_a_slot_that_was_used() -> None:
     assert sum(event.tokens for event in of_kind(events, AcceptEvent)) == 16
 
 
-def test_a_model_that_cannot_verify_is_refused() -> None:
-    model = CallableModel(lambda prefixes: [5] * len(prefixes), name="fives")
-    with pytest.raises(BatchdecodeError, match="drafts need a model that verifies them"):
-        Engine(model, 2, speculation=SpeculationSettings(draft="ngram"))
-
-
-def test_trees_that_a_model_does_not_verify_are_drafts_that_fail(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(SimulatedModel, "verifies_trees", False)
-    request = Request(prompt="a", max_tokens=9, ignore_eos=True)
-    results, events, _ = drained(Failing("", 0), request)
-    assert [len(result.tokens) for result in results] == [9]
-    assert [event.reason for event in of_kind(events, SpeculateEvent)] == ["failure"]
-
-
 def test_auto_gives_no_drafts_that_are_never_right_and_says_why() -> None:
     engine = Engine(
         SimulatedModel(),
@@ -429,9 +412,7 @@ def test_auto_gives_no_drafts_that_are_never_right_and_says_why() -> None:
         step_time=step_time_of("rtx4090_llama3.1-8b"),
         speculation=SpeculationSettings(draft="simulated:0", draft_tokens="auto"),
     )
-    for number in range(4):
-        engine.add(Request(id=str(number), prompt=[number] * 9, max_tokens=200, ignore_eos=True))
-    events = engine_runs.drained(engine).events
+    events = engine_runs.drained(engine, plain(4, 9, 200)).events
     assert (0, "cost") in {(e.tokens, e.reason) for e in of_kind(events, SpeculateEvent)}
     assert sum(event.tokens for event in of_kind(events, DraftEvent)) < 800 / 2  # of a token each
 
@@ -441,7 +422,5 @@ def test_auto_on_the_wall_learns_from_the_steps_it_measures() -> None:
     clock = WallClock(lambda: next(seconds) / 8)
     speculation = SpeculationSettings(draft="simulated", draft_tokens="auto")
     engine = Engine(SimulatedModel(), 1, clock=clock, speculation=speculation)
-    engine.add(Request(prompt="Once", max_tokens=200, ignore_eos=True))
-    while engine.has_work:
-        engine.step()
+    engine_runs.drained(engine, [Request(prompt="Once", max_tokens=200, ignore_eos=True)])
     assert engine.num_steps < 100
