@@ -8,6 +8,7 @@ import reprlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import chain
@@ -118,16 +119,16 @@ class RandomTwo(RandomChoice):
 
 
 class LeastOf(Router):
-    """To the replica of the least load; of equals to the one that has had it for longest."""
+    """To the replica of the least `load`; of equals to the one that has had it for longest."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, load: Callable[[ReplicaView], float], *, hears_reports: bool = False
+    ) -> None:
         super().__init__()
+        self._load, self.hears_reports, self.hears_ends = load, hears_reports, not hears_reports
         self._num_entries = 0
         self._entries: dict[ReplicaView, tuple[float, int, ReplicaView]] = {}
         self._heap: list[tuple[float, int, ReplicaView]] = []  # outdated ones, too
-
-    def load(self, replica: ReplicaView) -> float:
-        raise NotImplementedError
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
         super().use(replicas)
@@ -136,10 +137,6 @@ class LeastOf(Router):
             self._place(replica)
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
-        return self.least
-
-    @property
-    def least(self) -> ReplicaView:
         heap, entries = self._heap, self._entries
         while entries[heap[0][-1]] is not heap[0]:
             heappop(heap)
@@ -152,43 +149,29 @@ class LeastOf(Router):
     def _place(self, replica: ReplicaView) -> None:
         """Put a replica behind all of equal load."""
         self._num_entries += 1
-        self._entries[replica] = entry = self.load(replica), self._num_entries, replica
+        self._entries[replica] = entry = self._load(replica), self._num_entries, replica
         heappush(self._heap, entry)
         if len(self._heap) > MAX_OUTDATED * len(self._entries):
             self._heap = sorted(self._entries.values())
 
 
-class LeastLoaded(LeastOf):
-    """To the replica with the fewest requests in flight."""
-
-    hears_ends = True
-
-    def load(self, replica: ReplicaView) -> float:
-        return replica.num_requests
+def num_requests(replica: ReplicaView) -> float:
+    return replica.num_requests
 
 
-class LeastTokens(LeastOf):
-    """To the replica with the fewest prompt tokens in flight."""
-
-    hears_ends = True
-
-    def load(self, replica: ReplicaView) -> float:
-        return replica.num_tokens
+def num_prompt_tokens(replica: ReplicaView) -> float:
+    return replica.num_tokens
 
 
-class ShortestQueue(LeastOf):
-    """To the one that reported the shortest queue, and was sent the least since.
+def reported_queue(replica: ReplicaView) -> float:
+    """Return the queue that a replica reported, and what was sent there since.
 
     Like vLLM's balancer, it counts what waits, or was sent, four times.
     """
-
-    hears_reports = True
-
-    def load(self, replica: ReplicaView) -> float:
-        report, waiting = replica.report, replica.num_unreported
-        if report is None:
-            return WAITING_WEIGHT * waiting
-        return WAITING_WEIGHT * (waiting + report.waiting) + report.running
+    report, waiting = replica.report, replica.num_unreported
+    if report is None:
+        return WAITING_WEIGHT * waiting
+    return WAITING_WEIGHT * (waiting + report.waiting) + report.running
 
 
 class _Prefix(Struct, eq=False):
@@ -198,7 +181,7 @@ class _Prefix(Struct, eq=False):
     home: ReplicaView | None = None
 
 
-class PrefixAffinity(LeastLoaded):
+class PrefixAffinity(LeastOf):
     """To where most of the prompt was sent last; if that is overloaded, to the least loaded.
 
     Overloaded: more than MAX_OVERLOAD times the mean number of requests in flight (bounded loads:
@@ -208,12 +191,12 @@ class PrefixAffinity(LeastLoaded):
     def __init__(self) -> None:
         from batcher.planning.simulated_sequence import SimulatedContents  # noqa: PLC0415 - it imports numpy
 
-        super().__init__()
+        super().__init__(num_requests)
         self._prefixes: OrderedDict[tuple[int, Hashable], _Prefix] = OrderedDict()
         self._contents = SimulatedContents()
         self._num_prefixes = 0
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:
         prefixes, path, home = self._prefixes, list[_Prefix](), None
         num_tokens = request.num_prompt_tokens // PREFIX_BLOCK * PREFIX_BLOCK
         blocks = self._contents.blocks(request, 0, num_tokens, PREFIX_BLOCK)
@@ -234,7 +217,7 @@ class PrefixAffinity(LeastLoaded):
             prefixes.popitem(last=False)
         mean = (sum(each.num_requests for each in self.replicas) + 1) / len(self.replicas)
         if home not in self._entries or home.num_requests + 1 > max(1, MAX_OVERLOAD * mean):
-            home = self.least
+            home = super().choose(request, now)
         for prefix in path:
             prefix.home = home
         return home
@@ -313,9 +296,9 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": RoundRobin,
     "random": RandomChoice,
     "random-two": RandomTwo,
-    "least-loaded": LeastLoaded,
-    "least-tokens": LeastTokens,
-    "shortest-queue": ShortestQueue,
+    "least-loaded": partial(LeastOf, num_requests),
+    "least-tokens": partial(LeastOf, num_prompt_tokens),
+    "shortest-queue": partial(LeastOf, reported_queue, hears_reports=True),
     "prefix-affinity": PrefixAffinity,
     "session": BySession,
 }

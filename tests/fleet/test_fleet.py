@@ -1,22 +1,29 @@
-"""Fleets: each replica is one engine to the tick, no request is lost, and no router knows more
-than it can."""
+"""Fleets: each replica is one engine to the tick, and no router knows more than it can."""
 
 from itertools import pairwise
+from math import factorial
 from random import Random
 
+import numpy as np
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import poisson, workload_of_jobs
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
+from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
+from batcher.planning import routers
+from batcher.planning.deployments import Deployment, check_router
 from batcher.planning.fleet import Fleet
 from batcher.planning.replicas import result_of_engine
-from batcher.planning.routers import ROUTERS, OwnRouter, Router, router_of
+from batcher.planning.routers import ROUTERS, OwnRouter, ReplicaView, Router, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import AssumedDrafts, ReplicaSettings, simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.settings import SchedulingSettings
+from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 SEEDS = st.integers(0, 2**32)
@@ -174,3 +181,84 @@ def test_a_router_knows_what_came_back_or_was_reported_and_no_more(seed, name):
             assert report.waiting == len(there) - len(running)
         last_report = known[0][2].time
         sent[index] += [one for one in turns.sequences if one.input_index == request.input_index]
+
+
+MOVES = st.one_of(
+    st.tuples(st.just("note"), st.integers(0, 5), st.integers(-3, 5)),
+    st.tuples(st.just("use"), st.permutations(range(6)), st.integers(1, 6)),
+)
+
+
+@examples(100)
+@given(st.lists(MOVES, max_size=60), st.sampled_from([1, 8]))
+def test_the_least_is_that_which_has_been_so_for_longest(moves, max_outdated):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routers, "MAX_OUTDATED", max_outdated)
+        views = [ReplicaView(number) for number in range(6)]
+        router, noted = (
+            router_of("least-tokens"),
+            list(views),
+        )
+        router.use(views)
+        for kind, first, second in moves:
+            if kind == "use":
+                noted = [views[number] for number in first[:second]]
+                router.use(noted.copy())
+            else:
+                view = views[first]
+                view.num_tokens = max(0, view.num_tokens + second)
+                if view in noted:
+                    noted.remove(view)
+                    noted.append(view)
+                router.note(view)
+            assert router.choose(None, 0.0) is min(noted, key=lambda view: view.num_tokens)
+            assert len(router._heap) <= max_outdated * len(noted)
+
+
+@pytest.mark.parametrize("option", ["router", "report_interval"])
+def test_a_router_of_one_replica_has_no_effect(option):
+    with pytest.raises(BatchdecodeError, match="no effect without --replicas"):
+        check_router([option], [Deployment()])
+
+
+# -- queues of which theory knows the mean wait; a service is one step of constant time, or many ---
+
+
+def mean_wait(workload, num_replicas, num_slots, router, step_seconds):
+    settings = ReplicaSettings(
+        num_slots=num_slots,
+        scheduling=Deployment().scheduling,
+        step_time=ConstantStepTime(step_seconds),
+    )
+    times = Fleet(Turns(workload), [settings] * num_replicas, router_of(router), 1.0).run().times
+    half = len(times.arrival) // 20  # the queue was empty at first
+    return float((times.admitted - times.arrival)[half:].mean())
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_the_wait_for_one_step_at_a_time_is_that_of_m_d_1():
+    load = 0.5
+    workload = workload_of_jobs(poisson(2 * load, 200_000), [1] * 200_000)
+    wait = mean_wait(workload, 2, 1, "random", 1.0)  # a random half of a Poisson process is one
+    assert wait == pytest.approx(load / (2 * (1 - load)), rel=0.02)
+
+
+def erlang_c(servers, load):
+    """The probability of waiting in M/M/c; load: in servers."""
+    last = load**servers / factorial(servers) * servers / (servers - load)
+    return last / (sum(load**n / factorial(n) for n in range(servers)) + last)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_the_wait_for_slots_is_that_of_m_m_c():
+    slots, load, steps, number = 4, 0.7, 300, 300_000
+    outputs = np.random.default_rng(2).geometric(1 / steps, number)
+    steps = float(outputs.mean())  # a mean service is so many, of 1 second together
+    arrivals = poisson(1.0, number)
+    arrivals *= number / arrivals[-1] / (load * slots)  # the load is as it should be
+    wait = mean_wait(workload_of_jobs(arrivals, outputs), 1, slots, "least-loaded", 1 / steps)
+    asked = load * slots
+    theory = erlang_c(slots, asked) / (slots - asked)
+    assert wait - 0.5 / steps == pytest.approx(theory, rel=0.02)  # until the next step begins

@@ -1,13 +1,19 @@
-"""Grids: their order, that processes change nothing, and what makes no sense."""
+"""Grids of deployments: their numbers, what binds them, their knees, and SLOs of classes."""
+
+from math import ceil, log2
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from served import MODEL, deployment_of, outcome_of, question_of, requests_of
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.slo import parse_slo
-from batcher.planning.compare import compare, settings_of, varied
+from batcher.metrics.slo import Slo, parse_slo, parse_slos
+from batcher.planning.compare import Size, compare, knee_of, knees_of, settings_of, varied
 from batcher.planning.deployments import AXES, Deployment, grid_of
-from batcher.planning.measure import Question, measure
+from batcher.planning.measure import Question, measure, run
+from batcher.planning.plan import find_plan
+from batcher.planning.streamed import parse_streamed
 from batcher.planning.workload import has_exact_length, workload_of
 from batcher.request import Request
 from cli.planning import decoded_outputs
@@ -139,3 +145,295 @@ def test_lengths_that_only_the_model_knows():
     jobs = workload_of(requests, MODEL, outputs).jobs
     lengths = [len(outputs[key]) for key in sorted(outputs)]
     assert [job.output.length for job in jobs] == lengths
+
+
+AT_ONCE = [(0, 1, 10)] * 4
+
+
+def check(outcome, constraint, **shares):
+    assert outcome.binding.constraint == constraint
+    assert outcome.binding.shares == pytest.approx(shares, abs=1e-6)
+    assert outcome.binding.share == outcome.binding.shares[constraint]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "constraint", "shares"),
+    [
+        # one after another: somebody waits for 30 of 40 seconds
+        (AT_ONCE, {"batch": 1}, "slots", {"slots": 0.75, "compute": 0.25}),
+        # nobody waits, and nobody is to come
+        (AT_ONCE, {"batch": 4}, "compute", {"compute": 1.0}),
+        # 8 + 5 - 1 tokens are 3 blocks of 4, so one runs at a time: 5 seconds each
+        (
+            [(0, 8, 5)] * 3,
+            {"batch": 2, "kv_blocks": 3, "block_size": 4},
+            "kv",
+            {"kv": 10 / 15, "compute": 5 / 15},
+        ),
+        # each prompt takes two steps of 4 tokens
+        (
+            [(0, 8, 1)] * 3,
+            {"batch": 4, "max_batch_tokens": 4},
+            "tokens",
+            {"tokens": 4 / 6, "compute": 2 / 6},
+        ),
+        # in the first step both slots are taken, then one is kept empty for 4
+        (
+            [(0, 1, 1), (0, 1, 5), (0, 1, 1)],
+            {"batch": 2, "batching": "static"},
+            "static",
+            {"slots": 1 / 6, "static": 4 / 6, "compute": 1 / 6},
+        ),
+        # 2 busy seconds, 8 idle ones, 2 of the last request
+        (
+            [(0, 1, 2), (10, 1, 2)],
+            {"batch": 4},
+            "arrivals",
+            {"arrivals": 10 / 12, "compute": 2 / 12},
+        ),
+        # busy while nobody waits is arrivals until the last has come
+        ([(0, 1, 10), (6, 1, 4)], {"batch": 4}, "arrivals", {"arrivals": 0.6, "compute": 0.4}),
+        # nobody can ever run
+        (
+            [(0, 40, 1), (3, 40, 1)],
+            {"batch": 2, "kv_blocks": 4, "block_size": 4},
+            "kv",
+            {"kv": 1.0},
+        ),
+    ],
+)
+def test_what_is_waited_for_binds(rows, settings, constraint, shares):
+    check(outcome_of(*rows, **settings), constraint, **shares)
+
+
+@pytest.fixture
+def profile(tmp_path):
+    def write(**terms):
+        path = tmp_path / "p.yaml"
+        every = dict.fromkeys(["t0", "w", "f", "g", "d", "h", "e"], 0) | terms
+        path.write_text("\n".join(f"{name}: {value}" for name, value in every.items()))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("t0", "binds"), [(500, "slots"), (115, "slots"), (105, "compute"), (0, "compute")]
+)
+def test_a_tenth_more_is_what_pays(profile, t0, binds):
+    # 2 (t0 + f) / (t0 + 2 f) - 1 = t0 / (t0 + 2 f), of f = 500: 0.103 and 0.095
+    binding = outcome_of(*AT_ONCE, batch=1, profile=profile(t0=t0, f=500)).binding
+    assert binding.doubling == pytest.approx(t0 / (t0 + 1000), abs=1e-6)
+    assert binding.constraint == binds
+
+
+@pytest.mark.parametrize("term", ["f", "g", "d", "e"])
+def test_a_step_twice_as_large_has_twice_of_all_that_takes_time(profile, term):
+    outcome = outcome_of(*[(0, 50, 50)] * 4, batch=2, profile=profile(**{"f": 1, term: 1000}))
+    assert outcome.binding.doubling == 0
+
+
+def test_who_was_preempted_waits_even_while_nobody_is_to_come():
+    # both grow to 2 blocks of 4; the third block of one is that of the other, which waits from
+    # step 5 to 8, computes 9 tokens again and has its last in step 12
+    outcome = outcome_of(*[(0, 4, 9)] * 2, batch=2, kv_blocks=4, block_size=4, prefix_cache=False)
+    assert (outcome.preemptions, outcome.steps) == (1, 13)
+    check(outcome, "compute", kv=4 / 13, compute=9 / 13)
+
+
+def sizes_of(curve):
+    """Sizes that something else than arrivals binds, of (batch, what it serves)."""
+    return [Size(batch=batch, served=served) for batch, served in curve]
+
+
+@pytest.mark.parametrize(
+    ("curve", "knee"),
+    [
+        ([(1, 10), (2, 20), (4, 40), (8, 41)], 4),
+        ([(1, 10), (2, 20), (4, 40)], None),  # who knows what comes after 4
+        ([(1, 10), (2, 10.5), (4, 20)], None),  # 2 adds little, but 4 doubles
+        ([(4, 100), (16, 120)], 4),  # 9.5 % a doubling
+        ([(8, 0), (16, 0)], None),
+        ([(8, 10)], None),
+    ],
+)
+def test_the_knee_is_the_smallest_that_no_larger_one_beats_by_a_tenth_a_doubling(curve, knee):
+    place = knee_of(sizes_of(curve), 0.1)
+    assert (None if place is None else curve[place][0]) == knee
+
+
+CURVES = st.dictionaries(st.integers(1, 64), st.floats(0.1, 100), min_size=1, max_size=8).map(
+    lambda sizes: sorted(sizes.items())
+)
+
+
+@given(CURVES, st.floats(0.01, 1))
+def test_it_is_what_its_definition_says(curve, growth):
+    found = knee_of(sizes_of(curve), growth)
+    gains = [
+        max(
+            (
+                (later / served) ** (1 / log2(larger / batch)) - 1
+                for larger, later in curve[at + 1 :]
+            ),
+            default=None,
+        )
+        for at, (batch, served) in enumerate(curve)
+    ]
+    for place, gain in enumerate(gains[:-1]):
+        if abs(gain - growth) < 1e-9:
+            return  # rounding decides
+        if gain < growth:
+            assert found == place
+            return
+    assert found is None
+
+
+def test_each_family_that_differs_in_batch_only_has_its_own():
+    cells = [
+        (deployment_of(4, policy="fcfs"), Size(batch=4, served=10)),
+        (deployment_of(4, policy="sjf"), Size(batch=4, served=10)),
+        (deployment_of(16, policy="sjf"), Size(batch=16, served=20)),
+        (deployment_of(8, policy="fcfs"), Size(batch=8, served=10)),
+        (deployment_of(8, policy="sjf"), Size(batch=8, served=20)),
+        (deployment_of(2, policy="fcfs"), None),
+    ]
+    assert knees_of(cells, 0.1) == {0, 4}
+
+
+@pytest.mark.parametrize(
+    ("rows", "knee"),
+    [
+        # (batch, served, p99 of TTFT, serves all that arrives)
+        ([(8, 90, 9.0, False), (16, 95, 1.0, True), (32, 95, 0.1, True), (64, 95, 0.1, True)], 32),
+        ([(8, 95, 0.1, True), (16, 95, 0.1, True)], 8),
+        ([(8, 95, 0.2, True), (16, 95, 0.1, True)], None),  # who knows what comes after 16
+        ([(8, 95, 0.1, True), (16, 95, 0.2, True), (32, 95, 0.3, True)], 8),
+        ([(8, 95, 9.0, False), (16, 95, 1.0, False)], 8),  # nothing tells but what is served
+        ([(8, 95, 9.0, True), (16, 95, 1.0, False), (32, 95, 1.0, False)], 16),
+        ([(8, 95, None, True), (16, 95, None, True)], 8),
+    ],
+)
+def test_where_arrivals_bind_a_shorter_tail_of_ttft_is_worth_more_slots(rows, knee):
+    sizes = [Size(batch=b, served=y, ttft=ttft, is_fed=fed) for b, y, ttft, fed in rows]
+    place = knee_of(sizes, 0.1)
+    assert (None if place is None else sizes[place].batch) == knee
+
+
+def question_of_classes(rows, priorities, slo, asked=1.0):
+    requests = [
+        Request(
+            prompt=request.prompt,
+            max_tokens=request.max_tokens,
+            ignore_eos=True,
+            arrival_time=request.arrival_time,
+            priority=priority,
+        )
+        for request, priority in zip(requests_of(*rows), priorities, strict=True)
+    ]
+    return Question(workload_of(requests, MODEL), slo, asked)
+
+
+@st.composite
+def questions(draw):
+    row = st.tuples(st.integers(0, 20), st.integers(1, 12), st.integers(1, 5))
+    rows = draw(st.lists(row, min_size=1, max_size=30))
+    priority = st.sampled_from([0, 0, 1, -2, 7])
+    priorities = draw(st.lists(priority, min_size=len(rows), max_size=len(rows)))
+    limits = st.dictionaries(
+        st.sampled_from(["queue", "ttft", "e2e"]), st.integers(1, 20), min_size=1
+    )
+    classes = draw(st.dictionaries(priority, st.builds(Slo, limits)))
+    general = draw(limits if not classes else limits | st.just({}))
+    return question_of_classes(
+        rows, priorities, Slo(general, classes), draw(st.sampled_from([0.5, 1.0]))
+    )
+
+
+@given(questions())
+def test_each_class_is_held_to_its_own_limits_and_what_never_ran_has_missed_them(question):
+    deployment = Deployment(
+        batch=3, replicas=2, scheduling=deployment_of(1, kv_blocks=4, block_size=4).scheduling
+    )
+    outcome = measure(question, deployment)
+    slo, result = question.slo, run(question.workload, deployment)
+    served = list(zip(*result.times, strict=True))
+    assert len(served) + result.failed.total() == question.workload.num_samples
+    names = {None: "others"} | {priority: f"priority={priority}" for priority in slo.classes}
+    total = good_in_all = 0
+    for group, name in names.items():
+        own = slo if group is None else slo.classes[group]
+        if not own.limits or not slo.classes:
+            assert name not in outcome.classes
+            continue
+        mine = [row for row in served if (row[-1] if row[-1] in slo.classes else None) == group]
+        failed = sum(
+            count
+            for priority, count in result.failed.items()
+            if (priority if priority in slo.classes else None) == group
+        )
+        times = [
+            {"queue": admitted - arrival, "ttft": first - arrival, "e2e": end - arrival}
+            for arrival, admitted, first, end, _, _ in mine
+        ]
+        good = sum(all(each[m] <= limit for m, limit in own.limits.items()) for each in times)
+        found = outcome.classes[name].goodput
+        priorities = [job.priority for job in question.workload.jobs]
+        assert found.requests == sum(
+            (priority if priority in slo.classes else None) == group for priority in priorities
+        )
+        assert (found.requests, found.good) == (len(mine) + failed, good)
+        assert found.missed.get("failed", 0) == failed
+        rank = max(1, ceil(question.asked * (len(mine) + failed)))
+        for metric in own.limits:
+            values = sorted(each[metric] for each in times)
+            tail = outcome.tails[metric if group is None else f"{name}:{metric}"]
+            assert tail == (values[rank - 1] if rank <= len(values) else None)
+        total, good_in_all = total + found.requests, good_in_all + good
+    if slo.classes:
+        assert (outcome.goodput.requests, outcome.goodput.good) == (total, good_in_all)
+    else:
+        assert outcome.goodput.requests == question.workload.num_samples
+
+
+def test_a_plan_needs_each_class_to_meet_its_share():
+    # eight at once, of 10 s each: two rounds are soon enough for all but the last two
+    slo = parse_slos(["e2e=20", "priority=1:e2e=10"])
+    question = question_of_classes([(0, 1, 10)] * 8, [0] * 6 + [1] * 2, slo, asked=0.75)
+    found = find_plan(question, deployment_of(8), "batch")
+    assert (found.is_met, found.value) == (True, 8), "6 of 8 meet theirs with 4 slots, but 0 of 2"
+    assert found.binding_classes == ["priority=1"]
+    assert found.next_outcome.goodput.missed == {"priority=1:e2e": 1}
+    assert found.next_outcome.good_share == 0.5
+    first = deployment_of(4, policy="priority")
+    urgent = question_of_classes(
+        [(0, 1, 10)] * 8, [1] * 6 + [0] * 2, parse_slos(["priority=0:e2e=10"])
+    )
+    assert measure(urgent, first).good_share == 1.0
+    assert find_plan(urgent, first, "batch").value == 2
+
+
+def refuse_the_first_class(request, replicas):
+    return None if request.priority == 1 else 0
+
+
+def test_what_is_refused_has_missed_what_its_class_was_promised():
+    slo = parse_slos(["e2e=1000", "priority=1:e2e=1000"])
+    question = question_of_classes([(0, 1, 3)] * 6, [0, 1] * 3, slo)
+    name = f"{__name__}:refuse_the_first_class"
+    outcome = measure(question, Deployment(replicas=2, router=name))
+    goodputs = {name: each.goodput for name, each in outcome.classes.items()}
+    assert {name: (each.good, each.requests) for name, each in goodputs.items()} == {
+        "others": (3, 3),
+        "priority=1": (0, 3),
+    }
+    assert goodputs["priority=1"].missed == {"failed": 3}
+    assert outcome.goodput.missed == {"priority=1:failed": 3}
+
+
+@pytest.mark.parametrize(
+    "text", ["priority=", "priority=1", "priority=0:1:0:2", "priority=0:0", "priority=a:1"]
+)
+def test_what_states_no_priorities(text):
+    with pytest.raises(BatchdecodeError, match=r"expected PRIORITY:SHARE"):
+        parse_streamed(f"synthetic:rate=5,duration=6,prompt=8,output=8,{text}")

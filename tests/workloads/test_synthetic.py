@@ -1,8 +1,9 @@
-"""Synthetic workloads: a seed gives the same bytes, and each kind of number its own stream."""
+"""Synthetic workloads: arrivals, distributions, and that a seed gives the same bytes."""
 
 from itertools import islice, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,14 +17,17 @@ from batcher.planning.synthetic import (
     bursty,
     closed_entries,
     constant,
+    draw_lengths,
+    draw_seconds,
     gamma,
+    make_generator,
     open_entries,
     parse_distribution,
     parse_shared_prefix,
     poisson,
     session_entries,
 )
-from batcher.planning.workload_traces import WorkloadError, encode_entries
+from batcher.planning.workload_traces import MAX_LENGTH, WorkloadError, encode_entries
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.validation import ModelCapabilities
 
@@ -170,3 +174,146 @@ def test_a_wrong_shared_prefix_is_named(text):
     with pytest.raises(WorkloadError) as caught:
         parse_shared_prefix(text, "--shared-prefix")
     assert f"--shared-prefix {text}: expected TOKENS or TOKENS:GROUPS" in str(caught.value)
+
+
+RATES = st.floats(1e-3, 1e3)
+PATTERNS = st.one_of(
+    st.builds(constant, RATES),
+    st.builds(poisson, RATES),
+    st.builds(gamma, RATES, st.floats(0.05, 50)),
+    st.builds(bursty, RATES, st.floats(0.01, 100), st.floats(0, 100)),
+)
+
+
+def times(pattern, count, seed=0):
+    return list(islice(pattern(make_generator(seed, 0)), count))
+
+
+def gaps(pattern, count=20_000):
+    return np.diff(times(pattern, count))
+
+
+@given(PATTERNS, st.integers(0, 2**32))
+def test_the_first_comes_at_0_and_none_before_the_last(pattern, seed):
+    found = times(pattern, 1100, seed)
+    assert found[0] == 0.0
+    assert all(earlier <= later for earlier, later in pairwise(found))
+    assert found == [round(time, 6) for time in found]
+    assert found == times(pattern, 1100, seed)
+
+
+def test_constant_arrivals_do_not_drift():
+    assert times(constant(3.0), 30_001)[-1] == 10_000.0
+    assert times(constant(4.0), 3) == [0.0, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    "pattern", [poisson(5.0), gamma(5.0, 0.25), gamma(5.0, 8.0), bursty(5.0, 2.0, 6.0)]
+)
+def test_the_mean_rate_is_the_one_asked_for(pattern):
+    assert 1 / gaps(pattern).mean() == pytest.approx(5.0, rel=0.04)
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_the_gaps_of_gamma_arrivals_vary_as_burstiness_says(burstiness):
+    found = gaps(poisson(2.0) if burstiness == 1 else gamma(2.0, burstiness))
+    assert found.std() / found.mean() == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+def test_bursty_arrivals_come_only_while_it_is_on():
+    found = np.array(times(bursty(5.0, 2.0, 6.0), 5000))
+    assert (found % 8).max() <= 2.0
+    assert len(set(found // 8)) > 100
+
+
+SPECS = [
+    "7",
+    "constant:7",
+    "uniform:16,256",
+    "normal:100,200",
+    "lognormal:512,0.8",
+    "exponential:40",
+    "pareto:10,1.2",
+    "zipf:1.1,500",
+]
+
+
+def drawn_lengths(text, count=20_000, maximum=MAX_LENGTH, seed=0):
+    drawn = draw_lengths(
+        parse_distribution(text, "--prompt-tokens", LENGTHS), make_generator(seed, 1), maximum
+    )
+    return np.array(list(islice(drawn, count)))
+
+
+@given(st.sampled_from(SPECS), st.integers(0, 2**32), st.integers(1, 300))
+def test_lengths_are_whole_and_within_their_bounds(text, seed, maximum):
+    found = drawn_lengths(text, 1500, maximum, seed)
+    assert found.dtype == np.int64
+    assert found.min() >= 1
+    assert found.max() <= maximum
+    assert (found == drawn_lengths(text, 1500, maximum, seed)).all()
+
+
+def test_uniform_lengths_have_both_ends_as_often_as_the_rest():
+    values, counts = np.unique(drawn_lengths("uniform:3,12"), return_counts=True)
+    assert values.tolist() == list(range(3, 13))
+    assert counts.min() > 1850
+    assert counts.max() < 2150
+
+
+@pytest.mark.parametrize(
+    ("text", "statistic", "expected"),
+    [
+        ("normal:1000,50", np.mean, 1000),
+        ("normal:1000,50", np.std, 50),
+        ("lognormal:512,0.8", np.median, 512),
+        ("lognormal:512,0.8", np.mean, 512 * np.exp(0.32)),
+        ("exponential:400", np.mean, 400),
+        ("pareto:100,3", np.mean, 150),
+        ("pareto:100,3", np.min, 100),
+    ],
+)
+def test_parameters_mean_what_their_names_say(text, statistic, expected):
+    assert statistic(drawn_lengths(text)) == pytest.approx(expected, rel=0.04)
+
+
+def test_zipf_falls_as_a_power():
+    found = drawn_lengths("zipf:1,100", 100_000)
+    assert found.max() <= 100
+    assert (found == 1).mean() / (found == 2).mean() == pytest.approx(2, rel=0.05)
+    assert (found == 1).mean() / (found == 10).mean() == pytest.approx(10, rel=0.1)
+
+
+def test_extreme_parameters_neither_overflow_nor_warn():
+    for text in ("lognormal:1e9,10", "pareto:1e9,0.1", "normal:1e9,1e9", "exponential:1e9"):
+        assert drawn_lengths(text).max() == MAX_LENGTH
+
+
+def test_seconds_are_not_negative_and_need_not_be_whole():
+    drawn = draw_seconds(
+        parse_distribution("normal:1,2", "--think-time", TIMES), make_generator(0, 0)
+    )
+    found = list(islice(drawn, 2000))
+    assert min(found) == 0.0
+    assert any(second != int(second) for second in found)
+    assert found == [round(second, 6) for second in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gauss:1,2", "unknown distribution 'gauss' (known: N; constant:N; uniform:LOW,HIGH; "),
+        ("", "unknown distribution ''"),
+        ("-3", "constant:N with N >= 0"),
+        ("uniform:9,3", "uniform:LOW,HIGH with 0 <= LOW <= HIGH"),
+        ("uniform:a,3", "'a' is not a number"),
+        ("normal:inf,3", "'inf' is not a number up to 1e+09"),
+        ("lognormal:512,11", "SIGMA from 0 to 10"),
+        ("zipf:1,0", "MAX from 1 to 1,048,576"),
+    ],
+)
+def test_a_wrong_distribution_is_named_with_what_is_allowed(text, said):
+    with pytest.raises(WorkloadError) as caught:
+        parse_distribution(text, "--prompt-tokens", LENGTHS)
+    assert str(caught.value).startswith(f"--prompt-tokens {text}: ")
+    assert said in str(caught.value)

@@ -1,0 +1,400 @@
+"""Plans: what is searched, what binds and helps at the edge, and that processes change nothing."""
+
+import pytest
+from examples import examples, mostly_heavy
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from served import MODEL, deployment_of, question_of
+
+from batcher.errors import BatchdecodeError
+from batcher.metrics.slo import parse_slo
+from batcher.planning.deployments import Deployment
+from batcher.planning.measure import Question, measure, problem_of
+from batcher.planning.plan import (
+    NUM_PROBES,
+    SETTING_OF,
+    Edge,
+    Ladder,
+    LeastSearch,
+    Removal,
+    changed_limit,
+    doublings,
+    find_plan,
+    likely,
+    try_deployment,
+)
+from batcher.planning.streamed import parse_streamed
+from batcher.planning.workload import workload_of
+from batcher.request import Request
+from batcher.settings import SchedulingSettings
+
+EIGHT = [(0, 1, 10)] * 8
+
+
+def plan(*rows, slo, searched="rate", batch=8, **scheduling):
+    question = question_of(*rows, slo=parse_slo(slo))
+    return find_plan(question, deployment_of(batch, **scheduling), searched)
+
+
+def test_if_the_first_is_enough_nothing_binds():
+    found = plan(*EIGHT, slo="e2e=80", searched="batch")
+    assert (found.value, found.is_last, found.binding, found.next_value) == (1, True, [], None)
+    assert not plan(*EIGHT, slo="e2e=20", searched="batch").is_last
+
+
+def test_the_fewest_blocks():
+    # of 4 + 5 - 1 tokens: 2 blocks of 4; two rounds of two requests, 5 s each
+    found = plan(
+        *[(0, 4, 5)] * 4,
+        slo="e2e=10",
+        searched="kv_blocks",
+        batch=4,
+        block_size=4,
+        capacity="no-evict",
+        prefix_cache=False,
+    )
+    assert (found.value, found.binding) == (4, ["kv"])
+    assert {relief.share for relief in found.reliefs} == {0.5}
+    tried = [relief.value for relief in found.reliefs]
+    assert tried == [8, 2, 1, 2048, 1024, 512, 256, 128], "of slots, then of tokens"
+
+
+def test_the_smallest_token_budget():
+    # 4 prompts of 8 tokens in 2 steps
+    found = plan(*[(0, 8, 1)] * 4, slo="ttft=2", searched="max_batch_tokens", batch=4)
+    assert (found.value, found.binding) == (16, ["tokens"])
+
+
+def test_requests_that_can_never_run_are_bound_by_kv():
+    # of 16 tokens in 4 blocks of 4; neither twice the blocks nor any number makes a step shorter
+    found = plan(*[(0, 13, 4)] * 4, slo="ttft=1ms", searched="batch", kv_blocks=1, block_size=4)
+    assert found.outcome.failed == 4
+    assert found.binding == ["kv"]
+
+
+def test_limits_that_only_help_together_are_named_together():
+    # with 4 slots there are blocks for one, with more blocks there is one slot
+    question = question_of(*[(0, 4, 5)] * 4, slo=parse_slo("e2e=5"), asked=1.0)
+    base = deployment_of(1, kv_blocks=2, block_size=4, prefix_cache=False)
+    ladder = Ladder(question.workload, base, "max_batch_tokens")
+    outcome = measure(question, ladder.deployment_of(100))
+    edge = Edge(
+        question=question,
+        ladder=ladder,
+        number=100,
+        outcome=outcome,
+        enough=None,
+        measure_all=lambda deployments: [measure(question, each) for each in deployments],
+    )
+    binding, reliefs, removal = edge.analyse()
+    assert binding == ["slots", "kv"]
+    assert removal == Removal(constraints=["slots", "kv"], share=1.0)
+    assert max(relief.share for relief in reliefs) == 0.25
+
+
+@pytest.mark.parametrize(("num_gained", "binding"), [(24, ["compute"]), (25, ["tokens"])])
+def test_a_change_that_helps_a_few_of_many_does_not_bind(num_gained, binding):
+    # a hundred a time where only the first half is in time; a budget is said to help some more
+    question = question_of(*[(0, 1, 1)] * 100, slo=parse_slo("e2e=1"), asked=1.0)
+    ladder = Ladder(question.workload, deployment_of(50), "replicas")
+
+    def measured(deployment):
+        outcome = measure(question, deployment)
+        if deployment.scheduling.max_batch_tokens is None:
+            return outcome
+        goodput = outcome.goodput
+        return replace(outcome, goodput=replace(goodput, good=50 + num_gained))
+
+    outcome = measured(ladder.deployment_of(1))
+    assert outcome.goodput.good == 50
+    edge = Edge(
+        question=question,
+        ladder=ladder,
+        number=1,
+        outcome=outcome,
+        enough=2,
+        measure_all=lambda deployments: [
+            outcome if each.batch != 50 else measured(each) for each in deployments
+        ],
+    )
+    assert edge.analyse()[0] == binding
+
+
+def test_more_that_is_not_enough_is_reported(tmp_path):
+    # a step lasts a second for each row, so tpot is the batch; one at a time, the last waits 9 s
+    profile = tmp_path / "p.yaml"
+    profile.write_text("{t0: 0, w: 0, f: 0, g: 1000, d: 0, h: 0, e: 0}")
+    question = question_of(*[(0, 1, 3)] * 4, slo=parse_slo("queue=6,tpot=2"))
+    found = find_plan(question, deployment_of(8, profile=str(profile)), "batch")
+    assert (found.is_met, found.value) == (True, 2)
+    assert [trial.value for trial in found.contradictions] == [3, 4]
+
+
+def test_nothing_to_search():
+    with pytest.raises(BatchdecodeError, match="all requests arrive at once"):
+        plan(*EIGHT, slo="e2e=9", searched="rate")
+
+
+def test_rates_and_blocks_of_a_workload():
+    workload = question_of((0, 10, 7), (4, 16, 1), (10, 1, 1)).workload
+    assert workload.mean_rate == pytest.approx(0.2)
+    assert workload.num_blocks(16) == 2 + 2 + 1
+    turns = [Request(prompt=[1] * 10, max_tokens=6, ignore_eos=True, session="s")] * 2
+    assert workload_of(turns, MODEL).num_blocks(16) == 1 + 2
+    assert question_of((3, 1, 1), (3, 1, 1)).workload.mean_rate is None
+
+
+# A step takes 1 s and 0.1 s for each token: a long prompt makes those wait who decode beside it.
+BY_TOKENS = "{t0: 1000, w: 0, f: 100, g: 0, d: 0, h: 0, e: 0}"
+
+
+@pytest.fixture
+def by_tokens(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(BY_TOKENS)
+    return str(path)
+
+
+def reached_by(found):
+    return {
+        (relief.setting, relief.value): relief.reached
+        for relief in found.reliefs
+        if relief.reached is not None
+    }
+
+
+def test_a_smaller_token_budget_that_serves_more_is_found_and_binds(by_tokens):
+    # beside a piece of a prompt a token takes up to 4.2 s with 32 tokens a step, 2.6 s with 16
+    rows = [(40 * i, 60, 8) for i in range(12)]
+    limits = {"batch": 3, "max_batch_tokens": 32, "profile": by_tokens}
+    found = plan(*rows, slo="tpot=2.8,ttft=60", **limits)
+    assert (found.is_met, found.binding) == (True, ["tokens"])
+    rate = reached_by(found)["max_batch_tokens", 16]
+    assert rate > 1.4 * found.value
+    again = plan(*rows, slo="tpot=2.8,ttft=60", **(limits | {"max_batch_tokens": 16}))
+    assert again.value == pytest.approx(rate, rel=0.03), "what was promised is what is found"
+
+
+def test_nothing_else_that_lets_fewer_do_leaves_what_is_searched():
+    # two rounds in four slots of two blocks each
+    settings = {"block_size": 4, "capacity": "no-evict", "prefix_cache": False}
+    rows = [(0, 4, 5)] * 8
+    found = plan(*rows, slo="e2e=10", searched="batch", batch=8, kv_blocks=8, **settings)
+    assert (found.value, found.binding, reached_by(found)) == (4, ["slots"], {})
+
+
+def test_another_setting_that_lets_fewer_do_helps():
+    # two prompts of 16 in steps of 8 tokens take 4 steps; in steps of 16, one by one, 8 in all
+    found = plan(*[(0, 16, 2)] * 4, slo="e2e=10", searched="batch", batch=8, max_batch_tokens=8)
+    assert (found.value, found.binding) == (2, ["slots"]), "one more slot is enough"
+    assert reached_by(found) == {("max_batch_tokens", 16): 1}
+
+
+def test_less_than_a_hundredth_is_no_help():
+    # it is said what is enough: 1,000 blocks, with twice the slots 999, with half of them 900
+    question = question_of(*[(0, 1, 1)] * 8, slo=parse_slo("e2e=1"))
+    needed = {8: 1000, 16: 999, 4: 900}
+    outcome = measure(question, deployment_of(8))
+
+    def simulate(deployment):
+        has_enough = deployment.scheduling.kv_blocks >= needed.get(deployment.batch, 1000)
+        goodput = replace(outcome.goodput, good=8 if has_enough else 7)
+        return replace(outcome, goodput=goodput)
+
+    ladder = Ladder(question.workload, deployment_of(8), "kv_blocks")
+    missed = simulate(ladder.deployment_of(999))
+    edge = Edge(
+        question=question,
+        ladder=ladder,
+        number=999,
+        outcome=missed,
+        enough=1000,
+        measure_all=lambda deployments: [simulate(each) for each in deployments],
+    )
+    binding, reliefs, _ = edge.analyse()
+    reached = {relief.value: relief.reached for relief in reliefs if relief.reached}
+    assert reached == {4: pytest.approx(900, abs=15)}
+    assert binding == ["kv"]
+
+
+def test_static_batching_can_be_continuous():
+    rows = [(3 * i, 1, 10) for i in range(12)]
+    found = plan(*rows, slo="queue=5", batch=4, batching="static")
+    assert found.binding == ["static"]
+    assert reached_by(found)["batching", "continuous"] > found.value
+
+
+def test_a_threshold_of_long_prompts_is_a_limit_in_both_directions():
+    rows = [(10 * i, 32, 2) for i in range(12)]
+    found = plan(*rows, slo="ttft=4", batch=2, long_prefill_threshold=8)
+    assert found.binding == ["threshold"]
+    tried = {relief.value for relief in found.reliefs if relief.constraint == "threshold"}
+    assert {4, 16} <= tried
+
+
+@pytest.mark.parametrize(
+    ("is_wider", "limit", "settings", "expected"),
+    [
+        (True, "slots", {"batch": 4}, {"batch": 8}),
+        (False, "slots", {"batch": 4}, {"batch": 2}),
+        (False, "slots", {"batch": 1}, {}),
+        (True, "slots", {"batch": 4, "max_batch_tokens": 5}, {"batch": 8, "max_batch_tokens": 8}),
+        (True, "tokens", {"batch": 4}, {}),
+        (False, "tokens", {"batch": 4}, {"max_batch_tokens": 2048}),
+        (False, "tokens", {"batch": 4000}, {"max_batch_tokens": 4000}),
+        (False, "tokens", {"batch": 4, "max_batch_tokens": 9}, {"max_batch_tokens": 4}),
+        (True, "kv", {"batch": 4}, {}),
+        (False, "kv", {"batch": 4, "kv_blocks": 7}, {"kv_blocks": 3}),
+        (True, "threshold", {"batch": 4}, {}),
+        (True, "static", {"batch": 4, "batching": "static"}, {"batching": "continuous"}),
+        (True, "static", {"batch": 4}, {}),
+        (False, "static", {"batch": 4, "batching": "static"}, {}),
+    ],
+)
+def test_limits_in_both_directions(is_wider, limit, settings, expected):
+    changed = changed_limit(deployment_of(**settings), limit, is_wider=is_wider)
+    assert changed == deployment_of(**(settings | expected))
+
+
+def search(is_enough, *, high=1000, start=0):
+    return searched(lambda number: (float(is_enough(number)), 0.0), high, start)
+
+
+def searched(score, high, start=0):
+    found = LeastSearch(1.0, doublings(1, high))
+    for number in found.asks(start):
+        found.scores[number] = score(number)
+    return found
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 100))
+def test_of_what_stays_enough_the_least_is_found_in_few_tries(least, high, start):
+    rungs = doublings(1, high)
+    found = search(lambda number: number >= least, high=high, start=start % len(rungs))
+    assert found.least == (least if least <= high else None)
+    assert found.contradictions == []
+    assert len(found.scores) <= 2 * len(rungs) + NUM_PROBES + 8
+    assert all(1 <= number <= high for number in found.scores)
+
+
+@given(st.sets(st.integers(1, 200)), st.integers(1, 200))
+def test_whatever_it_is_told_is_what_it_has_seen(enough, high):
+    asked = []
+
+    def is_enough(number):
+        asked.append(number)
+        return number in enough
+
+    found = search(is_enough, high=high)
+    assert len(asked) == len(set(asked)), "nothing is simulated twice"
+    seen = sorted(set(asked) & enough)
+    assert found.least == (seen[0] if seen else None)
+    if seen:
+        assert found.least == 1 or found.least - 1 in asked, "the one before it was tried"
+        assert found.contradictions == sorted(n for n in asked if n > seen[0] and n not in enough)
+
+
+def test_a_band_between_two_rungs_is_found():
+    found = search(lambda number: 80 <= number <= 110, high=128)
+    assert found.least is None or found.least >= 80  # which rung is nearest is not known here
+    score = lambda number: (1.0 if 80 <= number <= 110 else 0.5, -abs(number - 90))  # noqa: E731
+    found = searched(score, 1000)
+    assert found.least == 80
+    assert found.contradictions
+
+
+STREAMED = parse_streamed("synthetic:rate=40,duration=1,prompt=200,output=30")
+
+
+@pytest.mark.parametrize("searched", mostly_heavy(["batch", "rate"], "batch"))
+def test_a_plan_does_not_depend_on_the_number_of_processes(searched):
+    question = Question(STREAMED, parse_slo("ttft=0.2,e2e=1"), 0.9)
+    base = Deployment(
+        batch=4,
+        profile="h100_llama3.1-8b_tp1",
+        scheduling=SchedulingSettings(kv_blocks=100, max_batch_tokens=256),
+    )
+    alone, several = (find_plan(question, base, searched, num_jobs=n, small=0) for n in (1, 2))
+    assert alone == several
+    assert alone.reliefs, "what would help was looked for"
+
+
+FLEET = Deployment(
+    batch=4,
+    replicas=2,
+    profile="h100_llama3.1-8b_tp1",
+    scheduling=SchedulingSettings(kv_blocks=100, max_batch_tokens=256),
+)
+
+
+@pytest.mark.parametrize("limit", ["e2e=0.2", "e2e=1ms"])
+def test_what_is_given_up_changes_nothing_but_its_trial(monkeypatch, limit):
+    monkeypatch.setattr("batcher.planning.measure.CHECKED_AT_ONCE", 8)
+    question = Question(STREAMED, parse_slo(limit), 0.9)
+    whole, quick = (
+        find_plan(question, FLEET, "replicas", has_all_trials=has_all) for has_all in (True, False)
+    )
+    assert replace(quick, trials=whole.trials) == whole
+    given_up = [one.value for one in quick.trials if one.share is None]
+    assert bool(given_up) == whole.is_met
+    for one, other in zip(whole.trials, quick.trials, strict=True):
+        assert one.value == other.value
+        assert one == other or (one.value in given_up and one.share < 0.9)
+
+
+@examples(60)
+@given(
+    st.sampled_from([2, 8, 40]),
+    st.sampled_from([20, 100, 4000]),
+    st.sampled_from([None, 60, 300, 5000]),
+    st.booleans(),
+    st.sampled_from(["watermark", "on-demand", "no-evict"]),
+)
+def test_a_limit_that_was_not_reached_may_be_another(batch, kv_blocks, budget, is_wider, capacity):
+    scheduling = SchedulingSettings(
+        kv_blocks=kv_blocks, max_batch_tokens=budget, capacity=capacity, watermark=0.01
+    )
+    if budget is not None and budget < batch:
+        return
+    question = Question(STREAMED, parse_slo("ttft=0.2"))
+    base = replace(FLEET, batch=batch, scheduling=scheduling)
+    tried = try_deployment(question, (base, False))
+    for limit in SETTING_OF if tried.reached is not None else ():
+        changed = changed_limit(base, limit, is_wider=is_wider)
+        if (
+            changed != base
+            and problem_of(changed) is None
+            and not tried.reached.binds(limit, changed)
+        ):
+            outcome = measure(question, changed)
+            for name in ("latencies", "goodput", "steps", "tails"):
+                assert getattr(outcome, name) == getattr(tried.outcome, name)
+
+
+class Score:
+    """Which numbers are enough, and those that were asked for."""
+
+    def __init__(self, enough):
+        self._enough, self.asked = enough, []
+
+    def __call__(self, number):
+        self.asked.append(number)
+        return (1.0 if number in self._enough else 0.5, -abs(number - 37))
+
+
+@given(st.sets(st.integers(1, 100)), st.integers(1, 6), st.integers(0, 6))
+def test_what_is_likely_begins_with_what_is_next(enough, count, start):
+    score, rungs = Score(enough), doublings(1, 100)
+    search = LeastSearch(1.0, rungs)
+    for number in search.asks(start):
+        search.scores[number] = score(number)
+    known = {}
+    for number in list(score.asked):
+        numbers = likely(known, 1.0, rungs, start, count)
+        assert numbers[0] == number
+        assert 1 <= len(numbers) <= count
+        assert len(set(numbers)) == len(numbers)
+        assert known.keys().isdisjoint(numbers)
+        known[number] = score(number)
+    assert likely(known, 1.0, rungs, start, count) == []
