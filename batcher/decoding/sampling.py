@@ -493,9 +493,60 @@ class Sampler:
             slots = group.slots[~np.isin(group.slots, out)] if out else group.slots
             if some is not None:
                 slots = slots[np.isin(slots, some)]
-            if len(slots):
-                step = _Step(logits, places, masks, mask_rows[slots])
-                self._sample_group(group, slots, step, sampled)
+            if not len(slots):
+                continue
+            params = group.params
+            raw = logits if len(slots) == len(logits) else logits[places[slots]]
+            if group.is_beam:
+                with np.errstate(over="ignore"):
+                    raw = log_softmax(raw).astype(np.float32)
+            negative = None
+            if params.cfg_scale != 1:
+                negative = logits[places[self._partners[slots]]]
+            edited = self._edit(group, slots, raw, negative, masks, mask_rows[slots])
+            if group.is_beam:  # it may come to a dead end
+                sampled.beam_scores.update(zip(slots.tolist(), edited, strict=True))
+                continue
+            chosen: IntArray | None = None
+            if params.is_greedy and not params.has_processed_logprobs:
+                chosen = edited.argmax(axis=-1)
+            if edited is not raw:
+                at = np.arange(len(edited))
+                largest = edited.max(-1) if chosen is None else edited[at, chosen]
+                is_left = largest > -np.inf
+                if not is_left.all():
+                    failure = Failure("constraint-error", NONE_LEFT)
+                    sampled.failed.update(dict.fromkeys(slots[~is_left].tolist(), failure))
+                    slots, raw, edited = slots[is_left], raw[is_left], edited[is_left]
+                    chosen = None if chosen is None else chosen[is_left]
+            if not len(slots):
+                continue
+            if chosen is None:
+                states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
+                cells = [*zip(slots.tolist(), states.positions.tolist(), strict=True)]
+                drafts = [self._drafts.get(cell) for cell in cells] if self._drafts else ()
+                drawn = draw(edited, states, params, drafts)
+                if self._drafted is not None:
+                    drawn_from = probabilities(edited, states.mu, params).astype(np.float32)
+                    made = map(DrawnDraft, drawn.tokens.tolist(), drawn_from)
+                    self._drafted.update(zip(cells, made, strict=True))
+                chosen, self._mu[slots] = drawn.tokens, drawn.mu
+                for row, logprob in drawn.logprobs.items():
+                    sampled.logprobs[int(slots[row])] = logprob
+            if params.needs_raw:
+                num_top, token_ids = params.num_logprobs, np.arange(self._vocab_size)
+                pairs = zip(slots.tolist(), chosen.tolist(), strict=True)
+                for place, (slot, token) in enumerate(pairs):
+                    [logprobs] = log_softmax(raw[place : place + 1])
+                    self._cumulative[slot] += as_told(logprobs[token])
+                    if num_top is not None and not params.has_processed_logprobs:
+                        sampled.logprobs[slot] = token_logprob(logprobs, token_ids, token, num_top)
+            tokens[slots] = chosen
+            if params.cfg_scale != 1:
+                tokens[self._partners[slots]] = chosen
+            self._positions[slots] += 1
+            if group.remembers:
+                self._remember(group, slots, chosen)
         return sampled
 
     def probabilities(self, slot: int, logits: FloatArray) -> Floats:
@@ -508,7 +559,7 @@ class Sampler:
             raise InvariantError(f"slot {slot} has no row")
         [row, group] = entry
         slots, raw = np.array([slot]), np.asarray(logits[None], np.float32)
-        edited = self._edit(group, slots, raw, _Step(raw, slots, None, np.array([NONE])))
+        edited = self._edit(group, slots, raw, None, None, np.array([NONE]))
         found: Floats = probabilities(edited, self._mu[slots], row.params)[0]
         return found
 
@@ -553,12 +604,6 @@ class Sampler:
 
     def forget_drafts(self) -> None:
         self._drafts = {}
-
-    def _drafts_of(self, slots: IntArray, states: DrawStates) -> Sequence[DrawnDraft | None]:
-        if not self._drafts:
-            return ()
-        places = zip(slots.tolist(), states.positions.tolist(), strict=True)
-        return [self._drafts.get(place) for place in places]
 
     # -- parts of the above ----------------------------------------------------------------------
 
@@ -609,76 +654,35 @@ class Sampler:
                 failed[slot] = Failure(partner.code, f"negative prompt: {partner.message}")
         return failed
 
-    def _sample_group(self, group: Group, slots: IntArray, step: "_Step", sampled: Sampled) -> None:
-        params = group.params
-        is_whole = len(slots) == len(step.logits)
-        raw = step.logits if is_whole else step.logits[step.places[slots]]
-        if group.is_beam:
-            with np.errstate(over="ignore"):
-                raw = log_softmax(raw).astype(np.float32)
-        logits = self._edit(group, slots, raw, step)
-        if group.is_beam:  # it may come to a dead end
-            sampled.beam_scores.update(zip(slots.tolist(), logits, strict=True))
-            return
-        tokens: IntArray | None = None
-        if params.is_greedy and not params.has_processed_logprobs:
-            tokens = logits.argmax(axis=-1)
-        if logits is not raw:
-            largest = logits.max(-1) if tokens is None else logits[np.arange(len(tokens)), tokens]
-            is_left = largest > -np.inf
-            if not is_left.all():
-                failure = Failure("constraint-error", NONE_LEFT)
-                sampled.failed.update(dict.fromkeys(slots[~is_left].tolist(), failure))
-                slots, raw, logits = slots[is_left], raw[is_left], logits[is_left]
-                tokens = None if tokens is None else tokens[is_left]
-        if not len(slots):
-            return
-        if tokens is None:
-            states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
-            drawn = draw(logits, states, params, self._drafts_of(slots, states))
-            if self._drafted is not None:
-                drawn_from = probabilities(logits, states.mu, params).astype(np.float32)
-                places = zip(slots.tolist(), states.positions.tolist(), strict=True)
-                drafts = map(DrawnDraft, drawn.tokens.tolist(), drawn_from)
-                self._drafted.update(zip(places, drafts, strict=True))
-            tokens, self._mu[slots] = drawn.tokens, drawn.mu
-            for row, logprob in drawn.logprobs.items():
-                sampled.logprobs[int(slots[row])] = logprob
-        if params.needs_raw:
-            num_top, token_ids = params.num_logprobs, np.arange(self._vocab_size)
-            for place, (slot, token) in enumerate(
-                zip(slots.tolist(), tokens.tolist(), strict=True)
-            ):
-                [logprobs] = log_softmax(raw[place : place + 1])
-                self._cumulative[slot] += as_told(logprobs[token])
-                if num_top is not None and not params.has_processed_logprobs:
-                    sampled.logprobs[slot] = token_logprob(logprobs, token_ids, token, num_top)
-        sampled.tokens[slots] = tokens
-        if params.cfg_scale != 1:
-            sampled.tokens[self._partners[slots]] = tokens
-        self._positions[slots] += 1
-        if group.remembers:
-            self._remember(group, slots, tokens)
-
-    def _edit(self, group: Group, slots: IntArray, raw: FloatArray, step: "_Step") -> FloatArray:
+    def _edit(
+        self,
+        group: Group,
+        slots: IntArray,
+        raw: FloatArray,
+        negative: FloatArray | None,
+        masks: Masks | None,
+        mask_rows: IntArray,
+    ) -> FloatArray:
         """Return the logits that tokens of the group are chosen by; `raw` itself if unchanged.
+
+        negative: those of the partners, of rows that have some.
+        mask_rows: [slots] where in `masks` that of a row is, or NONE.
 
         The order is that of Hugging Face and vLLM: guidance, constraint, allowed ids, bad words,
         min_tokens, bias, then the penalties.
         """
         params = group.params
-        is_masked = step.mask_rows != NONE
+        is_masked = mask_rows != NONE
         logits = raw
-        if params.cfg_scale != 1:
-            negative = step.logits[step.places[self._partners[slots]]]
+        if negative is not None:
             logits = guide(raw, negative, params.cfg_scale)
         elif group.can_edit:
             logits = raw.copy()
-        if step.masks is not None and is_masked.all():
-            logits = _only(logits, step.masks.allowed.take(step.mask_rows, 0))
-        elif step.masks is not None and is_masked.any():
+        if masks is not None and is_masked.all():
+            logits = _only(logits, masks.allowed.take(mask_rows, 0))
+        elif masks is not None and is_masked.any():
             logits = logits.copy()
-            allowed = step.masks.allowed[step.mask_rows[is_masked]]
+            allowed = masks.allowed[mask_rows[is_masked]]
             logits[is_masked] = _only(logits[is_masked], allowed)
         if group.can_edit:
             if group.is_refused is not None:
@@ -708,19 +712,6 @@ class Sampler:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
                 state = int(self._bad_word_states[slot])
                 self._bad_word_states[slot] = group.bad_words.next_state(state, token)
-
-
-class _Step(NamedTuple):
-    """What a group needs of the step.
-
-    logits: [logit rows, vocab].  places: [num_slots] where in them a slot is.
-    mask_rows: [slots of the group] where in `masks`, or -1.
-    """
-
-    logits: FloatArray
-    places: IntArray
-    masks: Masks | None
-    mask_rows: IntArray
 
 
 def _only(logits: FloatArray, allowed: NDArray[np.bool_]) -> FloatArray:
