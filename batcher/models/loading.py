@@ -6,6 +6,7 @@ What adapts other models is only loaded for one of them.
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -40,7 +41,6 @@ from batcher.models.base import (
     Batch,
     Chunk,
     FloatArray,
-    IntArray,
     Model,
     ModelOutput,
     OutputKind,
@@ -175,7 +175,12 @@ class CheckedModel:
         try:
             with child_ends_here():
                 output = self.inner.forward(batch)
-            failed = {slot: _read_failure(why) for slot, why in dict(output.failed).items()}
+            failed: dict[int, str | Failure] = {}
+            for slot, why in dict(output.failed).items():
+                if isinstance(why, Failure) and why.code in RUN_ERROR_CODES:
+                    failed[slot] = Failure(why.code, writable(why.message))
+                else:
+                    failed[slot] = writable(why) if isinstance(why, str) else shown(why)
             answered = np.asarray(output.tokens) if token_slots.size else None
             logits = np.asarray(output.logits) if logit_slots.size else None
             after_drafts = np.asarray(output.draft_logits) if num_drafts else None
@@ -191,7 +196,15 @@ class CheckedModel:
             raise ModelError(f"{self.name} failed rows that it was not asked for: {list(failed)}")
         tokens = np.zeros(self._num_slots, np.int64)
         if answered is not None:
-            failed = self._take_tokens(answered, token_slots, tokens) | failed
+            if answered.shape != (self._num_slots,) or answered.dtype.kind not in "iu":
+                shape = f"{answered.dtype} {list(answered.shape)}"
+                raise ModelError(f"{self.name} returned {shape}, not integers [{self._num_slots}]")
+            largest = MAX_INT if self.vocab_size is None else self.vocab_size - 1
+            is_good = (answered[token_slots] >= 0) & (answered[token_slots] <= largest)
+            tokens[token_slots[is_good]] = answered[token_slots[is_good]]
+            for slot in token_slots[~is_good].tolist():
+                said = f"{self.name} returned {answered[slot]}, which is no token id"
+                failed.setdefault(slot, f"{said} from 0 to {largest}")
         checked_scores = {
             chunk.slot: self._pieces(scores.get(chunk.slot, ()), len(chunk.token_ids))
             for chunk in chunks
@@ -217,20 +230,6 @@ class CheckedModel:
             found = f"logits of {num_tokens - num_left} tokens"
             raise ModelError(f"{self.name} returned {found}, not of the {num_tokens} of the chunk")
 
-    def _take_tokens(
-        self, answered: NDArray[Any], slots: IntArray, tokens: IntArray
-    ) -> dict[int, str | Failure]:
-        if answered.shape != (self._num_slots,) or answered.dtype.kind not in "iu":
-            shape = f"{answered.dtype} {list(answered.shape)}"
-            raise ModelError(f"{self.name} returned {shape}, not integers [{self._num_slots}]")
-        largest = MAX_INT if self.vocab_size is None else self.vocab_size - 1
-        is_good = (answered[slots] >= 0) & (answered[slots] <= largest)
-        tokens[slots[is_good]] = answered[slots[is_good]]
-        return {
-            slot: f"{self.name} returned {answered[slot]}, which is no token id from 0 to {largest}"
-            for slot in slots[~is_good].tolist()
-        }
-
     def _logits(self, answered: NDArray[Any], num_rows: int, whose: str = "") -> FloatArray:
         if answered.shape != (num_rows, self.vocab_size) or answered.dtype.kind not in "iuf":
             shape = f"{answered.dtype} {list(answered.shape)}"
@@ -239,12 +238,6 @@ class CheckedModel:
             raise ModelError(f"{self.name} returned {kind} {shape}, not numbers {wanted}")
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             return np.ascontiguousarray(answered, np.float32)
-
-
-def _read_failure(why: Any) -> str | Failure:
-    if isinstance(why, Failure) and why.code in RUN_ERROR_CODES:
-        return Failure(why.code, writable(why.message))
-    return writable(why) if isinstance(why, str) else shown(why)
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -382,13 +375,41 @@ def missing_methods(model: object) -> list[str]:
     return [method for method in methods if not callable(getattr(model, method, None))]
 
 
-def check_description(model: Model) -> None:
+def check_description(model: Any) -> None:
     """Make sure that a model says of itself what the engine builds on.
 
     Raises:
         BatchdecodeError: it does not.
     """
-    fault = next(_faults_of(model), None)
+
+    def is_int(value: Any, least: int, most: int | None) -> bool:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return is_number and least <= value and (most is None or value <= most)
+
+    is_token_id, size = partial(is_int, least=0, most=MAX_INT), model.vocab_size
+    kinds = getattr(model, "KINDS", get_args(OutputKind))
+    several = attribute_of(getattr(model, "inner", model), "eos_token_ids", ())
+    fault = None
+    if not isinstance(model.name, str) or writable(model.name) != model.name:
+        fault = "name is not text"
+    elif model.gives not in kinds:
+        fault = f"gives is not one of {', '.join(kinds)}"
+    elif size is not None and not is_int(size, 1, None):
+        fault = "vocab_size is neither a positive int nor None"
+    elif model.eos_token_id is not None and not is_token_id(model.eos_token_id):
+        fault = "eos_token_id is neither a token id nor None"
+    elif not isinstance(several, list | tuple) or not all(map(is_token_id, several)):
+        fault = "eos_token_ids are no list of token ids"
+    elif not isinstance(model.settings, dict):
+        fault = "settings are not a dict"
+    elif size is None:
+        if model.gives != "tokens":
+            fault = "vocab_size is None, and it gives logits"
+    elif (last := max(eos_token_ids_of(model), default=0)) >= size:
+        name = "eos_token_id" if last == model.eos_token_id else "eos_token_ids:"
+        fault = f"{name} {last} is not below vocab_size {size}"
+    elif size > (largest := MAX_INT + 1 if model.gives == "tokens" else MAX_LOGITS):
+        fault = f"vocab_size {shown(size)} is above {largest}"
     try:
         msgspec.json.encode(model.settings)
     except (TypeError, ValueError, RecursionError) as error:
@@ -396,42 +417,6 @@ def check_description(model: Model) -> None:
     if fault is not None:
         name = model.name if isinstance(model.name, str) else shown(model.name)
         raise BatchdecodeError(f"model {writable(name)}: its {fault}")
-
-
-def _faults_of(model: Any) -> Iterator[str]:
-    size = model.vocab_size
-    kinds = getattr(model, "KINDS", get_args(OutputKind))
-    largest = MAX_INT + 1 if model.gives == "tokens" else MAX_LOGITS
-    if not isinstance(model.name, str) or writable(model.name) != model.name:
-        yield "name is not text"
-    if model.gives not in kinds:
-        yield f"gives is not one of {', '.join(kinds)}"
-    if size is not None and not (_is_int(size) and size > 0):
-        yield "vocab_size is neither a positive int nor None"
-    if model.eos_token_id is not None and not _is_token_id(model.eos_token_id):
-        yield "eos_token_id is neither a token id nor None"
-    several = attribute_of(getattr(model, "inner", model), "eos_token_ids", ())
-    if not isinstance(several, list | tuple) or not all(map(_is_token_id, several)):
-        yield "eos_token_ids are no list of token ids"
-    if not isinstance(model.settings, dict):
-        yield "settings are not a dict"
-    ends = eos_token_ids_of(model)
-    if size is None:
-        if model.gives != "tokens":
-            yield "vocab_size is None, and it gives logits"
-    elif ends and max(ends) >= size:
-        name = "eos_token_id" if max(ends) == model.eos_token_id else "eos_token_ids:"
-        yield f"{name} {max(ends)} is not below vocab_size {size}"
-    elif size > largest:
-        yield f"vocab_size {shown(size)} is above {largest}"
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_token_id(value: object) -> bool:
-    return isinstance(value, int) and _is_int(value) and 0 <= value <= MAX_INT
 
 
 def _settings(given: Mapping[str, Any], kind: type[S], whose: str) -> S:
@@ -453,13 +438,13 @@ def cache_windows_of(model: Model) -> CacheWindows:
         BatchdecodeError: what it tells is something else.
     """
     windows = attribute_of(getattr(model, "inner", model), "cache_windows", ONE_GROUP)
-    if type(windows) is tuple and windows and all(map(_is_window, windows)):
+    if (
+        type(windows) is tuple
+        and windows
+        and all(window is None or (type(window) is int and window > 0) for window in windows)
+    ):
         return windows
     raise BatchdecodeError(
         f"{model.name}: cache_windows are a tuple of numbers from 1 on, or None for all tokens, "
         f"not {shown(windows)}"
     )
-
-
-def _is_window(window: object) -> bool:
-    return window is None or (type(window) is int and window > 0)
