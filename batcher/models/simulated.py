@@ -154,41 +154,33 @@ HASH_SHIFT = 64 - _CHOICE_BITS
 
 Rate = Annotated[float, Meta(ge=0, le=1)]
 
-_START = {"opener": 0.7, "opening pronoun": 0.2, "opening adverb": 0.1}
-_GRAMMAR: dict[str, dict[str, float]] = {  # part of speech -> what follows it, how often
-    "start": _START,
-    "line": _START,
-    "other": _START,
-    "opener": {"subject adjective": 0.4, "subject": 0.6},
-    "subject adjective": {"subject": 1},
-    "subject": {"verb": 0.85, "adverb": 0.15},
-    "opening pronoun": {"verb": 0.8, "adverb": 0.2},
-    "opening adverb": {"pronoun": 1},
-    "pronoun": {"verb": 0.9, "adverb": 0.1},
-    "adverb": {"verb": 1},
-    "verb": {"determiner": 1},
-    "determiner": {"object adjective": 0.4, "object": 0.6},
-    "object adjective": {"object": 1},
-    "object": {
-        "full stop": 0.4,
-        "preposition": 0.3,
-        "conjunction": 0.2,
-        "comma": 0.06,
-        "dash": 0.04,
-    },
-    "preposition": {"determiner": 1},
-    "conjunction": {"pronoun": 1},
-    "comma": {"conjunction": 1},
-    # a character of three bytes, so that texts split inside characters too
-    "dash": {"dash, second byte": 1},
-    "dash, second byte": {"dash, third byte": 1},
-    "dash, third byte": {"determiner": 1},
-}
+_GRAMMAR = """
+    start: opener 0.7, opening pronoun 0.2, opening adverb 0.1
+    line: opener 0.7, opening pronoun 0.2, opening adverb 0.1
+    other: opener 0.7, opening pronoun 0.2, opening adverb 0.1
+    opener: subject adjective 0.4, subject 0.6
+    subject adjective: subject 1
+    subject: verb 0.85, adverb 0.15
+    opening pronoun: verb 0.8, adverb 0.2
+    opening adverb: pronoun 1
+    pronoun: verb 0.9, adverb 0.1
+    adverb: verb 1
+    verb: determiner 1
+    determiner: object adjective 0.4, object 0.6
+    object adjective: object 1
+    object: full stop 0.4, preposition 0.3, conjunction 0.2, comma 0.06, dash 0.04
+    preposition: determiner 1
+    conjunction: pronoun 1
+    comma: conjunction 1
+    dash: second byte 1
+    second byte: third byte 1
+    third byte: determiner 1
+"""  # part of speech: what follows it, how often
 _BYTES = {
     "comma": byte_id(","),
-    "dash": byte_id(0xE2),
-    "dash, second byte": byte_id(0x80),
-    "dash, third byte": byte_id(0x94),
+    "dash": byte_id(0xE2),  # so that texts split inside characters too
+    "second byte": byte_id(0x80),
+    "third byte": byte_id(0x94),
     "line": byte_id("\n"),
     "full stop": byte_id("."),
 }
@@ -229,8 +221,13 @@ class SimulatedModel:
         self.seed_hash = scramble(settings.seed)
         self.begin_hash = hash_after(self.seed_hash, [BEGIN_TOKEN_ID])
         eos, newline = settings.eos_rate, min(settings.newline_rate, 1 - settings.eos_rate)
-        goes_on = {part: rate * (1 - eos - newline) for part, rate in _START.items()}
-        grammar = {**_GRAMMAR, "full stop": {"eos": eos, "line": newline, **goes_on}}
+        grammar: dict[str, dict[str, float]] = {}
+        for rule in _GRAMMAR.strip().splitlines():
+            part, _, ways = rule.strip().partition(": ")
+            pairs = (way.rsplit(" ", 1) for way in ways.split(", "))
+            grammar[part] = {follower: float(rate) for follower, rate in pairs}
+        goes_on = {part: rate * (1 - eos - newline) for part, rate in grammar["start"].items()}
+        grammar["full stop"] = {"eos": eos, "line": newline, **goes_on}
         token_ids = {
             **tokenizer.words,
             **{part: [byte] for part, byte in _BYTES.items()},

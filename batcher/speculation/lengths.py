@@ -15,6 +15,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from batcher.events import SpeculateReason
 
@@ -61,7 +62,7 @@ class AutoLengths:
     ) -> None:
         self._max_drafts = max_drafts
         self._step_seconds, self._draft_seconds = step_seconds, draft_seconds
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _Shown] = {}
         self._shared = _Shown(_PRIOR * _PRIOR_DRAFTS, _PRIOR_DRAFTS)
         self._changes: list[LengthChange] = []
         self._plan = _Plan(log_threshold=0.0, most_of_row=0, most_of_all=0)
@@ -72,7 +73,7 @@ class AutoLengths:
 
     def open(self, slot: int) -> None:
         """Begin a row, which is given as many as others are likely to get."""
-        self._rows[slot] = row = _Row()
+        self._rows[slot] = row = _Shown()
         self._look_at(row)
         row.num_drafts = self._best(row, 0.0)
 
@@ -108,7 +109,7 @@ class AutoLengths:
         for slot, num_drafts, num_accepted in drafts:
             if num_drafts:
                 row = self._rows[slot]
-                row.shown.add(num_drafts, num_accepted, _MEMORY)
+                row.add(num_drafts, num_accepted, _MEMORY)
                 self._shared.add(num_drafts, num_accepted, _SHARED_MEMORY)
                 self._look_at(row)
                 self._settle(slot, row, _MARGIN)
@@ -176,13 +177,13 @@ class AutoLengths:
             else:
                 heappop(last)
 
-    def _look_at(self, row: "_Row") -> None:
-        shown, shared = row.shown, self._shared
+    def _look_at(self, row: "_Shown") -> None:
+        shared = self._shared
         prior = _ROW_PRIOR_DRAFTS * shared.accepted / shared.tried
-        acceptance = (shown.accepted + prior) / (shown.tried + _ROW_PRIOR_DRAFTS)
+        acceptance = (row.accepted + prior) / (row.tried + _ROW_PRIOR_DRAFTS)
         row.acceptance = min(max(acceptance, _LEAST), _MOST)
 
-    def _best(self, row: "_Row", margin: float) -> int:
+    def _best(self, row: "_Shown", margin: float) -> int:
         """Return how many drafts of the row are worth their time.
 
         margin: of a draft, by which that has to be another number than it is given.
@@ -191,7 +192,7 @@ class AutoLengths:
         is_near = row.num_drafts - margin <= number < row.num_drafts + 1 + margin
         return min(row.num_drafts if is_near else int(number), self._plan.most_of_row)
 
-    def _settle(self, slot: int, row: "_Row", margin: float) -> None:
+    def _settle(self, slot: int, row: "_Shown", margin: float) -> None:
         before, row.num_drafts = row.num_drafts, self._best(row, margin)
         if row.num_drafts != before:
             reason: SpeculateReason = "gain" if row.num_drafts > before else "cost"
@@ -221,32 +222,22 @@ class _Plan(NamedTuple):
     most_of_all: int
 
 
-class _Shown:
+class _Shown(Struct, gc=False):
     """How many drafts were tried and how many of these were accepted, the latest counting most.
 
     A draft behind one that was rejected was not tried.
+    acceptance, num_drafts: how likely that makes those of a row, and how many it is given.
     """
 
-    __slots__ = ("accepted", "tried")
-
-    def __init__(self, accepted: float = 0.0, tried: float = 0.0) -> None:
-        self.accepted, self.tried = accepted, tried
+    accepted: float = 0.0
+    tried: float = 0.0
+    acceptance: float = _PRIOR
+    num_drafts: int = 0
 
     def add(self, num_drafts: int, num_accepted: int, memory: float) -> None:
         """Add the drafts of a step; memory: what is left of what was shown before."""
         self.accepted = memory * self.accepted + num_accepted
         self.tried = memory * self.tried + num_accepted + (num_accepted < num_drafts)
-
-
-class _Row:
-    """What a row has shown, how likely that makes its drafts, and how many it is given."""
-
-    __slots__ = ("acceptance", "num_drafts", "shown")
-
-    def __init__(self) -> None:
-        self.shown = _Shown()
-        self.acceptance = _PRIOR
-        self.num_drafts = 0
 
 
 # -- what steps cost -------------------------------------------------------------------------------

@@ -1,12 +1,10 @@
 """What an output is watched for: which stop wins, which state follows, and what text is kept."""
 
-import random
-
 import numpy as np
 import pytest
 from examples import mostly_heavy
 from random_automata import PIECES, random_case
-from reference import Decoded, Language, decode_alone
+from reference import Decoded
 from slow_automaton import SlowReader
 
 from batcher.decoding.stop_matcher import Output, StateText, StopMatcher, read_output
@@ -239,23 +237,3 @@ def test_what_is_read_and_told_is_what_the_slow_reader_finds(block: int) -> None
             segments = slow.segments()
             kept = [segment for segment in segments if segment[1] or segment[2]]
             assert told.segments == (kept or segments[-1:]), seed
-
-
-def test_stops_are_those_of_the_reference() -> None:
-    """The same brute force that whole runs are compared with."""
-    draw = random.Random(1)
-    letters = Language(lambda prefix: draw.choice([97, 97, 98, 99]), BYTES, 99)
-    for _ in range(400):
-        texts = ["".join(draw.choices("abc", k=draw.randint(1, 4))) for _ in range(3)]
-        request = Request(
-            prompt="",
-            max_tokens=12,
-            ignore_eos=draw.random() < 0.5,
-            stop=texts[: draw.randrange(3)] or None,
-            stop_token=draw.choice([None, 98, [98, 99]]),
-            stop_sequence=draw.choice([None, [97, 98], [[97, 97, 97], [98]], texts[2]]),
-        )
-        expected = decode_alone(request, letters)
-        eos_token_ids = (letters.eos_token_id,)
-        told = read_alone(stop_automaton(request, eos_token_ids), expected.tokens)
-        assert (told.text.decode(), told.stop_reason) == (expected.text, expected.stop_reason)

@@ -1,4 +1,4 @@
-"""`include_stop_str_in_output`: the text ends with the stop, in results and in streams."""
+"""Stops of whole runs; with `include_stop_str_in_output` the text ends with the stop."""
 
 import pytest
 
@@ -51,3 +51,19 @@ def test_a_session_goes_on_from_the_same_tokens():
     ]
     kept = [{**turns[0], "include_stop_str_in_output": True}, turns[1]]
     assert decode(kept)[1].tokens == decode(turns)[1].tokens
+
+
+def test_a_stop_never_looks_into_the_prompt() -> None:
+    request = Request(prompt=[97, 97], max_tokens=3, stop_sequence=[97, 97, 97])
+    [result] = decode([request], model=lambda prefixes: [97 for _ in prefixes])
+    assert (len(result.tokens), result.finish_reason) == (3, "stop")
+    short = Request(prompt=[97, 97], max_tokens=2, stop_sequence=[97, 97, 97])
+    [result] = decode([short], model=lambda prefixes: [97 for _ in prefixes])
+    assert result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("stop_token", [2**31 - 1, [5, 10_000_000]])
+def test_ids_may_be_as_large_as_ids_can_be(stop_token: int | list[int]) -> None:
+    request = Request(prompt="", max_tokens=2, stop_token=stop_token)
+    [result] = decode([request], model=lambda prefixes: [[7, 10_000_000][len(p)] for p in prefixes])
+    assert (result.finish_reason == "stop") == (stop_token != 2**31 - 1)

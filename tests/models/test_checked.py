@@ -181,23 +181,6 @@ def test_logits_that_are_too_large_become_infinite() -> None:
     assert output.logits[1].tolist() == [np.inf] * 4
 
 
-@pytest.mark.parametrize(
-    ("logits", "message"),
-    [
-        (None, r"returned logits object \[\], not numbers \[2, 4\]"),
-        (LOGITS[:1], r"returned logits float32 \[1, 4\], not numbers \[2, 4\]"),
-        (LOGITS[:, :3], r"returned logits float32 \[2, 3\], not numbers \[2, 4\]"),
-        (LOGITS[0], r"returned logits float32 \[4\], not numbers"),
-        (LOGITS > 0, r"returned logits bool \[2, 4\], not numbers"),
-        (LOGITS * 1j, r"returned logits complex"),
-        ([[1.0], [1.0, 2.0]], "raised ValueError"),
-    ],
-)
-def test_logits_that_are_none_fail_the_batch(logits: object, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        answer_to(ModelOutput(np.zeros(4, np.int64), {}, logits), [0, 3])
-
-
 class Verifying(Giver):
     is_paged = verifies_drafts = True
 
@@ -224,15 +207,22 @@ def test_logits_after_drafts_are_handed_on() -> None:
 @pytest.mark.parametrize(
     ("logits", "message"),
     [
-        (None, r"returned logits of drafts object \[\], not numbers \[2, 4\]"),
-        (LOGITS[:1], r"returned logits of drafts float32 \[1, 4\], not numbers \[2, 4\]"),
-        (LOGITS > 0, r"returned logits of drafts bool \[2, 4\], not numbers"),
-        ([[1.0], [1.0, 2.0]], "raised ValueError"),
+        (None, r"object \[\], not numbers \[2, 4\]"),
+        (LOGITS[:1], r"float32 \[1, 4\], not numbers \[2, 4\]"),
+        (LOGITS[:, :3], r"float32 \[2, 3\], not numbers \[2, 4\]"),
+        (LOGITS[0], r"float32 \[4\], not numbers"),
+        (LOGITS > 0, r"bool \[2, 4\], not numbers"),
+        (LOGITS * 1j, "complex"),
+        ([[1.0], [1.0, 2.0]], None),
     ],
 )
-def test_logits_of_drafts_that_are_none_fail_the_batch(logits: object, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        after_drafts(ModelOutput(np.zeros(4, np.int64), draft_logits=logits))
+def test_logits_that_are_none_fail_the_batch(logits: object, message: str | None) -> None:
+    output = ModelOutput(np.zeros(4, np.int64), {}, logits, draft_logits=logits)
+    asked_for = {"": lambda: answer_to(output, [0, 3]), "of drafts ": lambda: after_drafts(output)}
+    for kind, asked in asked_for.items():
+        said = "raised ValueError" if message is None else f"returned logits {kind}{message}"
+        with pytest.raises(ModelError, match=said):
+            asked()
 
 
 def test_a_checked_model_verifies_drafts_exactly_if_its_own_does() -> None:

@@ -128,25 +128,6 @@ def test_rows_of_one_group_do_not_change_each_others_last_bit(
     assert told([4, 3, 2, 1, 0, 6, 5]) == [told([row])[0] for row in [4, 3, 2, 1, 0, 6, 5]]
 
 
-@pytest.mark.parametrize("num_steps", [1, 5])
-@pytest.mark.parametrize("params", [*POOL, SamplingParams(bad_words=("ĀĀ",))], ids=str)
-def test_a_slot_forgets_its_row(params: SamplingParams, num_steps: int) -> None:
-    logits = language_like(np.random.default_rng(1), 2, VOCAB_SIZE)
-    logits[:, 0] = 9  # the token Ā
-    partner = None if params.cfg_scale == 1 else 1
-    sampler = Sampler(2, VOCAB_SIZE, Letters(VOCAB_SIZE))
-
-    def decode() -> tuple:
-        sampler.open(0, SamplingRow(params, 3, [5], (7,), partner))
-        given = logits[: len(sampler.slots)]
-        tokens = [int(sampler.sample(given).tokens[0]) for _ in range(num_steps)]
-        return tokens, sampler._mu[0], sampler._cumulative.item(0)
-
-    first = decode()
-    sampler.close(0)
-    assert decode() == first
-
-
 def test_greedy_takes_the_first_of_the_most_likely() -> None:
     assert one_step([1, 3, 3, 2], GREEDY).tokens.tolist() == [1, 0]
 
