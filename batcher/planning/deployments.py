@@ -10,14 +10,20 @@ from difflib import get_close_matches
 from itertools import product
 from math import gcd, isfinite
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any, get_args
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.fields import read_number
-from batcher.planning.fleet_file import FleetFile, read_fleet
+from batcher.planning.management import (
+    AdmissionControl,
+    Autoscale,
+    Failures,
+    Management,
+    check_management,
+)
 from batcher.planning.replicas import Transfer
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, DEFAULT_ROUTER, router_of
 from batcher.planning.simulator import AssumedDrafts, Role
@@ -31,6 +37,16 @@ from batcher.settings import (
     SchedulingSettings,
     Setting,
 )
+from batcher.timing.catalog import (
+    Amount,
+    CatalogError,
+    OptionalPositive,
+    Place,
+    Positive,
+    as_record,
+    hint_at,
+    read_mapping,
+)
 from batcher.timing.profiles import setup_of, step_time_of
 
 MAX_COUNT = 2**40
@@ -39,8 +55,50 @@ MAX_DRAFT_COST = 1000  # steps
 MAX_REPLICAS = 2**16
 MAX_REPORT_INTERVAL = 1e6  # seconds
 NO_LIMIT = "none"
+MAX_GROUPS, MAX_NAME = 1024, 40  # the latter in characters
 
 Value = Any
+
+
+class ReplicaGroup(Struct, frozen=True, kw_only=True):
+    """`count` equal replicas; settings: those stated, by name; the rest is the fleet's."""
+
+    name: str
+    count: int
+    role: Role = "both"
+    settings: dict[str, Any]
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.count))  # a dict has none
+
+
+class TransferLink(Struct, frozen=True, kw_only=True):
+    """The link from where prompts are computed to where requests decode.
+
+    latency: in seconds.  bytes_per_token: None: that of the model.
+    """
+
+    gbytes_per_s: Positive
+    latency: Amount = 0.0
+    bytes_per_token: OptionalPositive = None
+
+
+class FleetFile(Struct, frozen=True, kw_only=True):
+    """The contents of a fleet file; None: not stated, so as on the command line."""
+
+    path: str
+    groups: tuple[ReplicaGroup, ...]
+    router: str | None = None
+    report_interval: float | None = None
+    management: Management | None = None
+    transfer: TransferLink | None = None
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def num_replicas(self) -> int:
+        return sum(group.count for group in self.groups)
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
@@ -171,12 +229,119 @@ def _draft_tokens(text: str) -> int | None:
     return None if text == "0" else _count(MAX_DRAFT_TOKENS, has_none=True)(text)
 
 
-def _fleet(path: str) -> FleetFile:
-    return read_fleet(
-        path,
-        {name: AXES[name].read for name in ("replicas", *OF_ROUTING)},
-        {name: AXES[name].read for name in OF_ENGINE},
-    )
+class _Contents(Struct):
+    """The sections of a fleet file, of which each reads what is in it."""
+
+    replicas: Annotated[
+        list[Any], Meta(min_length=1, max_length=MAX_GROUPS, description="a list of groups")
+    ]
+    router: Any = None
+    report_interval: Any = None
+    admission: Any = None
+    failures: Any = None
+    autoscale: Any = None
+    transfer: Any = None
+
+
+def read_fleet(path: str) -> FleetFile:
+    """Return the fleet of a YAML file; whatever can have no effect, or no meaning, is an error.
+
+    Raises:
+        CatalogError: the file cannot be read, or something in it is not allowed.
+    """
+    contents = as_record(read_mapping(path), _Contents, path)
+    stated = {
+        name: _read(name, value, Place(path, name, name))
+        for name in OF_ROUTING
+        if (value := getattr(contents, name)) is not None
+    }
+    groups: dict[str, ReplicaGroup] = {}
+    for number, values in enumerate(contents.replicas, 1):
+        name = values.get("name") if isinstance(values, dict) else None
+        called = f"{number} ({name})" if isinstance(name, str) and name else str(number)
+        place = Place(path, f"group {called}", "replicas", number - 1)
+        group = _group(values, str(number), place)
+        if group.name in groups:
+            raise CatalogError(f"{place}: another group is called {group.name}")
+        groups[group.name] = group
+    if contents.transfer is not None:
+        place = Place(path, "transfer", "transfer")
+        stated["transfer"] = as_record(contents.transfer, TransferLink, place)
+    fleet = FleetFile(path=path, groups=tuple(groups.values()), **stated)
+    roles = {group.role for group in fleet.groups}
+    if roles not in ({"both"}, {"prefill", "decode"}):
+        raise CatalogError(
+            f"{path}: role: expected groups with prefill and with decode, or none with either"
+        )
+    if fleet.transfer is None and "decode" in roles:
+        raise CatalogError(f"{path}: transfer is missing: gbytes_per_s, and maybe latency")
+    if fleet.transfer is not None and "decode" not in roles:
+        raise CatalogError(f"{path}: transfer has no effect without groups with role: decode")
+    _read("replicas", fleet.num_replicas, f"{path}: all replicas together")
+    kinds: dict[str, Any] = {
+        "admission": AdmissionControl,
+        "failures": Failures,
+        "autoscale": Autoscale,
+    }
+    sections: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        values, place = getattr(contents, name), Place(path, name, name)
+        if values is not None and len(fleet.groups) > 1:
+            raise CatalogError(
+                f"{place}: expected one group of replicas, without a role, and there are "
+                f"{len(fleet.groups)}: {', '.join(groups)}"
+            )
+        if values is not None:
+            sections[name] = as_record(values, kind, place)
+    if sections:
+        fleet = replace(fleet, management=Management(**sections))
+        check_management(Management(**sections), fleet.num_replicas, path)
+    return fleet
+
+
+def _group(values: Any, number: str, place: Place) -> ReplicaGroup:
+    allowed = ["name", "role", *OF_ENGINE, "count"]
+    if not isinstance(values, dict):
+        raise CatalogError(f"{place}: expected a count, and any of {', '.join(allowed)}")
+    settings = dict(values)
+    name = settings.pop("name", number)
+    if not isinstance(name, str | int) or not 0 < len(str(name)) <= MAX_NAME:
+        raise CatalogError(
+            f"{place.at('name')}: name: expected text of up to {MAX_NAME} characters"
+        )
+    role = settings.pop("role", "both")
+    if role not in get_args(Role):
+        hint = hint_at(str(role), get_args(Role))
+        raise CatalogError(
+            f"{place.at('role')}: role: expected {', '.join(get_args(Role))}, not {role!r}{hint}"
+        )
+    for key in settings:
+        if role == "decode" and key in WHERE_DECODED:
+            raise CatalogError(
+                f"{place.at(key)}: {key} has no effect with role: decode, where a request has "
+                "blocks for all its tokens from the outset, and finds none"
+            )
+        if key not in allowed:
+            raise CatalogError(
+                f"{place.at(str(key))}: unknown setting {key}{hint_at(str(key), allowed)}; "
+                f"allowed: {', '.join(allowed)}"
+            )
+    if "count" not in settings:
+        raise CatalogError(f"{place}: count is missing")
+    read = {key: _read(key, value, place.at(key), f": {key}") for key, value in settings.items()}
+    return ReplicaGroup(name=str(name), count=read.pop("count"), role=role, settings=read)
+
+
+def _read(name: str, value: Any, place: str | Place, named: str = "") -> Any:
+    """Return a value of an axis as YAML has it; named: what errors add to `place`."""
+    if value is None or isinstance(value, bool):
+        value = {None: "none", True: "on", False: "off"}[value]
+    if not isinstance(value, str | int | float):
+        raise CatalogError(f"{place}{named}: expected a single value")
+    try:
+        return AXES["replicas" if name == "count" else name].read(str(value))
+    except (BatchdecodeError, ValueError) as error:  # of an endless number, too
+        raise CatalogError(f"{place}{named} {value!r}: {error}") from None
 
 
 def _reader(setting: Setting) -> Callable[[str], Value]:
@@ -209,7 +374,7 @@ AXES = {
             "draft_cost", "cost", _number(lambda share: 0 <= share <= MAX_DRAFT_COST, _DRAFT_COST)
         ),
         Axis("draft_tokens", "drafts", _draft_tokens),
-        FleetAxis("fleet", "fleet", _fleet),
+        FleetAxis("fleet", "fleet", read_fleet),
         Axis(
             "report_interval",
             "reports s",

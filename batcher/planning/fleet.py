@@ -15,7 +15,7 @@ from functools import partial
 from heapq import heappop, heappush
 from math import floor, inf
 
-from batcher.planning.fleet_file import (
+from batcher.planning.management import (
     Autoscale,
     Autoscaler,
     Failures,

@@ -10,8 +10,15 @@ import msgspec
 
 from batcher.metrics.slo import OTHERS
 from batcher.planning.compare import GridCell, settings_of, varied
-from batcher.planning.deployments import AXES, Axis, Deployment, Value, engines_of, show_value
-from batcher.planning.fleet_file import FleetFile
+from batcher.planning.deployments import (
+    AXES,
+    Axis,
+    Deployment,
+    FleetFile,
+    Value,
+    engines_of,
+    show_value,
+)
 from batcher.planning.measure import Cost, FleetUse, Outcome
 from batcher.planning.plan import Limit, Plan, Relief, Searched, off_from
 

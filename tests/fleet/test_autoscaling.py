@@ -9,7 +9,7 @@ from jobs import workload_of_jobs
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.planning.fleet import RouterQueue
-from batcher.planning.fleet_file import (
+from batcher.planning.management import (
     Autoscale,
     Autoscaler,
     FleetState,

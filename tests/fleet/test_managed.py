@@ -16,7 +16,7 @@ from simulated_workloads import STEP_TIMES, random_requests, random_settings
 
 from batcher.models.simulated import SimulatedModel
 from batcher.planning.fleet import Fleet
-from batcher.planning.fleet_file import (
+from batcher.planning.management import (
     AdmissionControl,
     Autoscale,
     Failures,
