@@ -113,7 +113,8 @@ def _completer(values: Completer | None) -> Callable[..., Any] | None:
 class Value(types.ParamType):
     """A type of typer's that refuses other values in our words, and NaN.
 
-    allowed: what it holds.  range: its numbers as help shows them.
+    allowed: what it holds, in words; types: of values in a file that are such.
+    range: its numbers as help shows them.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -123,8 +124,12 @@ class Value(types.ParamType):
         self.range = range_in_words(smallest, None if largest == ANY_COUNT else largest)
         self._is_number = isinstance(kind, types.IntParamType | types.FloatParamType)
         self.allowed = listed(self.choices) if self.choices else "true or false"
+        self.types: tuple[type, ...] = (str,) if self.choices else (bool,)
         if self._is_number:
-            number = "an integer" if isinstance(kind, types.IntParamType) else "a number"
+            is_integer = isinstance(kind, types.IntParamType)
+            number, self.types = (
+                ("an integer", (int,)) if is_integer else ("a number", (int, float))
+            )
             self.allowed = f"{number} {range_in_words(smallest, largest)}".rstrip()
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:

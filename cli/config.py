@@ -28,13 +28,6 @@ OF_MODELS = {"model", "chat", *LOADING_SETTINGS}
 OF_SCHEDULING = {*SETTINGS, *SPECULATION_SETTINGS, "check", "profile", "kv_memory"}
 OF_ROWS = ("max_tokens", "temperature", "top_p", "seed")
 OF_REQUESTS = {"batch", "keep_going", *OF_ROWS, *OF_MODELS, *OF_SCHEDULING}
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "boolean": ((bool,), expected_of(bool)),
-    "int": ((int,), expected_of(int)),
-    "int range": ((int,), expected_of(int)),
-    "float range": ((int, float), expected_of(float)),
-}
-_TEXT_KIND = (str,), expected_of(str)
 # The sections of models: the field of a command's record, and the record of their settings.
 MODEL_SECTIONS = {
     "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
@@ -96,11 +89,10 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
                 problems.append((place, _unknown(key, sorted(names))))
             continue
         kind = known[name].type
-        types, expected = _KINDS.get(kind.name, _TEXT_KIND)
         if isinstance(written, bool) and "on" in getattr(kind, "choices", ()):
             value = "on" if written else "off"  # which are booleans in YAML
-        if value is not None and type(value) not in types:  # True is no number here
-            expected = getattr(kind, "allowed", expected)  # with the range
+        if value is not None and type(value) not in getattr(kind, "types", (str,)):  # True: none
+            expected = getattr(kind, "allowed", expected_of(str))  # with the range
             problems.append((place, f"{key} must be {expected}, not {show(value)}"))
         elif name in options:
             try:
