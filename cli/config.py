@@ -105,21 +105,12 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
 
 
 def model_settings(path: str) -> dict[str, dict[str, Any]]:
-    """Return the sections of models in the file `path`, by the fields of a command's record.
-
-    Raises:
-        ConfigError: the file cannot be read, or a section is not one of its settings.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    settings, mistakes = _read(path)
-    problems = [*mistakes]
-    for place, key, value in settings:
-        if key in MODEL_SECTIONS:
-            problems += _problems_in_section(place, key, value)
-            if isinstance(value, list):
-                found[MODEL_SECTIONS[key][0]] = {each.key: each.value for each in value}
-    _raise_all(path, problems)
-    return found
+    """Return the sections of models in a file that `defaults_in` accepts, by fields of a record."""
+    return {
+        MODEL_SECTIONS[key][0]: {each.key: each.value for each in value}
+        for _, key, value in _read(path)[0]
+        if key in MODEL_SECTIONS and isinstance(value, list)
+    }
 
 
 def settings_in(path: str, record: type["Struct"]) -> dict[str, Any]:
