@@ -222,10 +222,6 @@ class StopSignals:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             self._is_waiting = False
 
-    def sleep(self, seconds: float) -> None:
-        with self.waiting():
-            time.sleep(seconds)
-
     def _take(self, number: int, _frame: FrameType | None) -> None:
         if self.received is not None:
             signal.signal(number, signal.SIG_DFL)

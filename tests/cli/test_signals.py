@@ -44,7 +44,8 @@ def test_a_signal_breaks_off_what_waits(is_early):
             threading.Timer(0.05, send, [signal.SIGINT]).start()
         began = time.monotonic()
         with pytest.raises(Interrupted):
-            stop.sleep(10)
+            with stop.waiting():
+                time.sleep(10)
         assert time.monotonic() - began < 5
 
 
