@@ -111,12 +111,15 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     Raises:
         ApiError: it is too large, takes too long, or is cut off.
     """
+
+    def too_large() -> ApiError:
+        message = f"the body has more than {limits.max_body_bytes:,} bytes"
+        return ApiError(TOO_LARGE, "body-too-large", message, headers=hang_up)
+
     hang_up = {"connection": "close"}
-    message = f"the body has more than {limits.max_body_bytes:,} bytes"
-    too_large = ApiError(TOO_LARGE, "body-too-large", message, headers=hang_up)
     stated = Headers(scope=scope).get("content-length")
     if stated is not None and stated.isdecimal() and int(stated) > limits.max_body_bytes:
-        raise too_large
+        raise too_large()
     try:
         async with asyncio.timeout(limits.read_seconds):
             parts, num_bytes, has_more = [], 0, True
@@ -128,7 +131,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
                 parts.append(part.get("body", b""))
                 num_bytes += len(parts[-1])
                 if num_bytes > limits.max_body_bytes:
-                    raise too_large
+                    raise too_large()
                 has_more = part.get("more_body", False)
             return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:

@@ -43,9 +43,8 @@ def test_a_signal_breaks_off_what_waits(is_early):
         else:
             threading.Timer(0.05, send, [signal.SIGINT]).start()
         began = time.monotonic()
-        with pytest.raises(Interrupted):
-            with stop.waiting():
-                time.sleep(10)
+        with pytest.raises(Interrupted), stop.waiting():
+            time.sleep(10)
         assert time.monotonic() - began < 5
 
 
