@@ -344,19 +344,6 @@ def shaded_row(shares: Sequence[float], glyphs: ChartGlyphs) -> str:
     return "".join(shades.get(share) or partial[int(share * len(partial))] for share in shares)
 
 
-def highest_counts(counts: Iterable[Stretch], scale: Scale) -> list[int]:
-    highest = [0] * scale.num_cells
-    for start, stop, num in clip(counts, scale.steps):
-        for cell in range(scale.first_cell(start), scale.last_cell(stop - 1) + 1):
-            highest[cell] = max(highest[cell], num)
-    return highest
-
-
-def level_row(counts: Sequence[int], peak: int, glyphs: ChartGlyphs) -> str:
-    highest = len(glyphs.levels) - 1
-    return "".join(glyphs.levels[-(-count * highest // peak) if peak else 0] for count in counts)
-
-
 def bar_row(
     spans: Sequence[SlotSpan],
     labels: Mapping[str, str],
@@ -382,49 +369,45 @@ def bar_row(
         styles[first : last + 1] = [hue_of(span.id)] * (last + 1 - first)
         for cell in _prefill_cells(span, scale):
             cells[cell] = glyphs.prefill if cells[cell] != " " else " "
-        mark, style = _ending(span, glyphs)
+        mark = style = ""
+        if has_failed(span):
+            mark, style = glyphs.broken, "failed"
+        elif span.outcome == "lost":
+            mark, style = glyphs.lost, "failed"
+        elif span.preemption is not None:
+            mark, style = glyphs.preempted, "preempted"
+        elif span.dropped:
+            mark = glyphs.dropped
         if mark and span.end - 1 in steps:
             cells[last], styles[last] = mark, style
         if span.start in steps:
             cells[first], styles[first] = glyphs.admitted, "admitted"
-    free: set[int] = set()
+    free: set[int] = set()  # where bars are still to see, but for the cell behind a label
     for number, span in enumerate(spans):
-        label = labels[span.label]
-        free.update(_write_label(cells, span, label, scale, glyphs, glyphs.bars[number % 2]))
+        bar, steps = glyphs.bars[number % 2], scale.clip(span)
+        first, last = scale.first_cell(steps[0]) + 1, scale.last_cell(steps[-1])
+        first = max([first, *(cell + 1 for cell in _prefill_cells(span, scale)[-1:])])
+        room = sum(1 for _ in takewhile(bar.__eq__, cells[first : last + 1]))
+        text = cut_to_room(labels[span.label], room, glyphs.cut)
+        _write(cells, first, text)
+        label_end = first + cell_width(text)
+        for step, parent in ((fork.step + 1, fork.parent) for fork in span.forks):
+            if step not in steps:
+                continue
+            cell, mark = scale.first_cell(step), f"{glyphs.forked}{parent}"
+            if len(mark) > scale.last_cell(step) - cell + 1:  # there is no room for the number
+                mark = glyphs.forked
+            if cell >= label_end:
+                room = sum(1 for _ in takewhile(bar.__eq__, cells[cell : cell + len(mark)]))
+                _write(cells, cell, mark[:room])
+        seen = range(label_end + bool(text), last + 1)
+        free.update(cell for cell in seen if cells[cell] == bar)
     for cell, mark in marks.items():
         for text in (mark, mark.partition("/")[0]):
             if free.issuperset(range(cell, cell + len(text))):
                 _write(cells, cell, text)
                 break
     return "".join(cells), styles
-
-
-def styled(row: str, styles: Sequence[str]) -> list[tuple[str, str]]:
-    cell, parts = 0, list[tuple[str, str]]()
-    for char in row:
-        width = cell_width(char)
-        parts.append((char, styles[min(cell, len(styles) - 1)] if width else parts[-1][1]))
-        cell += width
-    return joined(parts)
-
-
-def _write_label(
-    cells: list[str], span: SlotSpan, label: str, scale: Scale, glyphs: ChartGlyphs, bar: str
-) -> list[int]:
-    """Write a label and the forks of its beam over its `bar`; return where that is still to see.
-
-    The cell behind the label is not among these.
-    """
-    steps = scale.clip(span)
-    first, last = scale.first_cell(steps[0]) + 1, scale.last_cell(steps[-1])
-    first = max([first, *(cell + 1 for cell in _prefill_cells(span, scale)[-1:])])
-    text = cut_to_room(label, _room(cells[first : last + 1], bar), glyphs.cut)
-    _write(cells, first, text)
-    label_end = first + cell_width(text)
-    for cell, mark in _fork_marks(span, scale, glyphs.forked):
-        if cell >= label_end:
-            _write(cells, cell, mark[: _room(cells[cell : cell + len(mark)], bar)])
-    return [cell for cell in range(label_end + bool(text), last + 1) if cells[cell] == bar]
 
 
 def _prefill_cells(span: SlotSpan, scale: Scale) -> range:
@@ -434,34 +417,6 @@ def _prefill_cells(span: SlotSpan, scale: Scale) -> range:
     if span.prefill == 1 or first >= stop:
         return range(0)
     return range(scale.first_cell(first), scale.last_cell(stop - 1) + 1)
-
-
-def _fork_marks(span: SlotSpan, scale: Scale, forked: str) -> Iterator[tuple[int, str]]:
-    """Yield the cell of each step that goes on as another beam, and a mark that says which.
-
-    Where the number does not fit into the step's cells, the mark does without.
-    """
-    steps = scale.clip(span)
-    for fork in span.forks:
-        step = fork.step + 1
-        if step in steps:
-            first, mark = scale.first_cell(step), f"{forked}{fork.parent}"
-            fits = len(mark) <= scale.last_cell(step) - first + 1
-            yield first, mark if fits else forked
-
-
-def _room(cells: Sequence[str], bar: str) -> int:
-    return sum(1 for _ in takewhile(bar.__eq__, cells))
-
-
-def _ending(span: SlotSpan, glyphs: ChartGlyphs) -> tuple[str, str]:
-    if has_failed(span):
-        return glyphs.broken, "failed"
-    if span.outcome == "lost":
-        return glyphs.lost, "failed"
-    if span.preemption is not None:
-        return glyphs.preempted, "preempted"
-    return glyphs.dropped if span.dropped else "", ""
 
 
 def id_frame(ids: Collection[str]) -> tuple[str, str]:
@@ -693,6 +648,10 @@ class _Page:
     def _legend(self, spans: Collection[SlotSpan], zoom: range) -> list[str]:
         glyphs = self.glyphs
         most_drafted = max((one.drafted for one in self._drafts_in(zoom)), default=0)
+        room = self._scale(zoom).cells_per_step
+        drafts = "n drafts accepted" if room else "n drafts accepted a step"
+        if len(f"{most_drafted}/{most_drafted}") + GAP <= room:
+            drafts = "n/m drafts accepted"
         entries = {
             f"{glyphs.admitted} admitted": True,
             f"{glyphs.broken} failed": any(has_failed(span) for span in spans),
@@ -703,7 +662,7 @@ class _Page:
             f"{glyphs.preempted} preempted": any(span.preemption for span in spans),
             "#n sample or beam n": any(span.index for span in spans),
             f"{glyphs.forked}n goes on as beam n": any(span.forks for span in spans),
-            legend_of(self._scale(zoom), most_drafted): most_drafted > 0,
+            drafts: most_drafted > 0,
             "~ negative prompt": any(span.role == "negative" for span in spans),
         }
         return [entry for entry, is_there in entries.items() if is_there]
@@ -715,9 +674,15 @@ class _Page:
         if restarts:
             row, styles = restart_row(restarts, scale, self.glyphs), ["failed"] * scale.num_cells
             chart.append(self._row("died", row, str(len(restarts)), styles))
-        highest = highest_counts(self._queue_lengths or self.timeline.waiting(), scale)
-        levels, styles = level_row(highest, max(highest), self.glyphs), ["queue"] * scale.num_cells
-        return [*chart, self._row("queue", levels, f"max {max(highest)}", styles)]
+        highest = [0] * scale.num_cells  # of the queue, in the steps of each cell
+        for start, stop, num in clip(self._queue_lengths or self.timeline.waiting(), scale.steps):
+            for cell in range(scale.first_cell(start), scale.last_cell(stop - 1) + 1):
+                highest[cell] = max(highest[cell], num)
+        levels, peak = self.glyphs.levels, max(highest)
+        cells = "".join(
+            levels[-(-num * (len(levels) - 1) // peak) if peak else 0] for num in highest
+        )
+        return [*chart, self._row("queue", cells, f"max {peak}", ["queue"] * scale.num_cells)]
 
     def _scale(self, zoom: range) -> Scale:
         return Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
@@ -761,10 +726,14 @@ class _Page:
     def _row(self, name: str, cells: str, figure: str = "", styles: Sequence[str] = ()) -> "Line":
         width = self.num_cells - (cell_width(cells) - len(cells))
         padded = f"{cells:<{width}}" if figure else cells.rstrip()
-        parts = styled(padded, styles or ["label"] * self.num_cells)
+        cell, parts, styles = 0, list[tuple[str, str]](), styles or ["label"] * self.num_cells
+        for char in padded:
+            width = cell_width(char)
+            parts.append((char, styles[min(cell, len(styles) - 1)] if width else parts[-1][1]))
+            cell += width
         return [
             (f"{name:>{self.name_width}} ", "label"),
-            *parts,
+            *joined(parts),
             (f"  {figure:>4}" if figure else "", "figure"),
         ]
 
@@ -796,9 +765,3 @@ def draft_marks(drafts: Iterable[StepDrafts], scale: Scale) -> dict[int, dict[in
             mark = mark if len(mark) <= max(room - GAP, 1) else MANY
         marks.setdefault(slot, {})[cell] = mark
     return marks
-
-
-def legend_of(scale: Scale, most_drafted: int) -> str:
-    if len(f"{most_drafted}/{most_drafted}") + GAP <= scale.cells_per_step:
-        return "n/m drafts accepted"
-    return "n drafts accepted" if scale.cells_per_step else "n drafts accepted a step"
