@@ -4,7 +4,6 @@ from functools import cache
 
 import msgspec
 import pytest
-from by_step import by_step
 from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from reference_units import beams, guided, play_units, samples
 
 from batcher.events import DropEvent
 from batcher.trace.run import Fork, SlotSpan, SpanPreemption, StepDrafts
-from batcher.trace.timeline import EVERYTHING, Selection, Timeline
+from batcher.trace.timeline import Selection, Timeline
 from cli.screen.live_state import RunState
 from cli.screen.terminal import cell_width
 from cli.screen.theme import HUES, colored
@@ -25,7 +24,6 @@ from cli.views.gantt import (
     Scale,
     bar_row,
     choose_slots,
-    choose_zoom,
     draft_marks,
     headline,
 )
@@ -73,18 +71,6 @@ def long_run(num_jobs=400, batch=8, gap_after=200):
     ]
     jobs.insert(gap_after, Job("lonely", 4000, 0.5))
     return timeline_of(jobs, batch)
-
-
-def test_the_worst_bubble_stands_in_the_middle_of_the_close_up():
-    jobs = [Job(f"r{n}", 50, float(n // 4 * 50 + (100 if n >= 200 else 0))) for n in range(400)]
-    jobs.append(Job("cover", 160, 2450.0))
-    timeline = timeline_of(sorted(jobs, key=lambda job: job.arrival), 4)
-    zoom, reasons = choose_zoom(timeline, EVERYTHING, 64)
-    assert reasons[0].startswith("worst bubble")
-    occupied = by_step(timeline.occupied())
-    idle = [step for step in range(2000, 3500) if occupied[step] < 4]
-    assert set(idle) <= set(zoom)
-    assert abs((idle[0] - zoom.start) - (zoom.stop - 1 - idle[-1])) <= 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from emulated_run import Clock, Gauges, Run, Screen, feed, long_requests
 from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_paged import Limits, PagedJob, play_paged
 from reference_units import beams, guided, play_units
 
 from batcher.events import (
@@ -249,15 +248,6 @@ def test_samples_partners_and_beams_are_rows_that_say_what_they_are():
         "3▸b#1 ▏······· 2/99 beam ┃┃╌",
     ]
     assert " partner " in shown_after(play_units(guided("g", 9), 4).events, 1, 1)[1]
-
-
-def test_a_long_prompt_is_in_prefill_until_its_first_token():
-    events = play_paged([PagedJob("a", 9, 3)], Limits()).events
-    rows = [shown_after(events, step, 1, batch_size=1)[0] for step in range(4)]
-    assert [row.split()[3] for row in rows] == ["prefill", "prefill", "prefill", "decode"]
-    assert rows[2].endswith("┃▪▪")
-    assert rows[3].endswith("┃▪▪━")
-    assert " 0/3 " in rows[1]
 
 
 @pytest.mark.parametrize(

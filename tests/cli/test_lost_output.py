@@ -96,6 +96,14 @@ def test_a_report_does_not_take_the_place_of_another_file(tmp_path, running):
     assert (tmp_path / "report").read_text() == "another file"
 
 
+def test_a_lock_ends_with_a_run_that_is_killed(tmp_path, running):
+    running.kill()
+    running.communicate()
+    again = ["-o", "out", "-q", "--trace", "trace", "--report", "report", "--resume"]
+    assert batchdecode("run", "in", *again, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "out").read_bytes().count(b"\n") == 60
+
+
 def test_results_are_on_the_disk_before_the_record_says_finished(tmp_path, monkeypatch):
     (tmp_path / "in").write_bytes(lines_of(*workload(5)))
     synced = []

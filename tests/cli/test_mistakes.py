@@ -210,6 +210,10 @@ COMMANDS = [
         f"plan no --slo e2e=1 --prices {PRICES} --profile l40s_llama3.1-8b_tp1",
         "unknown GPU of --prices l40s; known: rtx-4090, h100-sxm",
     ),
+    ("compare in --plot p.pdf", "--plot p.pdf: expected FILE.svg or FILE.png"),
+    ("compare in --plot terminal", "--plot terminal: expected FILE.svg or FILE.png"),
+    (f"replay {LOG} --profile constant:1 --meta no.json", "cannot read no.json: No such file"),
+    (f"replay {LOG} --profile constant:1 --meta /dev/zero", "/dev/zero is larger than 16 MiB"),
     (f"replay {LOG}", "--profile is needed"),
     (f"replay {LOG} --profile wall", "wall, the time that steps really take, is for run"),
     (f"replay {LOG} --profile constant:1 --kv-blocks 3", "can never run with --kv-blocks 3"),
@@ -267,6 +271,7 @@ WITHOUT = "import sys; sys.modules.update({{{!r}: None}}); from cli.main import 
     [
         ("starlette", "serve", "serve"),
         ("prometheus_client", "run --metrics-file m", "metrics"),
+        ("matplotlib", "compare - --plot p.svg", "plots"),
         ("opentelemetry", "run --otel env", "otel"),
         ("fsspec", "run s3://bucket/in.jsonl", "fsspec"),
     ],

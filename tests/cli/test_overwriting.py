@@ -4,7 +4,6 @@ import fcntl
 import gzip
 import os
 import shutil
-import time
 
 import pytest
 from examples import rest_heavy
@@ -138,24 +137,3 @@ def test_a_file_that_a_run_writes_is_refused_to_another(tmp_path, run, option):
     assert done.returncode == 2
     assert done.stderr.startswith("error: x is being written by another run: ")
     assert run(option, "x").returncode == 0
-
-
-@pytest.fixture
-def running(tmp_path):
-    (tmp_path / "in").write_bytes(lines_of(*workload(60)))
-    files = ["-o", "out", "--trace", "t", "--report", "r", "--summary-json", "s", "--force"]
-    (tmp_path / "s").write_text("what was there")
-    process = start("run", "in", *files, "-q", "--step-delay", "0.01", cwd=tmp_path)
-    while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
-        time.sleep(0.005)
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_a_lock_ends_with_a_run_that_is_killed(tmp_path, run, running):
-    running.kill()
-    running.communicate()
-    again = ["-o", "out", "--trace", "t", "--report", "r", "--resume", "--step-delay", "0"]
-    assert run(*again).returncode == 0
-    assert (tmp_path / "out").read_bytes().count(b"\n") == 60

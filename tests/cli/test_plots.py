@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from process import batchdecode, lines_of
 
 from batcher import Request
-from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.models.simulated import SimulatedModel
 from batcher.planning.compare import compare
@@ -123,16 +122,3 @@ def test_a_comparison_has_the_same_picture_each_time_which_replaces_its_like_alo
     with pytest.raises(OutputError, match="the file holds something that would be lost: --force"):
         check_plot(str(path), force=False)
     check_plot(str(path), force=True)
-
-
-@pytest.mark.parametrize("plot", ["p.pdf", "svg", "terminal"])
-def test_where_a_plot_cannot_go(plot):
-    with pytest.raises(BatchdecodeError, match=f"--plot {plot}: expected FILE.svg or FILE.png"):
-        check_plot(plot, force=False)
-
-
-def test_without_the_extra_it_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr("cli.views.plots.find_spec", lambda _: None)
-    message = r"--plot p.svg needs matplotlib: install it with `pip install 'batchdecode\[plots\]'`"
-    with pytest.raises(BatchdecodeError, match=message):
-        check_plot("p.svg", force=False)

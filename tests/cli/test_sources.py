@@ -301,14 +301,11 @@ def read_all(data):
     ("data", "lines", "num_blank"),
     [
         (b"", [], 0),
-        (b"\n\n", [], 2),
         (b"a", [(1, 0, b"a")], 0),
-        (b"a\nb\n", [(1, 0, b"a\n"), (2, 2, b"b\n")], 0),
         (b"\na\n \t\r\n\nb", [(2, 1, b"a\n"), (5, 8, b"b")], 3),
         (b"a\r\nb\r\n", [(1, 0, b"a\r\n"), (2, 3, b"b\r\n")], 0),
         (b"\xef\xbb\xbfa\nb", [(1, 3, b"a\n"), (2, 5, b"b")], 0),
         (b"\xef\xbb\xbf\nb", [(2, 4, b"b")], 1),
-        (b"\xef\xbb\xbf", [], 1),
         (b"a\n\xef\xbb\xbfb", [(1, 0, b"a\n"), (2, 2, b"\xef\xbb\xbfb")], 0),
     ],
 )

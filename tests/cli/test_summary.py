@@ -108,7 +108,6 @@ def test_lines_of_drafts_fit_whatever_their_numbers():
     [
         ("✓ no requests", [], None),
         ("✓ 2 ok   1 step · 8 slots · 25% busy · 2.1 s", jobs_of(1, 1), None),
-        ("✓ 1 ok   0 steps · 8 slots · 2.1 s", jobs_of(0), None),
         (
             "✗ 2 failed   1 step · 8 slots · 25% busy · 2.1 s",
             [Job("a", 1, outcome="error"), Job("b", 1, outcome="error")],
@@ -161,7 +160,6 @@ def unit_summary(units, batch=4, seed=None, compiled=0, cache_hits=0):
             samples("a", 1),
             {"compiled": 1, "cache_hits": 999},
         ),
-        ("constraints: 0 compiled, 1 reused", samples("a", 1), {"cache_hits": 1}),
         ("2 tokens forced in 2 jumps", samples("a", 8), {"seed": 4}),
         ("beams: 6 forks", beams("b", 2, 6), {"seed": 1}),
     ],

