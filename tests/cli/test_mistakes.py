@@ -185,6 +185,10 @@ COMMANDS = [
     (f"trace {REQUESTS} --speed 3", "--speed is for --play"),
     (f"trace {REQUESTS} --from 3", "--from is for --play"),
     (f"trace {REQUESTS} --play --speed 0", "--speed"),
+    ("serve --port 0 --allow-origin https://a/b", "be an origin such as https://chat.example:3000"),
+    ("serve --port 0 --workers 2 --trace=t", "is about one engine: it needs --workers 1"),
+    ("serve --port 0 --workers 2 --live=plain", "is about one engine: it needs --workers 1"),
+    ("serve --port 0 --trace other", "the file holds something that would be lost"),
     # planning
     ("compare in --block-size 4,8", "--block-size has no effect without --kv-blocks or"),
     ("compare in --profile wall", "wall, the time that steps really take, is for run"),
@@ -242,6 +246,8 @@ COMMANDS = [
 def test_what_is_wrong_with_a_command_is_told_before_anything_is_done(command, said, refusal):
     if "--metrics" in command:
         pytest.importorskip("prometheus_client")
+    if command.startswith("serve"):
+        pytest.importorskip("starlette")
     words = shlex.split(command.replace("SERVER", "openai:http://127.0.0.1:1/v1"))
     assert said in refusal(*words)
 

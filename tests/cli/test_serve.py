@@ -193,19 +193,11 @@ def test_a_second_signal_ends_it_whatever_clients_have_begun():
     assert (status, said) == (143, "")
 
 
-def test_an_option_that_cannot_be_meant_is_refused(tmp_path):
-    (tmp_path / "notes").write_text("mine")
-    key = "must be printable ASCII, not be empty, and not begin or end with"
-    origin = "must be an origin such as https://chat.example:3000"
-    one = "is about one engine: it needs --workers 1"
-    cases = [([], {"BATCHDECODE_API_KEY": bad}, key) for bad in ("", "key ", "kl\u00e0")]
-    cases += [(["--allow-origin", "https://a/b"], {}, origin)]
-    cases += [(["--workers", "2", more], {}, one) for more in ("--trace=t", "--live=plain")]
-    cases += [(["--trace", "notes"], {}, "the file holds something that would be lost")]
-    for options, environment, reason in cases:
-        done = batchdecode("serve", "--port", "0", *options, cwd=tmp_path, **environment)
-        assert (done.returncode, reason in done.stderr) == (2, True), done.stderr
-    assert (tmp_path / "notes").read_text() == "mine"
+@pytest.mark.parametrize("key", ["", "key ", "kl\u00e0"])
+def test_a_key_that_no_header_can_hold_is_refused(key):
+    done = batchdecode("serve", "--port", "0", BATCHDECODE_API_KEY=key)
+    assert done.returncode == 2
+    assert "must be printable ASCII, not be empty, and not begin or end with" in done.stderr
 
 
 OWN, EVIL, FRIEND = "{own}", "http://evil.example", "https://chat.example:3000"

@@ -45,21 +45,14 @@ def test_help_of_a_command_imports_no_other(command):
 
 UNUSED = {
     *("rich", "email", "asyncio", "ssl", "logging", "socket", "tempfile", "yaml"),
-    *("batcher.scheduling.kv_cache", "batcher.requests.problems", "batcher.requests.json_spans"),
-    *("batcher.requests.problems", "batcher.remote.protocol"),
+    *("batcher.remote.protocol", "batcher.scheduling.kv_cache"),
+    *("batcher.requests.problems", "batcher.requests.json_spans"),
     *("numpy.random", "numpy.ma", "fractions", "concurrent", "multiprocessing", "llguidance"),
     *("batcher.engine.rows", "batcher.decoding.constraints", "batcher.models.callables"),
     "batcher.decoding.sampling",
     *("batcher.requests.result_rows", "batcher.requests.schema", "batcher.timing.profiles"),
-    *(
-        "batcher.planning",
-        "csv",
-        "prometheus_client",
-        "opentelemetry",
-        "cli.run.spans",
-        "batcher.explaining.story",
-        "cli.run.exporters",
-    ),
+    *("batcher.planning", "csv", "prometheus_client", "opentelemetry", "cli.run.spans"),
+    *("batcher.explaining.story", "cli.run.exporters"),
     *("cli.screen.live", "cli.views", "cli.planning", "cli.commands.trace"),
 }
 
