@@ -1,5 +1,7 @@
 """The step, exactly: the schedule against a slow one, the tokens against one at a time."""
 
+from collections.abc import Iterable
+
 import engine_runs
 import pytest
 from examples import examples
@@ -18,7 +20,7 @@ from reference import (
 )
 
 from batcher import BatchdecodeError, Engine, Model, Request, RequestError, Result, SimulatedModel
-from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
+from batcher.events import AdmitEvent
 from batcher.result import StepTimes
 from batcher.settings import SchedulingSettings
 
@@ -28,14 +30,11 @@ BATCH_SIZES = st.sampled_from([1, 2, 3, 8, 64])
 def run(
     requests: list[Request], batch_size: int, model: Model | None = None
 ) -> tuple[list, list[Result]]:
-    engine = Engine(model or SimulatedModel(), batch_size)
-    for request in requests:
-        engine.add(request)
-    return drain(engine)
+    return drain(Engine(model or SimulatedModel(), batch_size), requests)
 
 
-def drain(engine: Engine) -> tuple[list, list[Result]]:
-    done = engine_runs.drained(engine)
+def drain(engine: Engine, requests: Iterable[Request] = ()) -> tuple[list, list[Result]]:
+    done = engine_runs.drained(engine, requests)
     return done.events, done.results
 
 
@@ -76,17 +75,6 @@ def test_a_freed_slot_is_refilled_in_the_next_step_and_says_so() -> None:
     events, _ = run(requests, 2)
     reasons = {event.id: event.reason for event in events if isinstance(event, AdmitEvent)}
     assert reasons == {"long": "empty", "a": "empty", "b": "refill", "c": "empty"}
-
-
-def test_a_request_added_late_counts_as_arrived_at_its_time() -> None:
-    engine = Engine(SimulatedModel(), 1)
-    engine.add(plain("a", 5))
-    for _ in range(4):
-        engine.step()
-    engine.add(plain("b", 1, arrival_time=1.5))
-    _, results = drain(engine)
-    steps = {result.id: result.steps for result in results}["b"]
-    assert (steps.arrived, steps.admitted) == (2, 5)
 
 
 def test_a_request_that_is_wanted_is_one_that_would_fill_a_slot() -> None:
@@ -137,52 +125,9 @@ def test_an_id_is_unique_among_those_that_have_not_ended() -> None:
     with pytest.raises(RequestError, match="has not ended"):
         engine.add(plain("a", 1))
     drain(engine)
-    engine.add(plain("a", 1))
-
-
-@pytest.mark.parametrize("when", ["pending", "waiting", "running"])
-def test_an_aborted_request_keeps_what_it_had_and_frees_its_slot(when: str) -> None:
-    engine = Engine(SimulatedModel(), 1)
-    engine.add(plain("a", 50))
-    engine.add(plain("b", 50))
-    engine.add(plain("c", 50, arrival_time=30))
-    for _ in range(5):
-        engine.step()
-    engine.abort({"running": "a", "waiting": "b", "pending": "c"}[when])
-    outcome = engine.step()
-    [result] = outcome.results
-    assert result.finish_reason == "aborted"
-    expected = decode_alone(plain("a", 5), ENGLISH).tokens if when == "running" else []
-    assert result.tokens == expected
-    _, rest = drain(engine)
-    assert len(rest) == 2
     with pytest.raises(BatchdecodeError, match="in the engine"):
         engine.abort("a")
-
-
-def test_samples_that_arrive_together_wait_in_the_order_of_their_requests() -> None:
-    requests = [
-        Request(id=name, prompt=[5], max_tokens=1, temperature=1.0, n=2, arrival_time=1)
-        for name in "ba"
-    ]
-    events, _ = run(requests, 1)
-    admitted = [(event.id, event.index) for event in events if isinstance(event, AdmitEvent)]
-    assert admitted == [("b", 0), ("b", 1), ("a", 0), ("a", 1)]
-
-
-def test_a_known_result_that_never_held_a_slot_holds_none_again() -> None:
-    engine = Engine(SimulatedModel(), 1)
-    engine.add(plain("a", 3))
-    engine.add(plain("b", 3))
-    engine.step()
-    engine.abort("b")
-    _, results = drain(engine)
-    [known] = [result for result in results if result.id == "b"]
-    again = Engine(SimulatedModel(), 1)
-    again.add(plain("b", 3), replayed={0: known})
-    events, results = drain(again)
-    assert [type(event) for event in events] == [ArriveEvent, FinishEvent]
-    assert (results, again.num_steps) == ([], 0)
+    engine.add(plain("a", 1))
 
 
 def test_an_abort_in_the_queue_makes_room_for_another_request() -> None:
@@ -334,13 +279,3 @@ def test_requests_without_a_slot_are_handed_out_without_a_step() -> None:
     assert (result.id, result.steps.arrived, result.steps.finished) == ("late", 0, 1)
     assert engine.num_steps == 1
     assert engine.hand_out().results == []
-
-
-def test_samples_that_have_not_arrived_are_aborted_in_their_order() -> None:
-    engine = Engine(SimulatedModel(), 1)
-    engine.add(Request(id="late", prompt="x", max_tokens=4, arrival_time=9.0))
-    engine.add(Request(id="soon", prompt="x", max_tokens=4, arrival_time=5.0, n=4, temperature=1))
-    engine.add(Request(id="sooner", prompt="x", max_tokens=4, arrival_time=3.0))
-    engine.abort("soon")
-    ended = [event.index for event in engine.step().events if type(event) is FinishEvent]
-    assert ended == [0, 1, 2, 3]

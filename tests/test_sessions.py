@@ -9,7 +9,7 @@ from reference import ENGLISH, decode_alone
 
 from batcher import Engine, Request, Result, SimulatedModel
 from batcher.errors import InvariantError
-from batcher.events import AdmitEvent, ArriveEvent, RequestEvent
+from batcher.events import ArriveEvent, RequestEvent
 from batcher.scheduling.scheduler import NO_CHANGES
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
@@ -108,13 +108,6 @@ def test_a_turn_arrives_when_it_has_been_thought_about() -> None:
     assert arrivals["c"] == (40.0, "input"), "it comes later than it could"
     assert arrivals["d"][1] == "turn"
     assert arrivals["d"][0] == 40.0 + end["c"] - run.results["c"].steps.admitted + 1
-
-
-def test_blocks_of_the_turn_before_are_found() -> None:
-    run = Run([turn("a", list(range(3, 20))), turn("b", "?")], settings=PAGED).finish()
-    admissions = [event for event in run.events if isinstance(event, AdmitEvent)]
-    num_computed = 17 + len(run.results["a"].tokens) - 1
-    assert [event.cached for event in admissions] == [0, num_computed // 4 * 4]
 
 
 # -- what cannot go on -----------------------------------------------------------------------------
