@@ -241,15 +241,6 @@ def spellings_of(
     return {**found, "prompt": _read_prompt} if reads_text else found
 
 
-def merged(found: Given, other: Any) -> Any:
-    """Return what a field says by two names, `other` being the first, or raise a ValueError."""
-    if other is None or other == found.value:
-        return found.value
-    if found.field == "extra_body":
-        return {**found.value, **other}
-    raise ValueError(f"{found.field} is given twice")
-
-
 def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
     for name, read in spellings.items():
         value = fields.values.get(name)
@@ -644,18 +635,21 @@ class Reading:
                 if isinstance(found, FieldProblem):
                     self.problems.append(replace(found, path=(*self.prefix, *found.path)))
                     continue
-                field, _, path = found
+                field, value, path = found
                 other = respelled.get(field)
                 has_own_name = self.url is None or field in BODY_FIELDS[self.url]
                 if other is None and field not in spellings and has_own_name:
                     other = own.get(field)
-                try:
-                    respelled[field] = merged(found, other)
-                except (ValueError, TypeError):  # the other: an extra_body that is no object
-                    self.problems.append(_alike((*self.prefix, *path), self.path_of(field)))
+                is_extra = field == "extra_body"  # it has parts of several fields
+                if other is None or other == value:
+                    respelled[field] = value
+                elif is_extra and isinstance(other, dict):
+                    respelled[field] = value | other
                 else:
-                    if field != "extra_body":  # it has parts of several fields
-                        self._paths[field] = (*self.prefix, *path)
+                    self.problems.append(_alike((*self.prefix, *path), self.path_of(field)))
+                    continue
+                if not is_extra:
+                    self._paths[field] = (*self.prefix, *path)
             self.named |= respelled
             self.is_echoing = "prompt_logprobs" in respelled
 

@@ -323,7 +323,6 @@ _DESCRIPTIONS = {
     "created": "Always 0: the same input gives the same bytes.",
     "model": "The model's name.",
     "choices": "The results of the request.",
-    "Choice.index": "The place in the row, from 0.",
     "ChatChoice.index": "The place in the row, from 0.",
     "ChoiceLogprobs.tokens": "The tokens, each as token_id:17.",
     "token_logprobs": "The logprob of each token.",
