@@ -14,19 +14,7 @@ from msgspec.structs import force_setattr
 
 from batcher.errors import FieldProblem
 from batcher.request import REQUEST_FIELDS, Request, ServerRequest
-from batcher.requests.openai import (
-    KNOWN_NAMES,
-    OPTIONS,
-    PASSED_ON,
-    ROW_FIELDS,
-    SPELLINGS,
-    SYNONYMS,
-    Form,
-    Reading,
-    form_of,
-    is_supported,
-    url_of,
-)
+from batcher.requests import openai
 from batcher.requests.validation import (
     FREE_FIELDS,
     ModelCapabilities,
@@ -51,11 +39,13 @@ _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
 
 # Keys of lines that do not state each field by its own name.
-_OTHER_KEYS = frozenset(n.encode() for n in ("body", *SYNONYMS, *SPELLINGS, *OPTIONS[None]))
+_OTHER_KEYS = frozenset(
+    n.encode() for n in ("body", *openai.SYNONYMS, *openai.SPELLINGS, *openai.OPTIONS[None])
+)
 _FREE_KEYS = frozenset(name.encode() for name in FREE_FIELDS)
-_ROW_KEYS = frozenset(ROW_FIELDS)
-_KEYS = {url: frozenset(names) for url, names in KNOWN_NAMES.items()}
-_SERVER_KEYS = frozenset((*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS, *PASSED_ON))
+_ROW_KEYS = frozenset(openai.ROW_FIELDS)
+_KEYS = {url: frozenset(names) for url, names in openai.KNOWN_NAMES.items()}
+_SERVER_KEYS = frozenset((*REQUEST_FIELDS, *openai.SYNONYMS, *openai.SPELLINGS, *openai.PASSED_ON))
 _decode = msgspec.json.Decoder(Request).decode
 
 
@@ -69,7 +59,7 @@ class ParsedLine(Struct, frozen=True):
     """A good line: its request, with an id, and how it is to be answered."""
 
     request: Request
-    form: Form = "result"
+    form: openai.Form = "result"
 
 
 class BadLine(Struct, frozen=True):
@@ -77,7 +67,7 @@ class BadLine(Struct, frozen=True):
 
     id: str
     problems: "list[Problem]"
-    form: Form = "result"
+    form: openai.Form = "result"
 
 
 class RequestParser:
@@ -191,7 +181,7 @@ class RequestParser:
         """
         if not isinstance(whole, dict):
             return None
-        reading = Reading(whole, self._capabilities)
+        reading = openai.Reading(whole, self._capabilities)
         if reading.problems or not self._is_usual(whole, reading):
             return None
         fields = reading.named
@@ -206,25 +196,25 @@ class RequestParser:
             kind: type[Request] = ServerRequest if self._is_server else Request
             request = msgspec.convert(fields, kind)
             is_right = not find_problems(request, self._capabilities)
-        return ParsedLine(request, form_of(reading.url, request)) if is_right else None
+        return ParsedLine(request, openai.form_of(reading.url, request)) if is_right else None
 
-    def _is_usual(self, whole: dict[str, Any], reading: Reading) -> bool:
+    def _is_usual(self, whole: dict[str, Any], reading: openai.Reading) -> bool:
         """Return whether each name is known, and whether those that are no fields ask nothing."""
         values = reading.values
         if reading.url is not None and not (
             whole.keys() <= _ROW_KEYS
             and whole.get("method") in (None, "POST")
-            and url_of(whole) is not None
+            and openai.url_of(whole) is not None
             and whole.get("body") is values
             and not self._is_server  # a row may pass on what is no field of a request
         ):
             return False
-        options = OPTIONS[reading.url]
+        options = openai.OPTIONS[reading.url]
         if not values.keys() <= (_SERVER_KEYS if self._is_server else _KEYS[reading.url]):
             return False
         if not self._is_server and not values.keys().isdisjoint(options):
             named = ((options[name], value) for name, value in values.items() if name in options)
-            if not all(is_supported(supported, value) for supported, value in named):
+            if not all(openai.is_supported(supported, value) for supported, value in named):
                 return False
         tokens = None if reading.url else values.get("prompt_tokens")
         return tokens is None or (type(tokens) is list and set(map(type, tokens)) <= {int})

@@ -17,34 +17,7 @@ from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path
 from batcher.request import PromptSegment, Request, ServerRequest, Transition
-from batcher.requests.json_spans import (
-    JsonError,
-    TextSpan,
-    find_character,
-    find_doubles,
-    find_key,
-    find_members,
-    find_value,
-    has_doubles,
-    parse,
-)
-from batcher.requests.openai import (
-    BODY_FIELDS,
-    HINT,
-    KNOWN_NAMES,
-    OPTIONS,
-    PASSED_ON,
-    ROW_FIELDS,
-    UNSUPPORTED,
-    URLS,
-    Form,
-    Reading,
-    form_of,
-    is_supported,
-    own_name,
-    suggest,
-    url_of,
-)
+from batcher.requests import json_spans, openai
 from batcher.requests.validation import (
     MAX_PROBLEMS,
     ModelCapabilities,
@@ -106,7 +79,7 @@ class Cell(NamedTuple):
     width: int
 
 
-def make_problem(problem: FieldProblem, line: int, text: str, span: TextSpan) -> Problem:
+def make_problem(problem: FieldProblem, line: int, text: str, span: json_spans.TextSpan) -> Problem:
     """Return `problem`, found at `span` of the line `text`, with what is near it."""
     start, end = span.start, max(span.end, span.start + 1)
     first, last = max(0, start - CONTEXT), min(end, start + CONTEXT) + CONTEXT
@@ -216,20 +189,20 @@ _PLACE_IN_TEXT = re.compile(
 )
 
 # A problem, its path being the one in the line, and its place if that is not the value at the path.
-Finding = tuple[FieldProblem, TextSpan | None]
+Finding = tuple[FieldProblem, json_spans.TextSpan | None]
 
 
 class BadRequestError(Exception):
     """A line is no request; id: as it gives it, or else its line number."""
 
-    def __init__(self, request_id: str, problems: list[Problem], form: Form) -> None:
+    def __init__(self, request_id: str, problems: list[Problem], form: openai.Form) -> None:
         self.id, self.problems, self.form = request_id, problems, form
         super().__init__(request_id)
 
 
 def read_line(
     line: bytes, line_number: int, capabilities: ModelCapabilities
-) -> tuple[Request, Form]:
+) -> tuple[Request, openai.Form]:
     """Return the request of `line` and how it is to be answered.
 
     Raises:
@@ -237,18 +210,21 @@ def read_line(
     """
     try:
         text = line.decode()
-        value = parse(text)
+        value = json_spans.parse(text)
     except UnicodeDecodeError as error:
         start = len(line[: error.start].decode())
         text = line.decode(errors="backslashreplace")
-        span = TextSpan(start, start + len(r"\xff") * (error.end - error.start))
+        span = json_spans.TextSpan(start, start + len(r"\xff") * (error.end - error.start))
         fault = FieldProblem("invalid-text", (), f"not UTF-8: {error.reason}")
-    except JsonError as error:
+    except json_spans.JsonError as error:
         fault, span = FieldProblem(error.code, (), error.message), error.span
     else:
         if isinstance(value, dict):
             return _Line(text, line_number, value, capabilities).read(capabilities)
-        message, span = f"a request is a JSON object, not {show(value)}", find_value(text, ())
+        message, span = (
+            f"a request is a JSON object, not {show(value)}",
+            json_spans.find_value(text, ()),
+        )
         fault = FieldProblem("invalid-json", (), message)
     problem = make_problem(fault, line_number, text, span)
     raise BadRequestError(str(line_number), [problem], "result")
@@ -267,10 +243,10 @@ class _Line:
         self, text: str, number: int, fields: dict[str, Any], capabilities: ModelCapabilities
     ) -> None:
         self._text, self._number, self._fields = text, number, fields
-        self._reading = Reading(fields, capabilities)
+        self._reading = openai.Reading(fields, capabilities)
         self._is_server = capabilities.served is not None
 
-    def read(self, capabilities: ModelCapabilities) -> tuple[Request, Form]:
+    def read(self, capabilities: ModelCapabilities) -> tuple[Request, openai.Form]:
         reading, default_id = self._reading, str(self._number)
         given: dict[str, Any] = {"prompt": ""}  # of which nothing is to be said if it is missing
         place = reading.path_of("prompt")
@@ -289,12 +265,12 @@ class _Line:
             for problem in find_problems(request, capabilities)[:MAX_PROBLEMS]
             if self._locate(problem) not in missing
         )
-        form = form_of(reading.url, request)
+        form = openai.form_of(reading.url, request)
         if problems:
             request_id = request.id if isinstance(request.id, str) else default_id
             problems.sort(key=_rank)
-            if problems[0].field in ROW_FIELDS:  # what is inside a row is read by these
-                problems = [problem for problem in problems if problem.field in ROW_FIELDS]
+            if problems[0].field in openai.ROW_FIELDS:  # what is inside a row is read by these
+                problems = [problem for problem in problems if problem.field in openai.ROW_FIELDS]
             raise BadRequestError(request_id, problems, form)
         given = msgspec.structs.asdict(request)
         given["id"] = default_id if request.id is None else request.id
@@ -309,15 +285,15 @@ class _Line:
         located = replace(problem, path=self._locate(problem), message=message)
         return self._show(located, self._span_of(located))
 
-    def _span_of(self, problem: FieldProblem) -> TextSpan | None:
+    def _span_of(self, problem: FieldProblem) -> json_spans.TextSpan | None:
         if problem.is_key:
-            return find_key(self._text, problem.path)
+            return json_spans.find_key(self._text, problem.path)
         place = _PLACE_IN_TEXT.search(problem.message)
         if place is None or problem.code not in {"invalid-grammar", "invalid-value"}:
             return None
         path = (*problem.path, "pattern") if place["regex"] else problem.path
-        span = find_value(self._text, path)
-        if span == find_value(self._text, path[:-1]):  # it is in a schema that is text
+        span = json_spans.find_value(self._text, path)
+        if span == json_spans.find_value(self._text, path[:-1]):  # it is in a schema that is text
             return None
         text = msgspec.json.decode(self._text[span.start : span.end])
         if not isinstance(text, str):
@@ -328,14 +304,14 @@ class _Line:
             offset = sum(map(len, lines)) + int(place["column"]) - 1
         elif not place["offset"]:
             offset = len(text)
-        return find_character(self._text, span, offset)
+        return json_spans.find_character(self._text, span, offset)
 
     def _locate(self, problem: FieldProblem) -> Path:
         first, rest = problem.path[:1], problem.path[1:]
         return self._reading.path_of(str(first[0])) + rest if first else ()
 
-    def _show(self, problem: FieldProblem, span: TextSpan | None) -> Problem:
-        span = span or find_value(self._text, problem.path)
+    def _show(self, problem: FieldProblem, span: json_spans.TextSpan | None) -> Problem:
+        span = span or json_spans.find_value(self._text, problem.path)
         return make_problem(problem, self._number, self._text, span)
 
     def _holder(self, path: Path) -> dict[Any, Any]:
@@ -349,12 +325,12 @@ class _Line:
         for problem in reading.problems:
             yield problem, self._span_of(problem)
         if reading.url is not None:
-            yield from self._check_names((), ROW_FIELDS)
+            yield from self._check_names((), openai.ROW_FIELDS)
             if (method := fields.get("method")) not in (None, "POST"):
                 message = f'`method` must be "POST", not {show(method)}'
                 yield FieldProblem("unsupported-option", ("method",), message), None
-            if url_of(fields) is None:
-                expected = " or ".join(f'"{value}"' for value in URLS)
+            if openai.url_of(fields) is None:
+                expected = " or ".join(f'"{value}"' for value in openai.URLS)
                 message = f"`url` must be {expected}, not {show(fields.get('url'))}"
                 yield FieldProblem("unsupported-option", ("url",), message), None
             if "body" not in fields:
@@ -368,33 +344,33 @@ class _Line:
             message = "`prompt_tokens` must be a list of token ids, not a string"
             yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`"), None
         # Answers of servers are streamed, with their usage, whatever a row says.
-        passed_on = (*PASSED_ON, "stream", "stream_options") if self._is_server else ()
+        passed_on = (*openai.PASSED_ON, "stream", "stream_options") if self._is_server else ()
         path, values = reading.prefix, reading.values
-        allowed = (*KNOWN_NAMES[reading.url], *passed_on)
+        allowed = (*openai.KNOWN_NAMES[reading.url], *passed_on)
         findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
         yield from findings
-        for name in OBJECT_FIELDS if has_doubles(self._text) else ():
+        for name in OBJECT_FIELDS if json_spans.has_doubles(self._text) else ():
             if isinstance(values.get(name), dict | list):
-                start = find_value(self._text, (*path, name)).start
-                for below, span, first in find_doubles(self._text, start):
+                start = json_spans.find_value(self._text, (*path, name)).start
+                for below, span, first in json_spans.find_doubles(self._text, start):
                     yield _doubled((*path, name, *below[:-1], cut(str(below[-1]))), first), span
         for field, (known, required) in _RECORDS.items():
             for below, record in _objects_in(field, values.get(field)):
                 whole = (*path, field, *below)
                 for name in (name for name in record if name not in known):
-                    span = find_key(self._text, (*whole, name))
+                    span = json_spans.find_key(self._text, (*whole, name))
                     yield _unknown((*whole, cut(name)), known), span
                 for name in (name for name in required if name not in record):
                     yield self._missing(whole, name)
         names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
-        hints = {HINT.format(name) for name in names}
+        hints = {openai.HINT.format(name) for name in names}
         is_misspelt = any(problem.hint in hints for problem, _ in findings)
         is_there = names[0] in values or any(values.get(name) is not None for name in names)
         if not (is_there or is_misspelt):
             yield self._missing(path, names[0])
-        for option, supported in OPTIONS[reading.url].items():
+        for option, supported in openai.OPTIONS[reading.url].items():
             value, place = values.get(option), (*path, option)
-            if option in passed_on or is_supported(supported, value):
+            if option in passed_on or openai.is_supported(supported, value):
                 continue
             if isinstance(supported, type):
                 kind = {str: "a string", dict: "an object"}[supported]
@@ -403,53 +379,53 @@ class _Line:
             else:
                 message = f"{quote(place)} {show(value)} is not supported"
                 hint = " or ".join(["leave it out", *(f"give {json.dumps(v)}" for v in supported)])
-                own = own_name(option, Request.__struct_fields__)
-                hint = hint if own is None else HINT.format(own)
+                own = openai.own_name(option, Request.__struct_fields__)
+                hint = hint if own is None else openai.HINT.format(own)
                 yield FieldProblem("unsupported-option", place, message, hint), None
 
     def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
-        first: dict[str, TextSpan] = {}
-        start = find_value(self._text, path).start
-        for key, span, _ in find_members(self._text, start):
+        first: dict[str, json_spans.TextSpan] = {}
+        start = json_spans.find_value(self._text, path).start
+        for key, span, _ in json_spans.find_members(self._text, start):
             name = str(key)
             place = (*path, cut(name))
             if name in first:
                 yield _doubled(place, first[name]), span
             elif name not in allowed and not (
-                name in UNSUPPORTED and self._holder(place).get(name) is None
+                name in openai.UNSUPPORTED and self._holder(place).get(name) is None
             ):
                 yield _unknown(place, allowed), span
             first.setdefault(name, span)
 
     def _missing(self, path: Path, name: str) -> Finding:
-        start = find_value(self._text, path).start
+        start = json_spans.find_value(self._text, path).start
         problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
-        return problem, TextSpan(start, start + 1)
+        return problem, json_spans.TextSpan(start, start + 1)
 
 
 def _rank(problem: Problem) -> tuple[int, int]:
     """Return what sorts the problems of a line: those that others may come from go first."""
     ranks = {"conflicting-fields": 2, "missing-field": 3}
-    rank = 0 if problem.field in ROW_FIELDS else ranks.get(problem.code, 1)
+    rank = 0 if problem.field in openai.ROW_FIELDS else ranks.get(problem.code, 1)
     return rank, problem.column
 
 
 def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
     name = str(path[-1])
-    is_foreign = name in UNSUPPORTED and own_name(name, allowed) is None
+    is_foreign = name in openai.UNSUPPORTED and openai.own_name(name, allowed) is None
     if is_foreign and "prompt_logprobs" in allowed:  # where fields of a request belong
         message = f"{quote(path)} is known from OpenAI or vLLM, and not supported here"
         return FieldProblem("unsupported-option", path, message, "leave it out", is_key=True)
-    hint = suggest(name, allowed)
-    if allowed is ROW_FIELDS and any(name in names for names in BODY_FIELDS.values()):
+    hint = openai.suggest(name, allowed)
+    if allowed is openai.ROW_FIELDS and any(name in names for names in openai.BODY_FIELDS.values()):
         hint = "it belongs inside `body`"
     if path[:-1] == ("body",):
-        urls = [url for url, names in BODY_FIELDS.items() if name in names]
+        urls = [url for url, names in openai.BODY_FIELDS.items() if name in names]
         hint = f"it is for {urls[0]}" if urls else hint
     return FieldProblem("unknown-field", path, f"unknown field `{name}`", hint)
 
 
-def _doubled(path: Path, first: TextSpan) -> FieldProblem:
+def _doubled(path: Path, first: json_spans.TextSpan) -> FieldProblem:
     hint = f"it is first given at column {first.start + 1}"
     return FieldProblem("duplicate-field", path, f"field `{path[-1]}` is given twice", hint)
 

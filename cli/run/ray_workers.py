@@ -28,19 +28,9 @@ from batcher.errors import BatchdecodeError
 from batcher.events import RestartEvent
 
 from ..screen.terminal import counted
+from . import worker
 from .problems import say
 from .run_options import RunOptions
-from .worker import (
-    Died,
-    Inbox,
-    Instruction,
-    Told,
-    Waiting,
-    Worker,
-    decode_instruction,
-    decode_report,
-    frame_of,
-)
 
 CALLS = 2
 PIECE_BYTES = 90 * 2**10  # Ray stores what is larger than 100 KiB,
@@ -105,7 +95,7 @@ class _Peer:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
         self.machine_id = ""
-        self.unsent, self.inbox = bytearray(), Inbox(decode_report)
+        self.unsent, self.inbox = bytearray(), worker.Inbox(worker.decode_report)
         self.calls: deque[Any] = deque([actor.machine_id.remote()])
         self.is_idle = False
 
@@ -128,7 +118,7 @@ class Actors:
     """
 
     def __init__(
-        self, options: RunOptions, num_workers: int, address: str, waiting: Waiting
+        self, options: RunOptions, num_workers: int, address: str, waiting: worker.Waiting
     ) -> None:
         try:
             import ray  # noqa: PLC0415 - an extra
@@ -186,16 +176,16 @@ class Actors:
         with self._room("where the command runs"):
             self._peers[number] = _Peer(remote(ActorWorker).remote(*what))
 
-    def send(self, number: int, instruction: Instruction) -> None:
-        self._peers[number].unsent += frame_of(instruction)
+    def send(self, number: int, instruction: worker.Instruction) -> None:
+        self._peers[number].unsent += worker.frame_of(instruction)
 
-    def receive(self) -> list[Told]:
+    def receive(self) -> list[worker.Told]:
         """Wait until something has come; see Transport.
 
         Raises:
             BatchdecodeError: the cluster is lost, or has no room for workers or their reports.
         """
-        told: list[Told] = []
+        told: list[worker.Told] = []
         while not (told or self._has_woken.is_set()):
             self._check_cluster()
             self._check_room()
@@ -218,7 +208,7 @@ class Actors:
     def wake(self) -> None:
         self._has_woken.set()
 
-    def _reports(self, number: int) -> list[Told]:
+    def _reports(self, number: int) -> list[worker.Told]:
         """Return what has come of the first call of a worker, which is over."""
         peer = self._peers[number]
         try:
@@ -234,27 +224,27 @@ class Actors:
         peer.inbox.add(piece)
         return [(number, report) for report in peer.inbox.take()]
 
-    def _death(self, peer: _Peer, error: Exception) -> Died:
+    def _death(self, peer: _Peer, error: Exception) -> worker.Died:
         """Return how a worker has died of which a call has ended so.
 
         Ray gives the cause in words alone: after its first line, and lines like `ip: 10.0.0.1`.
         """
         exceptions = self._ray.exceptions
         if isinstance(error, exceptions.RayTaskError):
-            return Died(f"was lost: {error.cause}")
+            return worker.Died(f"was lost: {error.cause}")
         if isinstance(error, exceptions.ActorUnavailableError):
-            return Died("could not be reached", is_machine=True)
+            return worker.Died("could not be reached", is_machine=True)
         lines = [line.strip() for line in str(error).splitlines()]
         if getattr(error, "actor_init_failed", False):
-            return Died(f"was lost: {lines[-1]}")
+            return worker.Died(f"was lost: {lines[-1]}")
         causes = [line for line in lines[1:] if line and not _FIELD.match(line)]
         # One that has died beside a machine that lives has a cause at once.
         if isinstance(error, exceptions.ActorDiedError) and not causes:
-            return Died("could not be reached", is_machine=True)
+            return worker.Died("could not be reached", is_machine=True)
         how = f"was lost: {(causes or lines)[0]}{self._describe_disk()}"
         alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
         is_gone = bool(peer.machine_id) and peer.machine_id not in alive
-        return Died(how, is_machine=is_gone or _LOST_MACHINE in how)
+        return worker.Died(how, is_machine=is_gone or _LOST_MACHINE in how)
 
     def _check_cluster(self) -> None:
         now = time.monotonic()
@@ -338,8 +328,8 @@ class ActorWorker:
     def __init__(
         self, options: RunOptions, number: int, restart: RestartEvent | None, folder: Path
     ) -> None:
-        self._worker = Worker(options, number, restart)
-        self._inbox, self._unsent = Inbox(decode_instruction), bytearray()
+        self._worker = worker.Worker(options, number, restart)
+        self._inbox, self._unsent = worker.Inbox(worker.decode_instruction), bytearray()
         if folder.is_dir():
             os.chdir(folder)
 
@@ -361,7 +351,7 @@ class ActorWorker:
         if len(self._unsent) >= PIECE_BYTES:
             return _cut_piece(self._unsent), False
         for report in self._worker.exchange(self._inbox.take()):
-            self._unsent += frame_of(report)
+            self._unsent += worker.frame_of(report)
         piece = _cut_piece(self._unsent)
         return piece, self._worker.is_idle and not self._unsent
 

@@ -24,24 +24,12 @@ from ..screen.progress import open_view
 from ..screen.terminal import Pace, counted, is_pipe, is_same_terminal, printable_lines
 from ..screen.view import RunPlan, View
 from ..signals import Interrupted, StepWatch, StopSignals, stdout_descriptor
+from . import recording
 from .engine_setup import EngineSetup
 from .files import NAMES_OF_STDOUT
 from .input import OpenInput, Waiting, open_input, open_source
 from .loop import Loop
 from .problems import ModelTracebacks, ProblemReport, say, say_of_slo
-from .recording import (
-    EventReaders,
-    OpenRun,
-    ResultWriter,
-    close_spans,
-    how_it_ended,
-    opened_run,
-    refuse_rest,
-    settle_files,
-    stdout_beside,
-    tell_ending,
-    tell_summary,
-)
 from .results import Answers, InputOrder, Replaying
 from .resume import Resumption, conclude_finished
 from .run_options import RunOptions
@@ -114,7 +102,7 @@ def run_events(options: RunOptions) -> Iterator[Event]:
                 loop.answers.take(results)
                 yield from events
             say(setup.report.closing())
-            refuse_rest(setup.report, loop)
+            recording.refuse_rest(setup.report, loop)
             yield loop.engine.end_event()
 
 
@@ -141,7 +129,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         from .workers import run_by_workers  # noqa: PLC0415 - few runs have some
 
         return run_by_workers(options, options.workers, stop, command)
-    with opened_run(options, stop) as files:
+    with recording.opened_run(options, stop) as files:
         setup = RunSetup(files.options, files.requests, stop.waiting)
         opened = files._replace(options=setup.options)
         start = setup.engine.run_event()
@@ -159,7 +147,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
                 return Run(setup, opened, resumption, stop, command).carry_out()
             except Interrupted:  # before the first step, or after the last one
                 remark, what_now = f"stopped by {stop.name}", f"continue with: {command}"
-                tell_ending(opened, None, resumption, remark, what_now)
+                recording.tell_ending(opened, None, resumption, remark, what_now)
                 return stop.exit_status
 
 
@@ -176,7 +164,7 @@ class Run:
     def __init__(
         self,
         setup: RunSetup,
-        opened: OpenRun,
+        opened: recording.OpenRun,
         resumption: Resumption,
         stop: StopSignals,
         command: str,
@@ -195,7 +183,7 @@ class Run:
         gc.freeze()  # nor among the requests that are read already
         self._pace = Pace(options.step_delay)
         view = self._view = _open_view(setup, loop, self._pace)
-        readers = self._readers = EventReaders(opened)
+        readers = self._readers = recording.EventReaders(opened)
         readers.lock = view.lock
         series = None if readers.series is None else readers.series.all_series[0]
         is_asked = not options.quiet or options.summary_json or options.report or series is not None
@@ -215,8 +203,8 @@ class Run:
             exposition.tell(self._collector)
         # Opening empties them, so the results come last: what else fails, fails before.
         path = options.output
-        results = stdout_beside(view) if path is None else resumption.open_results(path)
-        self._results = ResultWriter(results)
+        results = recording.stdout_beside(view) if path is None else resumption.open_results(path)
+        self._results = recording.ResultWriter(results)
 
     def carry_out(self) -> int:
         """Run to the end, and report how that went; return the exit status."""
@@ -234,11 +222,11 @@ class Run:
                 resumption.begin()
                 self._record()
             stop.before_wait = None
-            settle_files(self._opened)
+            recording.settle_files(self._opened)
             if loop.is_complete:
                 resumption.finish()
         except (KeyboardInterrupt, WriteError, BatchdecodeError) as error:
-            status, remark, is_over = how_it_ended(error, stop)
+            status, remark, is_over = recording.how_it_ended(error, stop)
             if isinstance(error, RaisedError):
                 tracebacks.show(error.raised)
         tracebacks.close()
@@ -247,7 +235,7 @@ class Run:
             self._summarize()
         if loop.first_failure is not None:
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
-        refuse_rest(setup.report, loop)
+        recording.refuse_rest(setup.report, loop)
         if remark:
             self._tell(remark, f"continue with: {self._command}")
         elif loop.has_given_up:
@@ -328,7 +316,7 @@ class Run:
             elif model.replaced:
                 names = ", ".join(model.replaced)
                 remark = f"  model {model.served_model} was used instead of {names}\n"
-            tell_summary(
+            recording.tell_summary(
                 self._opened,
                 metrics.summary(engine.num_steps),
                 engine.run_event(),
@@ -340,13 +328,13 @@ class Run:
                 constraint_times=engine.constraint_times,
                 remark=remark,
             )
-        close_spans(self._opened.spans, [engine.num_steps], is_quiet=options.quiet)
+        recording.close_spans(self._opened.spans, [engine.num_steps], is_quiet=options.quiet)
         if isinstance(model, RemoteModel) and model.has_refused_waits:
             remark = "requests failed that were to wait longer than --max-wait"
             self._tell(remark, f"continue later with: {self._command} --retry-failed")
 
     def _tell(self, remark: str, what_now: str) -> None:
-        tell_ending(self._opened, self._results, self._resumption, remark, what_now)
+        recording.tell_ending(self._opened, self._results, self._resumption, remark, what_now)
 
     def _say_waiting(self, received: signal.Signals) -> None:
         name = "q" if self._stop.is_by_key else received.name

@@ -35,6 +35,7 @@ from ..screen.progress import open_view
 from ..screen.terminal import counted, is_pipe, is_same_terminal, printable_lines
 from ..screen.view import GaugeReading, Gauges, RunPlan
 from ..signals import Interrupted, StopSignals, stdout_descriptor
+from . import recording, worker
 from .input import (
     BLOCK_LINES,
     Block,
@@ -48,49 +49,13 @@ from .input import (
     id_given_before,
 )
 from .problems import InvalidInput, ProblemReport, say
-from .recording import (
-    BAD_INPUT,
-    EventReaders,
-    OpenRun,
-    ResultWriter,
-    close_spans,
-    how_it_ended,
-    opened_run,
-    refuse_rest,
-    settle_files,
-    stdout_beside,
-    tell_ending,
-    tell_summary,
-)
 from .results import InputOrder
 from .resume import EarlierResults, Resumption, conclude_finished, parser_for_any_model
 from .run_options import RunOptions
-from .worker import (
-    Answered,
-    Check,
-    Checked,
-    Decode,
-    Died,
-    Drop,
-    Dropped,
-    Failed,
-    Finish,
-    Finished,
-    Line,
-    Lines,
-    Processes,
-    Ready,
-    Remark,
-    Report,
-    Several,
-    StoppedByModel,
-    Transport,
-    Wanted,
-)
 
 MAX_AHEAD = 4 * BLOCK_LINES  # lines of a pipe that no worker has
 _MAX_KINDS = 5  # of what workers say
-_ONE = Several(1, 1)
+_ONE = worker.Several(1, 1)
 DEATHS_TOGETHER = 2
 """After so many a line is suspected of them, and decoded by itself."""
 DEATHS_ALONE = 3
@@ -131,7 +96,7 @@ class InputLines(ABC):
         self._requests, self._report, self._keep_going = requests, report, keep_going
         self._has_read_all = self._is_closed = False
         self._num_batches = self._num_taken = self._num_lines = 0
-        self._early: dict[int, tuple[LineBatch, Checked]] = {}
+        self._early: dict[int, tuple[LineBatch, worker.Checked]] = {}
         self._ids, self._last_arrival = IdRegistry(), 0.0
         self.arrivals = LineArrivals()
 
@@ -157,14 +122,14 @@ class InputLines(ABC):
         """
 
     @abstractmethod
-    def next_lines(self, most: int) -> Lines:
+    def next_lines(self, most: int) -> worker.Lines:
         """Return lines that are to be answered, up to so many; less while there are no more.
 
         Raises:
             InputError: the input is damaged or gone, or shorter than it was.
         """
 
-    def take(self, batch: LineBatch, checked: Checked) -> None:
+    def take(self, batch: LineBatch, checked: worker.Checked) -> None:
         """Take in what the lines of a batch are, whichever was checked first.
 
         Raises:
@@ -188,7 +153,7 @@ class InputLines(ABC):
         self._num_batches += 1
         return batch
 
-    def _look_at(self, batch: LineBatch, checked: Checked) -> None:
+    def _look_at(self, batch: LineBatch, checked: worker.Checked) -> None:
         """Find out what the lines of a batch are beside those before them.
 
         Most are requests with new ids, in the order of their arrival: that is seen at a glance.
@@ -203,7 +168,7 @@ class InputLines(ABC):
             )
         if self._is_closed:
             return
-        lines = Lines(list(indexes), list(numbers), texts, checked.checksums)
+        lines = worker.Lines(list(indexes), list(numbers), texts, checked.checksums)
         times = checked.arrivals or [0.0]
         is_late = times[0] < self._last_arrival or any(map(lt, times[1:], times))
         if not (checked.bad or is_late) and self._ids.add_new(checked.ids, numbers):
@@ -217,7 +182,7 @@ class InputLines(ABC):
         else:
             self._look_at_each(lines, checked)
 
-    def _look_at_each(self, lines: Lines, checked: Checked) -> None:
+    def _look_at_each(self, lines: worker.Lines, checked: worker.Checked) -> None:
         """Find out what each of these lines is beside those before it."""
         for place, (line, request_id) in enumerate(zip(lines.rows(), checked.ids, strict=True)):
             if self._is_closed:
@@ -230,7 +195,9 @@ class InputLines(ABC):
             first = self._ids.add(request_id, number)
             if first is not None:
                 parsed = ParsedLine(Request(id=request_id, prompt=""))
-                self._take_bad(line, id_given_before(parsed, text, number, first), Remark(first))
+                self._take_bad(
+                    line, id_given_before(parsed, text, number, first), worker.Remark(first)
+                )
                 continue
             arrival = checked.arrivals[place] if checked.arrivals else 0.0
             if arrival < self._last_arrival:
@@ -238,11 +205,13 @@ class InputLines(ABC):
             else:
                 self._last_arrival = arrival
                 self.arrivals.add(arrival, 1)
-                known = Lines()
+                known = worker.Lines()
                 known.append_line(line)
                 self._keep(known, [request_id], {0: checked.several.get(place, _ONE)})
 
-    def _take_bad(self, line: Line, bad: BadLine, remark: Remark | None = None) -> None:
+    def _take_bad(
+        self, line: worker.Line, bad: BadLine, remark: worker.Remark | None = None
+    ) -> None:
         index, number, text, _ = line
         if not index:
             check_kind(text, self._requests.name)
@@ -251,15 +220,17 @@ class InputLines(ABC):
         self._keep_bad((index, number, text, 0), bad.id, remark)
 
     @abstractmethod
-    def _take_late(self, line: Line, request_id: str, arrival: float) -> None:
+    def _take_late(self, line: worker.Line, request_id: str, arrival: float) -> None:
         """Take in a request that arrives before the one before it."""
 
     @abstractmethod
-    def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:
+    def _keep(
+        self, lines: worker.Lines, ids: list[str], several: dict[int, worker.Several]
+    ) -> None:
         """Take in requests with these ids; several: see Checked."""
 
     @abstractmethod
-    def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:
+    def _keep_bad(self, line: worker.Line, request_id: str, remark: worker.Remark | None) -> None:
         """Take in a line that is no request, or not one beside others."""
 
 
@@ -283,7 +254,7 @@ class FileLines(InputLines):
         self._checksums, self._duplicates = array("I"), Duplicates()
         self._is_answered = bytearray()  # of each line, if there are earlier results
         self._found: dict[int, set[int]] = {}
-        self._num_read_again, self._ahead = 0, Lines()
+        self._num_read_again, self._ahead = 0, worker.Lines()
 
     @property
     def num_to_answer(self) -> int | None:
@@ -312,7 +283,7 @@ class FileLines(InputLines):
         self.total = self.num_read
         self._reader = self._requests.lines()
 
-    def next_lines(self, most: int) -> Lines:
+    def next_lines(self, most: int) -> worker.Lines:
         found = self._ahead.take_first(most)
         while len(found) < most and not self.has_ended:
             self._read_again()
@@ -321,7 +292,7 @@ class FileLines(InputLines):
 
     def close(self) -> None:
         super().close()
-        self._ahead = Lines()
+        self._ahead = worker.Lines()
 
     def _read_again(self) -> None:
         """Read the lines that come next, without those that are answered."""
@@ -333,7 +304,7 @@ class FileLines(InputLines):
         count = len(checksums)  # what was added since then is left out
         indexes = range(first, first + count)
         self._num_read_again = indexes.stop
-        lines = Lines(list(indexes), list(numbers[:count]), texts[:count], checksums)
+        lines = worker.Lines(list(indexes), list(numbers[:count]), texts[:count], checksums)
         if 0 not in checksums and not self._is_answered:
             self._ahead = lines
             return
@@ -341,7 +312,7 @@ class FileLines(InputLines):
             index, _, _, checksum = line
             if not (self._is_answered and self._is_answered[index]):
                 number = None if checksum else self._duplicates.first_number(index)
-                self._ahead.append_line(line, None if number is None else Remark(number))
+                self._ahead.append_line(line, None if number is None else worker.Remark(number))
 
     def lacking(self, index: int, answer: bytes) -> bytes:
         found = self._found.pop(index, None)
@@ -351,14 +322,16 @@ class FileLines(InputLines):
         left = [line for line in lines if decode_result_line(line)[0].index not in found]
         return b"".join(left[: len(lines) - len(found)])
 
-    def _take_late(self, line: Line, request_id: str, arrival: float) -> None:  # noqa: ARG002 - see InputLines
+    def _take_late(self, line: worker.Line, request_id: str, arrival: float) -> None:  # noqa: ARG002 - see InputLines
         raise BatchdecodeError(
             f"line {line[1]}: arrival_time goes back from {self._last_arrival:g} to "
             f"{arrival:g}: workers are given lines as they stand, so sort them by arrival_time, "
             "or run them without --workers"
         )
 
-    def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:
+    def _keep(
+        self, lines: worker.Lines, ids: list[str], several: dict[int, worker.Several]
+    ) -> None:
         self._checksums.extend(lines.checksums)
         earlier = self._earlier
         if earlier is None:
@@ -371,7 +344,7 @@ class FileLines(InputLines):
                 self._found[index] = found
             self._is_answered.append(is_answered)
 
-    def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:
+    def _keep_bad(self, line: worker.Line, request_id: str, remark: worker.Remark | None) -> None:
         self._checksums.append(0)
         if remark is not None:
             self._duplicates.add(line[0], remark.first_number)
@@ -397,7 +370,7 @@ class PipeLines(InputLines):
         lines = requests.lines()
         blocks = iter(lambda: lines.read_block(BLOCK_LINES), Block([], []))
         self._read_ahead = ReadAhead(blocks, wake)
-        self._ready = Lines()
+        self._ready = worker.Lines()
 
     @property
     def has_ended(self) -> bool:
@@ -417,23 +390,23 @@ class PipeLines(InputLines):
         self._has_read_all = block is None  # or as much of it as can be
         return None if block is None else self._new_batch(block)
 
-    def next_lines(self, most: int) -> Lines:
+    def next_lines(self, most: int) -> worker.Lines:
         return self._ready.take_first(most)
 
     def close(self) -> None:
         super().close()
-        self._ready = Lines()
+        self._ready = worker.Lines()
 
-    def _take_late(self, line: Line, request_id: str, arrival: float) -> None:
+    def _take_late(self, line: worker.Line, request_id: str, arrival: float) -> None:
         request = Request(id=request_id, prompt="", arrival_time=arrival)
         last, (_, number, text, _) = self._last_arrival, line
         bad = arrival_goes_back(ParsedLine(request), text, number, last)
-        self._take_bad(line, bad, Remark(last_arrival=last))
+        self._take_bad(line, bad, worker.Remark(last_arrival=last))
 
-    def _keep(self, lines: Lines, ids: list[str], several: dict[int, Several]) -> None:  # noqa: ARG002 - see InputLines
+    def _keep(self, lines: worker.Lines, *_: object) -> None:
         self._ready.extend(lines)
 
-    def _keep_bad(self, line: Line, request_id: str, remark: Remark | None) -> None:  # noqa: ARG002 - see InputLines
+    def _keep_bad(self, line: worker.Line, request_id: str, remark: worker.Remark | None) -> None:  # noqa: ARG002 - see InputLines
         if self._keep_going:
             self._ready.append_line(line, remark)
         else:
@@ -443,7 +416,7 @@ class PipeLines(InputLines):
 class FailedWorkerError(BatchdecodeError):
     """What happened to a worker would happen to every other one."""
 
-    def __init__(self, failed: Failed) -> None:
+    def __init__(self, failed: worker.Failed) -> None:
         super().__init__(failed.message)
         self.traceback, self.is_input = failed.traceback, failed.is_input
 
@@ -460,8 +433,8 @@ class _Member:
     def __init__(self, num_steps: int = 0, now: float = 0.0) -> None:
         self.num_steps, self.now = num_steps, now
         self.is_ready = self.is_alone = False
-        self.held: dict[int, Line] = {}
-        self.remarks: dict[int, Remark] = {}
+        self.held: dict[int, worker.Line] = {}
+        self.remarks: dict[int, worker.Remark] = {}
         self.batches: deque[LineBatch] = deque()
         self.num_bytes = 0
         self._rate, self._last = 0.0, time.monotonic()
@@ -501,7 +474,7 @@ class Driver:
         InputError: the input is damaged or gone.
     """
 
-    def __init__(self, transport: Transport, num_workers: int, num_slots: int) -> None:
+    def __init__(self, transport: worker.Transport, num_workers: int, num_slots: int) -> None:
         self.run: RunEvent | None = None
         self.num_restarts = 0
         self._transport, self._num_slots = transport, num_slots
@@ -509,7 +482,7 @@ class Driver:
         self._members = [_Member() for _ in range(num_workers)]
         self._num_failed_starts = self._num_futile_deaths = 0
         self._unchecked: deque[LineBatch] = deque()  # with workers that died
-        self._again, self._suspects = Lines(), Lines()
+        self._again, self._suspects = worker.Lines(), worker.Lines()
         self._deaths: dict[int, int] = {}  # of lines, by index, as long as they have no answer
         self._failed_checks: Counter[int] = Counter()  # by batch
 
@@ -528,7 +501,7 @@ class Driver:
                 for number, report in self._transport.receive():
                     self._take(number, report, lines)
 
-    def decode(self, lines: InputLines) -> Iterator[tuple[int, Answered | RestartEvent]]:
+    def decode(self, lines: InputLines) -> Iterator[tuple[int, worker.Answered | RestartEvent]]:
         """Have all lines decoded; yield what is answered, each line once, and who is replaced."""
         while True:
             self._give_batches(lines)
@@ -540,38 +513,38 @@ class Driver:
                 restart = self._take(number, report, lines)
                 if restart is not None:
                     yield number, restart
-                elif isinstance(report, Answered):
+                elif isinstance(report, worker.Answered):
                     yield number, report
 
     def give_up(self, lines: InputLines) -> None:
         lines.close()
-        self._again, self._suspects = Lines(), Lines()
+        self._again, self._suspects = worker.Lines(), worker.Lines()
         for number, member in enumerate(self._members):
             if member.held:
-                self._transport.send(number, Drop())
+                self._transport.send(number, worker.Drop())
 
-    def finish(self) -> Iterator[tuple[int, Answered]]:
+    def finish(self) -> Iterator[tuple[int, worker.Answered]]:
         """Let the runs of workers that have nothing to do come to their end; yield what they tell.
 
         One that dies now has no end.
         """
         left = {number for number, member in enumerate(self._members) if member.is_ready}
         for number in left:
-            self._transport.send(number, Finish())
+            self._transport.send(number, worker.Finish())
         while left:
             for number, report in self._transport.receive():
-                if isinstance(report, Finished | Died):
+                if isinstance(report, worker.Finished | worker.Died):
                     left.discard(number)
-                elif isinstance(report, Answered):
+                elif isinstance(report, worker.Answered):
                     yield number, report
 
     def _take(
-        self, number: int, report: Report | Died, lines: InputLines | None = None
+        self, number: int, report: worker.Report | worker.Died, lines: InputLines | None = None
     ) -> RestartEvent | None:
         """Take in what has come of a worker; return how it was replaced if it has died."""
         member = self._members[number]
         match report:
-            case Answered(indexes):
+            case worker.Answered(indexes):
                 member.num_steps, member.now = report.num_steps, report.now
                 lost = {index for index, remark in member.remarks.items() if remark.deaths}
                 if not lost.issuperset(indexes):
@@ -579,18 +552,18 @@ class Driver:
                 member.note_answered(indexes)
                 for index in indexes if self._deaths else ():
                     self._deaths.pop(index, None)
-            case Checked() if lines is not None:
+            case worker.Checked() if lines is not None:
                 lines.take(member.batches.popleft(), report)
-            case Ready():
+            case worker.Ready():
                 member.is_ready, self.run = True, report.run
                 self._num_failed_starts = 0
-            case Dropped(indexes):
+            case worker.Dropped(indexes):
                 member.release(indexes)
-            case Failed():
+            case worker.Failed():
                 raise FailedWorkerError(report)
-            case StoppedByModel():
+            case worker.StoppedByModel():
                 raise KeyboardInterrupt
-            case Died():
+            case worker.Died():
                 return self._replace(number, report)
             case _:
                 pass
@@ -604,7 +577,7 @@ class Driver:
                     return
                 member.batches.append(batch)
                 numbers, texts = batch.lines
-                self._transport.send(number, Check(list(numbers), texts))
+                self._transport.send(number, worker.Check(list(numbers), texts))
 
     def _give_lines(self, lines: InputLines) -> None:
         """Give lines to be decoded to workers that have few: to several of them in turn.
@@ -620,7 +593,7 @@ class Driver:
                 self._give(number, self._suspects.take_first(1))
             elif wanted := member.num_wanted(self._num_slots):
                 wanting.append((number, wanted))
-        given = {number: Lines() for number, _ in wanting}
+        given = {number: worker.Lines() for number, _ in wanting}
         while wanting:
             left = []
             share = max(1, self._num_slots // 4) if len(wanting) > 1 else wanting[0][1]
@@ -635,14 +608,14 @@ class Driver:
             if portion:
                 self._give(number, portion)
 
-    def _give(self, number: int, lines: Lines) -> None:
+    def _give(self, number: int, lines: worker.Lines) -> None:
         member = self._members[number]
         member.held.update(zip(lines.indexes, lines.rows(), strict=True))
         member.remarks |= lines.remarks
         member.num_bytes += sum(map(len, lines.texts))
-        self._transport.send(number, Decode(lines))
+        self._transport.send(number, worker.Decode(lines))
 
-    def _replace(self, number: int, died: Died) -> RestartEvent:
+    def _replace(self, number: int, died: worker.Died) -> RestartEvent:
         """Start a worker in place of one that has died, and give out again what that had.
 
         It goes on where the one before it was when it told something last: so the steps in its
@@ -685,7 +658,7 @@ class Driver:
                 self._suspects.append_line(line, remark)
             else:
                 why = f"{DEATHS_ALONE} workers died that decoded nothing else; the last {how}"
-                self._again.append_line(line, replace(remark or Remark(), deaths=why))
+                self._again.append_line(line, replace(remark or worker.Remark(), deaths=why))
         self.num_restarts += 1
         restart = RestartEvent(
             worker=number,
@@ -703,7 +676,7 @@ def run_by_workers(
     num_workers: int,
     stop: StopSignals,
     command: str,
-    workers: AbstractContextManager[Transport] | None = None,
+    workers: AbstractContextManager[worker.Transport] | None = None,
 ) -> int:
     """Carry out `batchdecode run --workers N`; return its exit status.
 
@@ -715,10 +688,10 @@ def run_by_workers(
         BrokenPipeError: whoever reads the output has gone.
         Interrupted: a signal came before the first line was decoded.
     """
-    with opened_run(options, stop, num_workers) as opened:
+    with recording.opened_run(options, stop, num_workers) as opened:
         options, requests = opened.options, opened.requests
         if workers is None and options.on is None:
-            workers = Processes(options, num_workers, stop.waiting)
+            workers = worker.Processes(options, num_workers, stop.waiting)
         elif workers is None:
             from .ray_workers import Actors  # noqa: PLC0415 - with it comes Ray
 
@@ -755,7 +728,7 @@ def run_by_workers(
                         return run.carry_out(stop, command)
                     except Interrupted:  # before the first line, or after the last one
                         now = f"stopped by {stop.name}", f"continue with: {command}"
-                        tell_ending(opened, None, resumption, *now)
+                        recording.tell_ending(opened, None, resumption, *now)
                         return stop.exit_status
             except FailedWorkerError as error:
                 say(printable_lines(error.traceback))
@@ -770,7 +743,7 @@ class WorkersRun(Gauges):
 
     def __init__(
         self,
-        opened: OpenRun,
+        opened: recording.OpenRun,
         run: RunEvent,
         driver: Driver,
         lines: InputLines,
@@ -790,7 +763,7 @@ class WorkersRun(Gauges):
         self._times, self._num_begun = [0.0] * num_workers, [0] * num_workers
         self._num_answered = 0
         self._num_steps = [0] * num_workers
-        readers = self._readers = EventReaders(opened, num_workers)
+        readers = self._readers = recording.EventReaders(opened, num_workers)
         all_series = [None] * num_workers if readers.series is None else readers.series.all_series
         self._lock: AbstractContextManager[object] = nullcontext()
         if exposition is not None:
@@ -801,7 +774,7 @@ class WorkersRun(Gauges):
             )
             collector = WorkersCollector(watched, options.model, self._states, self.backlog)
             self._lock = collector.lock
-        elif Wanted.by(options).events:
+        elif worker.Wanted.by(options).events:
             readers.metrics = RunMetrics(options.limits, worker_series=all_series)
         readers.observer = self._metrics = readers.metrics
         plan = RunPlan(
@@ -832,12 +805,16 @@ class WorkersRun(Gauges):
         earlier, output = resumption.earlier, options.output
         first = earlier.num_complete if earlier else 0
         self._order = InputOrder(first) if options.keep_order else None
-        sink = stdout_beside(self.view) if output is None else resumption.open_results(output)
-        self._results = ResultWriter(sink)
+        sink = (
+            recording.stdout_beside(self.view)
+            if output is None
+            else resumption.open_results(output)
+        )
+        self._results = recording.ResultWriter(sink)
         self._num_failed, self._first_failure = 0, ""
         self._said: set[str] = set()
 
-    def take_answered(self, number: int, told: Answered) -> None:
+    def take_answered(self, number: int, told: worker.Answered) -> None:
         self._num_answered += len(told.indexes)
         self._times[number], self._num_begun[number] = told.now, told.num_begun
         self._num_steps[number] = told.num_steps
@@ -907,20 +884,20 @@ class WorkersRun(Gauges):
                     ending.callback(self._readers.close, 0)
                     ending.callback(self.view.close)
                     self._write_rest()
-            settle_files(self._opened)
+            recording.settle_files(self._opened)
             if not (self._has_given_up or lines.has_refused or lines.broken):
                 is_complete = True
                 resumption.finish()
         except (KeyboardInterrupt, WriteError, BatchdecodeError) as error:
-            status, remark, is_over = how_it_ended(error, stop)
+            status, remark, is_over = recording.how_it_ended(error, stop)
             if isinstance(error, FailedWorkerError):
                 say(printable_lines(error.traceback))
-                status = BAD_INPUT if error.is_input else 1
+                status = recording.BAD_INPUT if error.is_input else 1
         say(self._report.closing())
         if not is_over:
             if self._metrics is not None:
                 timeline = self._readers.timeline
-                tell_summary(
+                recording.tell_summary(
                     self._opened,
                     self._metrics.summary(),
                     self._run,
@@ -928,19 +905,19 @@ class WorkersRun(Gauges):
                     elapsed=time.monotonic() - self._started,
                     is_complete=is_complete,
                 )
-            close_spans(self._opened.spans, self._num_steps, is_quiet=self._options.quiet)
+            recording.close_spans(self._opened.spans, self._num_steps, is_quiet=self._options.quiet)
         num_restarts = self._driver.num_restarts
         if num_restarts and not self._options.quiet:
             say(f"  {counted(num_restarts, 'worker')} replaced, which had died\n")
         if self._first_failure:
             say(printable_lines(f"first failure: {self._first_failure}\n"))
-        refuse_rest(self._report, self._lines)
+        recording.refuse_rest(self._report, self._lines)
         what_now = f"continue with: {command}"
         if not remark and self._has_given_up:
             remark = f"stopped after {counted(self._num_failed, 'failed request')}"
             what_now = "to go on, add --resume and raise --max-errors"
         if remark:
-            tell_ending(self._opened, self._results, self._resumption, remark, what_now)
+            recording.tell_ending(self._opened, self._results, self._resumption, remark, what_now)
         return status or (1 if self._num_failed else 0)
 
     @property
@@ -974,7 +951,7 @@ class WorkersRun(Gauges):
         self._readers.flush()
         return self.view.refresh()
 
-    def _write(self, answered: Answered) -> None:
+    def _write(self, answered: worker.Answered) -> None:
         """Write what is answered, and say what is to be said."""
         results, lines, order = self._results, self._lines, self._order
         if order is None and self._resumption.earlier is None:
