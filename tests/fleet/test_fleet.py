@@ -1,29 +1,47 @@
 """Fleets: each replica is one engine to the tick, and no router knows more than it can."""
 
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import factorial
 from random import Random
 
 import numpy as np
 import pytest
-from examples import examples
+from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import poisson, workload_of_jobs
+from jobs import poisson as poisson_times
+from jobs import workload_of_jobs
+from msgspec.structs import replace
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
 from batcher.errors import BatchdecodeError
+from batcher.metrics.slo import Slo
 from batcher.models.simulated import SimulatedModel
 from batcher.planning import routers
 from batcher.planning.deployments import Deployment, check_router
 from batcher.planning.fleet import Fleet
+from batcher.planning.measure import Question, measure
+from batcher.planning.replay import AsLogged, LoggedRequest, replay, workload_of_log
 from batcher.planning.replicas import result_of_engine
 from batcher.planning.routers import ROUTERS, OwnRouter, ReplicaView, Router, router_of
 from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import AssumedDrafts, ReplicaSettings, simulate
+from batcher.planning.streamed import parse_streamed
+from batcher.planning.synthetic import (
+    LENGTHS,
+    Arrivals,
+    SyntheticWorkload,
+    constant,
+    gamma,
+    open_entries,
+    parse_distribution,
+    poisson,
+)
 from batcher.planning.workload import Workload, workload_of
+from batcher.request import PromptSegment, Request
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.profiles import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 SEEDS = st.integers(0, 2**32)
@@ -239,7 +257,7 @@ def mean_wait(workload, num_replicas, num_slots, router, step_seconds):
 @pytest.mark.timeout(900)
 def test_the_wait_for_one_step_at_a_time_is_that_of_m_d_1():
     load = 0.5
-    workload = workload_of_jobs(poisson(2 * load, 200_000), [1] * 200_000)
+    workload = workload_of_jobs(poisson_times(2 * load, 200_000), [1] * 200_000)
     wait = mean_wait(workload, 2, 1, "random", 1.0)  # a random half of a Poisson process is one
     assert wait == pytest.approx(load / (2 * (1 - load)), rel=0.02)
 
@@ -256,9 +274,163 @@ def test_the_wait_for_slots_is_that_of_m_m_c():
     slots, load, steps, number = 4, 0.7, 300, 300_000
     outputs = np.random.default_rng(2).geometric(1 / steps, number)
     steps = float(outputs.mean())  # a mean service is so many, of 1 second together
-    arrivals = poisson(1.0, number)
+    arrivals = poisson_times(1.0, number)
     arrivals *= number / arrivals[-1] / (load * slots)  # the load is as it should be
     wait = mean_wait(workload_of_jobs(arrivals, outputs), 1, slots, "least-loaded", 1 / steps)
     asked = load * slots
     theory = erlang_c(slots, asked) / (slots - asked)
     assert wait - 0.5 / steps == pytest.approx(theory, rel=0.02)  # until the next step begins
+
+
+LENGTH_TEXTS = ("lognormal:100:0.6", "uniform:1:30")
+TEXT = "synthetic:rate=50,duration=6,prompt=lognormal:100:0.6,output=uniform:1:30,seed=3"
+SLO = Slo({"ttft": 0.05})
+
+
+def written(arrivals: Arrivals, priorities=None):
+    """The workload of TEXT as `batchdecode workload` writes it, but for how requests arrive."""
+    prompts, outputs = (parse_distribution(text, "", LENGTHS) for text in LENGTH_TEXTS)
+    synthetic = SyntheticWorkload(
+        prompt_lengths=prompts, output_lengths=outputs, priorities=priorities or {}, seed=3
+    )
+    requests = [
+        Request(
+            id=entry.id,
+            arrival_time=entry.arrival_time,
+            prompt=[PromptSegment(length=one.length, seed=one.seed) for one in entry.prompt],
+            max_tokens=entry.max_tokens,
+            ignore_eos=True,
+            priority=entry.priority,
+        )
+        for entry in takewhile(lambda one: one.arrival_time < 6, open_entries(synthetic, arrivals))
+    ]
+    return workload_of(requests, SimulatedModel())
+
+
+def deployment(replicas, kv_blocks):
+    scheduling = SchedulingSettings(kv_blocks=kv_blocks, max_batch_tokens=512)
+    return Deployment(
+        batch=8, profile="h100_llama3.1-8b_tp1", replicas=replicas, scheduling=scheduling
+    )
+
+
+@pytest.mark.parametrize("replicas", mostly_heavy([1, 3], 3))
+@pytest.mark.parametrize(
+    ("more", "arrivals", "kv_blocks"),
+    [
+        ("", poisson(50), 12),  # some prompts never fit
+        (",burstiness=0.4", gamma(50, 0.4), 200),
+        (",burstiness=constant", constant(50), 200),
+        (",priority=-1:2:5:1", poisson(50), 200),
+    ],
+)
+def test_it_is_the_workload_that_is_written(replicas, more, arrivals, kv_blocks):
+    streamed = Question(parse_streamed(TEXT + more), SLO)
+    file = Question(written(arrivals, streamed.workload.shares), SLO)
+    engines = deployment(replicas, kv_blocks)
+    outcome = measure(streamed, engines)
+    assert outcome == measure(file, engines)
+    assert (outcome.failed > 0) == (kv_blocks == 12)
+    assert streamed.workload.priorities == file.workload.priorities
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("synthetic:rate=5,duration=6,prompt=8", "output is missing"),
+        (
+            "synthetic:rate=5,rate=6,duration=6,prompt=8,output=8",
+            "'rate=6': rate is there twice; expected",
+        ),
+        ("synthetic:prompts=5", "there is no prompts .did you mean prompt.*; expected"),
+        ("synthetic:rate", "'rate': this is no NAME=VALUE; expected"),
+        ("synthetic:rate=0,duration=6,prompt=8,output=8", "above 0"),
+        ("synthetic:rate=1e6,duration=1e9,prompt=8,output=8", "more than"),
+        ("synthetic:rate=5,duration=6,prompt=x,output=8", "unknown distribution 'x'"),
+        ("synthetic:rate=5,duration=6,prompt=8,output=8,seed=-1", "a whole number"),
+    ],
+)
+def test_a_text_that_names_none_is_told_what_does(text, message):
+    with pytest.raises(BatchdecodeError, match=message):
+        parse_streamed(text)
+
+
+ENGINE = ReplicaSettings(
+    num_slots=4,
+    scheduling=SchedulingSettings(kv_blocks=40, max_batch_tokens=256),
+    step_time=step_time_of("rtx4090_llama3.1-8b"),
+)
+NAMES = ["a", 7, "c"]
+
+
+class Noting(Router):
+    """Does what another router does, and notes where each request went."""
+
+    def __init__(self, name):
+        super().__init__()
+        self._router, self.went = router_of(name), []
+        self.hears_ends = self._router.hears_ends
+        self.note = self._router.note
+
+    def use(self, replicas):
+        self._router.use(replicas)
+
+    def choose(self, request, now):
+        view = self._router.choose(request, now)
+        self.went.append(view.index)
+        return view
+
+
+def log_of_a_fleet(name, number=3):
+    """A log that simulated engines behind a router wrote, each request with its replica."""
+    chance = np.random.default_rng(5)
+    arrivals = np.cumsum(chance.exponential(0.05, 90)).round(6).tolist()
+    asked = [
+        LoggedRequest(
+            request_id=str(number),
+            input_toks=int(chance.integers(1, 200)),
+            output_toks=int(chance.integers(1, 60)),
+            queued_ts=time,
+            first_token_ts=time,
+            last_token_ts=time,
+        )
+        for number, time in enumerate(arrivals)
+    ]
+    turns, router = Turns(workload_of_log(asked)), Noting(name)
+    Fleet(turns, [ENGINE] * number, router, 0.1).run()
+    first = asked[0].queued_ts
+    return [
+        replace(
+            request,
+            scheduled_ts=first + done.admitted,
+            first_token_ts=first + done.first_token,
+            last_token_ts=first + done.end,
+            replica=NAMES[place],
+        )
+        for request, done, place in zip(asked, turns.sequences, router.went, strict=True)
+    ]
+
+
+def errors_of(outcome):
+    return [one.error for one in outcome.comparisons]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("round-robin", 3), ("least-loaded", 3), ("round-robin", 1)]
+)
+def test_the_replay_of_a_simulated_fleet_is_that_fleet(name, number):
+    log = log_of_a_fleet(name, number)
+    assert AsLogged(log).num_replicas == number
+    as_logged = replay(log, ENGINE, number)
+    routed = replay(log, ENGINE, number, router_of(name))
+    assert as_logged.result.totals.num_preemptions
+    for outcome in (as_logged, routed):
+        assert errors_of(outcome) == pytest.approx([0] * 13, abs=1e-7)
+    served = sorted(one.num_served for one in as_logged.result.replicas)
+    assert served == sorted(sum(one.replica == name for one in log) for name in NAMES[:number])
+
+
+def test_what_a_router_refuses_was_served_all_the_same():
+    log = log_of_a_fleet("round-robin")
+    with pytest.raises(BatchdecodeError, match="the router refuses 90 requests that were served"):
+        replay(log, ENGINE, 3, OwnRouter("none", lambda request, replicas: None))

@@ -1,16 +1,20 @@
-"""Fleets from a file: what it may say, and that its replicas are what they would be without it."""
+"""Fleets from a file, managed or not: what it may say, what it costs, and errors that say where."""
 
+from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import poisson, workload_of_jobs
 from msgspec.structs import replace
-from served import question_of
+from served import deployment_of, question_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
+from batcher.planning.compare import GridCell, compare
 from batcher.planning.deployments import (
     AXES,
     Deployment,
@@ -19,11 +23,12 @@ from batcher.planning.deployments import (
     grid_of,
     groups_of,
 )
-from batcher.planning.measure import Price, measure, problem_of
+from batcher.planning.measure import Price, Question, measure, price_of, problem_of, read_prices
 from batcher.planning.plan import changed_limit, find_plan, value_at, without
 from batcher.planning.routers import ROUTERS
 from batcher.settings import SchedulingSettings
 from batcher.timing.catalog import CatalogError
+from cli.views.plan_tables import cost_text, details, sources_text, table_of
 
 MIXED = """
 router: least-loaded
@@ -262,3 +267,185 @@ def test_an_error_has_the_line_that_it_is_in(tmp_path, text, why):
     with pytest.raises(CatalogError) as raised:
         AXES["fleet"].values(str(path))
     assert str(raised.value).startswith(f"{path}{why}")
+
+
+GROUP = "{count: 2, profile: h100_llama3.1-8b_tp1, batch: 8}"
+PRICES = {"h100-sxm": Price(dollars_per_hour=3.0, busy_watts=600, idle_watts=100)}
+WAVE = np.concatenate([poisson(40, 800), 40 + poisson(2, 80, seed=1)])
+QUESTION = Question(workload_of_jobs(WAVE, [60] * 880, 100), Slo({"ttft": 0.5}), prices=PRICES)
+
+
+@pytest.fixture
+def managed_of(tmp_path):
+    """What makes a deployment of the sections of a file."""
+
+    def make(*sections, replicas=GROUP):
+        path = tmp_path / "fleet.yaml"
+        path.write_text("\n".join([f"replicas: [{replicas}]", *sections]))
+        axis = AXES["fleet"]
+        (fleet,) = axis.values(str(path))
+        return axis.set(Deployment(), fleet)
+
+    return make
+
+
+AUTOSCALE = (
+    "autoscale: {policy: target-utilisation, target: 0.5, max: 6, interval: 5, startup: 5, "
+    "cooldown: 10}"
+)
+
+
+def test_gpus_are_paid_while_they_are_there(managed_of):
+    outcome = measure(QUESTION, managed_of(AUTOSCALE))
+    use, cost = outcome.fleet, outcome.cost
+    assert 2 < use.most_replicas <= 6
+    assert use.mean_replicas < use.most_replicas
+    assert cost.gpu_hours == pytest.approx(use.replica_seconds / 3600, abs=1e-6)
+    assert cost.dollars_per_hour == pytest.approx(3 * use.mean_replicas, rel=1e-5)
+    assert sum(outcome.binding.shares.values()) == pytest.approx(1, abs=1e-5)
+    (group,) = outcome.groups
+    assert group.replicas >= use.most_replicas == group.most_replicas
+
+
+def test_a_table_has_how_many_replicas_there_were_at_once_and_how_many_ever_started(managed_of):
+    times = np.concatenate([WAVE, 100 + WAVE])
+    deployment = managed_of(AUTOSCALE)
+    outcome = measure(Question(workload_of_jobs(times, [60] * len(times), 100)), deployment)
+    (grown,) = outcome.groups
+    assert grown.replicas > grown.most_replicas == outcome.fleet.most_replicas
+    table = table_of([GridCell(deployment=deployment, outcome=outcome)])
+    head, row = table.split("\n\n")[1].splitlines()
+    assert head.split()[:3] == ["group", "at", "once"]
+    assert row.split()[:3] == ["1", str(grown.most_replicas), str(grown.replicas)]
+
+
+def test_a_replica_is_paid_for_while_it_is_away(managed_of):
+    failures = "failures: {planned: [{replica: 0, at: 5, back_after: 10}], health_check: 1}"
+    outcome = measure(QUESTION, managed_of(failures))
+    assert outcome.fleet.replica_seconds == pytest.approx(2 * outcome.makespan, abs=1e-5)
+    assert outcome.fleet.serving == pytest.approx(1 - 10 / (2 * outcome.makespan), abs=1e-5)
+    assert outcome.fleet.timeline == [(0.0, 2, 2), (5.0, 1, 2), (15.0, 2, 2)]
+    assert outcome.fleet.lost
+
+
+def test_what_is_refused_misses_the_slo_and_is_no_failure(managed_of):
+    outcome = measure(QUESTION, managed_of("admission: {max_in_flight: 2}"))
+    assert outcome.refused
+    assert outcome.failed == 0
+    assert outcome.served + outcome.refused == outcome.goodput.requests == 880
+    assert outcome.goodput.missed["failed"] == outcome.refused
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ("admission: {}", "admission: max_in_flight missing"),
+        ("failures: {restart: 3}", "nothing fails without mtbf or planned"),
+        ("failures: {planned: [{replica: 2, at: 1}]}", "there is no replica 2, the last is 1"),
+        ("failures: {planned: [{replica: 0, at: 1, after: 2}]}", "expected a list of failures"),
+        ("autoscale: {policy: queue, max: 4}", "policy queue needs a target"),
+        ("autoscale: {policy: queue, target: 1, max: 1}", "begins with 2 replicas"),
+        ("autoscale: {policy: slo, target: 2, max: 4, slo: ttft=1}", "up to 1"),
+        ("autoscale: {policy: slo, target: 1, max: 4, slo: tfft=1}", "unknown metric"),
+        ("autoscale: {policy: queue, target: 1, max: 4, slo: ttft=1}", "slo has no effect"),
+    ],
+)
+def test_what_means_nothing_is_an_error_that_says_where(managed_of, section, why):
+    with pytest.raises(CatalogError, match=why) as error:
+        managed_of(section)
+    assert "fleet.yaml:2: " in str(error.value)
+
+
+@pytest.mark.parametrize("section", ["admission", "failures", "autoscale"])
+def test_only_replicas_that_are_alike_are_managed(managed_of, section):
+    why = f"fleet.yaml:2: {section}: expected one group .*, and there are 2: 1, old"
+    with pytest.raises(CatalogError, match=why):
+        managed_of(f"{section}: {{}}", replicas=f"{GROUP}, {{count: 1, name: old}}")
+
+
+def test_a_table_says_why_requests_were_refused(managed_of):
+    cells = compare(
+        QUESTION, [managed_of("admission: {max_in_flight: 8, max_queue: 2}")], growth=0.1
+    )
+    (cell,) = cells
+    refused = cell.outcome.refused
+    assert refused
+    assert cell.outcome.fleet.refusals == {"queue_full": refused}
+    assert table_of(cells).splitlines()[-2] == f"refused: {refused} found no room in the queue"
+
+
+@pytest.mark.parametrize(
+    ("at", "told"), [(1, "1 replica failed, 4 requests lost"), (1e6, "none fell into the run")]
+)
+def test_a_plan_says_which_failures_fell_into_the_run(managed_of, at, told):
+    question = Question(workload_of_jobs(poisson(4, 40), [60] * 40, 100), Slo({"ttft": 60}))
+    failures = f"failures: {{planned: [{{replica: 0, at: {at}, back_after: 1}}]}}"
+    lines = details(find_plan(question, managed_of(failures), "rate"))
+    (line,) = (line for line in lines if line.startswith("  failures"))
+    assert line == f"  failures   {told}"
+
+
+ROOT = Path(__file__).parents[2]
+SECOND_A_STEP = "t0: 1000.0, w: 0, f: 0, g: 0, d: 0, h: 0, e: 0"
+
+
+def cost_of_run(tmp_path, price, replicas=1, more=""):
+    """One request of 10 steps at 0 s and one at 90 s: 100 s, of which 20 are busy; 20 tokens."""
+    profile = tmp_path / "p.yaml"
+    profile.write_text(f"it: {{{SECOND_A_STEP}, hardware: ours{more}}}")
+    question = replace(question_of((0, 1, 10), (90, 1, 10)), prices={"ours": price})
+    deployment = replace(deployment_of(1, str(profile)), replicas=replicas)
+    return measure(question, deployment).cost
+
+
+@pytest.mark.parametrize(
+    ("price", "replicas", "parallel", "joules"),
+    [
+        ({"busy_watts": 360, "idle_watts": 36}, 1, 1, 20 * 360 + 80 * 36),
+        ({"busy_watts": 360, "idle_watts": 36}, 2, 4, 4 * (20 * 360 + 180 * 36)),
+        ({"busy_watts": 360}, 1, 1, 100 * 360),
+        ({}, 1, 1, None),
+    ],
+)
+def test_all_gpus_are_paid_all_the_time_and_draw_by_what_they_do(
+    tmp_path, price, replicas, parallel, joules
+):
+    price = Price(dollars_per_hour=3.6, **price)
+    cost = cost_of_run(tmp_path, price, replicas, f", tensor_parallel: {parallel}")
+    gpus = replicas * parallel
+    assert (cost.gpus, cost.dollars_per_hour) == (gpus, pytest.approx(3.6 * gpus))
+    assert cost.dollars_per_million_tokens == pytest.approx(gpus * 0.1 / 20 * 1e6)
+    expected = None if joules is None else pytest.approx(joules / 3.6e6 / 20 * 1e6, abs=1e-6)
+    assert cost.kwh_per_million_tokens == expected
+
+
+def test_a_cost_says_where_its_prices_are_from(tmp_path):
+    cost = cost_of_run(tmp_path, Price(dollars_per_hour=1, source="a bill of May"))
+    assert cost.price_sources == ["a bill of May"]
+    assert cost_of_run(tmp_path, Price(dollars_per_hour=1)).price_sources == ["not stated"]
+    text = "source of the prices: a bill of May, not stated"
+    assert sources_text([cost, cost_of_run(tmp_path, Price(dollars_per_hour=1))]) == text
+    assert cost_text(cost)[-1] == "source of the prices: a bill of May"
+
+
+def test_a_roofline_names_its_gpus_and_a_data_sheet_is_called_as_its_file():
+    price = Price(dollars_per_hour=1)
+    hardware, _ = price_of("roofline:llama-3.1-8b:h100-sxm:2x2", {"h100-sxm": price})
+    assert hardware.num_gpus == 4
+    sheet = f"roofline:llama-3.1-8b:{ROOT}/samples/timing/our-gpu.yaml"
+    assert price_of(sheet, {"our-gpu": price})[1] is price
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: {busy_watts: 3}", "a: dollars_per_hour missing"),
+        ("a: {dollars_per_hour: -1}", "expected a number from 0 to 1e9"),
+        ("a: {dollars_per_hour: 1, idle_watts: 3}", "idle_watts: expected at most busy_watts"),
+        ("a: {dollars_per_hour: 1, watts: 3}", "unknown field watts"),
+    ],
+)
+def test_prices_that_are_none(tmp_path, text, message):
+    (tmp_path / "prices.yaml").write_text(text)
+    with pytest.raises(BatchdecodeError, match=message):
+        read_prices(str(tmp_path / "prices.yaml"))
