@@ -73,6 +73,7 @@ def test_a_field_by_another_name_means_the_same(fields, own):
 
 
 BAD = [
+    ({"stop_token_ids": 5}, "invalid-type", "stop_token_ids"),
     ({"stop_token_ids": [5, 600]}, "unknown-token", "stop_token_ids[1]"),
     ({"guided_json": "{"}, "invalid-value", "guided_json"),
     ({"response_format": {}}, "missing-field", "response_format.type"),
@@ -224,6 +225,10 @@ def test_what_a_chat_cannot_say_is_refused(fields, code, field):
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
             [("unsupported-option", "messages[0].content[0].type")],
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            [("invalid-type", "messages[0].content[0].text")],
         ),
         ([{"role": "bot", "content": "x"}], [("invalid-value", "messages")]),
     ],

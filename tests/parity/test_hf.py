@@ -212,22 +212,6 @@ def test_exact_logprobs_depend_on_no_batch(name, tmp_path):
     assert all(other == alone for other in others)
 
 
-def test_beams_samples_and_constraints_are_those_of_any_model(tmp_path):
-    random_model("mistral").save_pretrained(tmp_path)
-    model = load_model(f"hf:{tmp_path}")
-    asked = {"prompt": prompts()[1], "max_tokens": 10}
-    requests = [
-        {**asked, "num_beams": 3},
-        {**asked, "n": 2, "temperature": 1, "seed": 5},
-        {**asked, "allowed_token_ids": [5, 6, 7]},
-        {**asked, "prompt_logprobs": 1},
-    ]
-    one, many = (decode(requests, model=model, batch_size=size) for size in (3, 8))
-    assert [result.tokens for result in one] == [result.tokens for result in many]
-    assert {*one[3].tokens} <= {5, 6, 7}
-    assert len(one[4].prompt_logprobs) == len(prompts()[1])
-
-
 def test_several_tokens_end_a_text_and_the_context_any(tmp_path):
     model = random_model("llama", max_position_embeddings=40)
     expected = generated(model, [5, 6, 7], 30)
