@@ -5,6 +5,7 @@ Random tests draw new examples at every desk; in continuous integration they dra
 
 import gc
 import os
+import pty
 import signal
 import sys
 from pathlib import Path
@@ -75,3 +76,11 @@ def hangups_reach_commands():
     """
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+
+
+@pytest.fixture
+def tty():
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    os.close(ours)
+    os.close(theirs)

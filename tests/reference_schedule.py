@@ -15,6 +15,7 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.result import FinishReason
+from batcher.trace.timeline import Timeline
 
 
 class Job(NamedTuple):
@@ -97,6 +98,10 @@ def play(jobs: list[Job], batch: int) -> Played:
     num_tokens = sum(event.tokens for event in events if isinstance(event, FinishEvent))
     events.append(EndEvent(len(rows), now, num_tokens, len(jobs)))
     return Played(events, rows)
+
+
+def timeline_of(jobs: list[Job], batch: int = 2) -> Timeline:
+    return Timeline.from_events(play(jobs, batch).events)
 
 
 @st.composite

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import english_requests
+from test_scheduling_invariance import timeless
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
@@ -27,12 +28,7 @@ def decode(requests: list[Request], batch_size: int) -> Outputs:
     while engine.has_work:
         for result in engine.step().results:
             outputs[result.id].append(result)
-    return {request_id: [*map(alone, results)] for request_id, results in outputs.items()}
-
-
-def alone(result: Result) -> Result:
-    error = result.error and replace(result.error, message=result.error.message.partition(": ")[2])
-    return replace(result, slot=None, steps=None, error=error)  # type: ignore[arg-type]  # left out
+    return {request_id: [*map(timeless, results)] for request_id, results in outputs.items()}
 
 
 def named(requests: list[Request]) -> list[Request]:

@@ -6,14 +6,10 @@ from itertools import combinations
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_schedule import Job, play, workloads
+from reference_schedule import Job, timeline_of, workloads
 
 from batcher.trace.timeline import EVERYTHING, Timeline, worst_bubble
 from cli.views.gantt import choose_zoom
-
-
-def timeline_of(jobs: list[Job], batch: int) -> Timeline:
-    return Timeline.from_events(play(jobs, batch).events)
 
 
 def idle_of(timeline: Timeline) -> list[int]:

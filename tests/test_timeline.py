@@ -6,17 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_events import RUN, admit, arrive, drop, finish, fork, hold, jump, preempt, prefill, steps
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
-from reference_schedule import DESIGN_JOBS, Job, play, workloads
+from reference_schedule import DESIGN_JOBS, Job, timeline_of, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, EndEvent, FinishEvent, PreemptEvent, RunEvent
 from batcher.trace.run import BlockedSpan, Fork, SlotSpan, SpanPreemption, Wait, label_of
 from batcher.trace.timeline import Selection, Timeline
-
-
-def timeline_of(jobs, batch=2):
-    return Timeline.from_events(play(jobs, batch).events)
 
 
 def test_the_example_of_the_design_gives_its_spans_and_waits():

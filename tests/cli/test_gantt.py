@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from played_runs import PLAYED
 from reference_drafts import DraftedJob, play_drafts
 from reference_paged import CROWDED, Limits, play_paged
-from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
+from reference_schedule import DESIGN_JOBS, Job, jobs_of, timeline_of, workloads
 from reference_units import beams, guided, play_units, samples
 
 from batcher.events import DropEvent
@@ -29,10 +29,6 @@ from cli.views.gantt import (
 )
 from cli.views.gantt import render_gantt as render_lines
 from cli.views.svg import render_svg
-
-
-def timeline_of(jobs, batch=2):
-    return Timeline.from_events(play(jobs, batch).events)
 
 
 def render_gantt(*arguments, **options):

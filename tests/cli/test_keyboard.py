@@ -71,14 +71,6 @@ def test_of_a_long_paste_the_beginning_is_kept():
     assert pasted.text == "0123456789" * 409 + "012345"
 
 
-@pytest.fixture
-def tty():
-    ours, theirs = pty.openpty()
-    yield ours, theirs
-    os.close(ours)
-    os.close(theirs)
-
-
 def keyboard(fd):
     return Keyboard(fd, Terminal(fd, "utf-8", has_color=False, environ={}))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_events import RUN, admit, arrive, drop, finish
 from msgspec.structs import replace
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
-from reference_schedule import DESIGN_JOBS, Job, play
+from reference_schedule import DESIGN_JOBS, Job, timeline_of
 
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, render_svg
@@ -17,10 +17,6 @@ from cli.views.svg import FIGURE_WIDTH, NAME_WIDTH, render_svg
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTH = 900
 CHART = (NAME_WIDTH, WIDTH - FIGURE_WIDTH)
-
-
-def timeline_of(jobs, batch=2):
-    return Timeline.from_events(play(jobs, batch).events)
 
 
 def long_run(num_requests, batch):

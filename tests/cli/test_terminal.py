@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import pty
 import struct
 import subprocess
 import sys
@@ -11,14 +10,6 @@ import termios
 import pytest
 
 from cli.screen.terminal import Terminal, can_animate, encoding_of, terminal_size, wants_color
-
-
-@pytest.fixture
-def tty():
-    ours, theirs = pty.openpty()
-    yield ours, theirs
-    os.close(ours)
-    os.close(theirs)
 
 
 @pytest.fixture

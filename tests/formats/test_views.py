@@ -4,16 +4,12 @@ import json
 
 import pytest
 from reference_paged import CROWDED, Limits, play_paged
-from reference_schedule import DESIGN_JOBS, Job, play
+from reference_schedule import DESIGN_JOBS, Job, timeline_of
 from reference_units import beams, guided, play_units, samples
 
 from batcher.events import DropEvent, ForkEvent, JumpEvent
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_csv, encode_spans, encode_steps
-
-
-def timeline_of(jobs, batch=2):
-    return Timeline.from_events(play(jobs, batch).events)
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
