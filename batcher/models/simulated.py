@@ -43,54 +43,12 @@ from batcher.tokens import Tokens
 
 NUM_RANKINGS = 16  # of each part of speech
 SHARPNESSES = tuple(0.8 * 2.5 ** (step / 15) for step in range(16))
+_SHARPNESSES = np.array(SHARPNESSES, np.float32)[:, None]
 SHAPE_SHIFT = 46  # where a hash has the bits for both, below those that choose the token
 TOP_LOGIT = 8.0
 ZIPF_EXPONENT = 1.2
 GRAMMAR_GAP = 4.5
 _BEYOND_THE_GRAMMAR = 100.0  # no follower comes up as late: -ln(2^-53) is 37
-
-
-class LogitTable:
-    """All logits but those of the greedy choices, and the sharpnesses to multiply them with."""
-
-    def __init__(self, choices: IntArray, vocab_size: int) -> None:
-        """Take the choices: [parts of speech, choices] what follows, as often as it does."""
-        # By rank, from 1 on.  A token comes up after an exponential time whose rate is its
-        # frequency, and ranks are the order of these (Efraimidis and Spirakis, Information
-        # Processing Letters 97(5), 2006).
-        counts = np.stack([np.bincount(line, minlength=vocab_size) for line in choices])[:, None]
-        sizes = len(choices), NUM_RANKINGS, vocab_size
-        part, ranking, token = (np.arange(size, dtype=np.uint64) for size in sizes)
-        bits = uniform_bits(part[:, None, None], ranking[:, None], token)
-        times = -np.log((bits + 0.5) / 2**52) / counts.clip(1)
-        times[np.broadcast_to(counts == 0, sizes)] += _BEYOND_THE_GRAMMAR
-        by_rank = TOP_LOGIT - ZIPF_EXPONENT * np.log(np.arange(2, vocab_size + 2))
-        logits = np.empty(sizes)
-        np.put_along_axis(logits, times.argsort(axis=-1), by_rank[None, None], -1)
-        logits -= np.where(counts == 0, GRAMMAR_GAP, 0)
-        self._logits: FloatArray = logits.astype(np.float32).reshape(-1, vocab_size)
-        self._sharpnesses = np.array(SHARPNESSES, np.float32)[:, None]
-        self._buffer = np.empty((0, vocab_size), np.float32)
-
-    def gather(
-        self, parts: IntArray, hashes: Bits, tokens: IntArray, logits: FloatArray | None = None
-    ) -> FloatArray:
-        """Return the logits of some rows: [rows, vocab], good until the next call.
-
-        parts, hashes, tokens: [rows] the part of speech of the last token, the hash of the prefix,
-        the greedy choice.  logits: [rows, vocab] to write into, in place of a shared buffer.
-        """
-        num_rows = len(tokens)
-        if logits is None:
-            if num_rows > len(self._buffer):
-                self._buffer = np.empty((num_rows, self._logits.shape[1]), np.float32)
-            logits = self._buffer[:num_rows]
-        shapes = (hashes >> np.uint64(SHAPE_SHIFT)).view(np.int64)
-        rankings = shapes // len(SHARPNESSES) % NUM_RANKINGS
-        self._logits.take(parts * NUM_RANKINGS + rankings, 0, logits, "clip")
-        logits[np.arange(num_rows), tokens] = TOP_LOGIT
-        logits *= self._sharpnesses[shapes % len(SHARPNESSES)]
-        return logits
 
 
 def uniform_bits(part: BitsOrInt, ranking: BitsOrInt, token: BitsOrInt) -> BitsOrInt:
@@ -246,6 +204,7 @@ class SimulatedModel:
                 words = np.array(token_ids[follower])
                 table[number, begin:end] = words[np.arange(end - begin) % len(words)]
         self.lines, self.choices = lines, table.reshape(-1)
+        self._logits = np.empty((0, self.vocab_size), np.float32)  # of a step, written over
         self.allocate(0)
 
     def allocate(self, num_slots: int) -> None:
@@ -291,8 +250,10 @@ class SimulatedModel:
         slots = batch.logit_slots
         if slots is NO_SLOTS or not slots.size:
             return output
-        parts = lines[slots] // NUM_CHOICES
-        logits = self._logit_table.gather(parts, hashes[slots], tokens[slots])
+        if slots.size > len(self._logits):
+            self._logits = np.empty((slots.size, self.vocab_size), np.float32)
+        logits = self._logits[: slots.size]
+        self._gather_logits(lines[slots], hashes[slots], tokens[slots], logits)
         return dataclass_replace(output, logits=logits)
 
     def fork(self, source: int, target: int) -> None:
@@ -306,8 +267,38 @@ class SimulatedModel:
             self._parts.pop(slot, None)
 
     @cached_property
-    def _logit_table(self) -> LogitTable:
-        return LogitTable(self.choices.reshape(-1, NUM_CHOICES), self.vocab_size)
+    def _logit_table(self) -> FloatArray:
+        """[parts of speech * rankings, vocab] all logits but those of the greedy choices."""
+        # By rank, from 1 on.  A token comes up after an exponential time whose rate is its
+        # frequency, and ranks are the order of these (Efraimidis and Spirakis, Information
+        # Processing Letters 97(5), 2006).
+        choices, vocab_size = self.choices.reshape(-1, NUM_CHOICES), self.vocab_size
+        counts = np.stack([np.bincount(line, minlength=vocab_size) for line in choices])[:, None]
+        sizes = len(choices), NUM_RANKINGS, vocab_size
+        part, ranking, token = (np.arange(size, dtype=np.uint64) for size in sizes)
+        bits = uniform_bits(part[:, None, None], ranking[:, None], token)
+        times = -np.log((bits + 0.5) / 2**52) / counts.clip(1)
+        times[np.broadcast_to(counts == 0, sizes)] += _BEYOND_THE_GRAMMAR
+        by_rank = TOP_LOGIT - ZIPF_EXPONENT * np.log(np.arange(2, vocab_size + 2))
+        logits = np.empty(sizes)
+        np.put_along_axis(logits, times.argsort(axis=-1), by_rank[None, None], -1)
+        logits -= np.where(counts == 0, GRAMMAR_GAP, 0)
+        return logits.astype(np.float32).reshape(-1, vocab_size)
+
+    def _gather_logits(
+        self, lines: IntArray, hashes: Bits, tokens: IntArray, logits: FloatArray
+    ) -> FloatArray:
+        """Write the logits of some rows into `logits` [rows, vocab], and return it.
+
+        lines, hashes, tokens: [rows] the line of the last token, the hash of the prefix, the greedy
+        choice.
+        """
+        shapes = (hashes >> np.uint64(SHAPE_SHIFT)).view(np.int64)
+        rankings = shapes // len(SHARPNESSES) % NUM_RANKINGS
+        self._logit_table.take(lines // NUM_CHOICES * NUM_RANKINGS + rankings, 0, logits, "clip")
+        logits[np.arange(len(tokens)), tokens] = TOP_LOGIT
+        logits *= _SHARPNESSES[shapes % len(SHARPNESSES)]
+        return logits
 
     def _take_in(self, batch: Batch) -> tuple[ModelOutput, bool]:
         """Take in what a step brings; return what is known of its output, and whether rows yield.
@@ -368,7 +359,7 @@ class SimulatedModel:
         lines = self.lines[tokens]
         choices = self.choices[(hashes >> np.uint64(HASH_SHIFT)).view(np.int64) + lines]
         logits = np.empty((len(tokens), self.vocab_size), np.float32)
-        return self._logit_table.gather(lines // NUM_CHOICES, hashes, choices, logits)
+        return self._gather_logits(lines, hashes, choices, logits)
 
 
 def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
@@ -610,9 +601,8 @@ class SimulatedDraft(SimulatedModel):
         logits: [rows, vocab].  hashes, lines: [rows] of the prefix, and of its last token.
         """
         rows, bits, tokens, others = self._wrong(hashes, lines)
-        parts, which = lines[rows] // NUM_CHOICES, np.arange(len(rows))
-        own = np.empty((len(rows), self.vocab_size), np.float32)
-        self._logit_table.gather(parts, bits, others, own)
+        which, own = np.arange(len(rows)), np.empty((len(rows), self.vocab_size), np.float32)
+        self._gather_logits(lines[rows], bits, others, own)
         is_next = _uniform(scramble(bits)) < self._agreement
         own[which[is_next], tokens[is_next]] = _NEXT_BEST * own[which, others][is_next]
         logits[rows] = own
