@@ -48,14 +48,11 @@ class NgramDrafter:
         """Return as many drafts as are wanted of rows whose last token stood in them before."""
         drafts = {}
         for slot, number in num_wanted.items():
-            row = self._rows[slot]
-            if self._num_branches == 1:
-                proposal = Proposal(row.continuation(number))
-            else:
-                length = -(-number // self._num_branches)
-                proposal = merged(row.continuations(self._num_branches, length), number)
-            if proposal:
-                drafts[slot] = proposal
+            length = -(-number // self._num_branches)
+            branches = self._rows[slot].continuations(self._num_branches, length)
+            if branches:
+                is_line = self._num_branches == 1
+                drafts[slot] = Proposal(branches[0]) if is_line else merged(branches, number)
         return drafts
 
     def close(self, slot: int, *, has_ended: bool) -> None:  # noqa: ARG002 - see Drafter
@@ -89,32 +86,26 @@ class _Row:
             known.append(token)
             first, second = second, token
 
-    def continuation(self, number: int) -> list[int]:
-        """Return `number` tokens that may follow, none if the last token is new to the row."""
-        best, longest = None, 0
-        for place, length in self._places():
-            if length > longest:
-                best, longest = place, length
-                if length == self._max_length:
-                    break
-        return [] if best is None else self._from(best, number)
-
     def continuations(self, num_branches: int, number: int) -> list[list[int]]:
-        """Return different continuations of so many tokens, first what followed the longest end."""
+        """Return different continuations of so many tokens, first what followed the longest end.
+
+        None if the last token is new to the row.
+        """
+        places = []
+        for place, length in self._places():
+            places.append((length, place))
+            if num_branches == 1 and length == self._max_length:
+                break
         found: list[list[int]] = []
-        for place, _ in sorted(self._places(), key=itemgetter(1), reverse=True):
-            continuation = self._from(place, number)
-            if continuation not in found:
-                found.append(continuation)
+        for _, place in sorted(places, key=itemgetter(0), reverse=True):
+            draft = self.tokens[place : place + number]
+            while len(draft) < number:
+                draft += draft[: number - len(draft)]
+            if draft not in found:
+                found.append(draft)
                 if len(found) == num_branches:
                     break
         return found
-
-    def _from(self, place: int, number: int) -> list[int]:
-        draft = self.tokens[place : place + number]
-        while len(draft) < number:
-            draft += draft[: number - len(draft)]
-        return draft
 
     def _places(self) -> Iterator[tuple[int, int]]:
         """Yield where what followed the end of the row stands, and how long that end is.
