@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, get_args
 
 import numpy as np
 from msgspec import Struct
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from batcher.errors import BatchdecodeError, Failure
 from batcher.events import Layout
 from batcher.foreign import attribute_of, calling
-from batcher.padding import Side, pad_rows
 from batcher.request import MAX_ANSWER, TO_THE_END
 from batcher.tokens import Tokens
 
@@ -27,6 +26,7 @@ IntArray = NDArray[np.int64]
 ChatTemplate = Callable[..., Any]
 FloatArray = NDArray[np.float32]
 OutputKind = Literal["tokens", "logits", "both"]
+Side = Literal["left", "right"]
 
 NO_SLOTS: IntArray = np.zeros(0, np.int64)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
@@ -160,12 +160,19 @@ class Batch:
         Raises:
             BatchdecodeError: there is no such side.
         """
+        if side not in get_args(Side):
+            raise BatchdecodeError(f"rows are padded on the left or on the right, not {side!r}")
         rows: dict[int, Tokens] = {slot: [self.tokens.item(slot)] for slot in self.slots.tolist()}
         rows |= {chunk.slot: chunk.token_ids for chunk in self.chunks}
         slots = sorted(rows)
-        return PaddedBatch(
-            np.array(slots, np.int64), *pad_rows([rows[slot] for slot in slots], side)
-        )
+        lengths = np.array([len(rows[slot]) for slot in slots], np.int64)
+        mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        if side == "left":
+            mask = mask[:, ::-1]
+        input_ids = np.zeros(mask.shape, np.int64)
+        for line, slot, is_token in zip(input_ids, slots, mask, strict=True):
+            line[is_token] = rows[slot]
+        return PaddedBatch(np.array(slots, np.int64), input_ids, mask, lengths)
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:

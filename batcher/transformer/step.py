@@ -8,7 +8,6 @@ import numpy as np
 
 from batcher.errors import InvariantError
 from batcher.events import Layout
-from batcher.padding import PAD
 from batcher.transformer.config import RopeSettings
 from batcher.transformer.kv_store import PADDING, KVStore, RecurrentStates
 from batcher.transformer.layers import (
@@ -204,7 +203,7 @@ class _Mixed:
 def _behind(span: Span, longest: int) -> Span:
     num_missing = longest - len(span.token_ids)
     cells = [np.concatenate([own, np.full(num_missing, NOWHERE)]) for own in span.cells]
-    return Span([PAD] * num_missing, span.start + len(span.token_ids), cells)
+    return Span([0] * num_missing, span.start + len(span.token_ids), cells)
 
 
 _NUM_KEYS = 2**16  # of several rows, at once: so that memory is bounded
