@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
-from typing import Any, BinaryIO, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, Self, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -26,7 +26,6 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError, FieldProblem
 from batcher.events import ArriveReason
 from batcher.request import NOTHING_UNREAD, Request, Unread, num_queued_as
-from batcher.requests.ids import IdRegistry, duplicate_id
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
 from batcher.requests.results import is_result
 from batcher.requests.validation import ModelCapabilities
@@ -36,6 +35,9 @@ from ..errors import reason_of
 from ..screen.terminal import ColorChoice, printable_lines
 from .problems import InvalidInput, ProblemReport, say, why_no_lines
 from .urls import UrlError, copy_of, is_url, shown
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
 
 MAX_LINE_BYTES = 64 * 2**20
 MAX_SKIPPED_BYTES = 2**30  # of a line that is too long, before it counts as endless
@@ -393,6 +395,75 @@ def numbered(lines: LineReader) -> Iterator[tuple[int, bytes]]:
 Line = ParsedLine | BadLine
 
 
+MAX_RECENT = 50_000  # ids in the dict: about 6 MB
+
+
+class IdRegistry:
+    """The ids of a run, of which there may be millions, and the lines they stand in.
+
+    The newest are in a dict.  When it is full they move to a temporary database on disk, which
+    vanishes with the registry.
+    """
+
+    def __init__(self) -> None:
+        self._recent: dict[str, int] = {}
+        self._old: Connection | None = None
+
+    def add(self, request_id: str, line_number: int) -> int | None:
+        """Take note of the id and return None; or return the line that has it already.
+
+        Raises:
+            BatchdecodeError: there is no room for the temporary file.
+        """
+        line = self._find(request_id)
+        if line is None:
+            self._recent[request_id] = line_number
+            self._settle()
+        return line
+
+    def add_new(self, request_ids: Sequence[str], line_numbers: Sequence[int]) -> bool:
+        """Take note of all these ids, or of none if one is not new; return whether it did.
+
+        Raises:
+            BatchdecodeError: there is no room for the temporary file.
+        """
+        new = dict(zip(request_ids, line_numbers, strict=True))
+        if len(new) < len(request_ids) or not self._recent.keys().isdisjoint(new):
+            return False
+        if self._old is not None and any(self._find(name) is not None for name in new):
+            return False
+        self._recent |= new
+        self._settle()
+        return True
+
+    def _find(self, request_id: str) -> int | None:
+        line = self._recent.get(request_id)
+        if line is not None or self._old is None:
+            return line
+        found = self._old.execute("SELECT line FROM ids WHERE id = ?", (request_id,)).fetchone()
+        return None if found is None else int(found[0])
+
+    def _settle(self) -> None:
+        """Move the newest ids to the file if there are too many for memory."""
+        if len(self._recent) < MAX_RECENT:
+            return
+        import sqlite3  # noqa: PLC0415 - few runs need it
+
+        try:
+            if self._old is None:
+                # The empty name is that of a temporary file; what takes ids may be any thread.
+                self._old = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+                self._old.execute("PRAGMA journal_mode = OFF")
+                self._old.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, line) WITHOUT ROWID")
+            self._old.execute("BEGIN")
+            self._old.executemany("INSERT INTO ids VALUES (?, ?)", sorted(self._recent.items()))
+            self._old.execute("COMMIT")
+        except sqlite3.Error as error:
+            message = f"cannot write the ids read so far to a temporary file: {error}"
+            raise BatchdecodeError(message) from error
+        self._recent.clear()
+
+
 class Duplicates:
     """The lines whose id an earlier line has: 16 bytes for each, since there may be millions."""
 
@@ -568,7 +639,8 @@ def id_of(parsed: ParsedLine) -> str:
 
 
 def id_given_before(parsed: ParsedLine, line: bytes, number: int, first: int) -> BadLine:
-    return _bad(parsed, duplicate_id(id_of(parsed), first), line, number)
+    message = f"id `{id_of(parsed)}` is already used on line {first}"
+    return _bad(parsed, FieldProblem("duplicate-id", ("id",), message), line, number)
 
 
 def arrival_goes_back(parsed: ParsedLine, line: bytes, number: int, last: float) -> BadLine:

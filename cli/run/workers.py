@@ -25,10 +25,10 @@ from batcher.events import Event, RestartEvent, RunEvent
 from batcher.garbage import look_seldom
 from batcher.metrics.summary import EngineState, RunMetrics
 from batcher.request import NOTHING_UNREAD, Request, Unread
-from batcher.requests.ids import IdRegistry
 from batcher.requests.lines import BadLine, ParsedLine
 from batcher.requests.results import decode_result_line
 from batcher.trace.run import RequestFold, is_follower
+from cli.run.input import IdRegistry
 
 from ..errors import WriteError
 from ..screen.progress import open_view

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import BatchdecodeError
-from batcher.requests import ids
-from batcher.requests.ids import IdRegistry
+from cli.run.input import IdRegistry
 
 NAMES = st.one_of(
     st.integers(0, 30).map(str),
@@ -20,7 +19,7 @@ BLOCKS = st.lists(st.lists(NAMES, min_size=1, max_size=8), max_size=20)
 @given(BLOCKS, st.booleans())
 def test_the_registry_answers_as_a_dict_would_and_takes_many_ids_only_if_all_are_new(blocks, one):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ids, "MAX_RECENT", 3)
+        patch.setattr("cli.run.input.MAX_RECENT", 3)
         registry, lines, line = IdRegistry(), {}, 0
         for names in blocks:
             numbers = range(line + 1, line + 1 + len(names))
@@ -44,14 +43,14 @@ def test_more_ids_than_memory_holds_are_told_apart():
         assert registry.add(f"r-{line}", 0) == line
     assert registry.add("r-0", 5) is None
     assert not registry.add_new(["s-1", "r-7"], [6, 7])
-    assert len(registry._recent) < ids.MAX_RECENT
+    assert len(registry._recent) < 50_000
 
 
 def test_a_full_disk_is_an_error_that_says_so(monkeypatch):
     def fail(*_, **__):
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(ids, "MAX_RECENT", 3)
+    monkeypatch.setattr("cli.run.input.MAX_RECENT", 3)
     monkeypatch.setattr("sqlite3.connect", fail)
     registry = IdRegistry()
     registry.add("a", 1)
