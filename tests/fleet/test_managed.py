@@ -25,7 +25,6 @@ from batcher.planning.management import (
     Management,
     PlannedFailure,
     by_attainment,
-    policy_of,
     proportional,
 )
 from batcher.planning.replicas import MOVES, PAID, Life, ReplicaState, timeline_of
@@ -446,12 +445,6 @@ def test_replicas_are_in_proportion_to_the_load(load, serving, starting, wanted)
 )
 def test_attainment_asks_for_more_by_what_is_missed(given, wanted):
     assert by_attainment(0.99, state_of(4, **given)) == wanted
-
-
-def test_policies_go_by_slots_in_use_or_by_who_waits():
-    state = state_of(4, running=32, waiting=12)
-    assert policy_of(Autoscale(policy="target-utilisation", target=0.5, max=9))(state) == 8
-    assert policy_of(Autoscale(policy="queue", target=2.0, max=9))(state) == 6
 
 
 def test_a_policy_of_ones_own(tmp_path, monkeypatch):

@@ -246,22 +246,6 @@ def sizes_of(curve):
     return [Size(batch=batch, served=served) for batch, served in curve]
 
 
-@pytest.mark.parametrize(
-    ("curve", "knee"),
-    [
-        ([(1, 10), (2, 20), (4, 40), (8, 41)], 4),
-        ([(1, 10), (2, 20), (4, 40)], None),  # who knows what comes after 4
-        ([(1, 10), (2, 10.5), (4, 20)], None),  # 2 adds little, but 4 doubles
-        ([(4, 100), (16, 120)], 4),  # 9.5 % a doubling
-        ([(8, 0), (16, 0)], None),
-        ([(8, 10)], None),
-    ],
-)
-def test_the_knee_is_the_smallest_that_no_larger_one_beats_by_a_tenth_a_doubling(curve, knee):
-    place = knee_of(sizes_of(curve), 0.1)
-    assert (None if place is None else curve[place][0]) == knee
-
-
 CURVES = st.dictionaries(st.integers(1, 64), st.floats(0.1, 100), min_size=1, max_size=8).map(
     lambda sizes: sorted(sizes.items())
 )

@@ -30,7 +30,6 @@ from batcher.planning.plan import (
     find_plan,
     gain_of,
     likely,
-    off_from,
     try_deployment,
 )
 from batcher.planning.streamed import parse_streamed
@@ -200,33 +199,6 @@ def test_another_setting_that_lets_fewer_do_helps():
     assert reached_by(found) == {("max_batch_tokens", 16): 1}
 
 
-def test_less_than_a_hundredth_is_no_help():
-    # it is said what is enough: 1,000 blocks, with twice the slots 999, with half of them 900
-    question = question_of(*[(0, 1, 1)] * 8, slo=parse_slo("e2e=1"))
-    needed = {8: 1000, 16: 999, 4: 900}
-    outcome = measure(question, deployment_of(8))
-
-    def simulate(deployment):
-        has_enough = deployment.scheduling.kv_blocks >= needed.get(deployment.batch, 1000)
-        goodput = replace(outcome.goodput, good=8 if has_enough else 7)
-        return replace(outcome, goodput=goodput)
-
-    ladder = Ladder(question.workload, deployment_of(8), "kv_blocks")
-    missed = simulate(ladder.deployment_of(999))
-    edge = Edge(
-        question=question,
-        ladder=ladder,
-        number=999,
-        outcome=missed,
-        enough=1000,
-        measure_all=lambda deployments: [simulate(each) for each in deployments],
-    )
-    binding, reliefs, _ = edge.analyse()
-    reached = {relief.value: relief.reached for relief in reliefs if relief.reached}
-    assert reached == {4: pytest.approx(900, abs=15)}
-    assert binding == ["kv"]
-
-
 def test_static_batching_can_be_continuous():
     rows = [(3 * i, 1, 10) for i in range(12)]
     found = plan(*rows, slo="queue=5", batch=4, batching="static")
@@ -267,13 +239,9 @@ def test_limits_in_both_directions(is_wider, limit, settings, expected):
 
 
 def search(is_enough, *, high=1000, start=0):
-    return searched(lambda number: (float(is_enough(number)), 0.0), high, start)
-
-
-def searched(score, high, start=0):
     found = LeastSearch(1.0, doublings(1, high))
     for number in found.asks(start):
-        found.scores[number] = score(number)
+        found.scores[number] = float(is_enough(number)), 0.0
     return found
 
 
@@ -302,15 +270,6 @@ def test_whatever_it_is_told_is_what_it_has_seen(enough, high):
     if seen:
         assert found.least == 1 or found.least - 1 in asked, "the one before it was tried"
         assert found.contradictions == sorted(n for n in asked if n > seen[0] and n not in enough)
-
-
-def test_a_band_between_two_rungs_is_found():
-    found = search(lambda number: 80 <= number <= 110, high=128)
-    assert found.least is None or found.least >= 80  # which rung is nearest is not known here
-    score = lambda number: (1.0 if 80 <= number <= 110 else 0.5, -abs(number - 90))  # noqa: E731
-    found = searched(score, 1000)
-    assert found.least == 80
-    assert found.contradictions
 
 
 STREAMED = parse_streamed("synthetic:rate=40,duration=1,prompt=200,output=30")
@@ -431,28 +390,6 @@ def test_a_draft_that_is_always_right_saves_steps_by_arithmetic() -> None:
     assert drafts is not None
     assert (drafts.verified, drafts.accepted) == (80, 80)
     assert (drafts.acceptance, drafts.tokens_per_step, drafts.making) == (1.0, 5.0, 0.0)
-
-
-def test_without_drafts_nothing_is_told_of_them() -> None:
-    outcome = measure(at_once(2), deployment_of(2))
-    assert outcome.drafts is None
-    assert measure(at_once(2), grid(draft_acceptance="0.5", batch="2")[0]) == outcome
-
-
-@pytest.mark.parametrize(
-    ("gains", "least"),
-    [
-        ([], None),
-        ([(1, 2.0), (4, 1.1)], None),
-        ([(1, 2.0), (4, 1.0), (8, 0.9)], 4),
-        ([(8, 0.9), (1, 0.9), (4, 1.1)], 8),
-        ([(1, 0.5), (2, 1.0)], 1),
-    ],
-)
-def test_off_from_the_least_batch_that_no_larger_one_gains_at(
-    gains: list[tuple[int, float]], least: int | None
-) -> None:
-    assert off_from(gains) == least
 
 
 def test_a_gain_is_that_of_two_simulations_and_where_it_ends_is_looked_for_in_doublings() -> None:
