@@ -23,7 +23,7 @@ from batcher.decoding.constraints import (
 from batcher.decoding.filters import needs_cumulative, sampling_params
 from batcher.decoding.healing import HealingRow
 from batcher.decoding.output_tokens import OutputTokens
-from batcher.decoding.sampling import Masks, Sampled, Sampler, SamplingRow, row_key
+from batcher.decoding.sampling import Masks, Sampler, SamplingRow, row_key
 from batcher.decoding.stop_matcher import StopMatcher
 from batcher.decoding.stops import StopProgress
 from batcher.decoding.streaming import TextPiece, TextStream
@@ -273,63 +273,85 @@ class RowDecoder:
 
         failed: what the model says went wrong, by the slots of the first rows of groups.
         """
-        tokens, sampler, self._step = output.tokens, self.sampler, step
-        decoded, rows, first_slots = Decoded([], failed, {}, []), self._states, self.first_slots
+        self._step, decoded = step, Decoded([], failed, {}, [])
+        self.give(output.tokens, output.logits, decoded, output.failed)
+        return decoded
+
+    def give(
+        self,
+        tokens: IntArray,
+        logits: FloatArray | None,
+        decoded: Decoded,
+        skip: Collection[int] = (),
+        some: list[int] | None = None,
+    ) -> None:
+        """Give every row its token of a step, or some another one, as by a step of its own.
+
+        tokens: [num_slots] what the model chose; gets what is sampled.  decoded: gets the rest.
+        logits, skip, some: as Sampler.sample wants them; `some` are ascending, and alone.
+        """
+        sampler, first_slots, failed = self.sampler, self.first_slots, decoded.failed
         if not sampler.is_idle:
-            if output.logits is None:
+            if logits is None:
                 raise InvariantError("the model gave no logits")
-            sampled = self._sample(output.logits, failed, output.failed)
-            tokens[sampler.slots] = sampled.tokens[sampler.slots]
-            for first_slot in self._searches:
+            slots = sampler.slots if some is None else np.array(some)
+            constraints = self.constraints_of(self._states if some is None else some)
+            masks = self.masks_of(constraints)
+            sampled = sampler.sample(logits, masks, skip, None if some is None else slots)
+            tokens[slots] = sampled.tokens[slots]
+            for slot, failure in sampled.failed.items():
+                why = constraints[slot].failure if slot in constraints else None
+                told = failure if why is None else Failure("constraint-error", why)
+                failed.setdefault(first_slots.get(slot, slot), told)
+            for slot, logprob in sampled.logprobs.items():
+                self._states[slot].logprobs.append(logprob)
+            for first_slot in self._searches if some is None else ():
                 if first_slot not in failed:
                     self._search(first_slot, sampled.beam_scores, tokens, decoded)
-        self._tokens.append(tokens)
-        is_over = {*failed, *decoded.stopped}  # those have no token
+        rows, is_over = self._states, {*failed, *decoded.stopped}  # those have no token
+        if some is None:
+            self._tokens.append(tokens)
+            decoded.stopped.extend(self._stops.advance(tokens))
+        else:
+            some = [slot for slot in some if slot not in is_over]
+            self._tokens.append_more(np.array(some, np.int64), tokens[None, some])
+            decoded.stopped.extend(self._stops.advance_some(some, tokens))
+            rows = {slot: rows[slot] for slot in some if slot in rows}
         if is_over:
             going_on = [slot for slot in rows if first_slots.get(slot, slot) not in is_over]
             rows = {slot: rows[slot] for slot in going_on}
-        decoded.stopped.extend(self._stops.advance(tokens))
-        self._look_at(rows, tokens, decoded)
-        return decoded
-
-    def decode_more(
-        self, slots: list[int], logits: FloatArray, tokens: IntArray, decoded: Decoded
-    ) -> None:
-        """Give some rows another token each in this step, as by a step of its own.
-
-        slots: [rows] ascending, of rows that are alone.  logits: [rows, vocab].
-        tokens: [num_slots], gets those that are chosen.  decoded: gets what that leads to.
-        """
-        sampled = self._sample(logits, decoded.failed, some=slots)
-        slots = [slot for slot in slots if slot not in decoded.failed]
-        tokens[slots] = sampled.tokens[slots]
-        self._tokens.append_more(np.array(slots, np.int64), tokens[None, slots])
-        decoded.stopped.extend(self._stops.advance_some(slots, tokens))
-        rows = {slot: self._states[slot] for slot in slots if slot in self._states}
-        self._look_at(rows, tokens, decoded)
+        if not rows:
+            return
+        # those that have to be looked at
+        stopped, token_of, eos_token_ids = {*decoded.stopped}, tokens.tolist(), self.eos_token_ids
+        moved = {
+            slot: row.constraint
+            for slot, row in rows.items()
+            if row.constraint and slot not in stopped and token_of[slot] not in eos_token_ids
+        }
+        for slot, constraint in moved.items():
+            constraint.advance(token_of[slot])
+        if moved:
+            began = perf_counter()
+            find_masks(moved.values())
+            self._grammars.times.masks += perf_counter() - began
+        for slot, row in rows.items():
+            given, num_silent = [token_of[slot]], 0
+            self._count(slot, row, 1)
+            if slot in moved:
+                if moved[slot].may_force:
+                    given += self._force(slot, row, moved[slot])
+                    if len(given) > 1:
+                        decoded.jumps[slot] = given
+            elif row.constraint and slot not in stopped:
+                decoded.stopped.append(slot)  # EOS below min_tokens: nothing else is left
+                num_silent = 1
+            if row.stream is not None:
+                self._tell(row, given, num_silent=num_silent)
 
     def take_streamed(self) -> list[TokenEvent]:
         streamed, self._streamed = self._streamed, []
         return streamed
-
-    def _sample(
-        self,
-        logits: FloatArray,
-        failed: dict[int, Failure],
-        skip: Collection[int] = (),
-        some: list[int] | None = None,
-    ) -> Sampled:
-        """Choose the tokens of rows as the sampler does; add those for which there is none."""
-        constraints = self.constraints_of(self._states if some is None else some)
-        slots = None if some is None else np.array(some)
-        sampled = self.sampler.sample(logits, self.masks_of(constraints), skip, slots)
-        for slot, failure in sampled.failed.items():
-            why = constraints[slot].failure if slot in constraints else None
-            told = failure if why is None else Failure("constraint-error", why)
-            failed.setdefault(self.first_slots.get(slot, slot), told)
-        for slot, logprob in sampled.logprobs.items():
-            self._states[slot].logprobs.append(logprob)
-        return sampled
 
     def constraints_of(self, slots: Iterable[int]) -> dict[int, RowConstraint]:
         """Return the constraints of rows, of those that have one."""
@@ -349,7 +371,7 @@ class RowDecoder:
     def _search(
         self, first: int, scores: Mapping[int, FloatArray], tokens: IntArray, decoded: Decoded
     ) -> None:
-        """Let the beams of a group go on whose first slot is given; the rest: see decode_more."""
+        """Let the beams of a group go on whose first slot is given; the rest: see give."""
         search, group = self._searches[first], self._states[first].sequence.group
         slots = [beam.slot for beam in group]
 
@@ -375,38 +397,6 @@ class RowDecoder:
                 decoded.forks.append((source, target))
         tokens[slots] = step.tokens
         self.sampler.extend({slot: [token] for slot, token in zip(slots, step.tokens, strict=True)})
-
-    def _look_at(self, rows: Mapping[int, RowState], given: IntArray, decoded: Decoded) -> None:
-        """Move on rows that have to be looked at.
-
-        rows: by slot, each with a token.  given: [num_slots] the tokens of the step.
-        decoded: gets those that jump, or end for want of tokens.
-        """
-        stopped, token_of, eos_token_ids = {*decoded.stopped}, given.tolist(), self.eos_token_ids
-        moved = {
-            slot: row.constraint
-            for slot, row in rows.items()
-            if row.constraint and slot not in stopped and token_of[slot] not in eos_token_ids
-        }
-        for slot, constraint in moved.items():
-            constraint.advance(token_of[slot])
-        if moved:
-            began = perf_counter()
-            find_masks(moved.values())
-            self._grammars.times.masks += perf_counter() - began
-        for slot, row in rows.items():
-            tokens, num_silent = [token_of[slot]], 0
-            self._count(slot, row, 1)
-            if slot in moved:
-                if moved[slot].may_force:
-                    tokens += self._force(slot, row, moved[slot])
-                    if len(tokens) > 1:
-                        decoded.jumps[slot] = tokens
-            elif row.constraint and slot not in stopped:
-                decoded.stopped.append(slot)  # EOS below min_tokens: nothing else is left
-                num_silent = 1
-            if row.stream is not None:
-                self._tell(row, tokens, num_silent=num_silent)
 
     def _count(self, slot: int, row: RowState, number: int) -> None:
         """Note that a row was given tokens; watch for its end once the next may be the last."""

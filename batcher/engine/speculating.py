@@ -392,7 +392,7 @@ class Speculator:
                 if drafts[slot].parents:
                     decoded.ways.setdefault(slot, []).append(draft)
             logits = output.draft_logits[[firsts[slot] + draft - 1 for slot, draft in at.items()]]
-            self._decoder.decode_more([*at], logits, tokens, decoded)
+            self._decoder.give(tokens, logits, decoded, some=[*at])
             for slot in at:
                 if slot not in decoded.failed:
                     given[slot].append(tokens.item(slot))
