@@ -424,8 +424,16 @@ class LiveView(View):
             lines = self._lines(max(columns - 1, 1), max(rows - 1, 1))
             drawn = self._clock()
             self._check(self._display.show(lines, above))
-            # The time that results take is no cost of the picture.
-            self._plan_next_frame(now, drawn if above else self._clock())
+            self._drawn_step = self._step
+            if math.isfinite(self._next_frame):
+                # The time that results take is no cost of the picture.  A frame that hung, in a
+                # stopped terminal say, counts for twice the one before.
+                end = drawn if above else self._clock()
+                self._cost = min(end - now, max(2 * self._cost, USUAL_COST))
+                self._earliest_frame = end + self._cost * (1 / MAX_SHARE - 1)
+                self._tick = end + TICK
+                latest = max(self._earliest_frame, end + MIN_INTERVAL)
+                self._next_frame = 0.0 if self._shows_every_step else latest
         elif above:
             try:
                 self._terminal.write_bytes(above)
@@ -454,18 +462,6 @@ class LiveView(View):
             self._next_frame = self._earliest_frame = self._tick = math.inf
             if self._has_results:
                 raise error
-
-    def _plan_next_frame(self, start: float, end: float) -> None:
-        """Keep the share of the time that pictures take, given when this one started and ended."""
-        self._drawn_step = self._step
-        if math.isinf(self._next_frame):
-            return
-        # A frame that hung, in a stopped terminal say, counts for twice the one before.
-        self._cost = min(end - start, max(2 * self._cost, USUAL_COST))
-        self._earliest_frame = end + self._cost * (1 / MAX_SHARE - 1)
-        self._tick = end + TICK
-        latest = max(self._earliest_frame, end + MIN_INTERVAL)
-        self._next_frame = 0.0 if self._shows_every_step else latest
 
     def _look(self, now: float) -> None:
         self._run.catch_up()

@@ -200,7 +200,14 @@ class Player:
             case "r":
                 self._position, self._direction = float(self.step), -self._direction
             case "[" | "]":
-                self._go_to_point(is_on=key == "]")
+                if self._points is None:
+                    recording = self._recording
+                    restarts = [each.last_step for each in recording.timeline.restarts]
+                    points = {*recording.preemptions, *recording.failures, *restarts}
+                    bubble = recording.worst_bubble
+                    self._points = sorted(points if bubble is None else {*points, bubble})
+                nothing = "no preemption, failure or bubble"
+                self._go_along(self._points, nothing, is_on=key == "]")
             case "/":
                 self._prompt = InputLine("find ", self._find)
             case "n" | "N":
@@ -222,15 +229,6 @@ class Player:
                 self._go_to(self.step + MOVES[key])
             case _:
                 pass
-
-    def _go_to_point(self, *, is_on: bool) -> None:
-        if self._points is None:
-            recording = self._recording
-            restarts = [each.last_step for each in recording.timeline.restarts]
-            found = {*recording.preemptions, *recording.failures, *restarts}
-            bubble = recording.worst_bubble
-            self._points = sorted(found if bubble is None else {*found, bubble})
-        self._go_along(self._points, "no preemption, failure or bubble", is_on=is_on)
 
     def _go_along(self, steps: Sequence[int], nothing: str, *, is_on: bool) -> bool:
         """Go to the next of `steps`, or to the one before, that is played; return whether one is.
@@ -270,7 +268,9 @@ class Player:
         below = [self._footer(width)] if height >= MIN_HEIGHT else []
         room = height - 2 * len(below)
         if self._has_help:
-            lines = self._help(width)
+            column = max(len(key) for key, _ in KEYS) + 2
+            keys: list[Line] = [[(f"{key:<{column}}", "figure"), (what, "")] for key, what in KEYS]
+            lines = [[], *(_cut(line, width, self._glyphs) for line in keys)]
         else:
             scene = self._playback.seek(self.step)
             self._browser.found = self._wanted  # anew for each step: it may hold another slot
@@ -282,11 +282,6 @@ class Player:
         lines = [*lines[:room], *[[]] * (room - len(lines)), *below]
         if self._display.show(lines) is not None:
             raise TerminalGone
-
-    def _help(self, width: int) -> list[Line]:
-        column = max(len(key) for key, _ in KEYS) + 2
-        lines: list[Line] = [[(f"{key:<{column}}", "figure"), (what, "")] for key, what in KEYS]
-        return [[], *(_cut(line, width, self._glyphs) for line in lines)]
 
     def _footer(self, width: int) -> Line:
         if self._prompt is not None:

@@ -260,14 +260,6 @@ class Bars:
         self.spans = [span for held in self._held.values() for span in held]
 
     @property
-    def are_legible(self) -> bool:
-        if len(self.spans) > MAX_BARS:
-            return False
-        ends = (self._axis.place(span.start, span.end) for span in self.spans)
-        widths = sorted(right - left for left, right in ends)
-        return not widths or widths[len(widths) // 2] >= MIN_USUAL_WIDTH
-
-    @property
     def ends(self) -> set[End]:
         stop = self._axis.steps.stop
         return {end_of(span) for span in self.spans if span.end <= stop}
@@ -383,12 +375,15 @@ class Panel:
         self._axis = TimeAxis.of(timeline, steps, NAME_WIDTH, width - FIGURE_WIDTH, unit)
         slots = timeline.columns(selection)
         shown = Selection(start=steps.start, stop=steps.stop, slots=frozenset(slots))
-        self.bars: Bars | None = None
         most = MAX_BARS * -(-len(slots) // MAX_ROWS) if may_have_bars else 0
+        self.bars: Bars | None = None
         few = list(islice(timeline.select_spans(shown), most + 1))
         if len(few) <= most:
             bars = Bars(few, slots, self._axis, selection.request_ids)
-            self.bars = bars if bars.are_legible else None
+            places = (self._axis.place(span.start, span.end) for span in bars.spans)
+            widths = sorted(right - left for left, right in places)
+            is_legible = not widths or widths[len(widths) // 2] >= MIN_USUAL_WIDTH
+            self.bars = bars if is_legible and len(widths) <= MAX_BARS else None
         self._chart = self.bars or Areas(timeline.select_spans(shown), slots, self._axis)
 
     def draw(self, drawing: Drawing, top: float) -> float:
@@ -551,7 +546,11 @@ def render_svg(
     stands out.  Of a long run it is all of it, and below that the part worth a look.
     """
     drawing = Drawing(width)
-    drawing.add("style", "", _style_sheet())
+    dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, (_, look) in _COLORS.items())
+    both = [*((name, look) for name, (look, _) in _COLORS.items()), *_ALWAYS.items()]
+    light = "\n".join(f".{ROOT_CLASS} .{name}{{{look}}}" for name, look in both)
+    sheet = f"\n{light}\n@media (prefers-color-scheme:dark){{{dark}\n}}\n"
+    drawing.add("style", "", sheet)
     pattern: dict[str, Number] = {"id": "prefill", "width": 5, "height": 5}
     pattern |= {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
     drawing.open("pattern", **pattern)
@@ -580,42 +579,26 @@ def render_svg(
         path = "L".join(f"{px(x)} {px(y)}" for x, y in corners)
         drawing.add("path", "link", d=f"M{path}Z")
         what += reasons
-    top = _draw_panel(drawing, panel, what, top)
-    return drawing.encode(top + MARGIN - LINE_HEIGHT / 2, title)
-
-
-def _style_sheet() -> str:
-    dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, (_, look) in _COLORS.items())
-    both = [*((name, look) for name, (look, _) in _COLORS.items()), *_ALWAYS.items()]
-    light = "\n".join(f".{ROOT_CLASS} .{name}{{{look}}}" for name, look in both)
-    return f"\n{light}\n@media (prefers-color-scheme:dark){{{dark}\n}}\n"
-
-
-def _draw_panel(drawing: Drawing, panel: Panel, what: list[str], top: float) -> float:
-    if panel.bars is None:
-        what = [*what, "how much of its time a slot was in use"]
+    bars = panel.bars
+    if bars is None:
+        what.append("how much of its time a slot was in use")
     else:
-        what = [*what, *filter(None, [panel.bars.reason])]
-        frame = id_frame({span.id for span in panel.bars.spans})
+        what += filter(None, [bars.reason])
+        frame = id_frame({span.id for span in bars.spans})
         if any(frame):
             ends = "…".join(map(printable, frame))
-            what = [*what, "ids " + cut_middle(ends, MAX_FRAME_CELLS, "…")]
-    num_cells = int((drawing.width - NAME_WIDTH - MARGIN) / CELL_WIDTH)
-    for line in filter(None, fill(what, ", ", num_cells)):
+            what.append("ids " + cut_middle(ends, MAX_FRAME_CELLS, "…"))
+    for line in filter(None, fill(what, ", ", int((width - NAME_WIDTH - MARGIN) / CELL_WIDTH))):
         drawing.text("quiet", NAME_WIDTH, top + LINE_HEIGHT - 4, line)
         top += LINE_HEIGHT
-    bottom = panel.draw(drawing, top)
-    ends_of_bars = set[End]() if panel.bars is None else panel.bars.ends
-    return _draw_legend(drawing, ends_of_bars, bottom + LINE_HEIGHT)
-
-
-def _draw_legend(drawing: Drawing, ends: Collection[End], top: float) -> float:
-    entries: list[tuple[str, str, End]] = [("prefill", "striped", ""), ("decode", "", "")]
-    entries += [(words, "", end) for end, words in ENDS.items() if end in ends]
+    top = panel.draw(drawing, top) + LINE_HEIGHT
+    legend: list[tuple[str, str, End]] = [("prefill", "striped", ""), ("decode", "", "")]
+    shown = set[End]() if bars is None else bars.ends
+    legend += [(words, "", end) for end, words in ENDS.items() if end in shown]
     x = float(NAME_WIDTH)
-    for words, ground, end in entries:
+    for words, ground, end in legend:
         entry_width = SWATCH + 6 + text_width(words) + 14
-        if x + entry_width > drawing.width:
+        if x + entry_width > width:
             x, top = float(NAME_WIDTH), top + LINE_HEIGHT + 4
         row = Row(top - 6, 13)
         draw_body(drawing, x, x + SWATCH, row, end)
@@ -623,4 +606,4 @@ def _draw_legend(drawing: Drawing, ends: Collection[End], top: float) -> float:
             drawing.add("rect", ground, x=x, y=row.top, width=SWATCH, height=row.height)
         drawing.text("text", x + SWATCH + 6, row.base_line, words)
         x += entry_width
-    return top + LINE_HEIGHT
+    return drawing.encode(top + MARGIN + LINE_HEIGHT / 2, title)
