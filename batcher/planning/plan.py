@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil, floor
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -381,24 +381,6 @@ Found = TypeVar("Found")
 Chain = Generator[Deployment, Outcome, Found]
 """Asks for one deployment after the other, is told what each comes to, returns what it found."""
 
-MeasureAll = Callable[[Sequence[Deployment]], list[Outcome]]
-
-
-def together(chains: Sequence[Chain[Found]], measure_all: MeasureAll) -> list[Found]:
-    """Return what each of `chains` finds; what they ask for next is measured at once."""
-    found: dict[int, Found] = {}
-    told: dict[int, Outcome | None] = dict.fromkeys(range(len(chains)))
-    while told:
-        asked: dict[int, Deployment] = {}
-        for place, outcome in told.items():
-            try:
-                chain = chains[place]
-                asked[place] = next(chain) if outcome is None else chain.send(outcome)
-            except StopIteration as stop:
-                found[place] = stop.value
-        told = dict(zip(asked, measure_all([*asked.values()]) if asked else [], strict=True))
-    return [found[place] for place in range(len(chains))]
-
 
 class Relief(Struct, frozen=True, kw_only=True):
     """A setting that was changed to a value.
@@ -434,7 +416,8 @@ class _Attempt(Struct, frozen=True, kw_only=True):
 class Edge(Struct, frozen=True, kw_only=True):
     """The end of a search: `number` comes to `outcome`, which is not enough.
 
-    enough: the least number that is, the next larger one; None if nothing is enough.
+    enough: the least number that is, the next larger one; None if nothing is enough.  drive:
+    returns what chains find, whose deployments may be simulated in any order.
     """
 
     question: Question
@@ -442,7 +425,7 @@ class Edge(Struct, frozen=True, kw_only=True):
     number: int
     outcome: Outcome
     enough: int | None
-    measure_all: MeasureAll
+    drive: Callable[[Sequence[Chain[Any]]], list[Any]]
     reached: Reached | None = None
 
     def analyse(self) -> tuple[list[Limit | Literal["compute"]], list[Relief], Removal | None]:
@@ -461,7 +444,7 @@ class Edge(Struct, frozen=True, kw_only=True):
             for is_wider in (True, False)
             if setting != ladder.searched
         ]
-        attempts = [each for found in together(chains, self.measure_all) for each in found]
+        attempts = [each for found in self.drive(chains) for each in found]
         if enough is not None:
             directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
             for attempt in attempts:
@@ -471,7 +454,7 @@ class Edge(Struct, frozen=True, kw_only=True):
                 directions.values(), key=lambda tried: max(each.score for each in tried)
             )
             reaching = [self._furthest(tried) for tried in furthest_last[-MAX_REACHES:]]
-            reaches = dict(together(reaching, self.measure_all))
+            reaches = dict(self.drive(reaching))
             most = enough - ladder.step_at(enough)
             attempts = [
                 replace(attempt, reached=reaches[attempt.base])
@@ -489,7 +472,7 @@ class Edge(Struct, frozen=True, kw_only=True):
         elif best is not None and self._is_gain(best.score[0]):
             binding = {best.limit}
         else:
-            removal = self._removal()
+            (removal,) = self.drive([self._removal()])
             binding.update(removal.constraints if removal else ())
         num_samples = self.outcome.served + self.outcome.failed
         if self.outcome.failed > floor((1 - asked) * num_samples + 1e-9):
@@ -579,22 +562,17 @@ class Edge(Struct, frozen=True, kw_only=True):
             return False
         return (yield deployment).good_share >= self.question.asked
 
-    def _removal(self) -> Removal | None:
+    def _removal(self) -> Chain[Removal | None]:
         """Return the fewest limits without which more meet the SLO, or None."""
         deployment, workload = self.ladder.deployment_of(self.number), self.question.workload
-
-        def share_without(limits: Sequence[Limit]) -> float:
-            (outcome,) = self.measure_all([without(deployment, limits, workload)])
-            return outcome.good_share
-
         engines = engines_of([deployment])
         limits = [limit for limit in SETTING_OF if any(_limits(limit, each) for each in engines)]
-        reached = share_without(limits)
+        reached = (yield without(deployment, limits, workload)).good_share
         if not self._is_gain(reached):
             return None
         for limit in list(limits):
             others = [other for other in limits if other != limit]
-            if others and share_without(others) >= reached:
+            if others and (yield without(deployment, others, workload)).good_share >= reached:
                 limits = others
         return Removal(constraints=limits, share=reached)
 
@@ -760,7 +738,10 @@ def find_plan(
 
         def simulate(numbers: Collection[int]) -> None:
             found = workers.answers(
-                [(ladder.deployment_of(number), may_give_up) for number in numbers],
+                [
+                    (ladder.deployment_of(number), may_give_up and number + 1 != search.least)
+                    for number in numbers  # the one before the least is the edge
+                ],
                 partial(progress, next(iter(numbers), 0), len(numbers)),
             )
             tried.update(zip(numbers, found, strict=True))
@@ -832,12 +813,24 @@ def find_plan(
         if edge is not None and at_edge is not None:
             num_before = 0
 
-            def measure_all(deployments: Sequence[Deployment]) -> list[Outcome]:
+            def whole(chain: Chain[Any]) -> Generator[tuple[Deployment, bool], Tried, Any]:
                 nonlocal num_before
-                tasks = [(deployment, False) for deployment in deployments]
-                answers = workers.answers(tasks, lambda done: on_relief(num_before + done))
-                num_before += len(deployments)
-                return [outcome for outcome, _ in answers if outcome is not None]
+                try:
+                    deployment = next(chain)
+                    while True:
+                        outcome, _ = yield deployment, False
+                        if outcome is None:
+                            raise InvariantError("what is to be simulated whole was given up")
+                        num_before += 1
+                        deployment = chain.send(outcome)
+                except StopIteration as stop:
+                    return stop.value
+
+            def drive(chains: Sequence[Chain[Any]]) -> list[Any]:
+                before = num_before
+                return workers.drive(
+                    list(map(whole, chains)), lambda done: on_relief(before + done)
+                )
 
             binding, reliefs, removal = Edge(
                 question=question,
@@ -845,7 +838,7 @@ def find_plan(
                 number=edge,
                 outcome=at_edge,
                 enough=search.least,
-                measure_all=measure_all,
+                drive=drive,
                 reached=tried[edge].reached,
             ).analyse()
             plan = replace(plan, binding=binding, reliefs=reliefs, removal=removal)

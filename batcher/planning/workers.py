@@ -5,7 +5,8 @@ Rule: processes are spawned, hold what all tasks share once, and die with the on
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import get_context
@@ -19,6 +20,7 @@ from batcher.processes import become_helper, helpers_started
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
+Found = TypeVar("Found")
 
 OnPart = Callable[[float], object]
 """Called with how much of a task is done, a share of 1."""
@@ -55,47 +57,72 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
     def answers(
         self, tasks: Sequence[Task], on_done: Callable[[float], object] = lambda _: None
     ) -> list[Answer]:
-        """Return the answers in the order of the tasks.
+        """Return the answers in the order of the tasks; see `drive`."""
 
-        on_done: called now and then with how many are done, with the shares of those that are not.
+        def chain(task: Task) -> Generator[Task, Answer, Answer]:
+            return (yield task)
+
+        return self.drive([chain(task) for task in tasks], on_done)
+
+    def drive(
+        self,
+        chains: Sequence[Generator[Task, Answer, Found]],
+        on_done: Callable[[float], object] = lambda _: None,
+    ) -> list[Found]:
+        """Return what each chain returns, which asks for one answer after the other.
+
+        on_done: called now and then with how many are there, with the shares of those that are not.
 
         Raises:
             BatchdecodeError: a task has raised it, or a process was killed.
             InvariantError: a task has raised something else.
         """
-        found: dict[int, Answer] = {}
-        done: dict[int, float] = {}
+        found: dict[int, Found] = {}
+        ahead: deque[tuple[int, Task]] = deque()
+        shares: dict[int, float] = {}
+        num_done = 0
+
+        def go_on(place: int, answer: Answer | None) -> None:
+            try:
+                chain = chains[place]
+                ahead.append((place, next(chain) if answer is None else chain.send(answer)))
+            except StopIteration as stop:
+                found[place] = stop.value
 
         def note(place: int, share: float) -> None:
-            done[place] = share
-            on_done(sum(done.values()))
+            shares[place] = share
+            on_done(num_done + sum(shares.values()))
 
-        if self._num_jobs == 1:
-            for place, task in enumerate(tasks):
-                found[place] = self._work(self._shared, task, _seldom(partial(note, place)))
-                note(place, 1.0)
-        else:
-            self._start(min(self._num_jobs, len(tasks)) - len(self._processes))
-            ahead, idle = list(reversed(range(len(tasks)))), [*self._connections]
-            busy: dict[Connection, int] = {}
-            while ahead or busy:
-                while ahead and idle:
-                    connection, place = idle.pop(0), ahead.pop()
-                    _send(connection, tasks[place])
-                    busy[connection] = place
-                for connection in cast(list[Connection], wait(list(busy))):
-                    with _killed():
-                        told, content = connection.recv()
-                    if told == "part":
-                        note(busy[connection], content)
-                        continue
-                    if told != "answer":
-                        raise (BatchdecodeError if told == "error" else InvariantError)(content)
+        def end(place: int, answer: Answer) -> None:
+            nonlocal num_done
+            num_done += 1
+            shares.pop(place, None)
+            on_done(num_done + sum(shares.values()))
+            go_on(place, answer)
+
+        for place in range(len(chains)):
+            go_on(place, None)
+        while self._num_jobs == 1 and ahead:
+            place, task = ahead.popleft()
+            end(place, self._work(self._shared, task, _seldom(partial(note, place))))
+        self._start(min(self._num_jobs, len(ahead)) - len(self._processes))
+        idle, busy = [*self._connections], dict[Connection, int]()
+        while ahead or busy:
+            while ahead and idle:
+                connection = idle.pop(0)
+                busy[connection], task = ahead.popleft()
+                _send(connection, task)
+            for connection in cast(list[Connection], wait(list(busy))):
+                with _killed():
+                    told, content = connection.recv()
+                if told == "part":
+                    note(busy[connection], content)
+                elif told == "answer":
                     idle.append(connection)
-                    place = busy.pop(connection)
-                    found[place] = content
-                    note(place, 1.0)
-        return [found[place] for place in range(len(tasks))]
+                    end(busy.pop(connection), content)
+                else:
+                    raise (BatchdecodeError if told == "error" else InvariantError)(content)
+        return [found[place] for place in range(len(chains))]
 
     def _start(self, number: int) -> None:
         context = get_context("spawn")

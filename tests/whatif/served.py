@@ -33,3 +33,17 @@ def deployment_of(batch, profile="constant", **scheduling):
 
 def outcome_of(*rows, slo=None, **deployment):
     return measure(question_of(*rows, slo=slo), deployment_of(**deployment))
+
+
+def driving(simulate):
+    """Return what runs chains, one after the other, that ask for deployments."""
+
+    def drive(chain):
+        try:
+            deployment = next(chain)
+            while True:
+                deployment = chain.send(simulate(deployment))
+        except StopIteration as stop:
+            return stop.value
+
+    return lambda chains: list(map(drive, chains))

@@ -5,7 +5,7 @@ from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from served import MODEL, deployment_of, question_of, requests_of
+from served import MODEL, deployment_of, driving, question_of, requests_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
@@ -93,7 +93,7 @@ def test_limits_that_only_help_together_are_named_together():
         number=100,
         outcome=outcome,
         enough=None,
-        measure_all=lambda deployments: [measure(question, each) for each in deployments],
+        drive=driving(lambda deployment: measure(question, deployment)),
     )
     binding, reliefs, removal = edge.analyse()
     assert binding == ["slots", "kv"]
@@ -122,9 +122,7 @@ def test_a_change_that_helps_a_few_of_many_does_not_bind(num_gained, binding):
         number=1,
         outcome=outcome,
         enough=2,
-        measure_all=lambda deployments: [
-            outcome if each.batch != 50 else measured(each) for each in deployments
-        ],
+        drive=driving(lambda one: outcome if one.batch != 50 else measured(one)),
     )
     assert edge.analyse()[0] == binding
 
