@@ -121,11 +121,7 @@ class RequestParser:
         return parsed or self.parse(msgspec.json.encode(row), 1)
 
     def _parse_good(self, line: bytes, line_number: int) -> ParsedLine | None:
-        """Return the request of `line` if nothing about it is unusual.
-
-        Raises:
-            ValueError, RecursionError: something is.
-        """
+        """Return the request of `line` if nothing about it is unusual; else None, or raise."""
         if b'"body"' in line:
             row = msgspec.json.decode(line)
             body = row.get("body") if isinstance(row, dict) else None
@@ -147,11 +143,7 @@ class RequestParser:
         return ParsedLine(request) if is_right else None
 
     def _kind_of(self, keys: tuple[bytes, ...], line: bytes) -> Kind:
-        """Return how a line with these keys is read; most lines of a file have the same ones.
-
-        Raises:
-            ValueError, RecursionError: one is there twice, or the line is no object.
-        """
+        """Return how a line with these keys is read; raise if one is there twice."""
         found = keys
         if b"" in keys:
             found = tuple(_KEY.findall(line.replace(rb"\"", b"")))
@@ -174,11 +166,7 @@ class RequestParser:
         return kind
 
     def _convert(self, whole: Any, line_number: int) -> ParsedLine | None:
-        """Return the request of a line that was decoded, if nothing about it is unusual.
-
-        Raises:
-            ValueError, RecursionError: something is.
-        """
+        """Return the request of a decoded line as `_parse_good` does."""
         if not isinstance(whole, dict):
             return None
         reading = openai.Reading(whole, self._capabilities)

@@ -246,14 +246,51 @@ def status_of(error_code: str) -> int:
 
 
 def results_of_row(line: bytes) -> list[Result]:
-    try:
-        return list(_results_of(_row_decoder.decode(line)))
-    except ValueError:
-        pass
-    try:
-        return list(_results_of_chat(_chat_decoder.decode(line)))
-    except ValueError:
-        return []
+    for decoder in (_row_decoder, _chat_decoder):
+        try:
+            return list(_results_of(decoder.decode(line)))
+        except ValueError:
+            pass
+    return []
+
+
+def _results_of(row: ResultRow | ChatResultRow) -> Iterable[Result]:
+    for choice in row.response.body.choices:
+        fields: dict[str, Any] = asdict(choice.batchdecode)
+        told: list[PromptLogprob] = []
+        if isinstance(choice, ChatChoice):
+            for item in choice.logprobs.content if choice.logprobs is not None else ():
+                others = [(other.token, other.logprob) for other in item.top_logprobs]
+                told.append(_read_logprob(item.token, item.logprob, others))
+            text = choice.message.content
+            fields |= {name: getattr(choice.message, name) for name in SAID}
+        else:
+            text, found = choice.text, choice.logprobs
+            columns: tuple[list[Any], ...] = ()
+            if found is not None:
+                columns = found.tokens, found.token_logprobs, found.top_logprobs
+            for token, logprob, top in zip(*columns, strict=True):
+                told.append(_read_logprob(token, logprob, (top or {}).items()))
+            if told and told[0].logprob is None:  # of an echoed prompt
+                num_prompt = fields["usage"].prompt_tokens
+                fields["prompt_logprobs"], told = told[:num_prompt], told[num_prompt:]
+        if choice.logprobs is not None:
+            fields["logprobs"] = msgspec.convert(told, list[TokenLogprob], from_attributes=True)
+        reason = choice.finish_reason
+        yield Result(
+            id=row.custom_id,
+            text=text,
+            finish_reason="stop" if reason in (TOOL_CALLS, FUNCTION_CALL) else reason,
+            stop_reason=choice.stop_reason,
+            **fields,
+        )
+
+
+def _read_logprob(
+    token: str, logprob: float | None, top: Iterable[tuple[str, float]]
+) -> PromptLogprob:
+    others = [TopLogprob(read_token(other), value) for other, value in top]
+    return PromptLogprob(read_token(token), logprob, others)
 
 
 # -- completions -----------------------------------------------------------------------------------
@@ -308,35 +345,6 @@ def choice_logprobs(
     )
 
 
-def _results_of(row: ResultRow) -> Iterable[Result]:
-    for choice in row.response.body.choices:
-        fields = asdict(choice.batchdecode)
-        if choice.logprobs is not None:
-            logprobs = choice.logprobs
-            columns = zip(
-                logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
-            )
-            told = [
-                PromptLogprob(
-                    read_token(token),
-                    logprob,
-                    [TopLogprob(read_token(other), value) for other, value in (top or {}).items()],
-                )
-                for token, logprob, top in columns
-            ]
-            if told and told[0].logprob is None:  # of an echoed prompt
-                num_prompt = fields["usage"].prompt_tokens
-                fields["prompt_logprobs"], told = told[:num_prompt], told[num_prompt:]
-            fields["logprobs"] = msgspec.convert(told, list[TokenLogprob], from_attributes=True)
-        yield Result(
-            id=row.custom_id,
-            text=choice.text,
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-            **fields,
-        )
-
-
 # -- chats -----------------------------------------------------------------------------------------
 
 
@@ -374,29 +382,6 @@ def chat_logprobs(told: Iterable[TokenLogprob]) -> ChatLogprobs:
         for item in told
     ]
     return ChatLogprobs(content)
-
-
-def _results_of_chat(row: ChatResultRow) -> Iterable[Result]:
-    for choice in row.response.body.choices:
-        fields: dict[str, Any] = asdict(choice.batchdecode)
-        if choice.logprobs is not None:
-            fields["logprobs"] = [
-                TokenLogprob(
-                    read_token(item.token),
-                    item.logprob,
-                    [TopLogprob(read_token(o.token), o.logprob) for o in item.top_logprobs],
-                )
-                for item in choice.logprobs.content
-            ]
-        message, reason = choice.message, choice.finish_reason
-        fields |= {name: getattr(message, name) for name in SAID}
-        yield Result(
-            id=row.custom_id,
-            text=message.content,
-            finish_reason="stop" if reason in (TOOL_CALLS, FUNCTION_CALL) else reason,
-            stop_reason=choice.stop_reason,
-            **fields,
-        )
 
 
 def _text_of(token: int | str) -> str:

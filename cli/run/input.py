@@ -512,7 +512,7 @@ class RequestReader:
     def blocks(self) -> Iterator[list[ReadLine]]:
         """Yield the lines in blocks: of a pipe, those that have come."""
         parser, lines = self._parser, self.lines
-        while (block := lines.read_block(BLOCK_LINES)).texts:
+        while (block := lines.read_block(_PARSED_LINES)).texts:
             numbers, texts = block
             parsed = [parse_line(parser, *line) for line in zip(texts, numbers, strict=True)]
             ids = [id_of(line) for line in parsed if isinstance(line, ParsedLine)]
@@ -659,6 +659,7 @@ def _bad(parsed: ParsedLine, problem: FieldProblem, line: bytes, number: int) ->
 # -- requests, in the order of arrival
 
 BLOCK_LINES = 1024
+_PARSED_LINES = 128  # at once: a run is to begin soon, however long each takes
 _HEAD_BYTES = 2**22
 
 
