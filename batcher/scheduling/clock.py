@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from math import ceil
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from batcher.errors import InvariantError
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
@@ -31,115 +31,18 @@ def one_second(stats: BatchStats) -> float:  # noqa: ARG001 - as other clocks ne
     return STEP_SECONDS
 
 
-class Clock(Protocol):
-    """Counts steps and knows when each of them started.
+class Clock:
+    """Counts steps, and keeps when each of them started: 8 bytes a step.
 
     step: the current one.  now: when it starts, in seconds.
+    settings: what reproduces the times, ready for JSON; {} if every step lasts 1.0 seconds.
+    max_kept: keep no more than the last so many starts, at least half of them; None for all.  Only
+    steps that are kept may be asked for then, and times since the first of them.
     """
 
     step: int
     now: float
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What reproduces the times, ready for JSON; {} if every step lasts 1.0 seconds."""
-
-    def estimate(self, stats: BatchStats) -> float:
-        """Return how many seconds a step that computes `stats` would take, as far as is known."""
-
-    def advance(self, stats: BatchStats | None) -> None:
-        """Go on to the next step, after one that computed `stats`; None if nobody measures."""
-
-    def start_of(self, step: int) -> float:
-        """Return when `step`, which is not later than the current one, started."""
-
-    def jump(self, time: float) -> None:
-        """Let the current step start at `time`, or as soon after it as can be.
-
-        Raises:
-            InvariantError: `time` is not later than now.
-        """
-
-    def step_at(self, time: float) -> int:
-        """Return the first step that starts at or after `time`, which is not later than now."""
-
-    def go_on_from(self, step: int, time: float) -> None:
-        """Let the first step be `step`, which starts at `time`, after others made elsewhere.
-
-        Of those nothing else is known; they count as equally long.  To be called before all else.
-        """
-
-
-class ConstantClock:
-    """A clock whose steps last 1.0 seconds.
-
-    step: the current one.  now: when it starts, in seconds.
-
-    Between two jumps start times are an arithmetic progression, so one (time, step) pair a jump
-    holds them all.
-    """
-
-    settings: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self) -> None:
-        self.step = 0
-        self.now = 0.0
-        self._first_times = array("d", [0.0])
-        self._first_steps = array("q", [0])
-        self._jumped_to, self._jumped_at = 0.0, 0  # the last of each
-
-    def estimate(self, stats: BatchStats) -> float:
-        return one_second(stats)
-
-    def advance(self, stats: BatchStats | None) -> None:  # noqa: ARG002 - see Clock
-        self.step = step = self.step + 1
-        self.now = self._jumped_to + (step - self._jumped_at) * STEP_SECONDS
-
-    def start_of(self, step: int) -> float:
-        run = -1  # nearly always: the steps since the last jump
-        if step < self._first_steps[-1]:
-            run = bisect_right(self._first_steps, step) - 1
-        return self._first_times[run] + (step - self._first_steps[run]) * STEP_SECONDS
-
-    def jump(self, time: float) -> None:
-        """Let the current step start at `time`.
-
-        Raises:
-            InvariantError: `time` is not later than now.
-        """
-        if time <= self.now:
-            raise InvariantError(f"the clock cannot jump from {self.now} to {time}")
-        self.now = self._jumped_to = time
-        self._jumped_at = self.step
-        self._first_times.append(time)
-        self._first_steps.append(self.step)
-
-    def step_at(self, time: float) -> int:
-        if time <= self._first_times[0]:
-            return 0
-        run = bisect_right(self._first_times, time) - 1
-        start, first = self._first_times[run], self._first_steps[run]
-        step = first + ceil((time - start) / STEP_SECONDS)
-        if start + (step - first) * STEP_SECONDS < time:  # the division was rounded down,
-            step += 1
-        elif start + (step - 1 - first) * STEP_SECONDS >= time:  # or up
-            step -= 1
-        is_last_run = run + 1 == len(self._first_steps)
-        return step if is_last_run else min(step, self._first_steps[run + 1])
-
-    def go_on_from(self, step: int, time: float) -> None:
-        self.step = self._jumped_at = step
-        self.now = self._jumped_to = time
-        self._first_steps.append(step)
-        self._first_times.append(time)
-
-
-class _RecordedClock:
-    """A clock that keeps when each step started: 8 bytes a step.
-
-    max_kept: keep no more than the last so many, at least half of them; None for all.  To be asked
-    only of steps that are kept, and of times since the first of them.
-    """
+    settings: dict[str, Any]
 
     def __init__(self, max_kept: int | None = None) -> None:
         self.step = 0
@@ -147,13 +50,35 @@ class _RecordedClock:
         self._starts = array("d", [0.0])
         self._first, self._max_kept = 0, max_kept  # the first step that is kept
 
+    def estimate(self, stats: BatchStats) -> float:
+        """Return how many seconds a step that computes `stats` would take, as far as is known."""
+        raise NotImplementedError
+
+    def advance(self, stats: BatchStats | None) -> None:
+        """Go on to the next step, after one that computed `stats`; None if nobody measures."""
+        raise NotImplementedError
+
+    def jump(self, time: float) -> None:
+        """Let the current step start at `time`, or as soon after it as can be.
+
+        Raises:
+            InvariantError: `time` is not later than now.
+        """
+        raise NotImplementedError
+
     def start_of(self, step: int) -> float:
+        """Return when `step`, which is not later than the current one, started."""
         return self._starts[step - self._first]
 
     def step_at(self, time: float) -> int:
+        """Return the first step that starts at or after `time`, which is not later than now."""
         return self._first + bisect_left(self._starts, time)
 
     def go_on_from(self, step: int, time: float) -> None:
+        """Let the first step be `step`, which starts at `time`, after others made elsewhere.
+
+        Of those nothing else is known; they count as equally long.  To be called before all else.
+        """
         self.step, self.now = step, time
         self._starts = array("d", (time * number / step for number in range(step)))
         self._starts.append(time)
@@ -173,7 +98,61 @@ class _RecordedClock:
         self.now = self._starts[-1] = now
 
 
-class FormulaClock(_RecordedClock):
+class ConstantClock(Clock):
+    """A clock whose steps last 1.0 seconds.
+
+    Between two jumps start times are an arithmetic progression, so one (time, step) pair a jump
+    holds them all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = {}
+        self._first_times = array("d", [0.0])
+        self._first_steps = array("q", [0])
+        self._jumped_to, self._jumped_at = 0.0, 0  # the last of each
+
+    def estimate(self, stats: BatchStats) -> float:
+        return one_second(stats)
+
+    def advance(self, stats: BatchStats | None) -> None:  # noqa: ARG002 - see Clock
+        self.step = step = self.step + 1
+        self.now = self._jumped_to + (step - self._jumped_at) * STEP_SECONDS
+
+    def start_of(self, step: int) -> float:
+        run = -1  # nearly always: the steps since the last jump
+        if step < self._first_steps[-1]:
+            run = bisect_right(self._first_steps, step) - 1
+        return self._first_times[run] + (step - self._first_steps[run]) * STEP_SECONDS
+
+    def jump(self, time: float) -> None:
+        self._move(time)
+        self._set_off(self.step, time)
+
+    def step_at(self, time: float) -> int:
+        if time <= self._first_times[0]:
+            return 0
+        run = bisect_right(self._first_times, time) - 1
+        start, first = self._first_times[run], self._first_steps[run]
+        step = first + ceil((time - start) / STEP_SECONDS)
+        if start + (step - first) * STEP_SECONDS < time:  # the division was rounded down,
+            step += 1
+        elif start + (step - 1 - first) * STEP_SECONDS >= time:  # or up
+            step -= 1
+        is_last_run = run + 1 == len(self._first_steps)
+        return step if is_last_run else min(step, self._first_steps[run + 1])
+
+    def go_on_from(self, step: int, time: float) -> None:
+        self.step, self.now = step, time
+        self._set_off(step, time)
+
+    def _set_off(self, step: int, time: float) -> None:
+        self._jumped_to, self._jumped_at = time, step
+        self._first_times.append(time)
+        self._first_steps.append(step)
+
+
+class FormulaClock(Clock):
     """A clock whose steps last as long as a StepTime says; it counts in whole ticks.
 
     ticks: now, exactly.
@@ -182,7 +161,7 @@ class FormulaClock(_RecordedClock):
     def __init__(self, step_time: StepTime, max_kept: int | None = None) -> None:
         super().__init__(max_kept)
         self.ticks = 0
-        self.settings: dict[str, Any] = {"name": step_time.name, **step_time.settings}
+        self.settings = {"name": step_time.name, **step_time.settings}
         self._step_ticks = step_time.ticks
 
     def estimate(self, stats: BatchStats) -> float:
@@ -250,13 +229,11 @@ class PacedClock(FormulaClock):
             self._sleep(left)
 
 
-class WallClock(_RecordedClock):
+class WallClock(Clock):
     """A clock that shows how long it is since the first arrival; it sleeps until others.
 
     measure, sleep: as time.monotonic and time.sleep.
     """
-
-    settings: ClassVar[dict[str, Any]] = {"name": "wall"}
 
     def __init__(
         self,
@@ -265,6 +242,7 @@ class WallClock(_RecordedClock):
         max_kept: int | None = None,
     ) -> None:
         super().__init__(max_kept)
+        self.settings = {"name": "wall"}
         self._measure, self._sleep = measure, sleep
         self._started: float | None = None
         self._last_seconds = 0.0
