@@ -221,7 +221,7 @@ def check_members(what: str, value: object, protocol: type) -> None:
     Raises:
         BatchdecodeError: it has not.
     """
-    names = [name for name in {**vars(protocol), **protocol.__annotations__} if name[0] != "_"]
+    names = [name for name in {**protocol.__annotations__, **vars(protocol)} if name[0] != "_"]
     lacking = [name for name in names if not has_attribute(value, name)]
     if lacking:
         given = reprlib.repr(value)

@@ -32,7 +32,7 @@ class TextSpan(NamedTuple):
     end: int
 
 
-class Member(NamedTuple):
+class JsonMember(NamedTuple):
     """What an object or a list holds: its name or index, where the name is, and where the value."""
 
     key: str | int
@@ -71,7 +71,7 @@ def parse(text: str) -> object:
     return value
 
 
-def find_members(text: str, start: int) -> Iterator[Member]:
+def find_members(text: str, start: int) -> Iterator[JsonMember]:
     """Yield what the object or the list at `start` holds; nothing if there is neither.
 
     `text` must be what `parse` accepts.
@@ -91,7 +91,7 @@ def find_members(text: str, start: int) -> Iterator[Member]:
             position = _end_of_nested(text, first)
         name: str | int = index if key_span is None else json.loads(text[slice(*key_span)])
         value_span = TextSpan(first, position)
-        yield Member(name, key_span or value_span, value_span)
+        yield JsonMember(name, key_span or value_span, value_span)
         index, key_span = index + 1, None
 
 

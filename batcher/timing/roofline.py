@@ -75,7 +75,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         return None if None in sizes else sizes  # type: ignore[return-value]  # none is None
 
     @property
-    def sizes(self) -> "ModelSizes":
+    def sizes(self) -> "RooflineSizes":
         layers, hidden, heads = (
             self.num_hidden_layers,
             self.hidden_size,
@@ -112,7 +112,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         read = dense * per_weight + output * per_number
         embedding = 0 if self.tie_word_embeddings else output * per_number
         expert_bytes = expert * num_experts * per_weight
-        return ModelSizes(
+        return RooflineSizes(
             bytes_per_number=per_number,
             layer_weights=dense,
             expert_weights=expert,
@@ -135,7 +135,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         return max(num_gpus / (self.num_key_value_heads or self.num_attention_heads), 1)
 
 
-class ModelSizes(NamedTuple):
+class RooflineSizes(NamedTuple):
     """What follows from the shape of a model.
 
     layer_weights: those of all layers that every token is multiplied with.
