@@ -52,18 +52,6 @@ class _Beam(NamedTuple):
     total: np.float32  # the sum of its log probs
 
 
-class _Candidate(NamedTuple):
-    """A beam, and a token that it may go on with."""
-
-    beam: _Beam
-    token: int
-    total: np.float32
-
-    @property
-    def path(self) -> _Path:
-        return self.beam.path, self.token
-
-
 class BeamSearch:
     """Chooses, step by step, how the beams of one request go on; it holds no model and no cache.
 
@@ -112,7 +100,7 @@ class BeamSearch:
         [(_, [indices], [values])] = top_candidates(flat[None], self._num_candidates)
         best = indices[np.argsort(-values, kind="stable")][: np.isfinite(values).sum()]
         candidates = [
-            _Candidate(self._running[index // vocab_size], index % vocab_size, flat[index])
+            (self._running[index // vocab_size], index % vocab_size, flat[index])
             for index in best[: self._num_candidates].tolist()
         ]
         if not candidates:
@@ -127,8 +115,8 @@ class BeamSearch:
         # those of the best candidates that end here are kept, if they are among the best so far
         best = zip(candidates[:num_beams], has_ended[:num_beams], strict=True)
         self._finished += [
-            Hypothesis(_tokens(c.path), self._score(c.total, num_tokens), is_over)
-            for c, is_over in best
+            Hypothesis(_tokens((beam.path, token)), self._score(total, num_tokens), is_over)
+            for (beam, token, total), is_over in best
             if is_over or is_last_step
         ]
         self._finished.sort(key=lambda finished: -finished.score)  # stable: the older one first
@@ -139,7 +127,7 @@ class BeamSearch:
             # As `generate` expects, the best beam's sum stays as it is, and its length does too,
             # unless early_stopping is "never" and longer is better.
             length = self._max_tokens if self._hopes_for_length else num_tokens
-            is_hopeless = self._score(going_on[0].total, length) <= self._finished[-1].score
+            is_hopeless = self._score(going_on[0][2], length) <= self._finished[-1].score
             is_done = is_hopeless or self._is_enough_when_full
         if is_done:
             self._running = []
@@ -147,17 +135,20 @@ class BeamSearch:
         # each candidate gets a place, and every place that is left over the best one's double
         going_on = going_on[:num_beams]
         first_ranks: dict[int, int] = {}  # of the children of each place
-        for rank, candidate in enumerate(going_on):
-            first_ranks.setdefault(candidate.beam.place, rank)
+        for rank, (beam, _, _) in enumerate(going_on):
+            first_ranks.setdefault(beam.place, rank)
         free = iter([place for place in range(num_beams) if place not in first_ranks])
         places = [
-            candidate.beam.place if first_ranks[candidate.beam.place] == rank else next(free)
-            for rank, candidate in enumerate(going_on)
+            beam.place if first_ranks[beam.place] == rank else next(free)
+            for rank, (beam, _, _) in enumerate(going_on)
         ]
         at_place = dict(zip(places, going_on, strict=True))
-        self._running = [_Beam(place, c.path, c.total) for place, c in at_place.items()]
+        self._running = [
+            _Beam(place, (beam.path, token), total)
+            for place, (beam, token, total) in at_place.items()
+        ]
         chosen = [at_place.get(place, going_on[0]) for place in range(num_beams)]
-        return BeamStep([c.token for c in chosen], [c.beam.place for c in chosen])
+        return BeamStep([token for _, token, _ in chosen], [beam.place for beam, _, _ in chosen])
 
     def running_tokens(self) -> list[list[int]]:
         """Return the tokens of each beam that goes on, by place; before the first step, of one.

@@ -43,12 +43,6 @@ class Exit(Struct, frozen=True):
         """What a result reports if this ended it."""
         return list(self.given) if isinstance(self.given, tuple) else self.given
 
-    @property
-    def num_ids(self) -> int:
-        """How many ids the pattern counts for in precedence; EOS gives way, as text does."""
-        is_text = isinstance(self.pattern, bytes)
-        return 0 if is_text or self.given is None else len(self.pattern)
-
 
 class StopAutomaton(Struct, frozen=True, cache_hash=True):
     """The states of a request, hashable so that equal ones share one table.
@@ -106,7 +100,9 @@ def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
     size: of the pattern in bytes; the longest goes first.  place: its own in the exits of its
     state.  An exit that ends at an earlier byte goes before all of them; ids end with their token.
     """
-    return -size, -way.num_ids, place
+    is_text = isinstance(way.pattern, bytes)
+    num_ids = 0 if is_text or way.given is None else len(way.pattern)  # EOS gives way, as text does
+    return -size, -num_ids, place
 
 
 def stop_automaton(request: Request, eos_token_ids: tuple[int, ...]) -> StopAutomaton:
