@@ -16,17 +16,16 @@ from batcher.decoding.beams import BeamSearch
 from batcher.decoding.constraints import (
     CompiledConstraint,
     ConstraintCompiler,
+    HealingRow,
     RowConstraint,
     allowed_tokens,
     find_masks,
 )
 from batcher.decoding.filters import needs_cumulative, sampling_params
-from batcher.decoding.healing import HealingRow
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.sampling import Masks, Sampler, SamplingRow, row_key
-from batcher.decoding.stop_matcher import StopMatcher
+from batcher.decoding.stop_matcher import StopMatcher, TextPiece, TextStream
 from batcher.decoding.stops import StopProgress
-from batcher.decoding.streaming import TextPiece, TextStream
 from batcher.decoding.verification import Look
 from batcher.engine.sequence import Decoded, Generated, Sequence, SuspendedRow, SuspendedRows
 from batcher.errors import Failure, InvariantError

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.decoding.constraints import allowed_tokens
-from batcher.decoding.healing import HealingRow, VocabularyIndex
+from batcher.decoding.constraints import HealingRow, VocabularyIndex, allowed_tokens
 from batcher.errors import InvariantError
 
 EOS = 0

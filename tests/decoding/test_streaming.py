@@ -8,8 +8,8 @@ from examples import mostly_heavy
 from random_automata import IDS, LONE, NOTHING, PIECES, Case, random_case
 from slow_automaton import SlowReader
 
+from batcher.decoding.stop_matcher import TextPiece, TextStream
 from batcher.decoding.stops import END, Exit, StopAutomaton, StopProgress, StopReader
-from batcher.decoding.streaming import TextPiece, TextStream
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer
 from batcher.models.tokenizers import ByteTokenizer
