@@ -19,14 +19,7 @@ from batcher.trace.timeline import Selection, Timeline
 from cli.screen.live_state import RunState
 from cli.screen.terminal import cell_width
 from cli.screen.theme import HUES, colored
-from cli.views.gantt import (
-    UNICODE,
-    Scale,
-    bar_row,
-    choose_slots,
-    draft_marks,
-    headline,
-)
+from cli.views.gantt import UNICODE, Scale, bar_row, choose_slots, draft_marks, headline
 from cli.views.gantt import render_gantt as render_lines
 from cli.views.svg import render_svg
 
