@@ -36,7 +36,7 @@ from batcher.timing.roofline import load_gpu, load_model_shape, num_kv_tokens, p
 from ..command import OUTPUT, argument, command, flag, option
 from ..options import Force, output_option
 from ..run.files import check_replaceable, output_sink, print_json, print_text
-from ..run.input import numbered, open_input
+from ..run.input import open_input
 from ..run.problems import say
 from ..screen.terminal import (
     aligned,
@@ -311,7 +311,7 @@ def calibrate(
     if output is not None and not force:
         check_replaceable("--output", output)
     with open_input(log, nullcontext) as source:
-        lines = numbered(source.lines())
+        lines = source.lines()
         head = list(islice(lines, 1))
         first = head[0][1] if head else b""
         if _TIMES in first or _REMOTE in first:

@@ -33,7 +33,7 @@ from ..command import DECODING, INPUT, OUTPUT, TIME, argument, command, flag, op
 from ..errors import reason_of
 from ..options import MAX_BATCH, SchedulingOptions, meta_option, scheduling_group
 from ..run.files import print_json, print_text
-from ..run.input import numbered, open_input
+from ..run.input import open_input
 from ..run.problems import say
 from ..screen.terminal import aligned, counted, printable
 from ..views.plan_tables import cost_text
@@ -144,7 +144,7 @@ def replay(options: ReplayOptions) -> None:
     step_time = step_time_of(options.profile)
     meta_name, meta = _read_meta(options)
     with open_input(options.input, nullcontext) as source:
-        run = read_requests(numbered(source.lines()), source.name)
+        run = read_requests(source.lines(), source.name)
         say(source.take_notes())
     log = run.requests
     num_replicas, router = _fleet_of(options, log)

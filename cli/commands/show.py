@@ -620,11 +620,10 @@ def _keep_as_stdin(path: str) -> None:
 
 def _lines(source: OpenInput) -> Iterator[bytes]:
     """Yield the lines of the input; a packed file that is cut off has those before the cut."""
-    reader = source.lines()
-    number = 0
+    last = 0
     with suppress(CutOffError):
-        while (line := reader.read()) is not None:
-            for _ in range(number + 1, reader.number):
+        for number, line in source.lines():
+            for _ in range(last + 1, number):
                 yield b"\n"  # the reader leaves out blank lines, which count
-            number = reader.number
+            last = number
             yield line

@@ -43,7 +43,7 @@ from batcher.planning.workload_traces import (
 from ..command import OUTPUT, argument, command, flag, option
 from ..options import Force, output_option
 from ..run.files import check_distinct, check_replaceable, output_sink
-from ..run.input import InputError, numbered, open_input
+from ..run.input import InputError, open_input
 from ..run.problems import say
 from ..screen.terminal import counted
 
@@ -196,7 +196,7 @@ def workload(options: WorkloadOptions) -> None:
 
         def read_entries(checks: TraceEntryChecks) -> Iterable[WorkloadEntry]:
             name = DEFAULT_NAME if options.name is None else options.name
-            entries = trace_entries(options.source, numbered(trace.lines()), checks, name)
+            entries = trace_entries(options.source, trace.lines(), checks, name)
             return islice(entries, options.requests)
 
         factor, checks = options.scale, TraceEntryChecks(trace.name)
@@ -243,7 +243,7 @@ def _check(options: WorkloadOptions) -> None:
 def _synthetic(options: WorkloadOptions) -> Iterable[WorkloadEntry]:
     def read_lines(path: str) -> Iterator[NumberedLine]:
         with open_input(path, nullcontext) as file:
-            yield from numbered(file.lines())
+            yield from file.lines()
 
     prompts, outputs = options.prompt_tokens, options.output_tokens
     prefix, priority = options.shared_prefix, options.priority

@@ -294,6 +294,11 @@ class LineReader:
             self.num_blank += 1
         return None
 
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the number of each line that is left, and the line, as `read` returns it."""
+        while (line := self.read()) is not None:
+            yield self.number, line
+
     def read_block(self, max_lines: int) -> Block:
         """Return the lines that come next, at least one and none only at the end.
 
@@ -383,11 +388,6 @@ class LineReader:
                 raise InputError(
                     f"cannot read {self.name}: line {self.number} does not end within {limit}"
                 )
-
-
-def numbered(lines: LineReader) -> Iterator[tuple[int, bytes]]:
-    while (line := lines.read()) is not None:
-        yield lines.number, line
 
 
 # -- requests, in the order of the lines
@@ -586,22 +586,22 @@ class LineParser:
         self._decode = msgspec.json.Decoder(Request).decode
 
     def parse_again(self, line: bytes, number: int, index: int, checksum: int) -> Line:
-        """Return what a line is that had this checksum when it was parsed before.
+        """Return what a line is that had this checksum when it was parsed before; 0: look again.
+
+        One that is known to be a request is not checked again: if it says all by its own names, the
+        types of its fields tell how to read it.
 
         Raises:
             InputError: it was a request, and has changed.
         """
         if not checksum:
-            return self.parse(line, number, index)
+            parsed = parse_line(self._parser, line, number)
+            first = self._duplicates.first_number(index)
+            if first is None or isinstance(parsed, BadLine):
+                return parsed
+            return id_given_before(parsed, line, number, first)
         if crc32(line) != checksum:
             raise InputError(f"line {number} of the input has changed since the start")
-        return self.parse_good(line, number)
-
-    def parse_good(self, line: bytes, number: int) -> Line:
-        """Return what a line is that is known to be a request, without checking it again.
-
-        If it is one by its own names for all it says, the types of its fields tell how to read it.
-        """
         if self._parser.is_respelling:
             return self._parser.parse(line, number)
         try:
@@ -609,13 +609,6 @@ class LineParser:
         except (ValueError, RecursionError):
             return self._parser.parse(line, number)
         return ParsedLine(request if request.id is not None else replace(request, id=str(number)))
-
-    def parse(self, line: bytes, number: int, index: int) -> Line:
-        parsed = parse_line(self._parser, line, number)
-        first = self._duplicates.first_number(index)
-        if first is None or isinstance(parsed, BadLine):
-            return parsed
-        return id_given_before(parsed, line, number, first)
 
 
 def checksum_of(line: bytes, parsed: Line) -> int:
@@ -830,8 +823,8 @@ class FileSource(Source):
         self._checksums = array("I")
         lines, arrivals, arrival = self._lines, array("d"), 0.0
         times, counts = SessionArrivals(), array("q")  # less than 0 for turns
-        while (line := lines.read()) is not None:
-            parsed = self._parser.parse(line, lines.number, len(arrivals))
+        for number, line in lines:
+            parsed = self._parser.parse_again(line, number, len(arrivals), 0)
             counts.append(0)
             if isinstance(parsed, ParsedLine):
                 sign = -1 if times.is_turn(parsed.request) else 1
@@ -839,7 +832,7 @@ class FileSource(Source):
                 arrival = times.time_of(parsed.request)
             arrivals.append(arrival)
             self._starts.append(lines.start)
-            self._numbers.append(lines.number)
+            self._numbers.append(number)
             self._checksums.append(checksum_of(line, parsed))
         found = np.argsort(np.frombuffer(arrivals), kind="stable")
         order = array("q", found.astype(np.int64).tobytes())

@@ -308,10 +308,10 @@ def parser_for_any_model() -> RequestParser:
 
 
 def _expected(requests: OpenInput) -> "Iterator[Expected]":
-    lines, parser = requests.lines(), parser_for_any_model()
-    while (line := lines.read()) is not None:
-        parsed = parser.parse(line, lines.number)
-        yield Expected(lines.number, parsed if isinstance(parsed, ParsedLine) else None)
+    parser = parser_for_any_model()
+    for number, line in requests.lines():
+        parsed = parser.parse(line, number)
+        yield Expected(number, parsed if isinstance(parsed, ParsedLine) else None)
 
 
 def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> None:
