@@ -288,17 +288,17 @@ def _where_drafts_gain(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Itera
             family = families.setdefault(batch.set(cell.deployment, 1), [])
             family.append((cell.deployment.batch, cell.speedup))
     for deployment, gains in families.items():
-        settings = (
-            f"{axis.title} {show_value(axis, axis.value_of(deployment))}"
-            for axis in axes
-            if axis is not batch
-        )
         least, smallest = off_from(gains), min(gains)[0]
         if least is None:
             told = "worth it at the largest batch, too"
         else:
             told = "never worth it" if least == smallest else f"off from batch {least:,} on"
-        yield f"{printable(', '.join(settings))}: {told}"
+        yield f"{_described(deployment, [axis for axis in axes if axis is not batch])}: {told}"
+
+
+def _described(deployment: Deployment, axes: Sequence[Axis]) -> str:
+    values = (f"{axis.title} {show_value(axis, axis.value_of(deployment))}" for axis in axes)
+    return printable(", ".join(values))
 
 
 def _failures(use: FleetUse, fleet: FleetFile | None) -> list[str]:
@@ -323,10 +323,7 @@ def refusals_of(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str
     for cell in cells:
         use = None if cell.outcome is None else cell.outcome.fleet
         if use is not None and use.refusals:
-            settings = (
-                f"{each.title} {show_value(each, each.value_of(cell.deployment))}" for each in axes
-            )
-            name = f"{printable(', '.join(settings))}: " * bool(axes)
+            name = f"{_described(cell.deployment, axes)}: " * bool(axes)
             yield f"{name}refused: {', '.join(_refusals(use))}"
 
 
