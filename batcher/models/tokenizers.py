@@ -194,10 +194,19 @@ class WordTokenizer:
     ) -> list[int] | str:
         """Return the prompt of a chat, as token ids or as text; parameters as in transformers.
 
+        It has a line for each message, `role: content`, and `assistant:` for the model to go on.
+
         Raises:
             ValueError: a role that is none of ROLES.
         """
-        text = render_chat(conversation, add_generation_prompt=add_generation_prompt)
+        lines = []
+        for message in conversation:
+            role = message["role"]
+            if role not in ROLES:
+                raise ValueError(f"unknown role {role!r}; known are {', '.join(ROLES)}")
+            name = f" {message['name']}" if "name" in message else ""
+            lines.append(f"{role}{name}: {message['content']}\n")
+        text = "".join(lines) + ("assistant:" if add_generation_prompt else "")
         return self.encode(text) if tokenize else text
 
 
@@ -214,26 +223,6 @@ def _windows(data: bytes) -> Iterator[bytes]:
         end = end + _LONGER_THAN_WORDS if boundary is None else boundary.start()
         yield data[begin:end]
         begin = end
-
-
-def render_chat(messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-    """Return a chat as the simulated model reads it: a line for each message, `role: content`.
-
-    add_generation_prompt: whether `assistant:` follows, for the model to go on from.
-
-    Raises:
-        ValueError: a role that is none of ROLES.
-    """
-    lines = []
-    for message in messages:
-        role = message["role"]
-        if role not in ROLES:
-            raise ValueError(f"unknown role {role!r}; known are {', '.join(ROLES)}")
-        name = f" {message['name']}" if "name" in message else ""
-        lines.append(f"{role}{name}: {message['content']}\n")
-    if add_generation_prompt:
-        lines.append("assistant:")
-    return "".join(lines)
 
 
 class CheckedTokenizer:
