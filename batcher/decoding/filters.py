@@ -445,32 +445,19 @@ def keep_typical(logits: Floats, typical_p: float) -> None:
     if typical_p >= 1:
         return
     for row in logits:
-        (left,) = (row > -np.inf).nonzero()
-        logprobs = row[left] - row.max()
-        logprobs -= np.log(_sum_of_row(np.exp(logprobs), left, len(row)))
+        logprobs = row - row.max()
+        logprobs -= np.log(np.exp(logprobs).sum())
         probabilities = np.exp(logprobs)
-        entropy = -_sum_of_row(probabilities * logprobs, left, len(row))
-        distances = np.abs(logprobs + entropy)
+        terms = np.multiply(
+            probabilities, logprobs, where=probabilities > 0, out=np.zeros(len(row))
+        )
+        distances = np.abs(logprobs + -terms.sum())
         nearest = distances.argsort()
         sums = probabilities[nearest].cumsum()
         if np.abs(sums - typical_p).min() <= len(row) * ROUNDING:
             nearest = distances.argsort(kind="stable")  # it counts in which order they are added
         last = np.count_nonzero(probabilities[nearest].cumsum()[:-1] < typical_p)
-        (dropped,) = (distances > distances[nearest[last]]).nonzero()
-        row[left[dropped]] = -np.inf
-
-
-def _sum_of_row(values: Floats, columns: IntArray, width: int) -> float:
-    """Return the sum of a row that has `values` at `columns`, and 0 elsewhere.
-
-    The places decide which numbers are added first, and so the last bit.
-    """
-    row = values
-    if len(columns) < width:
-        row = np.zeros(width)
-        row[columns] = values
-    total: float = row.sum()
-    return total
+        row[distances > distances[nearest[last]]] = -np.inf
 
 
 def surprises(logits: Floats) -> Floats:
