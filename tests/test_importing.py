@@ -54,7 +54,6 @@ def test_what_the_module_itself_raises_is_told_with_its_line(module, text, messa
     ("spec", "meant"),
     [
         ("own.py:model", "own:model?"),
-        ("./own.py:model", "own:model?"),
         ("own.py", "own:NAME?"),
         ("below/own.py:model", "below.own:model?"),
         ("below/own:model", "below.own:model?"),

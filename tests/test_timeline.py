@@ -11,7 +11,7 @@ from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, EndEvent, FinishEvent, PreemptEvent, RunEvent
-from batcher.trace.run import BlockedSpan, Fork, SlotSpan, SpanPreemption, Wait, label_of
+from batcher.trace.run import BlockedSpan, Fork, SlotSpan, SpanPreemption, Wait
 from batcher.trace.timeline import Selection, Timeline
 
 
@@ -189,21 +189,6 @@ def test_check_integrity_finds_what_cannot_have_happened(complaint, events):
     timeline = Timeline.from_events(events)
     with pytest.raises(InvariantError, match=complaint):
         timeline.check_integrity()
-
-
-@pytest.mark.parametrize(
-    ("sequence", "label"),
-    [
-        (("a", 0, "sample"), "a"),
-        (("a", 1, "sample"), "a#1"),
-        (("a", 0, "negative"), "a~"),
-        (("a", 12, "negative"), "a#12~"),
-        (("a", 0, "beam"), "a"),
-        (("a", 3, "beam"), "a#3"),
-    ],
-)
-def test_the_label_of_a_sequence(sequence, label):
-    assert label_of(*sequence) == label
 
 
 @given(unit_workloads(), st.integers(0, 2**32))

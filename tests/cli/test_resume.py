@@ -295,9 +295,7 @@ def test_results_without_a_record_are_not_resumed(tmp_path, whole):
     ("changes", "field"),
     [
         ({"scheduling": {"kv_blocks": "many"}}, "scheduling.kv_blocks"),
-        ({"scheduling": {"batching": "x"}}, "scheduling.batching"),
         ({"step_time": 5}, "step_time"),
-        ({"finished": "yes"}, "finished"),
     ],
 )
 def test_a_record_of_other_types_is_no_record(tmp_path, changes, field):

@@ -113,7 +113,6 @@ def test_a_run_of_a_url_is_resumed(store, local, tmp_path):
     ("path", "name"),
     [
         ("a?b", None),
-        ("a b://c", None),
         ("/s3://c", None),
         ("s3://bucket/key?versionId=1", "s3://bucket/key"),
         ("ftp://me:hidden@host/a@b", "ftp://host/a@b"),
