@@ -653,9 +653,26 @@ class Browser:
             self._prompt = InputLine("find ", partial(self._find, scene))
             self._message, self.has_help = "", False
         elif key in ("n", "N") and self._wanted:
-            self._find_next(scene, 1 if key == "n" else -1)
+            held = [request for request in _holding(scene) if self._wanted in request.label]
+            if not held:
+                self._look_for(self._wanted, scene)
+                return True
+            slots, here = [slot_of(request) or 0 for request in held], slot_of(self.found)
+            place = 0 if key == "n" else -1
+            if here is not None:
+                place = bisect_right(slots, here) if key == "n" else bisect_left(slots, here) - 1
+            self.found, self._followed = held[place % len(held)], None
         else:
-            return self._scroll(key, len(scene.run.slots))
+            num_slots, page = len(scene.run.slots), max(self._num_rows - 1, 1)
+            steps = {"up": -1, "down": 1, "page-up": -page, "page-down": page}
+            steps |= {"left": -page, "right": page, "home": -num_slots, "end": num_slots}
+            if key not in steps:
+                return False
+            self.has_help = False
+            if self._first_slot is not None:
+                self._first_slot = max(self._first_slot + steps[key], 0)
+            else:
+                self._first_slot = num_slots if key == "end" else 0
         return True
 
     def paste(self, text: str) -> None:
@@ -734,30 +751,6 @@ class Browser:
         if upcoming is not None:
             yield upcoming
         yield from reversed(scene.run.ends)
-
-    def _find_next(self, scene: Scene, direction: int) -> None:
-        held = [request for request in _holding(scene) if self._wanted in request.label]
-        if not held:
-            self._look_for(self._wanted, scene)
-            return
-        slots, here = [slot_of(request) or 0 for request in held], slot_of(self.found)
-        place = 0 if direction > 0 else -1
-        if here is not None:
-            place = bisect_right(slots, here) if direction > 0 else bisect_left(slots, here) - 1
-        self.found, self._followed = held[place % len(held)], None
-
-    def _scroll(self, key: str, num_slots: int) -> bool:
-        page = max(self._num_rows - 1, 1)
-        steps = {"up": -1, "down": 1, "page-up": -page, "page-down": page}
-        steps |= {"left": -page, "right": page, "home": -num_slots, "end": num_slots}
-        if key not in steps:
-            return False
-        self.has_help = False
-        if self._first_slot is not None:
-            self._first_slot = max(self._first_slot + steps[key], 0)
-        else:
-            self._first_slot = num_slots if key == "end" else 0
-        return True
 
 
 def slot_of(found: Found | None) -> int | None:

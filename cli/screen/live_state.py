@@ -326,11 +326,42 @@ class RunState:
                 self.num_failed -= event.reason == "error"
                 self._dropped.append((event.id, event.index))
         for request, admission in news.preempted:
-            self._note_preemption(request, admission)
+            preempt = admission.preempt
+            if preempt is None:
+                continue
+            self._leave_slot(request, admission, preempt.step, "preempted")
+            if request not in self._preempted:
+                self._preempted.append(request)
+            if not is_follower(request):
+                self.num_preempted += 1
+                other = label_of(preempt.for_id, preempt.for_index, "sample")
+                gave_way = f"preempted for {other}"
+                what = "preempted: no block left" if other == request.label else gave_way
+                self.notes.append(Note("preempted", request.label, what))
         self.ends.extend(news.ended)
         self._drafts.extend(news.drafts)
         for request in news.ended:
-            self._note_end(request)
+            end, held, others = request.finish, request.admission, self._num_others
+            if end is None:
+                continue
+            is_lost, has_failed = end.reason == "lost", end.reason in FAILURES
+            self._num_finished_tokens += request.tokens_after(end.step)
+            if held is not None:
+                self._num_finished_max += 0 if is_lost else request.max_tokens
+                mark: Mark = "failed" if is_lost or has_failed else "ended"
+                self._leave_slot(request, held, end.step + 1, mark)
+            if has_failed and not is_lost:
+                self.num_failed += end.reason == "error"
+                what = "failed" if end.reason == "error" else end.reason
+                self.notes.append(Note("failed", request.label, what))
+            if request.role != "sample" and is_follower(request):
+                continue
+            if others.get(end.id):
+                others[end.id] -= 1
+                if not others[end.id]:
+                    del others[end.id]
+            elif not is_lost and (request.arrive is not None or end.index == 0):
+                self.num_done += 1  # of what never arrived, the first stands for all
         for restart in news.restarts:
             self.restarts.append(restart)
             what = f"replaced: {RESTART_REASONS[restart.reason]}"
@@ -408,43 +439,6 @@ class RunState:
     def _num_kept(self) -> int:
         self._preempted = [r for r in self._preempted if r.admission is None and not r.finish]
         return sum(request.tokens_after(0) for request in self._preempted)
-
-    def _note_preemption(self, request: RequestTimeline, admission: AdmissionRecord) -> None:
-        preempt = admission.preempt
-        if preempt is None:
-            return
-        self._leave_slot(request, admission, preempt.step, "preempted")
-        if request not in self._preempted:
-            self._preempted.append(request)
-        if not is_follower(request):
-            self.num_preempted += 1
-            other = label_of(preempt.for_id, preempt.for_index, "sample")
-            gave_way = f"preempted for {other}"
-            what = "preempted: no block left" if other == request.label else gave_way
-            self.notes.append(Note("preempted", request.label, what))
-
-    def _note_end(self, request: RequestTimeline) -> None:
-        end, admission, others = request.finish, request.admission, self._num_others
-        if end is None:
-            return
-        is_lost, has_failed = end.reason == "lost", end.reason in FAILURES
-        self._num_finished_tokens += request.tokens_after(end.step)
-        if admission is not None:
-            self._num_finished_max += 0 if is_lost else request.max_tokens
-            mark: Mark = "failed" if is_lost or has_failed else "ended"
-            self._leave_slot(request, admission, end.step + 1, mark)
-        if has_failed and not is_lost:
-            self.num_failed += end.reason == "error"
-            what = "failed" if end.reason == "error" else end.reason
-            self.notes.append(Note("failed", request.label, what))
-        if request.role != "sample" and is_follower(request):
-            return
-        if others and others.get(end.id):
-            others[end.id] -= 1
-            if not others[end.id]:
-                del others[end.id]
-        elif not is_lost and (request.arrive is not None or end.index == 0):
-            self.num_done += 1  # of what never arrived, the first stands for all
 
     def _leave_slot(
         self, request: RequestTimeline, admission: AdmissionRecord, until: int, mark: Mark

@@ -399,10 +399,15 @@ class Keys:
     def _complete(self, *, is_all: bool) -> Iterator[Key]:
         while text := self._rest:
             if self._pasted is not None:
-                pasted = self._take_pasted(self._pasted)
-                if pasted is None:
+                inside, end, rest = text.partition(_PASTE_END)
+                if not end:  # but the last characters may begin it
+                    place = max(len(inside) - len(_PASTE_END) + 1, 0)
+                    inside, rest = inside[:place], inside[place:]
+                pasted = (self._pasted + inside)[:_MAX_BYTES]
+                self._rest, self._pasted = rest, None if end else pasted
+                if not end:
                     return
-                yield pasted
+                yield Pasted("".join(filter(str.isprintable, pasted)))
                 continue
             if not is_all and len(text) < _MAX_BYTES and _PARTIAL.fullmatch(text):
                 return
@@ -414,15 +419,6 @@ class Keys:
             name = _NAMES.get(key, key)
             if name.isprintable():  # or it is one that nobody has asked for
                 yield name
-
-    def _take_pasted(self, before: str) -> Pasted | None:
-        inside, end, rest = self._rest.partition(_PASTE_END)
-        if not end:  # but the last characters may begin it
-            cut = max(len(inside) - len(_PASTE_END) + 1, 0)
-            inside, rest = inside[:cut], inside[cut:]
-        text = (before + inside)[:_MAX_BYTES]
-        self._rest, self._pasted = rest, None if end else text
-        return Pasted("".join(filter(str.isprintable, text))) if end else None
 
 
 class Keyboard:
