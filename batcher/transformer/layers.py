@@ -85,7 +85,18 @@ class RotaryEmbedding:
     def __init__(self, settings: RopeSettings, head_dim: int) -> None:
         rotary_dim = settings.rotary_dim(head_dim)
         exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
-        self.frequencies = _scaled(np.power(settings.theta, -exponents), settings)
+        self.frequencies: NDArray[np.float64] = np.power(settings.theta, -exponents)
+        scaling = settings.scaling  # of a model that was trained further on a longer context
+        if isinstance(scaling, LinearScaling):
+            self.frequencies /= scaling.factor
+        elif isinstance(scaling, FrequencyFactors):
+            self.frequencies /= np.array(scaling.factors)
+        elif scaling is not None:
+            # Llama 3.1: high frequencies stay, low ones are divided, those between are mixed.
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            num_turns = scaling.original_max_position_embeddings * self.frequencies / (2 * pi)
+            share = np.clip((num_turns - low) / (high - low), 0, 1)
+            self.frequencies *= share + (1 - share) / scaling.factor
         self.settings = settings
         self._is_interleaved = settings.style == "interleaved"
 
@@ -112,28 +123,6 @@ class RotaryEmbedding:
         second = np.multiply(x[seconds], cosines, out=turned[seconds])
         second += x[firsts] * sines
         return turned
-
-
-def _scaled(frequencies: NDArray[np.float64], settings: RopeSettings) -> NDArray[np.float64]:
-    """Return the frequencies of a model that was trained further on a longer context."""
-    scaling = settings.scaling
-    if scaling is None:
-        return frequencies
-    if isinstance(scaling, LinearScaling):
-        return frequencies / scaling.factor
-    if isinstance(scaling, FrequencyFactors):
-        divided: NDArray[np.float64] = frequencies / np.array(scaling.factors)
-        return divided
-    # Llama 3.1: high frequencies stay, low ones are divided, those between are mixed.
-    original, low, high = (
-        scaling.original_max_position_embeddings,
-        scaling.low_freq_factor,
-        scaling.high_freq_factor,
-    )
-    num_turns = original * frequencies / (2 * pi)
-    share = np.clip((num_turns - low) / (high - low), 0, 1)
-    mixed: NDArray[np.float64] = frequencies * (share + (1 - share) / scaling.factor)
-    return mixed
 
 
 # Scaled dot-product attention over keys and values in cells, block by block from position 0.
@@ -250,41 +239,25 @@ class Attention:
         for start in range(0, len(query), QUERIES):
             part = slice(start, min(start + QUERIES, len(query)))
             positions = np.arange(first + start, first + part.stop)
-            at = slice(
+            seen = range(
                 int(first_blocks(positions[:1], self.window)[0]), int(positions[-1]) // KEYS + 1
             )
-            output[part] = self._of_tile(query[part], positions, at, own_keys, own_values)
+            grouped = self._grouped(query[part], keys.shape[1])
+            scores = np.empty((len(seen), *grouped.shape[:3], KEYS), np.float32)
+            for number, block in enumerate(seen):
+                self._score(own_keys[block], grouped, scores[number])
+                mask = _mask(positions, np.array([block * KEYS]), self.window)
+                scores[number] += mask[:, None, None]
+            scores -= scores.max((0, 4), keepdims=True)
+            np.exp(scores, out=scores)
+            totals = scores.sum(-1)
+            total, summed = totals[0], np.vecmat(scores[0], own_values[seen.start])
+            for number, block in enumerate(seen[1:], 1):
+                total += totals[number]
+                summed += np.vecmat(scores[number], own_values[block])
+            summed /= total[..., None]
+            output[part] = summed.reshape(output[part].shape)
         return output
-
-    def _of_tile(
-        self,
-        query: FloatArray,
-        positions: IntArray,
-        blocks: slice,
-        keys: FloatArray,
-        values: FloatArray,
-    ) -> FloatArray:
-        """Return the output of some queries at `positions` of one sequence.
-
-        keys, values: [all blocks, kv_heads, 1, KEYS, head_dim]; `blocks` are those that are seen.
-        """
-        keys, values = keys[blocks], values[blocks]
-        grouped = self._grouped(query, keys.shape[1])
-        scores = np.empty((len(keys), *grouped.shape[:3], KEYS), np.float32)
-        for number, block in enumerate(range(blocks.start, blocks.stop)):
-            self._score(keys[number], grouped, scores[number])
-            mask = _mask(positions, np.array([block * KEYS]), self.window)
-            scores[number] += mask[:, None, None]
-        scores -= scores.max((0, 4), keepdims=True)
-        np.exp(scores, out=scores)
-        totals = scores.sum(-1)
-        total: FloatArray = totals[0]
-        output: FloatArray = np.vecmat(scores[0], values[0])
-        for number in range(1, len(keys)):
-            total += totals[number]
-            output += np.vecmat(scores[number], values[number])
-        output /= total[..., None]
-        return output.reshape(query.shape)
 
     def of_rows(
         self, query: FloatArray, blocks: RowBlocks, keys: FloatArray, values: FloatArray

@@ -35,7 +35,7 @@ from batcher.transformer.layers import (
     softplus,
 )
 from batcher.transformer.linear import Linear, OwnHeads, WholeLinears
-from batcher.transformer.step import Step, Wave
+from batcher.transformer.step import Step
 
 ReadWeight = Callable[[str], FloatArray]
 """Return the weight of a name, [out, in] or [features]."""
@@ -260,51 +260,34 @@ class GatedDeltaNet:
             convolved = np.zeros((len(wave.rows), channels.shape[1]), np.float32)
             for rows, weight in zip(wave.inputs, self.convolution, strict=True):
                 convolved += inputs[rows] * weight
-            mixed = silu(convolved)
-            recalled[wave.rows] = self._recall(
-                mixed, strength[wave.rows], decay[wave.rows], wave, delta
+            mixed, num_rows = silu(convolved), len(wave.rows)
+            query, key, value = np.split(mixed, [sizes.key_size, 2 * sizes.key_size], axis=1)
+            heads = (num_rows, sizes.num_key_heads, 1, 1, sizes.key_head_dim)
+            query, key = _unit(query.reshape(heads)), _unit(key.reshape(heads))
+            query *= np.float32(sizes.key_head_dim**-0.5)
+            columns = key.swapaxes(3, 4)
+            value = value.reshape(num_rows, sizes.num_key_heads, -1, 1, sizes.value_head_dim)
+            memory = delta[wave.sources].reshape(
+                len(wave.sources), sizes.num_key_heads, -1, *delta.shape[2:]
             )
+            changes, found = np.empty_like(memory), np.empty_like(value)
+            strengths, decays = strength[wave.rows], decay[wave.rows]
+            for time, (start, stop) in enumerate(pairwise(wave.bounds)):
+                now = slice(start, stop)
+                own, change = memory[: stop - start], changes[: stop - start]
+                own *= decays[now]
+                moved = value[now] - key[now] @ own
+                moved *= strengths[now]
+                np.multiply(columns[now], moved, out=change)
+                own += change
+                np.matmul(query[now], own, out=found[now])
+                kept = wave.kept.get(time + 1)
+                if kept is not None:
+                    delta[kept.cells] = memory[kept.spans].reshape(-1, *delta.shape[1:])
+            recalled[wave.rows] = found.reshape(num_rows, -1, sizes.value_head_dim)
         normed = rms_norm(recalled, self.norm, self.eps)
         normed *= silu(gate)
         return self.output(normed.reshape(len(x), -1))
-
-    def _recall(
-        self,
-        mixed: FloatArray,
-        strength: FloatArray,
-        decay: FloatArray,
-        wave: Wave,
-        states: FloatArray,
-    ) -> FloatArray:
-        """Return what the memories have for each query, [tokens, value heads, value_head_dim].
-
-        All of the tokens of the wave, in its order.
-        """
-        sizes, num_tokens = self.settings, len(mixed)
-        query, key, value = np.split(mixed, [sizes.key_size, 2 * sizes.key_size], axis=1)
-        heads = (num_tokens, sizes.num_key_heads, 1, 1, sizes.key_head_dim)
-        query, key = _unit(query.reshape(heads)), _unit(key.reshape(heads))
-        query *= np.float32(sizes.key_head_dim**-0.5)
-        columns = key.swapaxes(3, 4)
-        value = value.reshape(num_tokens, sizes.num_key_heads, -1, 1, sizes.value_head_dim)
-        memory = states[wave.sources].reshape(
-            len(wave.sources), sizes.num_key_heads, -1, *states.shape[2:]
-        )
-        changes = np.empty_like(memory)
-        recalled = np.empty_like(value)
-        for time, (start, stop) in enumerate(pairwise(wave.bounds)):
-            now = slice(start, stop)
-            own, change = memory[: stop - start], changes[: stop - start]
-            own *= decay[now]
-            moved = value[now] - key[now] @ own
-            moved *= strength[now]
-            np.multiply(columns[now], moved, out=change)
-            own += change
-            np.matmul(query[now], own, out=recalled[now])
-            kept = wave.kept.get(time + 1)
-            if kept is not None:
-                states[kept.cells] = memory[kept.spans].reshape(-1, *states.shape[1:])
-        return recalled.reshape(num_tokens, -1, sizes.value_head_dim)
 
 
 def _unit(x: FloatArray) -> FloatArray:

@@ -114,12 +114,12 @@ class Step:
             else [*waves_of(spans, states.kernel_size, states.num_computed_together)]
         )
         longest = max(len(span.token_ids) for span in spans)
-        padding = [
-            _behind(span, longest)
-            for span in spans
-            if layout == "padded" and len(span.token_ids) < longest
-        ]
-        spans = [*spans, *padding]
+        for span in [*spans] if layout == "padded" else ():
+            num_missing = longest - len(span.token_ids)
+            if num_missing:
+                cells = [np.concatenate([own, np.full(num_missing, NOWHERE)]) for own in span.cells]
+                behind = Span([0] * num_missing, span.start + len(span.token_ids), cells)
+                spans = [*spans, behind]
         sizes = [len(span.token_ids) for span in spans]
         self.positions: IntArray = np.concatenate(
             [
@@ -132,16 +132,16 @@ class Step:
         )
         groups = [*zip(*(span.cells for span in spans), strict=True)]
         self.own_cells: list[IntArray] = [
-            np.concatenate([own[span.start :] for own, span in zip(cells, spans, strict=True)])
-            for cells in groups
+            np.concatenate([own[span.start :] for own, span in zip(every, spans, strict=True)])
+            for every in groups
         ]
-        for cells in self.own_cells:
-            cells[self.num_tokens :] = PADDING
+        for own_cells in self.own_cells:
+            own_cells[self.num_tokens :] = PADDING
         self.mixed: list[_Mixed | _PaddedKeys] = [
-            _PaddedKeys(cells)
+            _PaddedKeys(every)
             if layout == "padded" and longest == 1
-            else _Mixed(spans, sizes, cells, self.positions)
-            for cells in groups
+            else _Mixed(spans, sizes, every, self.positions)
+            for every in groups
         ]
         self._angles: dict[RopeSettings, tuple[FloatArray, FloatArray]] = {}
 
@@ -198,12 +198,6 @@ class _Mixed:
                 for start, stop in pairwise(boundaries)
             ]
         return self._blocks[window]
-
-
-def _behind(span: Span, longest: int) -> Span:
-    num_missing = longest - len(span.token_ids)
-    cells = [np.concatenate([own, np.full(num_missing, NOWHERE)]) for own in span.cells]
-    return Span([0] * num_missing, span.start + len(span.token_ids), cells)
 
 
 _NUM_KEYS = 2**16  # of several rows, at once: so that memory is bounded
