@@ -152,7 +152,7 @@ def drafts(**fields: Any) -> dict[str, Any]:
     [
         ({"batch_size": True}, "batch size True is not an integer from 1 to 1048576"),
         ({"settings": {"policy": "fcfs"}}, "settings must be SchedulingSettings, not a dict"),
-        ({"step_time": 0.1}, "step_time must be a StepTime: 0.1 lacks ticks, ticks_of_decodes,"),
+        ({"step_time": 0.1}, "step_time must be a StepTime: 0.1 lacks name, settings, ticks,"),
         ({"clock": 1.0}, "clock must be a Clock: 1.0 lacks "),
         ({"speculation": "ngram"}, "speculation must be a Drafter: 'ngram' lacks open, extend,"),
         (drafts(acceptance="Exact"), "acceptance must be exact or leviathan, not 'Exact'"),

@@ -10,11 +10,13 @@ import time
 from contextlib import suppress
 from functools import cache
 
+import numpy as np
 import pytest
 from emulated_run import Screen
 from examples import mostly_heavy
 from process import ENVIRONMENT, ROOT, batchdecode, lines_of, pretend_to_have_stopped, start
 from sample_checkpoint import write
+from tiny_checkpoints import config_json, random_tensors, write_gguf
 
 from cli.options import num_bytes
 
@@ -111,6 +113,22 @@ def test_low_memory_shows_in_no_byte_and_a_run_goes_on_without_it(folder):
 
 
 # -- options ---------------------------------------------------------------------------------------
+
+
+def test_fast_math_is_near():
+    exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
+    assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"], 1e-3)
+
+
+def test_weights_that_are_no_numbers_are_damage_found_while_loading(tmp_path):
+    tensors = random_tensors(config_json())
+    tensors["model.norm.weight"][3] = np.nan
+    write_gguf(tmp_path / "nan.gguf", tensors=tensors)
+    done = run(model="nan.gguf", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: nan.gguf: model.norm.weight is damaged: not all of it are numbers\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["run", "check", "verify", "trace", "compare"])
