@@ -20,10 +20,9 @@ from msgspec import Struct
 
 from batcher.decoding.stops import (
     END,
+    NO_ID,
     ByteIndex,
     Exit,
-    Match,
-    Pattern,
     StopAutomaton,
     StopProgress,
     StopReader,
@@ -517,48 +516,38 @@ class TextStream:
         if self._keeps or not (progress.id_node or progress.text_node):
             return 0
         ids, texts = self._ending.tries[progress.state]
-        most = 0
+        ending, first, most = self._ending, self._endless, 0  # `first` reads what may not end it
         for pattern, num_there in ids.begun(progress.id_node):
-            if sum(len(self._ending.bytes_of(i)) for i in pattern[:num_there]) <= most:
+            tokens = [(int(token_id), ending.bytes_of(token_id)) for token_id in pattern]
+            if sum(len(text) for _, text in tokens[:num_there]) <= most:
                 break  # those that follow have even less to cut
-            most = max(most, self._cut_by_ids(progress, pattern[num_there:]))
+            readers = [first] * min(self._num_endless, len(pattern)) + [ending] * len(pattern)
+            most = max(most, _num_cut(progress, tokens[num_there:], readers))
         for pattern, num_there in texts.begun(progress.text_node):
             if num_there <= most:
                 break
-            most = max(most, self._cut_by_text(progress, pattern[num_there:]))
+            # In whatever tokens.  While the output may not end, all but the last byte come before
+            # it may: a vocabulary may have tokens without bytes, so there is time.
+            rest = bytes(pattern[num_there:])
+            parts = [(NO_ID, rest[:-1]), (NO_ID, rest[-1:])]
+            readers = [first if self._num_endless else ending, ending]
+            most = max(most, _num_cut(progress, parts, readers))
         return most
 
-    def _cut_by_ids(self, progress: StopProgress, ids: Pattern) -> int:
-        position = 0
-        for number, token_id in enumerate(ids):
-            reader = self._endless if number < self._num_endless else self._ending
-            then, matches = reader.read(progress, token_id)
-            if matches:
-                return self._cut(matches[0], position + matches[0].end)
-            if then is None:
-                raise InvariantError("the end of the automaton without a match")
-            progress, position = then, position + len(reader.bytes_of(token_id))
-        return 0
 
-    def _cut_by_text(self, progress: StopProgress, text: Pattern) -> int:
-        """Return how much is cut if what comes next is `text`, in whatever tokens.
-
-        While the output may not end, all but the last byte come before it may: a vocabulary may
-        have tokens without bytes, so there is time.
-        """
-        node = progress.text_node
-        for position, byte in enumerate(text, 1):
-            is_last = position == len(text)
-            reader = self._endless if self._num_endless and not is_last else self._ending
-            _, texts = reader.tries[progress.state]
-            node = texts.step(node, byte)
-            way = texts.best[node]
-            if way is not None:
-                return self._cut(Match(way.exit, position, way.size), position)
-        return 0
-
-    def _cut(self, match: Match, num_new: int) -> int:
-        return max(0, match.size - num_new)
+def _num_cut(
+    progress: StopProgress, parts: Sequence[tuple[int, bytes]], readers: Sequence[StopReader]
+) -> int:
+    """Return how many bytes that are there are cut if this comes next; parts: ids and bytes."""
+    position = 0
+    for (token_id, text), reader in zip(parts, readers, strict=False):
+        then, matches = reader.read_text(progress, token_id, text)
+        if matches:
+            return max(0, matches[0].size - position - matches[0].end)
+        if then is None:
+            raise InvariantError("the end of the automaton without a match")
+        progress, position = then, position + len(text)
+    return 0
 
 
 class _Characters:

@@ -21,6 +21,7 @@ from batcher.requests.validation import ANY_STATE
 from batcher.result import StopReason
 
 END = -1  # where a way out leads that ends generation
+NO_ID = -1  # of a token that no pattern has
 NOWHERE = -2  # where it leads while the row may not end: it is watched for, and does nothing
 
 Pattern = bytes | tuple[int, ...]
@@ -303,8 +304,11 @@ class StopReader:
 
     def read(self, progress: StopProgress, token_id: int) -> StopReading:
         """Return what `token_id` leads to from `progress`."""
+        return self.read_text(progress, token_id, self.bytes_of(token_id))
+
+    def read_text(self, progress: StopProgress, token_id: int, token: bytes) -> StopReading:
+        """Return what a token with these bytes leads to; token_id: NO_ID if it may be any."""
         state, id_node, text_node, skip = progress
-        token = self.bytes_of(token_id)
         if skip:
             if len(token) <= skip:  # it is the prompt's
                 return StopReading(progress._replace(skip=skip - len(token)), [])
