@@ -28,7 +28,7 @@ from batcher.fields import read_number
 from batcher.hf.settings import LOADING_SETTINGS
 from batcher.page import START as PAGE_START
 from batcher.page import is_page_start
-from batcher.trace.files import is_trace, read_trace
+from batcher.trace.files import is_trace, read_numbered_trace, read_trace
 from batcher.trace.run import TraceChecks
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
@@ -425,7 +425,7 @@ def show_diff(
             raise BatchdecodeError("--output is for --html")
         events_a, events_b = _Events(again_a, source_a), _Events(again_b, source_b)
         for source in (source_a, source_b):
-            first_line = next(_lines(source), b"")
+            _, first_line = next(_lines(source), (0, b""))
             begun = read_trace([first_line], source.name) if is_trace(first_line) else ()
             run = next(iter(begun), None)
             if isinstance(run, RunEvent) and run.workers > 1:
@@ -503,12 +503,12 @@ def events_of(
     Raises:
         BatchdecodeError: the input is neither a trace nor requests, or a trace to be run.
     """
-    first_line = next(_lines(source), b"")
+    _, first_line = next(_lines(source), (0, b""))
     if is_trace(first_line):
         for option in (name for name in run_options if name not in preset):
             name = option.replace("_", "-")
             raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a trace")
-        return read_trace(_lines(source), source.name, TraceChecks().complaint)
+        return read_numbered_trace(_lines(source), source.name, TraceChecks().complaint)
     if not run_options.get("keep_going"):  # or else it may be any bad line
         _check_is_request(first_line, source.name)
     if path == STDIN:
@@ -618,12 +618,7 @@ def _keep_as_stdin(path: str) -> None:
     os.dup2(copy.fileno(), 0)
 
 
-def _lines(source: OpenInput) -> Iterator[bytes]:
+def _lines(source: OpenInput) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of the input; a packed file that is cut off has those before the cut."""
-    last = 0
     with suppress(CutOffError):
-        for number, line in source.lines():
-            for _ in range(last + 1, number):
-                yield b"\n"  # the reader leaves out blank lines, which count
-            last = number
-            yield line
+        yield from source.lines()
