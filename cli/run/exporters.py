@@ -135,23 +135,15 @@ class SeriesWriter:
         self._has_header = False
 
     def write_known(self) -> None:
-        rows = [
-            (number, row) for number, series in enumerate(self.all_series) for row in series.rows()
-        ]
-        if rows:
+        if rows := [(n, row) for n, series in enumerate(self.all_series) for row in series.rows()]:
             self._write(rows)
 
     def close(self) -> None:
         """Write the rest of a run that is over, by time, and end the file."""
         try:
             with_one_interval(self.all_series)
-            rows = [
-                (number, row)
-                for number, series in enumerate(self.all_series)
-                for row in series.finish()
-            ]
-            rows.sort(key=lambda of_worker: of_worker[1].time)
-            self._write(rows)
+            rest = [(n, row) for n, series in enumerate(self.all_series) for row in series.finish()]
+            self._write(sorted(rest, key=lambda of_worker: of_worker[1].time))
         finally:
             self._sink.close()
 

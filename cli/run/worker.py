@@ -594,16 +594,6 @@ class Inbox(Generic[AnyMessage]):
     def __init__(self, decode: Callable[[memoryview], AnyMessage]) -> None:
         self._decode, self._buffer = decode, bytearray()
 
-    def read(self, source: socket.socket) -> int:
-        """Take in what has come through a socket; return how many bytes, 0 if no more will come.
-
-        Raises:
-            OSError: nothing has come yet, or nothing more will.
-        """
-        piece = source.recv(CHUNK_BYTES)
-        self._buffer += piece
-        return len(piece)
-
     def add(self, piece: bytes) -> None:
         self._buffer += piece
 
@@ -748,7 +738,9 @@ class _Peer:
 
     def reports(self) -> list[Report]:
         try:
-            self.has_ended = not self._inbox.read(self.socket)
+            piece = self.socket.recv(CHUNK_BYTES)
+            self._inbox.add(piece)
+            self.has_ended = not piece
         except BlockingIOError:
             pass
         except OSError:
@@ -789,8 +781,10 @@ def serve(
     def receive(*, is_waiting: bool) -> list[Instruction]:
         found = inbox.take()
         while not found and (is_waiting or select.select([own_end], [], [], 0)[0]):
-            if not inbox.read(own_end):
+            piece = own_end.recv(CHUNK_BYTES)
+            if not piece:
                 raise EOFError
+            inbox.add(piece)
             found = inbox.take()
         return found
 
