@@ -494,7 +494,7 @@ class Engine:
         if speculator is not None:
             speculator.compute(runner.batch.chunks)
         if not scheduled.is_decode_step:
-            return runner.compute_prompts()
+            return runner.step(self._clock.step, is_decoding=False)
         if runner.num_replayed and runner.num_replayed == self._batch.num_occupied:
             return NOTHING_DECODED
         if speculator is not None:

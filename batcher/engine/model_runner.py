@@ -128,15 +128,9 @@ class ModelRunner:
         )
 
     def check_constraint(self, field: ConstraintField, value: object) -> None:
-        """Make sure that the constraint which `field` of a request states can be compiled.
-
-        Raises:
-            GrammarError, MissingGrammarError: it cannot.
-        """
         self.grammars.check(field, value)
 
     def heal(self, prompt_tokens: Tokens) -> tuple[list[int], bytes]:
-        """Return what the model is to read of a prompt, and the bytes to be generated anew."""
         return self.grammars.vocabulary.heal(prompt_tokens)
 
     # -- a group comes, waits and goes -----------------------------------------------------------
@@ -354,43 +348,51 @@ class ModelRunner:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def step(self, step: int, verify: Verify | None = None) -> Decoded:
+    def step(self, step: int, verify: Verify | None = None, *, is_decoding: bool = True) -> Decoded:
         """Compute one token for every row that yields one; return what the rows were given.
 
         step: its number.  verify: lets rows that have drafts go on along these.
+        is_decoding: if not, the chunks alone are computed, and nobody is given a token.
         """
-        batch, rows = self.batch, self.rows
+        batch, rows, pages = self.batch, self.rows, self.pages
+        output: ModelOutput | None
         if rows is not None:
             batch.logit_slots = rows.sampler.slots
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
         try:
-            output = self._model.forward(batch)
+            if is_decoding:
+                output = self._model.forward(batch)
+            else:
+                with batch.standing_still():
+                    output = self._model.forward(batch)
         except ModelError as error:
-            slots = [*batch.slots.tolist(), *(chunk.slot for chunk in batch.chunks)]
-            slots += self._lose_writes()
-            self._forget_step()
-            return self._fail(dict.fromkeys(slots, str(error)))
-        if self._scores:
-            unscored = self._take_scores(output)
+            slots = batch.slots.tolist() if is_decoding else []
+            slots += [*(chunk.slot for chunk in batch.chunks), *self._lose_writes()]
+            output, failed = None, self._failures(dict.fromkeys(slots, str(error)))
+        else:
+            unscored = self._take_scores(output) if self._scores else {}
             if unscored:
                 output = dataclass_replace(output, failed={**output.failed, **unscored})
-        if batch.chunks or self.pages is not None:
-            self._forget_step()
+            failed = self._failures(output.failed) if output.failed else {}
+        if batch.chunks:
+            batch.chunks = []
+            self._scores.clear()
+        if pages is not None:
+            pages.copies, pages.moves = [], []
+            if is_decoding and pages.moved:  # where rows go on that stood still is kept
+                pages.moved = {}
+        if output is None or not is_decoding:
+            return Decoded(failed=failed) if failed else NOTHING_DECODED
         batch.tokens = tokens = output.tokens
         if rows is not None and rows.is_busy:
-            decoded = rows.decode(output, self._failures(output.failed), step)
+            decoded = rows.decode(output, failed, step)
             if verify is not None:
                 verify(output, decoded)
             return decoded
         self.tokens.append(tokens)
         stopped = self.stops.advance(tokens)
-        if stopped or output.failed:
-            return Decoded(stopped, self._failures(output.failed), {}, [])
-        return NOTHING_DECODED
-
-    def _fail(self, failed: Mapping[int, str | Failure]) -> Decoded:
-        return Decoded([], self._failures(failed), {}, [])
+        return Decoded(stopped, failed) if stopped or failed else NOTHING_DECODED
 
     def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
         """Return what the model says went wrong, by the slots of the first rows of groups."""
@@ -421,35 +423,6 @@ class ModelRunner:
         slots = {*self.batch.slots.tolist(), *waiting} - {NO_SLOT}
         tables = [pages.tables, *pages.group_tables]
         return [slot for slot in slots if any(blocks & {*table[slot]} for table in tables)]
-
-    def compute_prompts(self) -> Decoded:
-        """Compute the chunks of the step, and give nobody a token; return what failed."""
-        batch = self.batch
-        if self._is_robbed:
-            raise BatchdecodeError(ROBBED)
-        failed: dict[int, str | Failure]
-        try:
-            with batch.standing_still():
-                output = self._model.forward(batch)
-                failed = {**output.failed, **self._take_scores(output)}
-        except ModelError as error:
-            slots = [*(chunk.slot for chunk in batch.chunks), *self._lose_writes()]
-            failed = dict.fromkeys(slots, str(error))
-        self._forget_chunks()
-        return self._fail(failed) if failed else NOTHING_DECODED
-
-    def _forget_step(self) -> None:
-        self._forget_chunks()
-        if self.pages is not None and self.pages.moved:
-            self.pages.moved = {}
-
-    def _forget_chunks(self) -> None:
-        """Forget what was computed, but not where rows go on that stood still."""
-        if self.batch.chunks:
-            self.batch.chunks = []
-            self._scores.clear()
-        if self.pages is not None and (self.pages.copies or self.pages.moves):
-            self.pages.copies, self.pages.moves = [], []
 
 
 def _show(pages: Pages, row: Sequence) -> None:

@@ -272,7 +272,7 @@ class RowDecoder:
 
         failed: what the model says went wrong, by the slots of the first rows of groups.
         """
-        self._step, decoded = step, Decoded([], failed, {}, [])
+        self._step, decoded = step, Decoded(failed=failed)
         self.give(output.tokens, output.logits, decoded, output.failed)
         return decoded
 

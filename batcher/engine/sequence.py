@@ -98,16 +98,16 @@ class Decoded(Struct, frozen=True):
     given: the tokens of each row that speculates, those of jumps included.
     """
 
-    stopped: list[int]
-    failed: dict[int, Failure]
-    jumps: dict[int, list[int]]
-    forks: list[tuple[int, int]]
+    stopped: list[int] = []
+    failed: dict[int, Failure] = {}
+    jumps: dict[int, list[int]] = {}
+    forks: list[tuple[int, int]] = []
     num_accepted: dict[int, int] = {}
     given: dict[int, list[int]] = {}
     ways: dict[int, list[int]] = {}
 
 
-NOTHING_DECODED = Decoded([], {}, {}, [])
+NOTHING_DECODED = Decoded()
 
 
 class More(Struct, gc=False):  # as Sequence
@@ -195,7 +195,7 @@ Heal = Callable[[Tokens], tuple[list[int], bytes]]
 class SequenceMaker:
     """Makes sequences of requests for a model.
 
-    context: what its rows may be.  heal: see ModelRunner.heal.
+    context: what its rows may be.  heal: see VocabularyIndex.heal.
     """
 
     def __init__(self, model: Model, context: Context, heal: Heal) -> None:
