@@ -55,38 +55,6 @@ def of_experts(
     return ticks_of
 
 
-def _of_tokens(
-    ticks: dict[str, int],
-    by_tokens: Sequence[tuple[int, float]],
-    experts: Callable[[int], int] | None,
-    parts: int,
-) -> Callable[[int], int]:
-    """Return a function from a number of tokens to the ticks of all terms but g, d, h and e.
-
-    Between `by_tokens` it is linear, rounded down.
-    """
-    always, floor, slope, sent = ticks["t0"], ticks["w"], ticks["f"], ticks.get("c", 0)
-    points = [(0, floor)]
-    points += [(place * parts, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens]
-    places = [place for place, _ in points]
-
-    @lru_cache(_MAX_KEPT)
-    def ticks_of(num_tokens: int) -> int:
-        after = bisect_right(places, num_tokens)
-        left, low = points[after - 1]
-        if not by_tokens:
-            alone = max(floor, slope * num_tokens)
-        elif after == len(points):
-            alone = low + (num_tokens - left) * slope
-        else:
-            right, high = points[after]
-            alone = low + (high - low) * (num_tokens - left) // (right - left)
-        total = always + alone + sent * num_tokens
-        return total if experts is None else total + experts(num_tokens)
-
-    return ticks_of
-
-
 class ProfileStepTime(StepTime):
     """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work + c*T.
 
@@ -119,9 +87,26 @@ class ProfileStepTime(StepTime):
             self.settings["by_tokens"] = [list(point) for point in by_tokens]
         if experts:
             self.settings |= dict(zip(("num_experts", "num_experts_per_tok"), experts, strict=True))
-        if by_tokens or ticks.get("c") or experts:
-            self._of_tokens = _of_tokens(ticks, by_tokens, hit, parts)
-            self._most_tokens_of_least = 0
+        sent, places = ticks.get("c", 0), [0, *(place * parts for place, _ in by_tokens)]
+        heights = [ticks["w"], *(whole_ticks(ms, TICKS_PER_MILLISECOND) for _, ms in by_tokens)]
+
+        @lru_cache(_MAX_KEPT)
+        def ticks_of(num_tokens: int) -> int:
+            """Return the ticks of all terms but g, d, h and e; rounded down between points."""
+            after = bisect_right(places, num_tokens)
+            left, low = places[after - 1], heights[after - 1]
+            if not by_tokens:
+                alone = max(low, ticks["f"] * num_tokens)
+            elif after == len(places):
+                alone = low + (num_tokens - left) * ticks["f"]
+            else:
+                rise = (heights[after] - low) * (num_tokens - left)
+                alone = low + rise // (places[after] - left)
+            total = ticks["t0"] + alone + sent * num_tokens
+            return total if hit is None else total + hit(num_tokens)
+
+        if by_tokens or sent or experts:
+            self._of_tokens, self._most_tokens_of_least = ticks_of, 0
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
         self._half_per_work = whole_ticks(terms["e"], TICKS_PER_MILLISECOND // 2) // parts

@@ -249,13 +249,13 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     @property
     def num_tokens_that_fit(self) -> int | None:
-        if self.model is None or self.gpu is None:
+        shape = self.shape
+        if shape is None or self.gpu is None:
             return None
-        try:
-            shape, gpu = load_model_shape(self.model), load_gpu(self.gpu)
-        except CatalogError:
-            return None
-        return num_kv_tokens(shape, gpu, self.tensor_parallel, self.pipeline_parallel)
+        with suppress(CatalogError):
+            gpu = load_gpu(self.gpu)
+            return num_kv_tokens(shape, gpu, self.tensor_parallel, self.pipeline_parallel)
+        return None
 
     @property
     def kv_room(self) -> KvRoom | None:
@@ -271,7 +271,13 @@ def step_time_of(text: str) -> StepTime:
     if text == "wall":
         raise CatalogError("wall, the time that steps really take, is for run; give " + FORMS)
     if kind == "constant":
-        return ConstantStepTime(_seconds(rest)) if colon else ConstantStepTime()
+        try:
+            seconds = read_number(rest, float) if colon else 1.0
+        except ValueError:
+            seconds = -1.0
+        if not (isfinite(seconds) and 1 / TICKS_PER_SECOND <= seconds <= MAX_STEP_SECONDS):
+            raise CatalogError(f"{text}: expected the seconds of a step, above 0 and up to 1e6")
+        return ConstantStepTime(seconds)
     if kind == "roofline" and colon:
         kernels, overhead = split_overhead(text)
         named = parts_of(kernels.partition(":")[2])
@@ -283,18 +289,6 @@ def step_time_of(text: str) -> StepTime:
         raise CatalogError(f"no step time is named; give {FORMS}")
     name, profile = load_profile(text)
     return profile.step_time(name)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = read_number(text, float)
-    except ValueError:
-        seconds = -1.0
-    if not (isfinite(seconds) and 1 / TICKS_PER_SECOND <= seconds <= MAX_STEP_SECONDS):
-        raise CatalogError(
-            f"constant:{text}: expected the seconds of a step, above 0 and up to 1e6"
-        )
-    return seconds
 
 
 def usable_blocks(num_blocks: int) -> int:

@@ -334,7 +334,33 @@ class _Settings(_SpecialTokens):
 def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
     from tokenizers import Tokenizer  # noqa: PLC0415 - optional
 
-    template = _template_of(folder)
+    # A chat template in a file of its own goes before one in the settings; it may name the special
+    # tokens of tokenizer_config.json, or else of special_tokens_map.json.
+    settings, named = _Settings(), _SpecialTokens()
+    source: str | list[_Named] | None = None
+    if (folder / SPECIAL_TOKENS).is_file():
+        with about(folder / SPECIAL_TOKENS):
+            named = read_json(folder / SPECIAL_TOKENS, _SpecialTokens)
+    if (folder / SETTINGS).is_file():
+        with about(folder / SETTINGS):
+            settings = read_json(folder / SETTINGS, _Settings)
+            source = settings.chat_template
+            if isinstance(source, list):
+                source = next((one.template for one in source if one.name == "default"), None)
+    place, template = folder / SETTINGS, None
+    if (folder / TEMPLATE).is_file():
+        place = folder / TEMPLATE
+        with about(place):
+            source = read_file(place).decode()
+    if isinstance(source, str):
+        tokens = {name: getattr(settings, name) or text for name, text in asdict(named).items()}
+        texts = {
+            name: text if isinstance(text, str) else text.content
+            for name, text in tokens.items()
+            if text is not None
+        }
+        with about(place):
+            template = ChatTemplate(source, texts)
     with about(folder / TOKENIZER):
         text = read_file(folder / TOKENIZER)
         bytes_of = decoding_of(text)
@@ -365,41 +391,6 @@ def decoding_of(text: bytes | str) -> Callable[[str], bytes]:
             f"a tokenizer decoded by {said} is not supported, known: {', '.join(DECODERS)}"
         )
     return DECODERS[found]
-
-
-def _template_of(folder: Path) -> ChatTemplate | None:
-    """Return the chat template that is there, a file of its own before one in the settings.
-
-    It may name the special tokens of tokenizer_config.json, or else of special_tokens_map.json.
-    """
-    settings, named = _Settings(), _SpecialTokens()
-    source: str | list[_Named] | None = None
-    if (folder / SPECIAL_TOKENS).is_file():
-        with about(folder / SPECIAL_TOKENS):
-            named = read_json(folder / SPECIAL_TOKENS, _SpecialTokens)
-    if (folder / SETTINGS).is_file():
-        with about(folder / SETTINGS):
-            settings = read_json(folder / SETTINGS, _Settings)
-            source = settings.chat_template
-            if isinstance(source, list):
-                source = next((one.template for one in source if one.name == "default"), None)
-    place = folder / SETTINGS
-    if (folder / TEMPLATE).is_file():
-        place = folder / TEMPLATE
-        with about(place):
-            source = read_file(place).decode()
-    if not isinstance(source, str):
-        return None
-    tokens = {name: getattr(settings, name) or text for name, text in asdict(named).items()}
-    with about(place):
-        return ChatTemplate(
-            source,
-            {
-                name: text if isinstance(text, str) else text.content
-                for name, text in tokens.items()
-                if text is not None
-            },
-        )
 
 
 # Makes the tokenizer that a GGUF file describes in its metadata.
