@@ -285,15 +285,6 @@ class TransformerConfig(Struct, frozen=True):
             raise BatchdecodeError(f"EOS is {beyond[0]}, and the vocabulary ends before it")
 
 
-def head_dim_of(hidden_size: int, num_heads: int) -> int:
-    if hidden_size % num_heads:
-        raise BatchdecodeError(
-            f"hidden_size {hidden_size} does not divide into {num_heads} heads, "
-            "and no head_dim is given"
-        )
-    return hidden_size // num_heads
-
-
 # Hugging Face's config.json, as transformers 4 and 5 write it.
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -474,6 +465,11 @@ def config_of(architecture: Architecture, mapping: Mapping[str, Any]) -> Transfo
             normalises=fields.norm_topk_prob or False,
             shared_intermediate_size=fields.shared_expert_intermediate_size if is_next else None,
         )
+    if fields.head_dim is None and fields.hidden_size % fields.num_attention_heads:
+        raise BatchdecodeError(
+            f"hidden_size {fields.hidden_size} does not divide into {fields.num_attention_heads} "
+            "heads, and no head_dim is given"
+        )
     has_window = SLIDING in kinds and fields.sliding_window is not None
     scalar = fields.query_pre_attn_scalar
     return TransformerConfig(
@@ -483,7 +479,7 @@ def config_of(architecture: Architecture, mapping: Mapping[str, Any]) -> Transfo
         hidden_size=fields.hidden_size,
         num_heads=fields.num_attention_heads,
         num_kv_heads=fields.num_key_value_heads or fields.num_attention_heads,
-        head_dim=fields.head_dim or head_dim_of(fields.hidden_size, fields.num_attention_heads),
+        head_dim=fields.head_dim or fields.hidden_size // fields.num_attention_heads,
         intermediate_size=fields.intermediate_size,
         rms_norm_eps=fields.rms_norm_eps,
         max_position_embeddings=fields.max_position_embeddings,

@@ -31,7 +31,6 @@ from batcher.errors import BatchdecodeError, EncodingError
 from batcher.foreign import RaisedError
 from batcher.models.base import join_bytes
 from batcher.models.checkpoints import load_transformer
-from batcher.models.tokenizers import checked_tokenizer
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.config import TransformerSettings
 from batcher.transformer.tokenizer import (
@@ -93,13 +92,6 @@ def tokenizer():
 @given(st.text())
 def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer, text):
     assert join_bytes(tokenizer.encode(text), tokenizer.token_bytes) == text.encode()
-
-
-def test_every_token_has_its_bytes():
-    tokenizer = from_metadata()
-    assert tokenizer.token_bytes[:2] == [b"", b""]
-    assert tokenizer.token_bytes[2:258] == [bytes([byte]) for byte in range(256)]
-    assert tokenizer.token_bytes[258:] == [b" t", b"he", b" the", b"<think>"]
 
 
 def test_a_special_token_in_a_text_is_text():
@@ -188,14 +180,6 @@ def test_a_byte_that_no_token_stands_for_is_an_error_and_not_dropped():
     for encode in (tokenizer.encode, tokenizer.encode_with_special):
         with pytest.raises(EncodingError, match="no token for the byte 0x04"):
             encode("a\4b")
-
-
-def test_tokenizers_of_the_engine_are_these(tmp_path):
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf"))
-    checked = checked_tokenizer(checkpoint.tokenizer, checkpoint.config.vocab_size)
-    assert join_bytes(checked.encode("the 12"), checked.token_bytes) == b"the 12"
-    with pytest.raises(EncodingError, match="TypeError"):
-        checked.encode("\ud800")
 
 
 @pytest.mark.parametrize(
