@@ -1,6 +1,6 @@
 """What fails, fails alone, with those that were to go on from what it has not computed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -17,7 +17,6 @@ from batcher.engine import Engine
 from batcher.errors import ModelError, RequestError
 from batcher.models.base import Batch
 from batcher.models.callables import CallableModel
-from batcher.models.simulated import SimulatedSettings
 from batcher.settings import SchedulingSettings
 
 
@@ -33,26 +32,30 @@ def test_what_needs_more_slots_than_there_are_is_refused(more: dict[str, Any], f
     assert (problem.code, problem.field) == ("too-few-slots", field)
 
 
-class Faulty(SimulatedModel):
-    """A model whose logits in some slot are of no use in its third call."""
+class Altered(SimulatedModel):
+    """A model of which one call, the third unless told otherwise, comes to something else."""
 
-    def __init__(self, fault: float, slot: int) -> None:
-        super().__init__(SimulatedSettings())
-        self._fault, self._slot, self._num_calls = fault, slot, 0
+    def __init__(
+        self, alter: Callable[[Batch, ModelOutput], ModelOutput | None], call: int = 3
+    ) -> None:
+        super().__init__()
+        self._alter, self._num_left = alter, call
 
     def forward(self, batch: Batch) -> ModelOutput:
         output = super().forward(batch)
-        self._num_calls += 1
-        if self._num_calls == 3 and output.logits is not None:
-            output.logits[batch.logit_slots.tolist().index(self._slot)] = self._fault
-        return output
+        self._num_left -= 1
+        return (not self._num_left and self._alter(batch, output)) or output
 
 
 @pytest.mark.parametrize("fault", [np.nan, -np.inf, np.inf])
 def test_logits_of_no_use_fail_their_request_alone_with_the_step(fault: float) -> None:
     requests = [fields(id=name, temperature=1.0, ignore_eos=True) for name in "abc"]
+
+    def faulty(batch: Batch, output: ModelOutput) -> None:
+        output.logits[batch.logit_slots.tolist().index(1)] = fault
+
     good = {result.id: result for result in run(requests).results}
-    results = {result.id: result for result in run(requests, model=Faulty(fault, 1)).results}
+    results = {result.id: result for result in run(requests, model=Altered(faulty)).results}
     assert results["a"] == good["a"]
     assert results["c"] == good["c"]
     error = results["b"].error
@@ -75,16 +78,11 @@ def test_a_beam_at_a_dead_end_is_no_failure_of_the_others() -> None:
     assert (result.text, result.finish_reason) == ("xyz", "stop")
 
 
-class Interrupted(SimulatedModel):
-    """A model that fails all rows of its first call."""
-
-    def forward(self, batch: Batch) -> ModelOutput:
-        output = super().forward(batch)
+def test_tokens_forced_before_a_failure_are_streamed() -> None:
+    def interrupted(batch: Batch, output: ModelOutput) -> ModelOutput:
         return ModelOutput(output.tokens, dict.fromkeys(batch.slots.tolist(), "no"), output.logits)
 
-
-def test_tokens_forced_before_a_failure_are_streamed() -> None:
-    done = run([fields(regex="abcdef[0-9]")], model=Interrupted())
+    done = run([fields(regex="abcdef[0-9]")], model=Altered(interrupted, 1))
     [result] = done.results
     assert (result.text, result.finish_reason) == ("abcdef", "error")
     assert "".join(event.text for event in done.tokens) == "abcdef"
@@ -123,20 +121,14 @@ def test_an_output_that_breaks_its_constraint_is_an_error(monkeypatch: pytest.Mo
     assert result.finish_reason == "error"
 
 
-class Breaking(SimulatedModel):
-    """A model that fails one slot in its third call, in which it gives every row an EOS."""
+def breaking(slot: int) -> Altered:
+    """Return a model that fails one slot in a call in which it gives every row an EOS."""
 
-    def __init__(self, slot: int = 0) -> None:
-        super().__init__()
-        self._slot, self._num_calls = slot, 0
+    def broken(_: Batch, output: ModelOutput) -> ModelOutput:
+        output.tokens[:] = 0
+        return ModelOutput(output.tokens, {slot: "no more"}, output.logits)
 
-    def forward(self, batch: Batch) -> ModelOutput:
-        output = super().forward(batch)
-        self._num_calls += 1
-        if self._num_calls != 3:
-            return output
-        output.tokens[:] = self.eos_token_id
-        return ModelOutput(output.tokens, {self._slot: "no more"}, output.logits)
+    return Altered(broken)
 
 
 @pytest.mark.parametrize("slot", [0, 1])
@@ -144,7 +136,7 @@ class Breaking(SimulatedModel):
     "more", [{"num_beams": 2, "n": 2}, {"cfg_scale": 2.0, "negative_prompt": "x"}]
 )
 def test_what_a_model_fails_in_a_partner_fails_its_sample(more: dict[str, Any], slot: int) -> None:
-    *results, beside = run([fields(**more), fields(id="b")], 3, model=Breaking(slot)).results
+    *results, beside = run([fields(**more), fields(id="b")], 3, model=breaking(slot)).results
     errors = [result.error and result.error.message for result in results]
     assert errors == ["step 2: no more"] * len(results)
     assert (len(results), beside.finish_reason) == (more.get("n", 1), "stop")
@@ -152,7 +144,7 @@ def test_what_a_model_fails_in_a_partner_fails_its_sample(more: dict[str, Any], 
 
 @pytest.mark.parametrize("more", [{}, {"regex": "[a-z ]*"}, {"temperature": 1.0}])
 def test_a_failed_row_is_told_no_token_for_the_step_that_failed(more: dict[str, Any]) -> None:
-    done = run([fields(**more), fields(id="b")], model=Breaking())
+    done = run([fields(**more), fields(id="b")], model=breaking(0))
     told = [(event.step, event.tokens) for event in done.tokens if event.id == "a" and event.tokens]
     assert told == [(step, [token]) for step, token in enumerate(done.results[0].tokens)]
     assert len(told) == 2
