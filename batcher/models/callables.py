@@ -8,7 +8,7 @@ end when the object that started them is gone.
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
@@ -294,8 +294,9 @@ GRACE = 0.3  # seconds
 class Calls:
     """Calls of other people's functions, at most `settings.max_concurrency` at once.
 
-    A plain function is called in a thread, so it has to be safe for that; a coroutine function in
-    an event loop, always the same, which it must not block.
+    A plain function is called in a thread that no other call holds, so it has to be safe for that;
+    threads are used again.  A coroutine function is called in an event loop in a thread of its own,
+    always the same, which it must not block.
 
     waiting: entered while calls are in flight; what breaks it off cancels them.
     """
@@ -303,9 +304,20 @@ class Calls:
     def __init__(self, settings: CallSettings) -> None:
         self.waiting: Waiting = nullcontext
         self.settings = settings
-        self.workers = Workers()
         self.permits = asyncio.Semaphore(settings.max_concurrency)
-        self._loop = BackgroundLoop()
+        self._jobs: SimpleQueue[tuple[Future[Any], Function, Arguments] | None] = SimpleQueue()
+        self._num_idle = Semaphore(0)  # of the threads
+        self._loop = loop = asyncio.new_event_loop()
+        is_over = Event()
+        work = (loop, is_over)
+        Thread(target=_run_until_over, args=work, name="batcher-loop", daemon=True).start()
+
+        def end() -> None:
+            is_over.set()
+            loop.stop()
+
+        weakref.finalize(self, loop.call_soon_threadsafe, end).atexit = False  # all are daemons
+        weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def run(
         self, function: Function, arguments: Sequence[Arguments], read: Callable[[Any], T]
@@ -319,9 +331,17 @@ class Calls:
         async def answers() -> list[T | CallFailure]:
             return await asyncio.gather(*[self._answer(function, each, read) for each in arguments])
 
+        future = asyncio.run_coroutine_threadsafe(answers(), self._loop)
         try:
-            return self._loop.run(answers(), self.waiting)
-        except CancelledError:  # nobody here does that: a call did it to all tasks of the loop
+            with self.waiting():
+                return future.result()
+        except BaseException as error:
+            if future.cancel():  # it was interrupted
+                with suppress(TimeoutError):  # a moment for it to put its things in order
+                    asyncio.run_coroutine_threadsafe(_others_end(), self._loop).result(2 * GRACE)
+            if not isinstance(error, CancelledError):
+                raise
+            # nobody here does that: a call did it to all tasks of the loop
             failure = CallFailure("was cancelled from within", is_worth_retry=False)
             return [failure for _ in arguments]
 
@@ -377,61 +397,15 @@ class Calls:
             if iscoroutinefunction(function):
                 with child_ends_here():
                     return await function(*copies)
-            answer = await asyncio.wrap_future(self.workers.submit(function, copies))
+            future: Future[Any] = Future()
+            if not self._num_idle.acquire(blocking=False):
+                work = (self._jobs, self._num_idle)
+                Thread(target=_work, args=work, name="batcher-worker", daemon=True).start()
+            self._jobs.put((future, function, copies))
+            answer = await asyncio.wrap_future(future)
             return await answer if isawaitable(answer) else answer
         except BaseException as error:  # noqa: BLE001 - it must not end the loop
             return failure_of(error)
-
-
-class BackgroundLoop:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = loop = asyncio.new_event_loop()
-        is_over = Event()
-        work = (loop, is_over)
-        Thread(target=_run_until_over, args=work, name="batcher-loop", daemon=True).start()
-
-        def end() -> None:
-            is_over.set()
-            loop.stop()
-
-        stop = weakref.finalize(self, loop.call_soon_threadsafe, end)
-        stop.atexit = False  # the thread is a daemon
-
-    def run(self, coroutine: Coroutine[Any, Any, T], waiting: Waiting = nullcontext) -> T:
-        """Return what `coroutine` returns; if this is interrupted, it is cancelled.
-
-        waiting: entered meanwhile.
-        """
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            with waiting():
-                return future.result()
-        except BaseException:
-            if future.cancel():
-                with suppress(TimeoutError):  # a moment for it to put its things in order
-                    asyncio.run_coroutine_threadsafe(_others_end(), self._loop).result(2 * GRACE)
-            raise
-
-
-class Workers:
-    """Runs each call in a thread that no other call holds; threads are used again."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Future[Any], Function, Arguments] | None] = SimpleQueue()
-        self._num_idle = Semaphore(0)
-        stop = weakref.finalize(self, self._jobs.put, None)
-        stop.atexit = False  # the threads are daemons
-
-    def submit(self, function: Function, arguments: Arguments) -> Future[Any]:
-        """Return the answer of a call that starts now, or a CallFailure."""
-        future: Future[Any] = Future()
-        if not self._num_idle.acquire(blocking=False):
-            work = (self._jobs, self._num_idle)
-            Thread(target=_work, args=work, name="batcher-worker", daemon=True).start()
-        self._jobs.put((future, function, arguments))
-        return future
 
 
 async def _others_end() -> None:
