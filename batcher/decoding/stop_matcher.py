@@ -476,7 +476,8 @@ class TextStream:
         if self._num_endless:
             self._endless = StopReader(automaton.endless, tokenizer.token_bytes)
         self._progress: StopProgress | None = StopProgress(skip=skip)
-        self._characters = _Characters()
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._has_told_bad = False  # the decoder has yet to yield a bad character told already
         self._held = b""
         self._state = self._segment = 0
 
@@ -500,15 +501,27 @@ class TextStream:
             return told
         num_certain = max(begin, len(text) - self._num_in_doubt(self._progress))
         self._held = text[num_certain:]
-        told += self._piece(self._characters.push(text[begin:num_certain], self._held))
-        return told
+        return told + self._piece(text[begin:num_certain], is_final=False)
 
     def finish(self) -> list[TextPiece]:
         """Return the text that was kept back, when nothing more is generated."""
         text, self._held = self._held, b""
-        return self._piece(self._characters.push(text, b"") + self._characters.finish())
+        return self._piece(text, is_final=True)
 
-    def _piece(self, text: str) -> list[TextPiece]:
+    def _piece(self, certain: bytes, *, is_final: bool) -> list[TextPiece]:
+        """Return the characters of `certain`, as decoding all text at once would replace bad ones.
+
+        is_final: whether a new text begins after it.
+        """
+        text = self._decoder.decode(certain, is_final)
+        if self._has_told_bad and text:
+            self._has_told_bad, text = False, text[1:]
+        begun, _ = self._decoder.getstate()
+        if begun and self._held and not self._has_told_bad:
+            going_on = getincrementaldecoder("utf-8")("replace").decode(begun + self._held)
+            if going_on.startswith(BAD_CHARACTER):  # it is bad whether the held text follows or not
+                self._has_told_bad = True
+                text += BAD_CHARACTER
         state = self._names[self._state] if self._names else None
         return [TextPiece(state, text, self._segment)] if text else []
 
@@ -548,32 +561,3 @@ def _num_cut(
             raise InvariantError("the end of the automaton without a match")
         progress, position = then, position + len(text)
     return 0
-
-
-class _Characters:
-    """Decodes UTF-8 that comes in parts, as all of it at once with errors="replace"."""
-
-    def __init__(self) -> None:
-        self._decoder = getincrementaldecoder("utf-8")("replace")
-        self._has_told_bad = False  # the decoder has yet to yield a bad character told already
-
-    def push(self, certain: bytes, held: bytes) -> str:
-        """Return the characters of `certain`, whether or not `held` follows it."""
-        text = self._untold(self._decoder.decode(certain))
-        begun, _ = self._decoder.getstate()
-        if begun and held and not self._has_told_bad:
-            going_on = getincrementaldecoder("utf-8")("replace").decode(begun + held)
-            if going_on.startswith(BAD_CHARACTER):  # it is bad either way
-                self._has_told_bad = True
-                text += BAD_CHARACTER
-        return text
-
-    def finish(self) -> str:
-        """Return what is left at the end; a new text may begin after it."""
-        return self._untold(self._decoder.decode(b"", final=True))
-
-    def _untold(self, text: str) -> str:
-        if self._has_told_bad and text:
-            self._has_told_bad = False
-            return text[1:]
-        return text
