@@ -215,10 +215,20 @@ def _run_lines(run: PageRun, words: StoryWords) -> Iterator[bytes]:
     it arrived and ended.  waits: what they waited for.  rejects: the lines that were no requests.
     slots, waiting, tokens, blocks: numbers of steps, from `step` on.  times: when steps began.
     """
-    timeline = run.timeline
+    timeline, of_run = run.timeline, run.timeline.run
+    requests, outputs = timeline.num_requests, timeline.num_outputs
+    counts = {"request": requests, "output": outputs, "step": timeline.num_steps}
+    counts["slot"] = of_run.batch
+    if outputs == requests:
+        del counts["output"]
+    parts = [f"{number:,} {what}{'s' * (number != 1)}" for what, number in counts.items()]
+    parts += [
+        f"worker replaced before step {restart.step:,} ({restart.reason})"
+        for restart in timeline.restarts
+    ]
     facts = {
         "name": run.name,
-        "headline": _headline(timeline),
+        "headline": ", ".join([*parts, of_run.policy, of_run.model]),
         "num_steps": timeline.num_steps,
         "num_slots": timeline.num_slots,
         "first_slot": timeline.slots.start,
@@ -226,9 +236,29 @@ def _run_lines(run: PageRun, words: StoryWords) -> Iterator[bytes]:
         "outcomes": OUTCOMES,
     }
     yield _encoder.encode(("run", facts)) + b"\n"
-    yield from _table("spans", _SPANS, _span_rows(timeline))
+    spans = (
+        (
+            span.start,
+            span.end - span.start,
+            span.slot - timeline.slots.start,  # those of a worker are from 0
+            owner,
+            OUTCOMES.index(span.outcome or ""),
+            int(span.resumed),
+            span.prefill,
+            span.cached,
+        )
+        for span, owner in zip(timeline.spans, timeline.owners, strict=True)
+    )
+    columns = ("+start", "steps", "slot", "+sequence", "outcome", "resumed", "prefill", "cached")
+    yield from _table("spans", columns, spans)
     yield from _table("sequences", _SEQUENCES, _sequence_rows(timeline, words))
-    yield from _table("waits", _WAITS, _wait_rows(timeline, words))
+    # A stretch is as long as the reason is the same, so it does not say what held the slots.
+    anyone = story_of(timeline, RequestTimeline("", 0, "sample", worker=timeline.worker), [])
+    whys = ((part, words.wait(replace(part, by=()), anyone)) for part in waits_of(timeline))
+    waits = (
+        (part.start, part.end, why.removeprefix(f"behind {part.behind} ")) for part, why in whys
+    )
+    yield from _table("waits", ("+start", "+end", "why"), waits)
     rejects = ((event.id, words.reject(event)) for event in timeline.rejects)
     yield from _table("rejects", ("id", "story"), rejects)
     figures = timeline.figures
@@ -257,37 +287,6 @@ def _time_rows(timeline: Timeline) -> Iterator[tuple[int, float, float | None]]:
             yield step, before, None if start == before else start
 
 
-def _headline(timeline: Timeline) -> str:
-    run, requests, outputs = timeline.run, timeline.num_requests, timeline.num_outputs
-    counts = {"request": requests, "output": outputs, "step": timeline.num_steps, "slot": run.batch}
-    if outputs == requests:
-        del counts["output"]
-    parts = [f"{number:,} {what}{'s' * (number != 1)}" for what, number in counts.items()]
-    parts += [
-        f"worker replaced before step {restart.step:,} ({restart.reason})"
-        for restart in timeline.restarts
-    ]
-    return ", ".join([*parts, run.policy, run.model])
-
-
-_SPANS = ("+start", "steps", "slot", "+sequence", "outcome", "resumed", "prefill", "cached")
-
-
-def _span_rows(timeline: PageTimeline) -> Iterator[tuple[int, ...]]:
-    """Yield the spans; the slots are those of the worker, from 0."""
-    for span, owner in zip(timeline.spans, timeline.owners, strict=True):
-        yield (
-            span.start,
-            span.end - span.start,
-            span.slot - timeline.slots.start,
-            owner,
-            OUTCOMES.index(span.outcome or ""),
-            int(span.resumed),
-            span.prefill,
-            span.cached,
-        )
-
-
 _SEQUENCES = ("id", "label", "+leader", "+arrived", "+end", "reason", "story")
 
 
@@ -311,20 +310,6 @@ def _sequence_rows(timeline: PageTimeline, words: StoryWords) -> Iterator[tuple[
             OUTCOMES.index(reason),
             lines,
         )
-
-
-_WAITS = ("+start", "+end", "why")
-
-
-def _wait_rows(timeline: PageTimeline, words: StoryWords) -> Iterator[tuple[Any, ...]]:
-    """Yield what those that wait wait for, stretch by stretch.
-
-    A stretch is as long as the reason is the same, so it does not say what held the slots.
-    """
-    anyone = story_of(timeline, RequestTimeline("", 0, "sample", worker=timeline.worker), [])
-    for part in waits_of(timeline):
-        why = words.wait(replace(part, by=()), anyone)
-        yield part.start, part.end, why.removeprefix(f"behind {part.behind} ")
 
 
 def _changes(series: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
