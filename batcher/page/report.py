@@ -46,9 +46,27 @@ def render_report(
     """
     numbers = msgspec.to_builtins(summary)
     unit = unit_of(summary, is_timed=bool(run.step_time))
-    spreads, lists, others = _sorted_out(numbers)
+    spreads: dict[str, dict[str, Any]] = {}  # distributions by their paths
+    lists: dict[str, list[dict[str, Any]]] = {}  # records, the same
+    others: dict[str, list[tuple[str, Any]]] = {"": []}  # by sections, with their paths
+
+    def sort(path: str, value: dict[str, Any]) -> None:
+        for key, inner in value.items():
+            place = f"{path}.{key}" if path else key
+            if isinstance(inner, dict) and inner.keys() >= set(_SPREAD):
+                spreads[place] = inner
+            elif isinstance(inner, dict):
+                sort(place, inner)
+            elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
+                lists[place] = inner
+            else:
+                others.setdefault(path, []).append((place, inner))
+
+    sort("", numbers)
     sections = {path: _table(rows, path, unit) for path, rows in others.items() if path != "idle"}
-    sections |= {path: _records(path, records) for path, records in lists.items()}
+    for path, records in lists.items():
+        numbered = [(str(n), f"{path}.{n}", record) for n, record in enumerate(records)]
+        sections[path] = _grid([_words(title) for title in records[0]], numbered)
     tables = "".join(
         _section(_TITLES.get(path) or _words(path).capitalize(), content)
         for path, content in sections.items()
@@ -110,35 +128,6 @@ def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in single.items())
 
 
-def _sorted_out(
-    numbers: dict[str, Any],
-) -> tuple[
-    dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]], dict[str, list[tuple[str, Any]]]
-]:
-    """Return distributions and lists of records by their paths, and all other values by sections.
-
-    The last have their paths with them.
-    """
-    spreads: dict[str, dict[str, Any]] = {}
-    lists: dict[str, list[dict[str, Any]]] = {}
-    others: dict[str, list[tuple[str, Any]]] = {"": []}
-
-    def sort(path: str, value: dict[str, Any]) -> None:
-        for key, inner in value.items():
-            name = f"{path}.{key}" if path else key
-            if isinstance(inner, dict) and inner.keys() >= set(_SPREAD):
-                spreads[name] = inner
-            elif isinstance(inner, dict):
-                sort(name, inner)
-            elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
-                lists[name] = inner
-            else:
-                others.setdefault(path, []).append((name, inner))
-
-    sort("", numbers)
-    return spreads, lists, others
-
-
 def _section(title: str, content: str) -> str:
     return f"<section><h2>{html.escape(title)}</h2>{content}</section>\n" if content else ""
 
@@ -160,11 +149,6 @@ def _table(rows: Iterable[tuple[str, Any]], within: str, unit: str) -> str:
             name = _shown(_words(path.removeprefix(f"{within}.")))
             cells.append(f'<tr><th scope="row">{name}</th>{_cell(path, value, found)}</tr>')
     return f"<table>{''.join(cells)}</table>" if cells else ""
-
-
-def _records(path: str, records: list[dict[str, Any]]) -> str:
-    rows = [(str(n), f"{path}.{n}", record) for n, record in enumerate(records)]
-    return _grid([_words(name) for name in records[0]], rows)
 
 
 def _grid(titles: Iterable[str], rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
