@@ -28,7 +28,6 @@ from batcher.request import NOTHING_UNREAD, Request, Unread
 from batcher.requests.lines import BadLine, ParsedLine
 from batcher.requests.results import decode_result_line
 from batcher.trace.run import RequestFold, is_follower
-from cli.run.input import IdRegistry
 
 from ..errors import WriteError
 from ..screen.progress import open_view
@@ -40,6 +39,7 @@ from .input import (
     BLOCK_LINES,
     Block,
     Duplicates,
+    IdRegistry,
     InputError,
     LineArrivals,
     OpenInput,
