@@ -96,17 +96,12 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _path_of_half(schema: Any) -> tuple[str | int, ...]:
-    path: list[str | int] = []
-    value: Any = schema
-    while isinstance(value, dict | list | tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        faulty = next((key for key, item in items if not _is_text(canonical_json(item))), None)
-        if faulty is None:  # a key of this object itself
-            break
-        path.append(faulty)
-        value = value[faulty]
-    return tuple(path)
+def _path_of_half(value: Any) -> Path:
+    items: Any = enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in value.items() if isinstance(value, dict) else items:
+        if not _is_text(canonical_json(item)):
+            return (key, *_path_of_half(item))
+    return ()  # a text, or a key of this object itself
 
 
 # From GBNF, the grammars of llama.cpp, to the Lark of llguidance, language for language.

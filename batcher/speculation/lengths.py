@@ -19,11 +19,6 @@ from msgspec import Struct
 
 from batcher.events import SpeculateReason
 
-StepSeconds = Callable[[int, int], float]
-"""From the rows and all tokens of a step to how long it takes."""
-DraftSeconds = Callable[[int], float]
-"""From a number of rows to how long it takes to draft one more token of each."""
-
 PROBE_SHARE = 0.02  # of the time, for drafts that are not worth it as far as is known
 _REVIEW_STEPS = 8  # after so many at most it is found anew which drafts are worth their time
 _MEMORY = 0.97  # what is left of what a row has shown after another step with drafts
@@ -52,13 +47,16 @@ class AutoLengths:
     Rows without drafts would teach nothing, and the cost of a longer step is known only after one.
     So rows are given twice as many now and then, in turn, as often as PROBE_SHARE of the time pays
     for it.
+
+    step_seconds: of a step of so many rows, and tokens in all.
+    draft_seconds: of one more draft of each of so many rows.
     """
 
     def __init__(
         self,
         max_drafts: int,
-        step_seconds: StepSeconds,
-        draft_seconds: DraftSeconds = lambda _num_rows: 0.0,
+        step_seconds: Callable[[int, int], float],
+        draft_seconds: Callable[[int], float] = lambda _num_rows: 0.0,
     ) -> None:
         self._max_drafts = max_drafts
         self._step_seconds, self._draft_seconds = step_seconds, draft_seconds
