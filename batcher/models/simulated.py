@@ -309,6 +309,8 @@ class SimulatedModel:
         pages, chunks, draft_logits = self._pages, batch.chunks, None
         if pages is not None:
             does_yield = pages.load(batch, self._tokens, self._hashes)
+            if not chunks:
+                return self._output, does_yield
             if pages.drafts is not None:
                 draft_logits = self._logits_at(*pages.drafts)
         chunk_logits = {
@@ -504,8 +506,9 @@ class PagedHashes:
         for chunk in batch.chunks:
             slot, token_ids, start = chunk.slot, chunk.token_ids, chunk.start
             before = self.hash_before(chunk, pages) if start else self._begin_hash
-            num_known = len(token_ids) - chunk.num_drafts
-            hashes = hashes_after(before, token_ids[:num_known])
+            num_drafts, num_tokens = chunk.num_drafts, len(token_ids)
+            num_known = num_tokens - num_drafts
+            hashes = hashes_after(before, token_ids[:num_known] if num_drafts else token_ids)
             if batch.holds(slot):
                 if token_ids:
                     tokens[slot] = token_ids[num_known - 1]
@@ -514,7 +517,7 @@ class PagedHashes:
                     self._stride_of[slot] = 1
                 else:
                     tokens[slot], entered[slot] = BEGIN_TOKEN_ID, self._seed_hash
-            if chunk.num_drafts:  # each is hashed behind those on its way alone
+            if num_drafts:  # each is hashed behind those on its way alone
                 after = [hashes.item(num_known - 1)]
                 drafts = token_ids[num_known:]
                 for token_id, parent in zip(drafts, draft_parents(chunk), strict=True):
@@ -524,13 +527,12 @@ class PagedHashes:
                 draft_hashes += after[1:]
                 hashes = np.append(hashes, np.array(after[1:], np.uint64))
             size, table, view, own = pages.block_size, pages.tables[slot], self._view, hashes.data
-            begin, num_tokens = 0, len(token_ids)
-            while begin < num_tokens:
-                place, offset = divmod(start + begin, size)
+            begin, offset = 0, start % size
+            for block in table[start // size : -(-(start + num_tokens) // size)]:
                 end = min(begin + size - offset, num_tokens)
-                cell = NUM_FIXED + table[place] * size + offset
+                cell = NUM_FIXED + block * size + offset
                 view[cell : cell + end - begin] = own[begin:end]
-                begin = end
+                begin, offset = end, 0
             if self._tokens is not None:
                 places = range(start, start + num_tokens)
                 self._tokens[[cell_of(pages, slot, place) for place in places]] = token_ids
