@@ -217,11 +217,12 @@ def run(
     elif given_up_by is not None:
         max_missed = (1 - given_up_by.asked) * num_samples + 1
     num_seen = num_missed = 0
+    running: Fleet | None = None
 
     def on_ended(num_ended: int) -> None:
         nonlocal num_seen, num_missed
         on_part(min(num_ended / num_samples, 1.0))
-        if num_ended - num_seen > CHECKED_AT_ONCE and max_missed < inf:
+        if num_ended - num_seen > CHECKED_AT_ONCE and running is not None and max_missed < inf:
             times = running.columns.since(num_seen)
             num_seen += len(times.arrival)
             num_missed += len(times.arrival) - times.goodput(limits, 0, 0.0).good

@@ -297,6 +297,9 @@ FLEET = Deployment(
 @pytest.mark.parametrize("limit", ["e2e=0.2", "e2e=1ms"])
 def test_what_is_given_up_changes_nothing_but_its_trial(monkeypatch, limit):
     monkeypatch.setattr("batcher.planning.measure.CHECKED_AT_ONCE", 8)
+    of_file = question_of(*[(0, 1, 5)] * 40, slo=parse_slo(limit), asked=0.9)
+    alone = replace(FLEET, replicas=1)  # which is simulated to its end
+    assert find_plan(of_file, alone, "batch", has_all_trials=False).trials[0].share is not None
     question = Question(STREAMED, parse_slo(limit), 0.9)
     whole, quick = (
         find_plan(question, FLEET, "replicas", has_all_trials=has_all) for has_all in (True, False)
