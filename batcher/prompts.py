@@ -7,8 +7,8 @@ size of the vocabulary, and on nothing else: equal segments share cached blocks.
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import takewhile
-from struct import pack
+from itertools import chain, takewhile
+from struct import calcsize, pack
 from typing import TypeGuard
 
 import numpy as np
@@ -245,48 +245,30 @@ def _encode(text: str, path: tuple[str | int, ...], request_id: str, model: Mode
         raise RequestError(request_id, [not_encoded(path, error)]) from error
 
 
-class BlockContents(Struct, gc=False):
-    """Iterates over the tokens start..stop of a prompt and what follows it, `size` by `size`.
+def block_contents(
+    prompt: Prompt, output: Tokens, start: int, stop: int, size: int, typecode: str
+) -> Iterator[bytes]:
+    """Return the tokens start..stop of a prompt and what follows it as bytes, `size` by `size`.
 
-    What is drawn for them is not kept in the prompt, so that a request which waits takes no more
-    memory after somebody has looked for it.
+    A long prompt is read piece by piece, and what is drawn of it for that is not kept.
 
     output: of what follows the prompt, the tokens that are among them.
-    typecode: of tokens in its items.
-    drawn: of a long prompt, where the tokens that were drawn last begin, and these.
+    typecode: of tokens in an item.
     """
-
-    prompt: Prompt
-    output: Tokens
-    start: int
-    stop: int
-    size: int
-    typecode: str
-    drawn: tuple[int, Tokens] = (0, [])
-
-    def __iter__(self) -> "BlockContents":
-        return self
-
-    def __next__(self) -> bytes:
-        start = self.start
-        if start >= self.stop:
-            raise StopIteration
-        self.start = stop = min(start + self.size, self.stop)
-        drawn = self.prompt.drawn
-        if isinstance(drawn, list) and stop <= len(drawn):
-            return pack(f"{stop - start}{self.typecode}", *drawn[start:stop])
-        num_prompt = self.prompt.num_tokens
-        tokens = [*self._draw(start, min(stop, num_prompt))] if start < num_prompt else []
-        if stop > num_prompt:
-            first = self.stop - len(self.output)  # the place of the first of the output
-            tokens += self.output[max(start, num_prompt) - first : stop - first]
-        return pack(f"{stop - start}{self.typecode}", *tokens)
-
-    def _draw(self, start: int, stop: int) -> Tokens:
-        """Return tokens of the prompt; more and more are drawn at once, as most ask for few."""
-        first, drawn = self.drawn
-        if stop > first + len(drawn):
-            width = min(2 * len(drawn), MANY)
-            first, drawn = start, self.prompt.read(start, max(start + width, stop))
-            self.drawn = first, drawn
-        return drawn[start - first : stop - first]
+    end, most = stop - len(output), max(MANY // size, 1) * size
+    if stop - start > most:
+        return chain.from_iterable(
+            block_contents(
+                prompt,
+                output[max(first - end, 0) : max(first + most - end, 0)],
+                first,
+                min(first + most, stop),
+                size,
+                typecode,
+            )
+            for first in range(start, stop, most)
+        )
+    tokens = prompt.read(start, end) if start < end else NO_TOKENS
+    data = pack(f"{stop - start}{typecode}", *tokens, *output)
+    width = size * calcsize(typecode)
+    return iter([data[place : place + width] for place in range(0, len(data), width)])

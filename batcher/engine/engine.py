@@ -58,7 +58,7 @@ from batcher.models.base import (
 )
 from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.tokenizers import CheckedTokenizer
-from batcher.prompts import BlockContents, count_tokens
+from batcher.prompts import block_contents, count_tokens
 from batcher.request import Request
 from batcher.requests.validation import ModelCapabilities, checked_copy
 from batcher.result import ErrorInfo, FinishReason, Result, Segment, StepTimes, Usage
@@ -725,7 +725,7 @@ class Engine:
                 output = self._runner.read(row.slot, begin, stop - num_prompt)
             else:
                 output = row.generated[begin : stop - num_prompt]
-        return BlockContents(row.prompt, output, start, stop, size, self._typecode)
+        return block_contents(row.prompt, output, start, stop, size, self._typecode)
 
     # -- what a driver looks at ------------------------------------------------------------------
 

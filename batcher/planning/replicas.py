@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import cached_property
 from heapq import heappop, heappush, merge
@@ -33,8 +33,8 @@ from batcher.planning.simulator import (
     SimulationResult,
     SimulationTotals,
 )
+from batcher.scheduling.blocks import PrefixMatch
 from batcher.scheduling.clock import ticks_until
-from batcher.scheduling.grouped_kv_cache import CountedBlocks
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.sequence import NEVER
 from batcher.timing.step_time import TICKS_PER_SECOND
@@ -583,7 +583,7 @@ class PrefillReplica(Replica):
         super()._end_all(ending)
 
 
-class ReservedBlocks(CountedBlocks[SimulatedSequence]):
+class ReservedBlocks(KVCache[SimulatedSequence]):
     """Blocks that sequences have before they are admitted, whose prompts came from elsewhere."""
 
     def reserve(self, sequence: SimulatedSequence) -> bool:
@@ -592,19 +592,21 @@ class ReservedBlocks(CountedBlocks[SimulatedSequence]):
         self.extend(sequence, sequence.most_tokens)
         return True
 
+    def match(self, sequence: SimulatedSequence) -> PrefixMatch:
+        return PrefixMatch(sequence.block_table, sequence.num_prompt_tokens)
+
+    def num_needed(self, *_: object, is_alone: bool) -> int:  # noqa: ARG002
+        return 0
+
     def admit(
         self,
-        sequence: SimulatedSequence,
-        stop: int,
-        max_tokens: int,
-        *,
-        is_alone: bool,  # noqa: ARG002 - others leave room for those that run
-    ) -> int:
-        """Let a sequence continue behind its prompt: see KVCache; there is room for it."""
-        num_there = sequence.num_prompt_tokens
-        sequence.num_cached_tokens = num_there
-        sequence.num_computed_tokens = max(min(stop, num_there + max_tokens), num_there)
-        return 0
+        rows: Sequence[SimulatedSequence],
+        matches: list[PrefixMatch],
+        stops: list[int],  # noqa: ARG002 - it has all blocks already
+    ) -> None:
+        """Let a sequence continue behind its prompt."""
+        for row, match in zip(rows, matches, strict=True):
+            row.num_cached_tokens = match.num_tokens
 
 
 class DecodeReplica(Replica):
@@ -620,7 +622,7 @@ class DecodeReplica(Replica):
         transfer: Transfer,
         on_taken: Callable[[Phase, float], object],
     ) -> None:
-        self._blocks = ReservedBlocks(settings.scheduling)
+        self._blocks = ReservedBlocks(settings.scheduling, None)
         super().__init__(turns, settings, kv_cache=self._blocks)
         self._transfer, self._on_taken = transfer, on_taken
         self._incoming: deque[Phase] = deque()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
+from itertools import chain
 from math import inf
 from typing import Literal, Self
 
@@ -364,7 +365,7 @@ class EngineSimulation:
                     num_grown += len(rows)
                 self._totals.block_steps += num_grown
             if num_grown:
-                kv_cache.grow_in_turn(growing, num_grown)
+                kv_cache.grow_all([*chain.from_iterable(growing)])
         if ending:
             self._end_all(ending)
 

@@ -1,184 +1,45 @@
-"""The blocks of the KV cache: which are held, which are free, and what the free ones still hold.
+"""The pool of KV blocks: which are held, which are free, and what the free ones still hold.
 
-A cached block is found by a key, its parent and its content.  Blocks that one sequence fills are
-cached as a run, of which only the first needs its key at once: nobody looks for one before the one
-ahead of it is found, so that most keys are never made.
-The order in which free blocks are taken is vLLM's: first those that hold nothing worth finding,
-last freed first; then those that are cached, the least recently used first.  Typed content goes
-later: priority by priority.
+A full block is registered: a dictionary maps (node of the block before it, its content) to the
+block.  A node is the number under which a block was registered, and is never used again.  So equal
+keys have equal tokens all the way back to the first, and nothing is found behind an evicted block.
+
+Free blocks are taken in vLLM's order: first blank ones, last freed first; then registered ones, the
+least recently freed first.  Typed content goes later: priority by priority.
 """
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import chain, compress, groupby
-from operator import eq, itemgetter, not_
+from itertools import chain
+from operator import eq, itemgetter
 from typing import NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from batcher.errors import InvariantError
-from batcher.events import SequenceName
-
-# What is known of cached blocks: how they are found, what of a sequence was, who is evicted next.
-#
-# Rule: an idle block that is taken out of the middle stays in its queue until its turn comes, and
-# is passed over then; so nothing is searched, and blocks come and go many at once.
+from batcher.events import Role, SequenceName
 
 NO_BLOCK = -1
-NO_HASH = 0
-ROOT = -1  # the parent of the first block of a sequence without a salt
+NO_NODE = 0
+ROOT = -1  # the node before the first block of a sequence without a salt
 
-BlockHash = int | str
-"""A number that no other content after the same tokens has, or a salt as the first parent."""
+Node = int | str
+"""The number of a registered block, or a salt, which is before the first block of its sequences."""
 
-BlockKey = tuple[BlockHash, Hashable]
-"""Parent and content: equal keys have equal tokens all the way back to the first."""
+Filler = tuple[str, int, Role]
 
+BlockKey = tuple[Node, Hashable]
 
-class CachedPrefix(Struct, gc=False):
-    """Blocks in which the first tokens of a sequence were found, and the hash of each.
-
-    num_lost: how many had been lost by then, see BlockPool.
-    missed: what would have been the next content, if there is one.
-    """
-
-    blocks: list[int] = []
-    hashes: list[int] = []
-    num_lost: int = 0
-    missed: Hashable = None
-
-
-class BlockRun(Struct, gc=False):
-    """Cached blocks on end that one sequence has filled.
-
-    first: the hash of the first of them; those after it have the numbers that follow, and no other
-    block has one of the first `size_limit` of these.
-    num_keys: how many of them have their keys.  contents: of the others, in parts.
-    num_contents: how many blocks there are contents for, with or without a key.
-    is_open: whether it may go on: nobody else has cached a block behind its last one.
-    filler: that sequence, if it was told.
-    """
-
-    first: int
-    blocks: list[int]
-    size_limit: int
-    contents: list[Iterator[Hashable]]
-    num_contents: int
-    num_keys: int = 1
-    is_open: bool = True
-    filler: SequenceName | None = None
-
-    def next_content(self) -> Hashable:
-        """Return the content of the first of its blocks that has no key."""
-        for content in self.contents[0]:
-            return content
-        del self.contents[0]
-        return self.next_content()
-
-
-class PrefixMatch(Struct, frozen=True, gc=False):
-    """What of a sequence stands in blocks already.
-
-    blocks: held by others or idle, whole or up to where the sequence goes on.
-    num_tokens: how many of its tokens they hold.
-    source: a block that holds the last of these beside tokens of another sequence; NO_BLOCK: none.
-    parent: the hash of the last of the whole blocks, if num_cached_blocks of them were found by
-    content.
-    missed, contents: of the whole blocks after these, the first, if it was looked for, and the
-    others; None if they have to be asked for.
-    group_blocks: what further cache groups have beside `blocks`; NO_BLOCK where nothing is read.
-    sibling: the sample of the same request that has `blocks`, if they were not found by content.
-    """
-
-    blocks: list[int]
-    num_tokens: int
-    source: int = NO_BLOCK
-    num_cached_blocks: int = 0
-    parent: BlockHash = ROOT
-    missed: Hashable = None
-    contents: Iterator[Hashable] | None = None
-    group_blocks: tuple[list[int], ...] = ()
-    sibling: SequenceName | None = None
-
-    @property
-    def found(self) -> list[int]:
-        blocks = chain.from_iterable(self.group_blocks)
-        return [*self.blocks, *(block for block in blocks if block != NO_BLOCK)]
-
-    def without_source(self, block_size: int) -> "PrefixMatch":
-        """Return what of it can be shared without a copy."""
-        if self.source == NO_BLOCK:
-            return self
-        return replace(self, num_tokens=len(self.blocks) * block_size, source=NO_BLOCK)
-
-
-NO_MATCH = PrefixMatch([], 0)
-
-
-class IdleBlocks:
-    """Blocks that are worth the same; the least recently freed go first.
-
-    num_blocks: how many there are.
-    """
-
-    def __init__(self) -> None:
-        self.num_blocks = 0
-        self._queue: list[int] = []
-        self._first = 0  # the place of the first in the queue; who was before it has been taken
-        self._gone: dict[int, int] = {}  # block -> how many of its first entries are passed over
-
-    def extend(self, blocks: Sequence[int]) -> None:
-        self._queue += blocks
-        self.num_blocks += len(blocks)
-
-    def take(self, num_blocks: int) -> list[int]:
-        first, queue = self._first, self._queue
-        blocks = queue[first : first + num_blocks]
-        stop = first + len(blocks)
-        if self._gone:
-            blocks = [block for block in blocks if not self._passes_over(block)]
-            while len(blocks) < num_blocks and stop < len(queue):
-                if not self._passes_over(queue[stop]):
-                    blocks.append(queue[stop])
-                stop += 1
-        self.num_blocks -= len(blocks)
-        if stop > len(queue) // 2:
-            del queue[:stop]
-            stop = 0
-        self._first = stop
-        return blocks
-
-    def remove(self, block: int) -> None:
-        self._gone[block] = self._gone.get(block, 0) + 1
-        self.num_blocks -= 1
-        if 2 * self.num_blocks < len(self._queue) - self._first:
-            queue = self._queue[self._first :]
-            self._queue = [entry for entry in queue if not self._passes_over(entry)]
-            self._first = 0
-
-    def _passes_over(self, block: int) -> bool:
-        """Whether the next entry of a block is one that has gone; it is forgotten then."""
-        num_entries = self._gone.get(block, 0)
-        if not num_entries:
-            return False
-        if num_entries > 1:
-            self._gone[block] = num_entries - 1
-        else:
-            del self._gone[block]
-        return True
-
+NUM_EVICTION_PRIORITIES = 4  # nothing special or assistant, user, system, pinned
 
 SegmentEnds = tuple[tuple[int, int], ...]
-"""Where segments of a prompt end, each with how long its blocks are worth keeping."""
+"""Where segments of a prompt end, each with the eviction priority of its blocks."""
 
 _end_of = itemgetter(0)
 
 
 def ends_between(ends: SegmentEnds, start: int, stop: int) -> SegmentEnds:
-    if not ends:
-        return ()
     first = bisect_right(ends, start, key=_end_of)
     return ends[first : bisect_right(ends, stop, first, key=_end_of)]
 
@@ -198,13 +59,44 @@ def eviction_priorities(ends: SegmentEnds, first: int, stop: int, size: int) -> 
     return highest
 
 
-NUM_EVICTION_PRIORITIES = 4  # nothing special or assistant, user, system, pinned
+class PrefixMatch(Struct, gc=False):
+    """What is found of a sequence, which starts from there.
+
+    blocks: held by others or idle.  num_tokens: how many of its tokens are in blocks.
+    nodes: of the blocks that were found by their content: all, or none.  node: of what is before
+    the next block.
+    missed: the next content, if it was looked for and not found.  contents: of this and all further
+    full blocks; None if they have to be asked for.  num_lost: of the pool, when they were found.
+    source: a block with the last of these tokens and others behind them, to be copied; or NO_BLOCK.
+    group_blocks: what the further cache groups have beside `blocks`; NO_BLOCK if nothing is read.
+    sibling: the sample of the same request that has `blocks`, if they were not found by content.
+    """
+
+    blocks: list[int]
+    num_tokens: int
+    nodes: list[int] = []
+    node: Node = ROOT
+    missed: Hashable = None
+    contents: Iterator[Hashable] | None = None
+    num_lost: int = 0
+    source: int = NO_BLOCK
+    group_blocks: tuple[list[int], ...] = ()
+    sibling: SequenceName | None = None
+
+    @property
+    def found(self) -> list[int]:
+        return [*self.blocks, *held([*chain.from_iterable(self.group_blocks)])]
+
+
+def held(table: list[int]) -> list[int]:
+    """Return the blocks of a table, or of a part of one, that have not been freed."""
+    return table if NO_BLOCK not in table else [block for block in table if block != NO_BLOCK]
 
 
 class BlockUse(NamedTuple):
-    """How many blocks are held, how many nobody holds that can be found, and how many are empty.
+    """How many blocks are held, how many are free and registered, and how many are blank.
 
-    free: None if there is no limit.
+    free: the blank ones; None without a limit.
     """
 
     used: int
@@ -212,39 +104,78 @@ class BlockUse(NamedTuple):
     free: int | None
 
 
+class IdleQueue:
+    """Registered blocks that nobody holds, of one priority; the least recently freed come first.
+
+    A block that is shared from the middle stays in the queue, and is skipped when its turn comes.
+    """
+
+    def __init__(self) -> None:
+        self.num_blocks = 0
+        self._queue: deque[int] = deque()
+        self._skips: dict[int, int] = {}  # block -> how many of its entries, the first, are skipped
+
+    def extend(self, blocks: Collection[int]) -> None:
+        self._queue += blocks
+        self.num_blocks += len(blocks)
+
+    def take(self, most: int) -> list[int]:
+        queue, num_blocks = self._queue, min(most, self.num_blocks)
+        self.num_blocks -= num_blocks
+        if not self._skips:
+            return [queue.popleft() for _ in range(num_blocks)]
+        blocks: list[int] = []
+        while len(blocks) < num_blocks:
+            block = queue.popleft()
+            if not self._skip(block):
+                blocks.append(block)
+        return blocks
+
+    def remove(self, block: int) -> None:
+        self._skips[block] = self._skips.get(block, 0) + 1
+        self.num_blocks -= 1
+        if 2 * self.num_blocks < len(self._queue):
+            self._queue = deque([entry for entry in self._queue if not self._skip(entry)])
+
+    def _skip(self, block: int) -> bool:
+        num_entries = self._skips.get(block, 0)
+        if num_entries > 1:
+            self._skips[block] = num_entries - 1
+        elif num_entries:
+            del self._skips[block]
+        return num_entries > 0
+
+
 class BlockPool:
     """`num_blocks` blocks, or as many as are asked for.
 
     num_total: how many there are so far.  num_free: how many nobody holds.
-    num_cached: how often one could be found that could not before.  num_lost: how often one could
-    no longer be.
+    num_lost: how many registered blocks have been evicted or forgotten.
+    found: the registered blocks by their keys.
+    nodes: [blocks made] the node of each; NO_NODE: not registered.
     """
 
     def __init__(self, num_blocks: int | None, max_grown: int = 2**62) -> None:
-        """Have `num_blocks` blocks; with None there are more and more, to twice as many at a time.
+        """Make a pool; with None it doubles whenever no blank block is left.
 
-        max_grown: above so many there are more only if too few are free, and not for the sake of
-        what is cached.
+        max_grown: from this size on it evicts, and grows only if too few blocks are free.
         """
         self._is_growing, self._max_grown = num_blocks is None, max_grown
         self.num_total = self.num_free = num_blocks or 0
-        self.num_cached = self.num_lost = 0
-        self._num_made = 0  # those that were ever wanted: the others are free, and only counted
-        self._blank: list[int] = []  # made, free, and holding nothing; a stack
-        self._idle = [IdleBlocks() for _ in range(NUM_EVICTION_PRIORITIES)]
-        self._extra_holders: dict[int, int] = {}  # of blocks that more than one sequence holds
-        self._found: dict[BlockKey, int] = {}  # by the keys that are made
-        self._runs: dict[BlockHash, BlockRun] = {}  # by the hash of the last block with a key
-        self._next_hash = NO_HASH + 1
-        # By block: its hash and who filled it, if it is cached, and its key, if that is made;
-        # further keys, if any.
-        self._keys: dict[int, BlockKey] = {}
-        self._hashes: list[int] = []
-        self._fillers: list[SequenceName | None] = []
-        self._priorities: list[int] = []
-        self._has_priorities = False
-        self._is_idle = bytearray()
+        self.num_lost = 0
+        self._num_made = 0  # blocks that were ever wanted: the others are blank, and only counted
+        self._blank: list[int] = []  # made, free, and not registered; a stack
+        self._idle = [IdleQueue() for _ in range(NUM_EVICTION_PRIORITIES)]
+        self.found: dict[BlockKey, int] = {}
+        self._num_nodes = NO_NODE
+        self.nodes: list[int] = []
+        # By block: its key and the sequence that filled it, if it is registered; how many hold it,
+        # 0 where a registered one is free, and 1 where a blank one is.
+        self._keys: list[BlockKey | None] = []
+        self._fillers: list[Filler | None] = []
+        self._holders: list[int] = []
         self._more_keys: dict[int, list[BlockKey]] = {}
+        self._priorities: dict[int, int] = {}  # of those above 0
 
     @property
     def num_used(self) -> int:
@@ -268,56 +199,48 @@ class BlockPool:
             InvariantError: there are not so many; ask has_room first.
         """
         blank = self._blank
-        num_more = num_blocks - len(blank)
-        if num_more > 0:
-            if self._is_growing or num_blocks > self.num_free:
-                self._grow(num_blocks)
-            if self._num_made < self.num_total:
-                self._make(num_more)
-                num_more = num_blocks - len(blank)
+        if num_blocks > len(blank):
+            self._make(num_blocks)
         self.num_free -= num_blocks
-        if num_more <= 0:
-            blocks = blank[-1 : -1 - num_blocks : -1]
-            del blank[-num_more:]
+        split = len(blank) - num_blocks
+        if split >= 0:
+            blocks = blank[split:]
+            del blank[split:]
+            blocks.reverse()
             return blocks
-        blocks = []
-        if blank:
-            blocks = blank[::-1]
-            blank.clear()
+        blocks = blank[::-1]
+        blank.clear()
         for idle in self._idle:
             if idle.num_blocks:
-                evicted = idle.take(num_more)
+                evicted = idle.take(num_blocks - len(blocks))
                 self._evict(evicted)
                 blocks += evicted
-                num_more -= len(evicted)
-                if not num_more:
+                if len(blocks) == num_blocks:
                     break
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Give blocks that are cached, or that another holds, one more holder."""
-        extra, is_idle = self._extra_holders, self._is_idle
+        """Give blocks that are registered, or held, one more holder."""
+        holders = self._holders
         for block in blocks:
-            if is_idle[block]:
-                is_idle[block] = 0
-                self._idle[self._priorities[block]].remove(block)
+            if not holders[block]:
+                self._idle[self._priorities.get(block, 0)].remove(block)
                 self.num_free -= 1
-            else:
-                extra[block] = extra.get(block, 0) + 1
+            holders[block] += 1
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """Return how many of `blocks`, each of which is cached or held, nobody holds."""
-        return sum(map(self._is_idle.__getitem__, blocks))
+        """Return how many of `blocks`, each of which is registered or held, nobody holds."""
+        holders = self._holders
+        return sum([not holders[block] for block in blocks])
 
     def is_shared(self, block: int) -> bool:
-        return block in self._extra_holders
+        return block != NO_BLOCK and self._holders[block] > 1
 
     def num_only_in(self, tables: Iterable[Sequence[int]], but: Collection[int]) -> int:
         """Return how many blocks only these tables hold, not counting some."""
         counts = Counter(block for table in tables for block in table)
         return sum(
-            block not in but and count == 1 + self._extra_holders.get(block, 0)
-            for block, count in counts.items()
+            block not in but and count == self._holders[block] for block, count in counts.items()
         )
 
     def give_back(self, blocks: Sequence[int]) -> None:
@@ -325,260 +248,136 @@ class BlockPool:
 
         The last of them are the first to be taken again.
         """
-        freed, is_idle = blocks[::-1], self._is_idle
-        if self._extra_holders:
-            freed = self._without_shared(freed)
-        self.num_free += len(freed)
-        if not self.num_cached:
-            self._blank += freed
-            return
-        are_cached = [*map(self._hashes.__getitem__, freed)]
-        idle = [*compress(freed, are_cached)]
-        if len(idle) < len(freed):
-            self._blank += compress(freed, map(not_, are_cached))
-        for block in idle:
-            is_idle[block] = 1
-        if self._has_priorities:
-            for priority, alike in groupby(idle, self._priorities.__getitem__):
-                self._idle[priority].extend([*alike])
-        elif idle:
+        holders, nodes, blank = self._holders, self.nodes, self._blank
+        idle: list[int] = []
+        num_kept = 0
+        for block in reversed(blocks):
+            if holders[block] > 1:
+                holders[block] -= 1
+                num_kept += 1
+            elif nodes[block]:
+                holders[block] = 0
+                idle.append(block)
+            else:
+                blank.append(block)
+        self.num_free += len(blocks) - num_kept
+        if not self._priorities:
             self._idle[0].extend(idle)
+        else:
+            for block in idle:
+                self._idle[self._priorities.get(block, 0)].extend((block,))
 
-    def _without_shared(self, blocks: Sequence[int]) -> Sequence[int]:
-        extra = self._extra_holders
-        if extra.keys().isdisjoint(blocks):
-            return blocks
-        own = [block for block in blocks if block not in extra]
-        for block in filter(extra.__contains__, blocks):
-            if extra[block] > 1:
-                extra[block] -= 1
-            else:
-                del extra[block]
-        return own
+    # -- registered and found --------------------------------------------------------------------
 
-    # -- cached and found ------------------------------------------------------------------------
+    def find(self, node: Node, content: Hashable) -> int:
+        return self.found.get((node, content), NO_BLOCK)
 
-    def find(self, parent: BlockHash, content: Hashable) -> int:
-        run = self._runs.get(parent)
-        if run is not None and run.num_keys < len(run.blocks):
-            self._make_key(run)
-        return self._found.get((parent, content), NO_BLOCK)
+    def num_same(self, match: PrefixMatch) -> int:
+        """Return how many blocks of a match, from the first on, have not been evicted since."""
+        if match.num_lost == self.num_lost:
+            return len(match.nodes)
+        nodes = [self.nodes[block] for block in match.blocks]
+        return len(nodes) if nodes == match.nodes else [*map(eq, nodes, match.nodes)].index(False)
 
-    def follow(self, prefix: CachedPrefix, root: BlockHash, contents: Iterable[Hashable]) -> None:
-        """Let `prefix` hold what is cached of the chain from `root` that goes on by `contents`.
-
-        contents: of what comes after the blocks that `prefix` has; as far as they are found.
-        """
-        hashes = self._hashes
-        found, runs = self._found, self._runs
-        parent = prefix.hashes[-1] if prefix.hashes else root
-        prefix.missed = None
-        for content in contents:
-            run = runs.get(parent)  # as in `find`, which this would call for every block
-            if run is not None and run.num_keys < len(run.blocks):
-                self._make_key(run)
-            block = found.get((parent, content), NO_BLOCK)
-            if block == NO_BLOCK:
-                prefix.missed = content
-                break
-            parent = hashes[block]
-            prefix.blocks.append(block)
-            prefix.hashes.append(parent)
-
-    def is_whole(self, prefix: CachedPrefix) -> bool:
-        """Whether all that `prefix` holds is still cached."""
-        if prefix.num_lost != self.num_lost:
-            if [*map(self._hashes.__getitem__, prefix.blocks)] != prefix.hashes:
-                return False  # each hash is given only once
-            prefix.num_lost = self.num_lost
-        return True
-
-    def cut(self, prefix: CachedPrefix) -> None:
-        """Leave in `prefix` only what is still cached of it."""
-        if not self.is_whole(prefix):
-            hashes = map(self._hashes.__getitem__, prefix.blocks)
-            first = [*map(eq, hashes, prefix.hashes)].index(False)
-            del prefix.blocks[first:], prefix.hashes[first:]
-            prefix.num_lost = self.num_lost
-
-    def cache(
+    def register(
         self,
-        blocks: list[int],
-        parent: BlockHash,
-        contents: Iterator[Hashable],
+        blocks: Iterable[int],
+        node: Node,
+        contents: Iterable[Hashable],
         priority: int = 0,
-        room: tuple[int, int] = (0, 0),
-        content: Hashable = None,
-        filler: SequenceName | None = None,
-    ) -> tuple[BlockHash, BlockRun | None]:
-        """Let held blocks be found after `parent`, each by a key for which no other is.
+        filler: Filler | None = None,
+    ) -> Node:
+        """Let held blocks be found behind `node`, each by a key for which no other block is found.
 
-        contents: some may be asked for later than now, or never.
-        room: how many contents there are, and how many blocks the sequence may fill with more.
-        content: the first, if it was asked for by now.
-        filler: the sequence that fills the blocks, for `filler_of`.
-        Returns the hash of the last content, and the run of the last block if that may go on.
+        priority: of eviction.  filler: the sequence that fills them.
+        Returns the node of the last content.
         """
-        hashes, found, runs = self._hashes, self._found, self._runs
-        for place, block in enumerate(blocks):
-            if place or content is None:
-                content = next(contents)
-            before = runs.get(parent)  # as in `follow`
-            if before is not None and before.num_keys < len(before.blocks):
-                self._make_key(before)
-            key = parent, content
-            if key in found:
-                parent = hashes[found[key]]
-                continue
-            if (before := runs.pop(parent, None)) is not None:
-                before.is_open = False
+        nodes, keys, fillers, found = self.nodes, self._keys, self._fillers, self.found
+        is_new, num_nodes = False, self._num_nodes
+        for block, content in zip(blocks, contents):  # noqa: B905 - contents may go on
+            key = node, content
+            if not is_new:
+                holder = found.get(key)
+                if holder is not None:
+                    node = nodes[holder]
+                    continue
+                is_new = not nodes[block]  # nothing is behind a node that nothing had
             found[key] = block
-            if hashes[block] != NO_HASH:
+            if nodes[block]:
                 self._more_keys.setdefault(block, []).append(key)
-                if priority:
-                    self._raise_priority([block], priority)
-                parent = hashes[block]
-                continue
-            self._keys[block] = key
-            rest = blocks[place:]
-            if any(map(hashes.__getitem__, rest)):
-                run = BlockRun(self._next_hash, [block], 1, [], 1, filler=filler)
+                node, is_new = nodes[block], False
             else:
-                limit = room[1] - place if room[1] > len(blocks) else len(rest)
-                run = BlockRun(
-                    self._next_hash, rest, limit, [contents], room[0] - place, filler=filler
-                )
-            parent = self._begin(run, priority)
-            if run.blocks is rest:
-                return parent, run
-        return parent, None
+                num_nodes = nodes[block] = node = num_nodes + 1
+                keys[block], fillers[block] = key, filler
+            if priority:
+                self._priorities[block] = max(self._priorities.get(block, 0), priority)
+        self._num_nodes = num_nodes
+        return node
 
-    def extend(self, run: BlockRun, blocks: Sequence[int]) -> BlockHash:
-        """Let held blocks be found behind those of a run that is open, which has to have room.
-
-        Returns the hash of the last of them.
-        """
-        hashes, fillers, filler = self._hashes, self._fillers, run.filler
-        first = run.first + len(run.blocks)
-        for block_hash, block in enumerate(blocks, first):
-            hashes[block] = block_hash
-            fillers[block] = filler
-        run.blocks += blocks
-        self.num_cached += len(blocks)
-        return first + len(blocks) - 1
-
-    def cache_beside(self, block: int, neighbour: int, group: int) -> None:
-        """Let a held block be found as what another cache group has beside a cached block.
-
-        Unless it can be found already, or another is found there.
-        """
-        key = self._hashes[neighbour], group
-        if self._hashes[block] != NO_HASH or key in self._found:
-            return
-        self._found[key], self._keys[block] = block, key
-        self._hashes[block] = self._next_hash
-        self._next_hash += 1
-        self.num_cached += 1
-        if self._priorities[neighbour]:
-            self._raise_priority([block], self._priorities[neighbour])
-
-    def find_beside(self, block_hash: BlockHash, group: int) -> int:
-        return self._found.get((block_hash, group), NO_BLOCK)
-
-    def hash_of(self, block: int) -> BlockHash:
-        return self._hashes[block]
+    def register_beside(self, block: int, neighbour: int, group: int) -> None:
+        """Let a held block be found as what another cache group has beside a registered block."""
+        if not self.nodes[block]:
+            priority = self._priorities.get(neighbour, 0)
+            self.register([block], self.nodes[neighbour], [group], priority)
 
     def filler_of(self, block: int) -> SequenceName | None:
-        """Return the sequence that filled a block which is found by its content, if it was told."""
-        return self._fillers[block]
+        """Return the sequence that filled a registered block, if that was told."""
+        filler = self._fillers[block]
+        return None if filler is None else SequenceName(*filler)
 
     def forget(self, block: int) -> None:
         """Let a held block be found no longer: it does not hold what was promised."""
-        if self._hashes[block] != NO_HASH:
+        if self.nodes[block]:
             self._evict([block])
 
     def lose(self, block: int) -> None:
         """Let a block be found no longer, whether it is held or not, if it is found at all."""
-        if self._hashes[block] != NO_HASH:
+        if self.nodes[block]:
             self.share([block])
             self._evict([block])
             self.give_back([block])
 
-    def _begin(self, run: BlockRun, priority: int) -> BlockHash:
-        """Let the blocks of a new run, of which the first has its key, be found.
-
-        Returns the hash of the last of them.
-        """
-        blocks, filler, hashes, fillers = run.blocks, run.filler, self._hashes, self._fillers
-        self._runs[run.first] = run
-        self._next_hash += run.size_limit
-        self.num_cached += len(blocks)
-        block_hash = NO_HASH
-        for block_hash, block in enumerate(blocks, run.first):
-            hashes[block] = block_hash
-            fillers[block] = filler
-        if priority:
-            self._raise_priority(blocks, priority)
-        return block_hash
-
-    def _raise_priority(self, blocks: Iterable[int], priority: int) -> None:
-        self._has_priorities = True
-        for block in blocks:
-            self._priorities[block] = max(self._priorities[block], priority)
-
-    def _make_key(self, run: BlockRun) -> None:
-        """Make the next key of a run, if its block still holds what it did."""
-        block, block_hash = run.blocks[run.num_keys], run.first + run.num_keys
-        del self._runs[block_hash - 1]
-        if self._hashes[block] != block_hash:
-            return  # and nobody gets past it
-        key = block_hash - 1, run.next_content()
-        self._found[key], self._keys[block] = block, key
-        self._runs[block_hash] = run
-        run.num_keys += 1
-
     def _evict(self, blocks: list[int]) -> None:
-        keys, hashes, is_idle = self._keys, self._hashes, self._is_idle
+        found, keys, nodes, holders = self.found, self._keys, self.nodes, self._holders
         for block in blocks:
-            if block in keys:
-                del self._found[keys.pop(block)]
-                self._runs.pop(hashes[block], None)
-            hashes[block] = NO_HASH
-            is_idle[block] = 0
+            del found[keys[block]]  # type: ignore[arg-type]  # it is registered
+            nodes[block] = NO_NODE
+            holders[block] = holders[block] or 1
         self.num_lost += len(blocks)
-        if self._has_priorities:
-            for block in blocks:
-                self._priorities[block] = 0
-        if self._more_keys:
+        if self._priorities or self._more_keys:
+            for block in self._priorities.keys() & blocks:
+                del self._priorities[block]
             for block in self._more_keys.keys() & blocks:
                 for key in self._more_keys.pop(block):
-                    del self._found[key]
+                    del found[key]
 
     # -- all of them -----------------------------------------------------------------------------
 
-    def _grow(self, num_blocks: int) -> None:
-        """Make room for `num_blocks` blocks to be taken, unless there is and they are enough."""
-        if not self._is_growing:
-            raise InvariantError(f"{num_blocks} blocks are taken where {self.num_free} are free")
-        if self.num_total >= self._max_grown and self.num_free >= num_blocks:
-            return
-        num_more = max(num_blocks, self.num_total)
-        self.num_total += num_more
-        self.num_free += num_more
+    def _make(self, num_blocks: int) -> None:
+        """Make blank blocks so that `num_blocks` are, as far as there can be more; or some more.
 
-    def _make(self, num_wanted: int) -> None:
-        """Make so many of the blocks that nobody has wanted yet, if there are, or more.
-
-        They are taken after those that hold nothing, in order.
+        They are taken after the other blank ones, in order.
         """
+        if self._is_growing or num_blocks > self.num_free:
+            if not self._is_growing:
+                raise InvariantError(
+                    f"{num_blocks} blocks are taken where {self.num_free} are free"
+                )
+            if self.num_total < self._max_grown or self.num_free < num_blocks:
+                num_more = max(num_blocks, self.num_total)
+                self.num_total += num_more
+                self.num_free += num_more
         first = self._num_made
-        self._num_made = stop = min(first + max(num_wanted, first), self.num_total)
+        if first == self.num_total:
+            return
+        num_wanted = max(num_blocks - len(self._blank), first)
+        self._num_made = stop = min(first + num_wanted, self.num_total)
         self._blank[:0] = range(stop - 1, first - 1, -1)
         num_new = stop - first
-        self._hashes += [NO_HASH] * num_new
+        self.nodes += [NO_NODE] * num_new
+        self._keys += [None] * num_new
         self._fillers += [None] * num_new
-        self._priorities += [0] * num_new
-        self._is_idle += bytes(num_new)
+        self._holders += [1] * num_new
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Make sure that every block is free or held, by exactly those whose `tables` name it.
@@ -587,9 +386,9 @@ class BlockPool:
             InvariantError: one is lost, held twice, or free and held.
         """
         holders = Counter(block for table in tables for block in table)
-        idle = [block for block, is_idle in enumerate(self._is_idle) if is_idle]
+        idle = [block for block, count in enumerate(self._holders) if not count]
         free = {*self._blank, *idle}
-        if len(free) != len(self._blank) + sum(idle.num_blocks for idle in self._idle):
+        if len(free) != len(self._blank) + sum(queue.num_blocks for queue in self._idle):
             raise InvariantError("a block is free twice")
         num_free = len(free) + self.num_total - self._num_made
         if num_free != self.num_free or free | holders.keys() != {*range(self._num_made)}:
@@ -599,8 +398,20 @@ class BlockPool:
             )
         if free & holders.keys():
             raise InvariantError(f"blocks {sorted(free & holders.keys())} are free and held")
-        for block, count in holders.items():
-            if count != 1 + self._extra_holders.get(block, 0):
-                raise InvariantError(f"block {block} has {count} holders, and counts others")
-        if self._extra_holders.keys() - holders.keys():
-            raise InvariantError("a block that nobody holds has holders")
+        for block, count in enumerate(self._holders):
+            if count and count != holders.get(block, 1):
+                raise InvariantError(f"block {block} has {holders[block]} holders, not {count}")
+
+
+class CountedPool(BlockPool):
+    """Blocks of sequences that share none: they are only counted, and all are called 0."""
+
+    def take(self, num_blocks: int) -> list[int]:
+        self.num_free -= num_blocks
+        return [0] * num_blocks
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        self.num_free += len(blocks)
+
+    def is_shared(self, block: int) -> bool:  # noqa: ARG002
+        return False

@@ -1,30 +1,38 @@
 """The KV cache of sequences: block tables that grow, are shared and are copied before a write.
 
-Full blocks can be found again by their tokens, as a chain from the first on (vLLM's prefix cache,
-with the tokens themselves for a hash); where a segment of a prompt ends inside a block, that much
-of it can be found, too, and is copied.
+Full blocks are found again by their tokens, as a chain from the first on (vLLM's prefix cache, with
+the tokens themselves for a hash).  Where a segment of a prompt ends inside a block, that much of it
+is found, too, and is copied.
+
+Layers that do not all read the same have a block table for each cache group, over one pool and of
+one length, as in vLLM's hybrid allocator: a position has the same place in each.  A group with a
+window frees the blocks behind it, and leaves NO_BLOCK in the table.  A prefix is found by the
+blocks of the first group, and what the others have beside such a block by its node; it is cached as
+far as every group has all that the next token reads.  A recurrent state is a window, too: a block
+holds the state after its last token, so that each full block is a checkpoint.
 
 Rule: ask first, then act: nothing here takes a block that `has_room` has not promised.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, islice
-from typing import Generic, NamedTuple
+from operator import itemgetter
+from typing import Generic, NamedTuple, NoReturn
 
-from batcher.events import SequenceName
+from batcher.errors import InvariantError
 from batcher.scheduling.blocks import (
     NO_BLOCK,
-    NO_MATCH,
     ROOT,
-    BlockHash,
     BlockPool,
-    CachedPrefix,
+    CountedPool,
+    Node,
     PrefixMatch,
     ends_between,
     eviction_priorities,
+    held,
 )
 from batcher.scheduling.sequence import S
-from batcher.settings import SchedulingSettings
+from batcher.settings import ONE_GROUP, CacheWindows, SchedulingSettings
 
 MAX_GROWN_BLOCKS = 2**21
 MAX_GROWN_TOKENS = 2**25
@@ -32,188 +40,325 @@ MAX_GROWN_BYTES = 2**30
 
 Contents = Callable[[S, int, int, int], Iterator[Hashable]]
 """Return what stands for the tokens start..stop of a sequence, prompt and output in one, for every
-`size` of them on end: contents(sequence, start, stop, size).  It is made as it is asked for."""
+`size` of them: contents(sequence, start, stop, size).  Each is made when it is asked for."""
+
+
+class CacheGroup(NamedTuple):
+    """Layers that share a block table.
+
+    num_read: how many blocks before the current one they read; None: all.
+    most_held: how many blocks a sequence holds at most; None: all, or it is promised all.
+    """
+
+    num_read: int | None = None
+    most_held: int | None = None
 
 
 class _Boundary(NamedTuple, Generic[S]):
-    """The end of a segment inside a block; parent: the hash of the block before that."""
+    """The end of a segment inside a block; node: of the block before that."""
 
     sequence: S
     end: int
     priority: int
-    parent: BlockHash
+    node: Node
 
 
 class KVCache(Generic[S]):
     """Block tables of sequences over one pool.
 
-    num_spare: how many blocks have to be left for those that run when somebody else comes.
+    contents: of blocks; None if nobody shares a block or finds one, and they are only counted.
+    windows: of each cache group; blocks are found by the first, best one without a window.
     block_bytes: what a block takes, if that is known.
+    num_spare: how many blocks `watermark` leaves for those that run when a sequence is admitted.
     max_blocks: how many blocks there can be, None for as many as are asked for.  Then up to 2^21
     blocks, 2^25 tokens and 2^30 bytes, or twice as many, are kept for the sake of what can be found
     again.
     sure_tokens: a sequence of so many may hold all of them, whatever its table is like.
-    num_groups: how many tables a sequence has, all of one length; has_windows: whether blocks are
-    freed while their sequence runs; see GroupedKVCache.
+    has_windows: whether blocks are freed while their sequence runs.
     """
 
-    num_groups = 1
-    has_windows = False
-
     def __init__(
-        self, settings: SchedulingSettings, contents: Contents[S], block_bytes: int | None = None
+        self,
+        settings: SchedulingSettings,
+        contents: Contents[S] | None,
+        windows: CacheWindows = ONE_GROUP,
+        block_bytes: int | None = None,
     ) -> None:
         self.block_size, self.max_blocks = settings.block_size, settings.kv_blocks
-        max_grown = min(MAX_GROWN_BLOCKS, MAX_GROWN_TOKENS // self.block_size)
+        size, most = self.block_size, settings.max_batch_tokens
+        max_grown = min(MAX_GROWN_BLOCKS, MAX_GROWN_TOKENS // size)
         if block_bytes is not None:
             max_grown = min(max_grown, MAX_GROWN_BYTES // block_bytes)
-        self.pool = BlockPool(self.max_blocks, max_grown)
+        self.pool = (CountedPool if contents is None else BlockPool)(self.max_blocks, max_grown)
         self.has_room = self.pool.has_room
-        self._copies: list[tuple[int, int]] = []
+        self.num_groups, self._is_grouped = len(windows), windows != ONE_GROUP
+        self.has_windows = any(window is not None for window in windows)
+        self._groups: list[CacheGroup] = []
+        for window in windows:
+            num_read = None if window is None else -(-(window - 1) // size)
+            most_held = None
+            if num_read is not None and most is not None and settings.capacity != "no-evict":
+                most_held = num_read + -(-(most + size - 1) // size)
+            self._groups.append(CacheGroup(num_read, most_held))
+        self.sure_tokens = (self.max_blocks or 0) // self.num_groups * size
         self._capacity = settings.capacity
-        self.sure_tokens = (self.max_blocks or 0) // self.num_groups * self.block_size
         self.num_spare = int(settings.watermark * (self.max_blocks or 0))
         self._has_prefix_cache = settings.has_prefix_cache
-        self._contents = contents
+        self._contents: Contents[S] = contents or _no_contents
+        self._copies: list[tuple[int, int]] = []
         self._boundaries: list[_Boundary[S]] = []  # computed in this step
         self._siblings: dict[str, S] = {}
-        self._num_noted = 0  # siblings
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    # -- what is there ---------------------------------------------------------------------------
+    def held_blocks(self, sequence: S) -> list[int]:
+        if not self._is_grouped:
+            return sequence.block_table
+        return held([*chain.from_iterable(tables_of(sequence))])
+
+    # -- what is there, and how many blocks are needed ---------------------------------------------
 
     def match(self, sequence: S) -> PrefixMatch:
-        """Return what of `sequence` stands in blocks: at least one token of it is left to compute.
+        """Return what of `sequence` is in blocks: at least one token of it is left to compute.
 
         Looking does not change what is evicted next.
         """
-        found = self._match_prefix(sequence) if self._has_prefix_cache else NO_MATCH
-        if not self._siblings or sequence.role != "sample":
-            return found
-        sibling = self._siblings.get(sequence.id)
-        num_tokens = min(sequence.num_prompt_tokens, sequence.num_tokens - 1)
-        if sibling is None or num_tokens <= found.num_tokens:
-            return found
-        blocks = sibling.block_table[: self.num_blocks(num_tokens)]
-        return PrefixMatch(blocks, num_tokens, parent=root_of(sequence), sibling=sibling.name)
+        node: Node = ROOT if sequence.cache_salt is None else sequence.cache_salt
+        if not self._has_prefix_cache or sequence.skips_prefix_cache:
+            match = PrefixMatch([], 0, node=node)
+        else:
+            match = self._match_prefix(sequence, node)
+        if self._is_grouped:
+            self._match_groups(match, node)
+        elif self._siblings and sequence.role == "sample":
+            sibling = self._siblings.get(sequence.id)
+            num_tokens = min(sequence.num_prompt_tokens, sequence.num_tokens - 1)
+            if sibling is not None and num_tokens > match.num_tokens:
+                blocks = sibling.block_table[: self.num_blocks(num_tokens)]
+                return PrefixMatch(blocks, num_tokens, node=node, sibling=sibling.name)
+        return match
 
-    def outlook(self, sequence: S) -> tuple[int, ...]:
-        """Return what changes whenever `match` would find something else than it did, or elsewhere.
+    def _match_prefix(self, sequence: S, node: Node) -> PrefixMatch:
+        pool, size, num_tokens = self.pool, self.block_size, sequence.num_tokens
+        blocks, nodes, contents, missed, known = [], [], None, None, sequence.prefix
+        if known is not None:
+            num_same = pool.num_same(known)
+            blocks, nodes = known.blocks[:num_same], known.nodes[:num_same]
+            missed = known.missed if num_same == len(known.nodes) else None
+            if nodes:
+                node = nodes[-1]
+        num_more = (num_tokens - 1) // size - len(blocks)
+        if num_more > 0 and (missed is None or pool.find(node, missed) != NO_BLOCK):
+            stop, missed = num_tokens - num_tokens % size, None
+            contents = self._contents(sequence, len(blocks) * size, stop, size)
+            for content in islice(contents, num_more):
+                block = pool.found.get((node, content))
+                if block is None:
+                    missed, contents = content, chain((content,), contents)
+                    break
+                node = pool.nodes[block]
+                blocks.append(block)
+                nodes.append(node)
+        num_found = len(blocks) * size
+        match = PrefixMatch(blocks, num_found, nodes, node, missed, contents, pool.num_lost)
+        if sequence.segment_ends and not self._is_grouped:
+            last = min(num_found + size, num_tokens) - 1
+            for end, _ in reversed(ends_between(sequence.segment_ends, num_found, last)):
+                source = pool.find(node, self._part(sequence, num_found, end))
+                if source != NO_BLOCK:
+                    match.num_tokens, match.source = end, source
+                    break
+        return match
 
-        Where it has two numbers, these are how many tokens were found, and how many of their blocks
-        can be evicted.
+    def _match_groups(self, match: PrefixMatch, root: Node) -> None:
+        """Shorten a match to where every group has what is read next."""
+        nodes, groups = match.nodes, self._groups[1:]
+        match.group_blocks = tables = tuple(
+            [self.pool.find(node, group) for node in nodes] for group in range(1, self.num_groups)
+        )
+        ends = {*range(len(nodes) + 1)}
+        for table, (num_read, _) in zip(tables, groups, strict=True):
+            num_there = 0  # on end
+            for number, block in enumerate(table, 1):
+                num_there = 0 if block == NO_BLOCK else num_there + 1
+                if num_there < (number if num_read is None else min(number, num_read)):
+                    ends.discard(number)
+        num_blocks = max(ends)
+        for table, (num_read, _) in zip(tables, groups, strict=True):
+            del table[num_blocks:]
+            if num_read is not None:
+                num_passed = max(num_blocks - num_read, 0)
+                table[:num_passed] = [NO_BLOCK] * num_passed
+        if num_blocks < len(nodes):
+            del match.blocks[num_blocks:], nodes[num_blocks:]
+            match.num_tokens, match.node = (
+                num_blocks * self.block_size,
+                nodes[-1] if nodes else root,
+            )
+            match.missed = match.contents = None
+
+    def remember(self, sequence: S, match: PrefixMatch) -> None:
+        """Keep what was found of a waiting sequence, so that it is not looked for again."""
+        match.contents = None  # it may hold the whole prompt
+        sequence.prefix = None if match.sibling is not None else match
+
+    def num_found(self, sequence: S) -> int:
+        match = self.match(sequence)
+        self.remember(sequence, match)
+        return match.num_tokens
+
+    def is_unknown(self, sequence: S) -> bool:
+        """Return whether the last match found nothing of `sequence`, and a new one neither.
+
+        False where that is not known without a match.
         """
-        pool, prefix = self.pool, sequence.prefix
-        if not (sequence.others or sequence.has_siblings):
-            if prefix is None:
-                return 0, 0
-            parent = prefix.hashes[-1] if prefix.hashes else root_of(sequence)
-            if pool.is_whole(prefix) and (
-                prefix.missed is None or pool.find(parent, prefix.missed) == NO_BLOCK
-            ):
-                num_tokens, source = self._source(sequence, parent, len(prefix.blocks))
-                return num_tokens, pool.num_idle(prefix.blocks) + (source != NO_BLOCK)
-        return pool.num_cached, pool.num_lost, self._num_noted
+        if sequence.others or sequence.has_siblings or self._is_grouped:
+            return False
+        if not self._has_prefix_cache:
+            return True
+        known, ends = sequence.prefix, sequence.segment_ends
+        if known is None or known.blocks or (ends and ends_between(ends, 0, self.block_size - 1)):
+            return False
+        return self.pool.find(known.node, known.missed) == NO_BLOCK
+
+    def matches_of(self, rows: Sequence[S]) -> list[PrefixMatch]:
+        """Return what is found of rows that are admitted together."""
+        matches = [*map(self.match, rows)]
+        for match in matches[1:]:
+            if match.source != NO_BLOCK:  # the first may take the block to be copied
+                match.num_tokens, match.source = len(match.blocks) * self.block_size, NO_BLOCK
+        return matches
+
+    def num_needed(
+        self, rows: Sequence[S], matches: list[PrefixMatch], stops: list[int], *, is_alone: bool
+    ) -> int:
+        """Return how many blocks have to be free to admit rows that are to hold `stops` tokens.
+
+        is_alone: whether nothing else runs.
+        """
+        size, is_watermark = self.block_size, self._capacity == "watermark"
+        num_needed = self.num_spare if is_watermark and not is_alone else 0  # or all would wait
+        for row, match, stop in zip(rows, matches, stops, strict=True):
+            num_tokens = row.num_tokens if is_watermark else stop
+            if match.blocks or self._is_grouped:
+                num_needed += self.num_blocks_to_take(match, num_tokens)
+            else:
+                num_needed += -(-num_tokens // size)
+        if len(rows) > 1:
+            found = [block for match in matches for block in match.found]
+            num_needed -= self.pool.num_idle(found) - self.pool.num_idle({*found})  # each once
+        if self._capacity == "no-evict":
+            first = rows[0]
+            num_shared = first.num_prompt_tokens // self.block_size
+            num_own = self.num_blocks(first.most_tokens) - num_shared
+            num_needed += num_own * self.num_groups * len(first.beams_to_fork)
+        return num_needed
 
     def num_blocks_to_take(self, match: PrefixMatch, num_tokens: int) -> int:
         """Return how many free blocks it takes to hold `num_tokens`, with what was found."""
-        blocks, num_all = match.blocks, -(-num_tokens // self.block_size)
-        if not blocks:
-            return num_all
-        # The last of them is written to, so it is copied.
-        num_copied = match.num_tokens % self.block_size > 0 and match.source == NO_BLOCK
-        return num_all - len(blocks) + num_copied + self.pool.num_idle(blocks)
+        num_new = self.num_blocks(num_tokens) - len(match.blocks)
+        # A last block that is shared and not full is written to, so it is copied.
+        num_needed = int(match.num_tokens % self.block_size > 0 and match.source == NO_BLOCK)
+        tables = (match.blocks, *match.group_blocks)
+        for table, (num_read, most) in zip(tables, self._groups, strict=True):
+            kept = table if num_read is None else held(table[max(len(table) - num_read, 0) :])
+            num_held = num_new + len(kept)
+            if most is not None:
+                num_held = min(num_held, most)
+            num_needed += num_held - len(kept) + self.pool.num_idle(kept)
+        return num_needed
 
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
         """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
         num_new = self.num_blocks(num_tokens) - len(sequence.block_table)
-        if num_new <= 0:
-            return int(self._has_shared_end(sequence.block_table))  # written to, so it is copied
-        return num_new
+        if num_new > 0:
+            return num_new * self.num_groups
+        return sum(map(self._has_shared_end, tables_of(sequence)))  # written to, so it is copied
 
     def most_blocks(self, num_tokens: int) -> int:
         """Return how many blocks a sequence holds at most until it has computed `num_tokens`."""
-        return self.num_blocks(num_tokens)
-
-    def held_blocks(self, sequence: S) -> list[int]:
-        return sequence.block_table
+        num_all = self.num_blocks(num_tokens)
+        return sum([num_all if most is None else min(most, num_all) for _, most in self._groups])
 
     # -- a sequence comes, grows and goes --------------------------------------------------------
 
-    def admit(self, sequence: S, stop: int, max_tokens: int, *, is_alone: bool) -> int:
-        """Give a sequence without others what is found of it, and blocks to compute more.
-
-        It is to compute its tokens up to `stop`, but `max_tokens` of them at most; these can be
-        found from now on, see `compute`.
-        Returns 0 then; if there is no room, how many blocks have to be free: it is given nothing.
-
-        is_alone: whether nobody else runs.
-        """
-        match, capacity = self.match(sequence), self._capacity
-        sequence.num_computed_tokens = start = match.num_tokens
-        if stop > start + max_tokens or stop < start:
-            stop = max(min(stop, start + max_tokens), start)
-        num_held = stop
-        if capacity == "no-evict":
-            num_held = sequence.most_tokens
-        elif stop == start:  # its last token, if any, may be computed in this very step
-            num_held = sequence.num_tokens
-        if capacity == "watermark":
-            num_needed = self.num_blocks_to_take(match, sequence.num_tokens)
-            num_needed += 0 if is_alone else self.num_spare
-        else:
-            num_needed = self.num_blocks_to_take(match, num_held)
-        if not self.has_room(num_needed):
-            return num_needed
-        self.attach(sequence, match)
-        if start:
-            self.fill(sequence, match, num_held)
-        else:
-            self.extend(sequence, num_held)
-        sequence.num_computed_tokens = stop
-        self.compute(sequence, start, stop, match)
-        return 0
-
-    def attach(self, sequence: S, match: PrefixMatch) -> None:
-        """Give `sequence` what was found for it, which nobody can take from it any more."""
-        num_tokens, blocks = match.num_tokens, match.blocks.copy()
-        if blocks:
-            self.pool.share(blocks)
-        sequence.block_table = blocks
-        sequence.prefix = sequence.run = None
-        sequence.num_cached_tokens = sequence.num_computed_tokens = num_tokens
-        sequence.num_cached_blocks, sequence.parent = match.num_cached_blocks, match.parent
-        sequence.cached_from = self._filler_of(match) if num_tokens else None
-
-    def _filler_of(self, match: PrefixMatch) -> SequenceName | None:
-        if match.source != NO_BLOCK:
-            return self.pool.filler_of(match.source)
-        if match.num_cached_blocks:
-            return self.pool.filler_of(match.blocks[-1])
-        return match.sibling
-
-    def fill(self, sequence: S, match: PrefixMatch, num_tokens: int) -> None:
-        """Give a sequence to which `match` is attached new blocks up to `num_tokens`."""
-        if match.source == NO_BLOCK and match.num_tokens % self.block_size:
-            self._copy_last(sequence.block_table)
-        self.extend(sequence, num_tokens)
-        if match.source != NO_BLOCK:
-            self._copies.append((match.source, sequence.block_table[len(match.blocks)]))
+    def admit(self, rows: Sequence[S], matches: list[PrefixMatch], stops: list[int]) -> None:
+        """Give rows what was found of each, and blocks to hold `stops` tokens."""
+        pool, size = self.pool, self.block_size
+        for row, match in zip(rows, matches, strict=True):  # first of all, so that nothing takes it
+            blocks, filler = match.blocks.copy(), match.sibling
+            if blocks:
+                pool.share(blocks)
+                if match.nodes:
+                    filler = pool.filler_of(blocks[-1])
+            if match.source != NO_BLOCK:
+                filler = pool.filler_of(match.source)
+            row.block_table, row.prefix, row.cached_from = blocks, None, filler
+            row.num_cached_tokens = row.num_computed_tokens = match.num_tokens
+            row.num_cached_blocks, row.parent = len(match.nodes), match.node
+            if self._is_grouped:
+                for table in match.group_blocks:
+                    pool.share(held(table))
+                row.group_tables = tuple(table.copy() for table in match.group_blocks)
+                self.slide(row, match.num_tokens)
+        for row, match, stop in zip(rows, matches, stops, strict=True):
+            if match.source == NO_BLOCK and match.num_tokens % size:
+                self._copy_last(row.block_table)
+            self.extend(row, stop)
+            if match.source != NO_BLOCK:
+                self._copies.append((match.source, row.block_table[len(match.blocks)]))
+        if self._capacity == "no-evict":  # beams that are to be forked are promised all they need
+            first = rows[0]
+            num_shared = first.num_prompt_tokens // self.block_size * self.block_size
+            for beam in first.beams_to_fork:
+                self.fork(first, beam, num_shared)
+                self.extend(beam, beam.most_tokens)
 
     def slide(self, sequence: S, position: int) -> None:
-        """Free what no token reads from `position` on: here all are read."""
+        """Free what no token reads that comes after the one before `position`.
+
+        Nor would any that goes on from the beginning of its block, so that this can be found.
+        """
+        num_full = position // self.block_size
+        for table, (num_read, _) in zip(tables_of(sequence), self._groups, strict=True):
+            if num_read is None:
+                continue
+            start = stop = max(num_full - num_read, 0)
+            while start and table[start - 1] != NO_BLOCK:
+                start -= 1
+            if start == stop:
+                continue
+            if table is sequence.block_table:
+                self._register(sequence, stop)  # as long as there is something to be found
+            self.pool.give_back(table[start:stop])
+            table[start:stop] = [NO_BLOCK] * (stop - start)
 
     def extend(self, sequence: S, num_tokens: int) -> None:
         num_new = -(-num_tokens // self.block_size) - len(sequence.block_table)
         if num_new > 0:
             sequence.block_table += self.pool.take(num_new)
+            for table in sequence.group_tables:
+                table.extend(self.pool.take(num_new))
+
+    def grow_all(self, rows: Sequence[S]) -> None:
+        """Give rows that decode, each by itself, the block that they begin in this step."""
+        if self._capacity == "no-evict":
+            return  # they have it already
+        if not self._is_grouped:
+            for row, block in zip(rows, self.pool.take(len(rows)), strict=True):
+                row.block_table.append(block)
+            return
+        blocks = self.pool.take(len(rows) * self.num_groups)
+        for number, row in enumerate(rows):
+            row.block_table.append(blocks[number * self.num_groups])
+            for group, table in enumerate(row.group_tables, 1):
+                table.append(blocks[number * self.num_groups + group])
 
     def extend_for_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
         """Let a decoding row hold drafts behind so many tokens, until it is truncated.
 
-        Returns how many of those wanted there is room for: nobody gives way to a draft.
+        Returns how many of those wanted there is room for: nothing is preempted for a draft.
         """
         size, num_held = self.block_size, len(sequence.block_table)
         num_new = -(-(num_tokens + num_wanted) // size) - num_held
@@ -231,21 +376,19 @@ class KVCache(Generic[S]):
         Returns how many each gives back, of those that do: none of what is promised to it.
         """
         num_behind: dict[S, int] = {}
-        size, is_promised = self.block_size, self._capacity == "no-evict"
+        is_promised = self._capacity == "no-evict"
         for row, num in num_tokens.items():
-            num_kept = -(-(max(num, row.most_tokens) if is_promised else num) // size)
+            num_kept = self.num_blocks(max(num, row.most_tokens) if is_promised else num)
             if len(row.block_table) > num_kept:
-                blocks = self._cut(row, num_kept)
+                blocks = []
+                for table in tables_of(row):
+                    blocks += table[num_kept:]
+                    del table[num_kept:]
                 num_behind[row] = len(blocks)
                 self.pool.give_back(blocks)
         return num_behind
 
-    def _cut(self, sequence: S, num_kept: int) -> list[int]:
-        blocks = sequence.block_table[num_kept:]
-        del sequence.block_table[num_kept:]
-        return blocks
-
-    def compute(self, sequence: S, start: int, stop: int, match: PrefixMatch = NO_MATCH) -> None:
+    def compute(self, sequence: S, start: int, stop: int, match: PrefixMatch | None = None) -> None:
         """Let the tokens start..stop, which the step computes, be found from now on.
 
         A later sequence of the same step may start from whole blocks; from a part of one it may
@@ -253,16 +396,14 @@ class KVCache(Generic[S]):
 
         match: what was found of it, if these are the first that are computed.
         """
-        if not self._has_prefix_cache:
-            return
         size = self.block_size
-        if sequence.segment_ends:
+        if sequence.segment_ends and self._has_prefix_cache and not self._is_grouped:
             for end, priority in ends_between(sequence.segment_ends, start, stop):
                 if end % size:
-                    self._cache(sequence, end // size, match)
-                    match = NO_MATCH
+                    self._register(sequence, end // size)
                     self._boundaries.append(_Boundary(sequence, end, priority, sequence.parent))
-        self._cache(sequence, stop // size, match)
+                    match = None
+        self._register(sequence, stop // size, match)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the (source, target) blocks to copy, in order, before a step computes anything."""
@@ -271,30 +412,14 @@ class KVCache(Generic[S]):
 
     def end_step(self) -> None:
         """Let what the step has computed be found where segments end inside blocks."""
-        if not self._boundaries:
-            return
         size = self.block_size
-        for sequence, end, priority, parent in self._boundaries:
+        for sequence, end, priority, node in self._boundaries:
             place = end // size
             part = self._part(sequence, place * size, end)
-            blocks, name = [sequence.block_table[place]], sequence.name
-            self.pool.cache(blocks, parent, iter([part]), priority, filler=name)
-            sequence.run = None
+            name = sequence.id, sequence.index, sequence.role
+            block = sequence.block_table[place]
+            self.pool.register([block], node, [part], priority, name)
         self._boundaries.clear()
-
-    def grow_all(self, rows: list[S]) -> None:
-        """Give rows that decode, each by itself, the block that they begin in this step."""
-        if self._capacity == "no-evict":
-            return  # they have it already
-        for row, block in zip(rows, self.pool.take(len(rows))):  # noqa: B905 - as many
-            row.block_table.append(block)
-
-    def grow_in_turn(self, growing: Iterable[Collection[S]], num_blocks: int) -> None:  # noqa: ARG002 - others only count
-        """Give rows that decode the block that each begins, in so many steps in which all go on.
-
-        growing: the rows of each of these steps.  num_blocks: how many they are in all.
-        """
-        self.grow_all([*chain.from_iterable(growing)])
 
     def fork(self, parent: S, child: S, num_computed_tokens: int) -> None:
         """Let `child` hold what `parent` does, of which so many tokens are computed.
@@ -303,10 +428,11 @@ class KVCache(Generic[S]):
         as well, if it has none of its own.
         """
         child.block_table = self._forked(parent.block_table, child.block_table, num_computed_tokens)
-        child.num_cached_blocks, child.parent, child.run = (
-            parent.num_cached_blocks,
-            parent.parent,
-            None,
+        child.num_cached_blocks, child.parent = parent.num_cached_blocks, parent.parent
+        own = child.group_tables or ([],) * len(parent.group_tables)
+        child.group_tables = tuple(
+            self._forked(table, mine, num_computed_tokens)
+            for table, mine in zip(parent.group_tables, own, strict=True)
         )
 
     def _forked(self, table: list[int], own: list[int], num_computed_tokens: int) -> list[int]:
@@ -324,53 +450,43 @@ class KVCache(Generic[S]):
         pool.give_back(held(own[: len(own) - len(kept)]))
         return shared + kept
 
-    def num_blocks_to_promise(self, first: S) -> int:
-        if self._capacity != "no-evict":
-            return 0
-        num_own = self.num_blocks(first.most_tokens) - first.num_prompt_tokens // self.block_size
-        return num_own * self.num_groups * len(first.beams_to_fork)
-
-    def promise(self, first: S) -> None:
-        """Give the beams that `first` is going to fork all they may ever need, where that is held.
-
-        They share the blocks that the prompt fills with `first`.
-        """
-        if self._capacity != "no-evict":
-            return
-        num_shared = first.num_prompt_tokens // self.block_size * self.block_size
-        for beam in first.beams_to_fork:
-            self.fork(first, beam, num_shared)
-            self.extend(beam, beam.most_tokens)
-
     def copy_shared_end(self, sequence: S) -> None:
-        if self._has_shared_end(sequence.block_table):
-            self._copy_last(sequence.block_table)
+        for table in tables_of(sequence):
+            if self._has_shared_end(table):
+                self._copy_last(table)
 
     def note_sibling(self, sequence: S) -> None:
-        """Take note that other samples of its request may start from what it has computed."""
-        self._siblings.setdefault(sequence.id, sequence)
-        self._num_noted += 1
+        """Let other samples of its request start from what it has computed.
+
+        With cache groups, all that they find is found by its tokens.
+        """
+        if not self._is_grouped:
+            self._siblings.setdefault(sequence.id, sequence)
 
     def close(self, sequence: S, num_computed_tokens: int) -> None:
         """Take its blocks from `sequence`; what `num_computed_tokens` tokens fill can be found.
 
         So what a sequence generates is found once it has left, and its prompt from the outset.
         """
-        if self._has_prefix_cache:
-            self._cache(sequence, num_computed_tokens // self.block_size)
+        self._register(sequence, num_computed_tokens // self.block_size)
         if self._siblings and self._siblings.get(sequence.id) is sequence:
             del self._siblings[sequence.id]
-        self.pool.give_back(sequence.block_table)
-        sequence.block_table, sequence.run = [], None
+        table = sequence.block_table
+        self.pool.give_back(held(table) if self.has_windows else table)
+        for table in sequence.group_tables:
+            self.pool.give_back(held(table))
+        sequence.block_table, sequence.group_tables = [], ()
 
     def forget(self, sequence: S) -> None:
         """Let nothing be found that `sequence` was to compute: it has not."""
-        for block in sequence.block_table[sequence.num_cached_tokens // self.block_size :]:
-            self.pool.forget(block)
+        first = sequence.num_cached_tokens // self.block_size
+        for table in tables_of(sequence):
+            for block in held(table[first:]):
+                self.pool.forget(block)
         self._boundaries = [end for end in self._boundaries if end.sequence is not sequence]
 
     def check(self, sequences: Iterable[S]) -> None:
-        """Make sure that no block is lost, and each is held by whom it should be.
+        """Make sure that no block is lost, and each is held by those it should be.
 
         sequences: all that hold blocks.
         """
@@ -378,85 +494,41 @@ class KVCache(Generic[S]):
 
     # -- by content ------------------------------------------------------------------------------
 
-    def _match_prefix(self, sequence: S) -> PrefixMatch:
-        size, pool, num_tokens = self.block_size, self.pool, sequence.num_tokens
-        parent, prefix, start = root_of(sequence), sequence.prefix, 0
-        if sequence.skips_prefix_cache:
-            return PrefixMatch([], 0, parent=parent)
-        if prefix is None:
-            prefix = sequence.prefix = CachedPrefix(num_lost=pool.num_lost)
-        else:
-            pool.cut(prefix)
-            start = len(prefix.blocks) * size
-        contents = self._contents(sequence, start, num_tokens - num_tokens % size, size)
-        num_more = (num_tokens - 1 - start) // size
-        if num_more > 0:
-            pool.follow(prefix, parent, islice(contents, num_more))
-        blocks, source = prefix.blocks, NO_BLOCK
-        if blocks:
-            start, parent = len(blocks) * size, prefix.hashes[-1]
-        if sequence.segment_ends:
-            start, source = self._source(sequence, parent, len(blocks))
-        return PrefixMatch(blocks, start, source, len(blocks), parent, prefix.missed, contents)
-
-    def _source(self, sequence: S, parent: BlockHash, num_blocks: int) -> tuple[int, int]:
-        """Return how many tokens are found with so many blocks, and who has those behind these."""
-        first = num_blocks * self.block_size
-        last = min(first + self.block_size, sequence.num_tokens) - 1
-        for end, _ in reversed(ends_between(sequence.segment_ends, first, last)):
-            source = self.pool.find(parent, self._part(sequence, first, end))
-            if source != NO_BLOCK:
-                return end, source
-        return first, NO_BLOCK
-
-    def _cache(self, sequence: S, num_blocks: int, match: PrefixMatch = NO_MATCH) -> None:
+    def _register(self, sequence: S, num_blocks: int, match: PrefixMatch | None = None) -> None:
         """Let the first `num_blocks` blocks of `sequence` be found by their content.
 
-        match: what was found of it, if none of its own can be found yet.
+        match: what was found of it, if no more of it is registered yet.
         """
-        size, first, run = self.block_size, sequence.num_cached_blocks, sequence.run
+        size, first, pool = self.block_size, sequence.num_cached_blocks, self.pool
         if sequence.role != "sample":  # of the others, only the prompt is told
             num_blocks = min(num_blocks, sequence.num_prompt_tokens // size)
-        if first >= num_blocks:
+        if num_blocks <= first or not self._has_prefix_cache:
             return
-        sequence.num_cached_blocks, blocks = num_blocks, sequence.block_table[first:num_blocks]
-        if run is not None and run.is_open and len(run.blocks) + len(blocks) <= run.size_limit:
-            sequence.parent = self.pool.extend(run, blocks)
-            num_missing = len(run.blocks) - run.num_contents
-            if num_missing > 0:
-                start = (num_blocks - num_missing) * size
-                run.contents.append(self._contents(sequence, start, num_blocks * size, size))
-                run.num_contents += num_missing
-            return
-        num_known, segment_ends = sequence.num_tokens // size, sequence.segment_ends
-        missed, contents = match.missed, match.contents
+        contents = None if match is None else match.contents
         if contents is None:
-            num_known = max(num_blocks, sequence.num_prompt_tokens // size)
-            contents = self._contents(sequence, first * size, num_known * size, size)
-        if segment_ends and any(priority for _, priority in segment_ends):
-            unread = contents if missed is None else chain((missed,), contents)
-            self._cache_by_priority(sequence, blocks, unread)
+            contents = self._contents(sequence, first * size, num_blocks * size, size)
+        node, groups = sequence.parent, sequence.group_tables
+        name = sequence.id, sequence.index, sequence.role
+        blocks, ends = sequence.block_table[first:num_blocks], sequence.segment_ends
+        if groups:
+            known = [*islice(contents, num_blocks - first)]
+            contents = iter(known)
+        if ends and any(map(itemgetter(1), ends)):
+            ranked = zip(blocks, eviction_priorities(ends, first, num_blocks, size), strict=True)
+            for priority, alike in groupby(ranked, itemgetter(1)):
+                some = [block for block, _ in alike]
+                sequence.parent = pool.register(some, sequence.parent, contents, priority, name)
+        else:
+            sequence.parent = pool.register(blocks, node, contents, 0, name)
+        sequence.num_cached_blocks = num_blocks
+        if not groups:
             return
-        most = (sequence.num_prompt_tokens + sequence.max_tokens) // size
-        room = num_known - first, most - first
-        name = SequenceName(sequence.id, sequence.index, sequence.role)
-        sequence.parent, sequence.run = self.pool.cache(
-            blocks, sequence.parent, contents, 0, room, missed, name
-        )
-
-    def _cache_by_priority(
-        self, sequence: S, blocks: list[int], contents: Iterator[Hashable]
-    ) -> None:
-        """Let the last `blocks` of those that can be found be kept as long as they are worth it."""
-        place, stop = 0, sequence.num_cached_blocks
-        for priority, alike in groupby(
-            eviction_priorities(sequence.segment_ends, stop - len(blocks), stop, self.block_size)
-        ):
-            some = blocks[place : (place := place + len([*alike]))]
-            known = iter([*islice(contents, len(some))])
-            sequence.parent, _ = self.pool.cache(
-                some, sequence.parent, known, priority, filler=sequence.name
-            )
+        for place, content in enumerate(known, first):
+            neighbour = pool.find(node, content)
+            node = pool.nodes[neighbour]
+            for group, table in enumerate(groups, 1):
+                if table[place] != NO_BLOCK:
+                    pool.register_beside(table[place], neighbour, group)
 
     def _part(self, sequence: S, start: int, end: int) -> Hashable:
         """Return what stands for the tokens start..end, the beginning of a block."""
@@ -473,11 +545,9 @@ class KVCache(Generic[S]):
         self._copies.append((shared, own))
 
 
-def held(table: list[int]) -> list[int]:
-    """Return the blocks of a table, or of a part of one, that have not been freed."""
-    return table if NO_BLOCK not in table else [block for block in table if block != NO_BLOCK]
+def tables_of(sequence: S) -> tuple[list[int], ...]:
+    return (sequence.block_table, *sequence.group_tables)
 
 
-def root_of(sequence: S) -> BlockHash:
-    """Return the parent of the first block of `sequence`: one for each salt."""
-    return ROOT if sequence.cache_salt is None else sequence.cache_salt
+def _no_contents(sequence: S, start: int, stop: int, size: int) -> NoReturn:  # noqa: ARG001
+    raise InvariantError("nothing is to be found by its tokens")

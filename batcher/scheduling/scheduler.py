@@ -17,7 +17,7 @@ from batcher.errors import BatchdecodeError, Failure, InvariantError
 from batcher.events import BlockedReason, PreemptReason
 from batcher.fields import check_types
 from batcher.lifecycle import PREEMPT, Move, State
-from batcher.scheduling.blocks import PrefixMatch
+from batcher.scheduling.blocks import NO_BLOCK, PrefixMatch
 from batcher.scheduling.clock import BatchStats, one_second
 from batcher.scheduling.lockstep import RunningBatch
 from batcher.scheduling.queue import (
@@ -167,20 +167,6 @@ UNLIMITED = 2**62
 """Tokens in a step: more than there are."""
 
 
-class _Refusal(Struct, Generic[S], frozen=True):
-    """There were fewer blocks for a group than num_needed.
-
-    budget, is_alone, outlook: what these depend on: how many tokens it may compute, whether nothing
-    runs, and what is found of it.
-    """
-
-    first: S
-    budget: int
-    is_alone: bool
-    outlook: tuple[int, ...]
-    num_needed: int
-
-
 NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # for most steps; nothing is ever put into it
 
 
@@ -190,7 +176,7 @@ class Scheduler(Generic[S]):
     token_contents: what stands for the tokens of a sequence in the prefix cache; None if no blocks
     are shared or found, and how many there are is all that matters.
     estimate: how long a step would take.
-    windows: of each cache group, see GroupedKVCache.  block_bytes: what a block takes, if known.
+    windows: of each cache group, see KVCache.  block_bytes: what a block takes, if known.
     is_paged: whether there are blocks though the settings need none.
     recomputes_drafts: whether drafts that are accepted have to be computed again.
     kv_cache: the blocks, if they are not simply as the settings say.
@@ -215,22 +201,16 @@ class Scheduler(Generic[S]):
     ) -> None:
         check_settings(num_slots, settings)
         if kv_cache is None and (settings.is_paged or is_paged):
-            from batcher.scheduling.grouped_kv_cache import CountedBlocks, GroupedKVCache  # noqa: PLC0415 - only with blocks
-            from batcher.scheduling.kv_cache import KVCache  # noqa: PLC0415 - as above
+            from batcher.scheduling.kv_cache import KVCache  # noqa: PLC0415 - only with blocks
 
-            if token_contents is None:
-                kv_cache = CountedBlocks(settings)
-            elif windows == ONE_GROUP:
-                kv_cache = KVCache(settings, token_contents, block_bytes)
-            else:
-                kv_cache = GroupedKVCache(settings, token_contents, windows, block_bytes)
+            kv_cache = KVCache(settings, token_contents, windows, block_bytes)
         self.settings, self.kv_cache = settings, kv_cache
         self._recomputes_drafts = recomputes_drafts
         self._num_uncomputed: dict[S, int] = {}  # accepted drafts of this step
         self._max_tokens = settings.max_batch_tokens or UNLIMITED
         self._max_chunk = settings.long_prefill_threshold or UNLIMITED
         self.queue: WaitingQueue[S] = make_queue(
-            settings, lambda row: 0 if kv_cache is None else kv_cache.match(row).num_tokens
+            settings, lambda row: 0 if kv_cache is None else kv_cache.num_found(row)
         )
         self._urgency: Urgency[S] | None = None
         if settings.preempt_for is not None:
@@ -244,7 +224,9 @@ class Scheduler(Generic[S]):
         self._is_prefill_first = settings.prefill_order == "prefill-first"
         self._is_static = settings.batching == "static"
         self._step, self._now = 0, 0.0
-        self._refusal: _Refusal[S] | None = None
+        # The first of the queue if it lacked blocks and nothing was found of it, what it could
+        # compute, whether nothing ran, and how many blocks it needed.
+        self._refusal: tuple[S, int, bool, int] | None = None
 
     # -- before a step ---------------------------------------------------------------------------
 
@@ -489,96 +471,78 @@ class Scheduler(Generic[S]):
 
     # -- blocks ----------------------------------------------------------------------------------
 
-    def _take_blocks(
-        self,
-        output: SchedulerOutput[S],
-        kv_cache: "KVCache[S]",
-        first: S,
-    ) -> bool:
+    def _take_blocks(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]", first: S) -> bool:
         """Give a group that is to be admitted its blocks, and compute what the budget allows of it.
 
         Returns whether there is room.
         """
-        budget, refusal = output.budget, self._refusal
-        if refusal is not None and refusal.first is first:
-            if self._would_refuse(kv_cache, refusal, budget):
-                self._note_blocked(output, first, "kv", refusal.num_needed)
-                return False
-            self._refusal = None
-        is_alone = self.batch.num_free == len(self.batch.slots)
-        if first.others:
-            rows = first.computed_group
-            matches = self._matches_of(first)
-            for row, match in zip(rows, matches, strict=True):
-                row.num_computed_tokens = match.num_tokens
-            shares = self._split(first, output)
-            stops = [row.num_computed_tokens + shares.get(row, 0) for row in rows]
-            if not shares:  # their last tokens may be computed in this very step
-                stops = [row.num_tokens for row in rows]
-            if self.settings.capacity == "no-evict":
-                stops = [row.most_tokens for row in rows]
-            num_needed = self._num_needed(kv_cache, first, matches, stops, is_alone=is_alone)
-            num_needed += kv_cache.num_blocks_to_promise(first)
-            if kv_cache.has_room(num_needed):
-                num_needed = 0
-        else:
-            stop, most = first.num_tokens - output.num_kept, min(budget, self._max_chunk)
-            num_needed = kv_cache.admit(first, stop, most, is_alone=is_alone)
+        budget = output.budget
+        num_needed = self._num_lacked(kv_cache, first, budget)
         if num_needed:
-            outlook = kv_cache.outlook(first)
-            self._refusal = _Refusal(first, budget, is_alone, outlook, num_needed)
             self._note_blocked(output, first, "kv", num_needed)
             return False
-        scheduled = output.num_scheduled_tokens
-        if not first.others:
-            num_given = first.num_computed_tokens - first.num_cached_tokens
-            if num_given:
-                scheduled[first] = num_given
-                output.budget -= num_given
-            return True
+        matches, shares, stops, num_needed = self._blocks_for(kv_cache, first, output)
+        self._refusal = None
+        if not kv_cache.has_room(num_needed):
+            for row, match in zip(first.computed_group, matches, strict=True):
+                kv_cache.remember(row, match)
+            if kv_cache.is_unknown(first):
+                self._refusal = first, budget, self._is_alone, num_needed
+            self._note_blocked(output, first, "kv", num_needed)
+            return False
+        rows = first.computed_group
+        kv_cache.admit(rows, matches, stops)
         for row, match in zip(rows, matches, strict=True):
-            kv_cache.attach(row, match)
-        for row, match, stop in zip(rows, matches, stops, strict=True):
-            kv_cache.fill(row, match, stop)
-        kv_cache.promise(first)
-        for row, num in shares.items():
-            start = row.num_computed_tokens
-            row.num_computed_tokens = start + num
-            kv_cache.compute(row, start, start + num)
-            scheduled[row] = num
-            output.budget -= num
+            if num_tokens := shares.get(row, 0):
+                start = row.num_computed_tokens
+                row.num_computed_tokens = stop = start + num_tokens
+                kv_cache.compute(row, start, stop, match)
+                output.num_scheduled_tokens[row] = num_tokens
+                output.budget -= num_tokens
         return True
 
-    def _matches_of(self, first: S) -> list[PrefixMatch]:
-        kv_cache = self.kv_cache
-        if kv_cache is None:
-            return []
-        matches = [kv_cache.match(row) for row in first.computed_group]
-        for place in range(1, len(matches)):  # what the first one takes may be what it would copy
-            matches[place] = matches[place].without_source(kv_cache.block_size)
-        return matches
+    def _blocks_for(
+        self, kv_cache: "KVCache[S]", first: S, output: SchedulerOutput[S]
+    ) -> "tuple[list[PrefixMatch], dict[S, int], list[int], int]":
+        """Return what it takes to admit a group.
 
-    def _num_needed(
-        self,
-        kv_cache: "KVCache[S]",
-        first: S,
-        matches: list[PrefixMatch],
-        stops: list[int],
-        *,
-        is_alone: bool,
-    ) -> int:
-        """Return how many blocks have to be free for rows that are to hold `stops` tokens.
-
-        is_alone: whether nobody else runs.
+        For each of its rows what is found of it, how many tokens of it to compute, and how many it
+        is to hold; then how many blocks have to be free.
         """
-        is_watermark = self.settings.capacity == "watermark"
-        counted = [row.num_tokens for row in first.computed_group] if is_watermark else stops
-        num_needed = sum(map(kv_cache.num_blocks_to_take, matches, counted))
-        found = [block for match in matches for block in match.found]
-        num_needed -= kv_cache.pool.num_idle(found) - kv_cache.pool.num_idle({*found})  # each once
-        if is_watermark and not is_alone:  # else nothing would ever make room
-            num_needed += kv_cache.num_spare
-        return num_needed
+        rows = first.computed_group
+        matches = kv_cache.matches_of(rows)
+        for row, match in zip(rows, matches, strict=True):
+            row.num_computed_tokens = match.num_tokens
+        shares = self._split(first, output)
+        is_promised = self.settings.capacity == "no-evict"
+        stops = []
+        for row in rows:
+            if is_promised:
+                stops.append(row.most_tokens)
+            elif shares:
+                stops.append(row.num_computed_tokens + shares.get(row, 0))
+            else:  # their last tokens may be computed in this very step
+                stops.append(row.num_tokens)
+        num_needed = kv_cache.num_needed(rows, matches, stops, is_alone=self._is_alone)
+        return matches, shares, stops, num_needed
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.batch.num_free == len(self.batch.slots)
+
+    def _num_lacked(self, kv_cache: "KVCache[S]", first: S, budget: int) -> int:
+        """Return how many blocks a group was refused for, if it lacks as many still; else 0."""
+        if self._refusal is None:
+            return 0
+        refused, its_budget, is_alone, num_needed = self._refusal
+        would_refuse = (
+            refused is first
+            and is_alone == self._is_alone
+            and (budget == its_budget or self.settings.capacity != "on-demand")
+            and not kv_cache.has_room(num_needed)
+            and kv_cache.is_unknown(first)
+        )
+        return num_needed if would_refuse else 0
 
     def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
         """Give a block to every decoding row whose next token begins one, by admission."""
@@ -619,9 +583,10 @@ class Scheduler(Generic[S]):
             if idle and not output.preempted:  # nobody is admitted where others give way
                 late = idle[-1]
                 self._preempt(output, late, first, "kv")
-                known = [row.num_tokens for row in late.computed_group]
-                num_needed = self._num_needed(
-                    kv_cache, late, self._matches_of(late), known, is_alone=False
+                rows = late.computed_group
+                known = [row.num_tokens for row in rows]
+                num_needed = kv_cache.num_needed(
+                    rows, kv_cache.matches_of(rows), known, is_alone=False
                 )
                 self._note_blocked(output, late, "kv", num_needed)
                 continue
@@ -682,35 +647,38 @@ class Scheduler(Generic[S]):
         if blocked is None or blocked.first is not first or blocked.reason != reason:
             output.blocked = self.blocked = Blocked(first, reason, num_blocks)
 
-    @property
-    def is_refusal_final(self) -> bool:
-        """Whether who was refused stays out whatever is evicted: it would not find less then."""
-        refusal = self._refusal
-        return refusal is not None and refusal.outlook[1:] == (0,)
-
     def refuses_until(self, now: float) -> float:
         """Return until when the first of the queue stays out for want of blocks; `now`: unknown.
 
         It does if nothing comes, ends or can be found that could not before.
         """
-        kv_cache, refusal, blocked = self.kv_cache, self._refusal, self.blocked
-        if kv_cache is None or refusal is None or self._is_prefill_first:
+        kv_cache, blocked = self.kv_cache, self.blocked
+        if kv_cache is None or self._is_prefill_first:
             return now
         if blocked is None or blocked.reason != "kv":  # that has to be told
             return now
-        if not self._would_refuse(kv_cache, refusal, self._max_tokens - self.batch.num_decoding):
-            return now
         until = self.queue.steady_until(now)
-        return until if until > now and self.queue.first(now) is refusal.first else now
+        if until <= now or self.queue.first(now) is not blocked.first:
+            return now
+        budget = self._max_tokens - self.batch.num_decoding
+        if not self._num_lacked(kv_cache, blocked.first, budget):
+            if self._refusal is not None:
+                return now
+            output: SchedulerOutput[S] = SchedulerOutput(budget=budget)
+            *_, num_needed = self._blocks_for(kv_cache, blocked.first, output)
+            if kv_cache.has_room(num_needed):
+                return now
+        return until
 
-    def _would_refuse(self, kv_cache: "KVCache[S]", refusal: _Refusal[S], budget: int) -> bool:
-        """Whether who was refused would be again: it needs as many blocks, which are not free."""
-        return (
-            not kv_cache.has_room(refusal.num_needed)
-            and (budget == refusal.budget or self.settings.capacity != "on-demand")
-            and refusal.is_alone == (self.batch.num_free == len(self.batch.slots))
-            and kv_cache.outlook(refusal.first) == refusal.outlook
-        )
+    @property
+    def is_refusal_final(self) -> bool:
+        """Whether the refused group stays out whatever is evicted: it would not find less then."""
+        if self.kv_cache is None or self.blocked is None:
+            return False
+        if self._refusal is not None and self._refusal[0] is self.blocked.first:
+            return True
+        match = self.kv_cache.match(self.blocked.first)
+        return match.source == NO_BLOCK and not self.kv_cache.pool.num_idle(match.found)
 
     # -- who may not wait ------------------------------------------------------------------------
 
@@ -755,8 +723,9 @@ class Scheduler(Generic[S]):
         num_free = self.batch.num_free
         if num_free + sum(victim.num_slots for victim in less_urgent) < first.num_slots:
             return None
-        matches = self._matches_of(first)
-        known = [row.num_tokens for row in first.computed_group]
+        computed = first.computed_group
+        matches = [] if kv_cache is None else kv_cache.matches_of(computed)
+        known = [row.num_tokens for row in computed]
         kept = {block for match in matches for block in match.found}
         for count in range(len(less_urgent) + 1):
             gone = less_urgent[:count]
@@ -764,7 +733,7 @@ class Scheduler(Generic[S]):
                 if kv_cache is None:
                     return gone
                 is_alone = self.batch.num_occupied == sum(victim.num_slots for victim in gone)
-                num_needed = self._num_needed(kv_cache, first, matches, known, is_alone=is_alone)
+                num_needed = kv_cache.num_needed(computed, matches, known, is_alone=is_alone)
                 rows = [row for victim in gone for row in victim.computed_group]
                 num_given = kv_cache.pool.num_only_in(map(kv_cache.held_blocks, rows), kept)
                 if kv_cache.has_room(num_needed - num_given):

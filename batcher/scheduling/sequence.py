@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from batcher.events import Role, SequenceName
 from batcher.lifecycle import State
-from batcher.scheduling.blocks import ROOT, BlockHash, BlockRun, CachedPrefix
+from batcher.scheduling.blocks import ROOT, Node, PrefixMatch
 
 NEVER = -1  # the step or the number of what has not happened
 NO_SLOT = -1
@@ -43,9 +43,8 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     num_cached_tokens: how many tokens of its last admission were found in blocks.
     cached_from: who filled the last of these blocks, as far as it was found; None without any.
     block_table: the blocks it holds, in the order of its tokens; the first num_cached_blocks of
-    them can be found, and the hash of the last of these is the `parent` of what follows.
-    group_tables: of the further cache groups, as long as that one; see GroupedKVCache.
-    run: the one of which that is the last, if it may go on.
+    them are registered, and `parent` is the node of the last of these.
+    group_tables: of the further cache groups, as long as that one; see KVCache.
     prefix: what was found of it when that was last asked, while it waits.
     """
 
@@ -83,9 +82,8 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     block_table: list[int] = []
     group_tables: tuple[list[int], ...] = ()
     num_cached_blocks: int = 0
-    parent: BlockHash = ROOT
-    run: BlockRun | None = None
-    prefix: CachedPrefix | None = None
+    parent: Node = ROOT
+    prefix: PrefixMatch | None = None
 
     @property
     def name(self) -> SequenceName:
