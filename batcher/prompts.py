@@ -7,7 +7,7 @@ size of the vocabulary, and on nothing else: equal segments share cached blocks.
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import chain, takewhile
+from itertools import takewhile
 from struct import calcsize, pack
 from typing import TypeGuard
 
@@ -248,27 +248,20 @@ def _encode(text: str, path: tuple[str | int, ...], request_id: str, model: Mode
 def block_contents(
     prompt: Prompt, output: Tokens, start: int, stop: int, size: int, typecode: str
 ) -> Iterator[bytes]:
-    """Return the tokens start..stop of a prompt and what follows it as bytes, `size` by `size`.
+    """Yield the tokens start..stop of a prompt and what follows it as bytes, `size` by `size`.
 
-    A long prompt is read piece by piece, and what is drawn of it for that is not kept.
+    They are read piece by piece, the first block by itself: most ask for no more.  What is drawn
+    for that of a long prompt is not kept.
 
     output: of what follows the prompt, the tokens that are among them.
     typecode: of tokens in an item.
     """
-    end, most = stop - len(output), max(MANY // size, 1) * size
-    if stop - start > most:
-        return chain.from_iterable(
-            block_contents(
-                prompt,
-                output[max(first - end, 0) : max(first + most - end, 0)],
-                first,
-                min(first + most, stop),
-                size,
-                typecode,
-            )
-            for first in range(start, stop, most)
-        )
-    tokens = prompt.read(start, end) if start < end else NO_TOKENS
-    data = pack(f"{stop - start}{typecode}", *tokens, *output)
-    width = size * calcsize(typecode)
-    return iter([data[place : place + width] for place in range(0, len(data), width)])
+    num_prompt, num_read, width = stop - len(output), size, size * calcsize(typecode)
+    while start < stop:
+        end = min(start + num_read, stop)
+        tokens = prompt.read(start, min(end, num_prompt)) if start < num_prompt else NO_TOKENS
+        more = output[max(start - num_prompt, 0) : end - num_prompt] if end > num_prompt else ()
+        data = pack(f"{end - start}{typecode}", *tokens, *more)
+        for place in range(0, len(data), width):
+            yield data[place : place + width]
+        start, num_read = end, max(MANY // size, 1) * size

@@ -151,7 +151,6 @@ class BlockPool:
 
     num_total: how many there are so far.  num_free: how many nobody holds.
     num_lost: how many registered blocks have been evicted or forgotten.
-    found: the registered blocks by their keys.
     nodes: [blocks made] the node of each; NO_NODE: not registered.
     """
 
@@ -166,7 +165,10 @@ class BlockPool:
         self._num_made = 0  # blocks that were ever wanted: the others are blank, and only counted
         self._blank: list[int] = []  # made, free, and not registered; a stack
         self._idle = [IdleQueue() for _ in range(NUM_EVICTION_PRIORITIES)]
-        self.found: dict[BlockKey, int] = {}
+        self._found: dict[BlockKey, int] = {}
+        # Node -> the blocks registered behind it that have no key yet, the node of the first of
+        # them, and their contents.
+        self._unread: dict[Node, tuple[Sequence[int], int, Iterator[Hashable]]] = {}
         self._num_nodes = NO_NODE
         self.nodes: list[int] = []
         # By block: its key and the sequence that filled it, if it is registered; how many hold it,
@@ -270,7 +272,9 @@ class BlockPool:
     # -- registered and found --------------------------------------------------------------------
 
     def find(self, node: Node, content: Hashable) -> int:
-        return self.found.get((node, content), NO_BLOCK)
+        if node in self._unread:
+            self._make_keys(node)
+        return self._found.get((node, content), NO_BLOCK)
 
     def num_same(self, match: PrefixMatch) -> int:
         """Return how many blocks of a match, from the first on, have not been evicted since."""
@@ -281,44 +285,65 @@ class BlockPool:
 
     def register(
         self,
-        blocks: Iterable[int],
+        blocks: Sequence[int],
         node: Node,
-        contents: Iterable[Hashable],
+        contents: Iterator[Hashable],
         priority: int = 0,
         filler: Filler | None = None,
     ) -> Node:
         """Let held blocks be found behind `node`, each by a key for which no other block is found.
 
+        Nothing is behind a new node, so that only its block needs its key at once: those of the
+        blocks after it are made when they are first looked for, and most never are.
+
+        contents: of these blocks, and perhaps of more; not to be read by others afterwards.
         priority: of eviction.  filler: the sequence that fills them.
         Returns the node of the last content.
         """
-        nodes, keys, fillers, found = self.nodes, self._keys, self._fillers, self.found
-        is_new, num_nodes = False, self._num_nodes
-        for block, content in zip(blocks, contents):  # noqa: B905 - contents may go on
-            key = node, content
-            if not is_new:
-                holder = found.get(key)
-                if holder is not None:
-                    node = nodes[holder]
-                    continue
-                is_new = not nodes[block]  # nothing is behind a node that nothing had
-            found[key] = block
+        nodes, fillers = self.nodes, self._fillers
+        for place, block in enumerate(blocks):
+            key = node, next(contents)
+            holder = self.find(*key)
+            if holder != NO_BLOCK:
+                node = nodes[holder]
+                continue
+            self._found[key] = block
+            rest: Sequence[int] = ()
             if nodes[block]:
                 self._more_keys.setdefault(block, []).append(key)
-                node, is_new = nodes[block], False
+                node = nodes[block]
             else:
-                num_nodes = nodes[block] = node = num_nodes + 1
-                keys[block], fillers[block] = key, filler
+                rest = blocks[place + 1 :]
+                if any(map(nodes.__getitem__, rest)):
+                    rest = ()
+                self._keys[block] = key
+                first = node = self._num_nodes + 1
+                nodes[block], fillers[block] = node, filler
+                for node, other in enumerate(rest, first + 1):
+                    nodes[other], fillers[other] = node, filler
+                self._num_nodes = node
             if priority:
-                self._priorities[block] = max(self._priorities.get(block, 0), priority)
-        self._num_nodes = num_nodes
+                for other in (block, *rest):
+                    self._priorities[other] = max(self._priorities.get(other, 0), priority)
+            if rest:
+                self._unread[first] = rest, first + 1, contents
+                break
         return node
+
+    def _make_keys(self, node: Node) -> None:
+        """Let the blocks be found that were registered behind `node` by one sequence."""
+        rest, first, contents = self._unread.pop(node)
+        for number, (block, content) in enumerate(zip(rest, contents), first):  # noqa: B905 - contents may go on
+            if self.nodes[block] != number:
+                break  # nothing is found behind an evicted block
+            key = self._keys[block] = node, content
+            self._found[key], node = block, number
 
     def register_beside(self, block: int, neighbour: int, group: int) -> None:
         """Let a held block be found as what another cache group has beside a registered block."""
         if not self.nodes[block]:
             priority = self._priorities.get(neighbour, 0)
-            self.register([block], self.nodes[neighbour], [group], priority)
+            self.register([block], self.nodes[neighbour], iter([group]), priority)
 
     def filler_of(self, block: int) -> SequenceName | None:
         """Return the sequence that filled a registered block, if that was told."""
@@ -338,9 +363,13 @@ class BlockPool:
             self.give_back([block])
 
     def _evict(self, blocks: list[int]) -> None:
-        found, keys, nodes, holders = self.found, self._keys, self.nodes, self._holders
+        found, keys, nodes, holders = self._found, self._keys, self.nodes, self._holders
         for block in blocks:
-            del found[keys[block]]  # type: ignore[arg-type]  # it is registered
+            key = keys[block]
+            if key is not None:
+                del found[key]
+                keys[block] = None
+                self._unread.pop(nodes[block], None)
             nodes[block] = NO_NODE
             holders[block] = holders[block] or 1
         self.num_lost += len(blocks)

@@ -153,8 +153,8 @@ class KVCache(Generic[S]):
             stop, missed = num_tokens - num_tokens % size, None
             contents = self._contents(sequence, len(blocks) * size, stop, size)
             for content in islice(contents, num_more):
-                block = pool.found.get((node, content))
-                if block is None:
+                block = pool.find(node, content)
+                if block == NO_BLOCK:
                     missed, contents = content, chain((content,), contents)
                     break
                 node = pool.nodes[block]
@@ -418,7 +418,7 @@ class KVCache(Generic[S]):
             part = self._part(sequence, place * size, end)
             name = sequence.id, sequence.index, sequence.role
             block = sequence.block_table[place]
-            self.pool.register([block], node, [part], priority, name)
+            self.pool.register([block], node, iter([part]), priority, name)
         self._boundaries.clear()
 
     def fork(self, parent: S, child: S, num_computed_tokens: int) -> None:
@@ -517,7 +517,8 @@ class KVCache(Generic[S]):
             ranked = zip(blocks, eviction_priorities(ends, first, num_blocks, size), strict=True)
             for priority, alike in groupby(ranked, itemgetter(1)):
                 some = [block for block, _ in alike]
-                sequence.parent = pool.register(some, sequence.parent, contents, priority, name)
+                own = iter([*islice(contents, len(some))])
+                sequence.parent = pool.register(some, sequence.parent, own, priority, name)
         else:
             sequence.parent = pool.register(blocks, node, contents, 0, name)
         sequence.num_cached_blocks = num_blocks
