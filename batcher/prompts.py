@@ -256,12 +256,18 @@ def block_contents(
     output: of what follows the prompt, the tokens that are among them.
     typecode: of tokens in an item.
     """
-    num_prompt, num_read, width = stop - len(output), size, size * calcsize(typecode)
+    num_prompt, width, num_read = stop - len(output), size * calcsize(typecode), size
     while start < stop:
         end = min(start + num_read, stop)
-        tokens = prompt.read(start, min(end, num_prompt)) if start < num_prompt else NO_TOKENS
-        more = output[max(start - num_prompt, 0) : end - num_prompt] if end > num_prompt else ()
-        data = pack(f"{end - start}{typecode}", *tokens, *more)
-        for place in range(0, len(data), width):
-            yield data[place : place + width]
+        tokens: Tokens = NO_TOKENS
+        if start < num_prompt:
+            tokens = prompt.read(start, min(end, num_prompt))
+        if end > num_prompt:
+            tokens = [*tokens, *output[max(start - num_prompt, 0) : end - num_prompt]]
+        data = pack(f"{end - start}{typecode}", *tokens)
+        if end - start <= size:
+            yield data
+        else:
+            for place in range(0, len(data), width):
+                yield data[place : place + width]
         start, num_read = end, max(MANY // size, 1) * size

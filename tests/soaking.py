@@ -110,7 +110,7 @@ def kept(engine: Engine) -> dict[str, int]:
         pages = runner.pages
         sizes |= {
             "blocks": kv_cache.pool.num_used,
-            "shared blocks": len(kv_cache.pool._extra_holders),
+            "shared blocks": sum(count > 1 for count in kv_cache.pool._holders),
             "siblings": len(kv_cache._siblings),
             "boundaries": len(kv_cache._boundaries),
             "moved rows": len(pages.moved) if pages is not None else 0,

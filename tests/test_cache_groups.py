@@ -14,7 +14,7 @@ from test_scheduling_invariance import Case, cases, check, run
 from batcher import BatchdecodeError, Engine, ModelError, ModelOutput, Request, SimulatedModel
 from batcher.events import AdmitEvent
 from batcher.models.base import Batch
-from batcher.scheduling.blocks import NO_HASH, ROOT, BlockPool
+from batcher.scheduling.blocks import NO_NODE, ROOT, BlockPool
 from batcher.settings import SchedulingSettings
 
 KINDS = [(5,), (None, 3), (None, 5, "state"), (None, "state"), ("state",), (None, 9, 2, None)]
@@ -124,15 +124,13 @@ def test_what_a_failed_row_was_to_compute_is_not_found() -> None:
 def test_what_a_group_has_is_worth_as_much_as_the_block_it_is_beside() -> None:
     pool = BlockPool(2)
     neighbour, block = pool.take(2)
-    pool.cache([neighbour], ROOT, iter([b"a"]), priority=2)
-    num_cached = pool.num_cached
-    pool.cache_beside(block, neighbour, 1)
-    assert pool.num_cached == num_cached + 1
-    assert pool.find_beside(pool.hash_of(neighbour), 1) == block
+    node = pool.register([neighbour], ROOT, iter([b"a"]), priority=2)
+    pool.register_beside(block, neighbour, 1)
+    assert pool.find(node, 1) == block
     pool.give_back([block, neighbour])
     assert pool.take(1) == [neighbour]  # of equal worth, the last goes first
     pool.take(1)
-    assert pool.hash_of(block) == NO_HASH
+    assert pool.nodes[block] == NO_NODE
 
 
 def test_what_a_model_says_of_its_windows_is_checked() -> None:

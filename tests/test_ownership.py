@@ -36,7 +36,7 @@ SCHEDULER = """
     state slot admitted_step first_token_step num_tokens num_computed_tokens num_cached_tokens
     cached_from
     offset is_decoding last_decode_step queue_number admission block_table group_tables
-    num_cached_blocks parent run prefix
+    num_cached_blocks parent prefix
 """
 MODEL_RUNNER = "generated jumped_step"
 SIMULATION = """

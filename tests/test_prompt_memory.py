@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from batcher import Engine, Request, SimulatedModel
 from batcher.models.simulated import MASK, MULTIPLIER, hash_after, hashes_after
 from batcher.models.tokenizers import WordTokenizer
-from batcher.prompts import BlockContents, Prompt, encoded, read_prompt
+from batcher.prompts import Prompt, block_contents, encoded, read_prompt
 from batcher.request import PromptSegment
 from batcher.requests.lines import RequestParser
 from batcher.settings import SchedulingSettings
@@ -128,7 +128,7 @@ def test_a_part_of_a_prompt_is_that_part_of_the_whole(data):
     stop = data.draw(st.integers(start, len(known)))
     after = known[max(start, len(whole)) : stop]
     for kept in (prompt, Prompt(whole)):
-        blocks = [*BlockContents(kept, after, start, stop, size, "H")]
+        blocks = [*block_contents(kept, after, start, stop, size, "H")]
         parts = [known[at : min(at + size, stop)] for at in range(start, stop, size)]
         assert blocks == [array("H", part).tobytes() for part in parts]
     assert isinstance(prompt.drawn, list | array) == (len(whole) <= MANY), "no long one is kept"

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from heapq import heappop, heappush, merge
@@ -593,19 +593,19 @@ class ReservedBlocks(KVCache[SimulatedSequence]):
         return True
 
     def match(self, sequence: SimulatedSequence) -> PrefixMatch:
-        return PrefixMatch(sequence.block_table, sequence.num_prompt_tokens)
+        return PrefixMatch([], sequence.num_prompt_tokens, sequence.num_tokens)
 
-    def num_needed(self, *_: object, is_alone: bool) -> int:  # noqa: ARG002
+    def num_needed(
+        self,
+        matches: Mapping[SimulatedSequence, PrefixMatch],  # noqa: ARG002
+        *,
+        is_alone: bool,  # noqa: ARG002
+    ) -> int:
         return 0
 
-    def admit(
-        self,
-        rows: Sequence[SimulatedSequence],
-        matches: list[PrefixMatch],
-        stops: list[int],  # noqa: ARG002 - it has all blocks already
-    ) -> None:
-        """Let a sequence continue behind its prompt."""
-        for row, match in zip(rows, matches, strict=True):
+    def admit(self, matches: Mapping[SimulatedSequence, PrefixMatch]) -> None:
+        """Let a sequence, which has all its blocks, continue behind its prompt."""
+        for row, match in matches.items():
             row.num_cached_tokens = match.num_tokens
 
 

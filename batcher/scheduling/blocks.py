@@ -18,18 +18,20 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from batcher.errors import InvariantError
-from batcher.events import Role, SequenceName
+from batcher.events import SequenceName
 
 NO_BLOCK = -1
 NO_NODE = 0
+KNOWN = ()
 ROOT = -1  # the node before the first block of a sequence without a salt
 
 Node = int | str
 """The number of a registered block, or a salt, which is before the first block of its sequences."""
 
-Filler = tuple[str, int, Role]
-
 BlockKey = tuple[Node, Hashable]
+
+UnreadChain = tuple[Sequence[int], int, Iterator[Hashable]]
+"""Blocks on end, the node of the first of them, and their contents; the others' nodes follow."""
 
 NUM_EVICTION_PRIORITIES = 4  # nothing special or assistant, user, system, pinned
 
@@ -63,6 +65,7 @@ class PrefixMatch(Struct, gc=False):
     """What is found of a sequence, which starts from there.
 
     blocks: held by others or idle.  num_tokens: how many of its tokens are in blocks.
+    stop: how many tokens it is to hold when it is admitted: all that are known, or fewer.
     nodes: of the blocks that were found by their content: all, or none.  node: of what is before
     the next block.
     missed: the next content, if it was looked for and not found.  contents: of this and all further
@@ -74,6 +77,7 @@ class PrefixMatch(Struct, gc=False):
 
     blocks: list[int]
     num_tokens: int
+    stop: int
     nodes: list[int] = []
     node: Node = ROOT
     missed: Hashable = None
@@ -166,15 +170,14 @@ class BlockPool:
         self._blank: list[int] = []  # made, free, and not registered; a stack
         self._idle = [IdleQueue() for _ in range(NUM_EVICTION_PRIORITIES)]
         self._found: dict[BlockKey, int] = {}
-        # Node -> the blocks registered behind it that have no key yet, the node of the first of
-        # them, and their contents.
-        self._unread: dict[Node, tuple[Sequence[int], int, Iterator[Hashable]]] = {}
+        # The nodes that no key begins with: None, or what is registered behind it without keys.
+        self._behind: dict[Node, UnreadChain | None] = {}
         self._num_nodes = NO_NODE
         self.nodes: list[int] = []
         # By block: its key and the sequence that filled it, if it is registered; how many hold it,
         # 0 where a registered one is free, and 1 where a blank one is.
         self._keys: list[BlockKey | None] = []
-        self._fillers: list[Filler | None] = []
+        self._fillers: list[SequenceName | None] = []
         self._holders: list[int] = []
         self._more_keys: dict[int, list[BlockKey]] = {}
         self._priorities: dict[int, int] = {}  # of those above 0
@@ -272,8 +275,9 @@ class BlockPool:
     # -- registered and found --------------------------------------------------------------------
 
     def find(self, node: Node, content: Hashable) -> int:
-        if node in self._unread:
-            self._make_keys(node)
+        chain = self._behind.get(node)
+        if chain is not None:
+            self._make_keys(node, chain)
         return self._found.get((node, content), NO_BLOCK)
 
     def num_same(self, match: PrefixMatch) -> int:
@@ -289,51 +293,63 @@ class BlockPool:
         node: Node,
         contents: Iterator[Hashable],
         priority: int = 0,
-        filler: Filler | None = None,
+        filler: SequenceName | None = None,
+        *,
+        is_own: bool = False,
     ) -> Node:
         """Let held blocks be found behind `node`, each by a key for which no other block is found.
 
-        Nothing is behind a new node, so that only its block needs its key at once: those of the
-        blocks after it are made when they are first looked for, and most never are.
+        Nothing is behind a new node, so blocks that follow it need no keys yet: these are made when
+        somebody looks behind that node, and most never are.
 
         contents: of these blocks, and perhaps of more; not to be read by others afterwards.
         priority: of eviction.  filler: the sequence that fills them.
+        is_own: whether they follow a block of the same sequence, which is held as long as they are.
         Returns the node of the last content.
         """
-        nodes, fillers = self.nodes, self._fillers
+        nodes, behind = self.nodes, self._behind
         for place, block in enumerate(blocks):
+            if is_own and behind.get(node, KNOWN) is None:
+                rest = blocks[place:]
+                if not any(map(nodes.__getitem__, rest)):
+                    first = self._num_nodes + 1
+                    behind[node] = rest, first, contents
+                    return self._add_nodes(rest, first, priority, filler)
             key = node, next(contents)
             holder = self.find(*key)
             if holder != NO_BLOCK:
-                node = nodes[holder]
+                node, is_own = nodes[holder], False
                 continue
+            is_own = True
+            behind.pop(node, None)
             self._found[key] = block
-            rest: Sequence[int] = ()
             if nodes[block]:
                 self._more_keys.setdefault(block, []).append(key)
+                if priority:
+                    self._priorities[block] = max(self._priorities.get(block, 0), priority)
                 node = nodes[block]
             else:
-                rest = blocks[place + 1 :]
-                if any(map(nodes.__getitem__, rest)):
-                    rest = ()
                 self._keys[block] = key
-                first = node = self._num_nodes + 1
-                nodes[block], fillers[block] = node, filler
-                for node, other in enumerate(rest, first + 1):
-                    nodes[other], fillers[other] = node, filler
-                self._num_nodes = node
-            if priority:
-                for other in (block, *rest):
-                    self._priorities[other] = max(self._priorities.get(other, 0), priority)
-            if rest:
-                self._unread[first] = rest, first + 1, contents
-                break
+                node = self._add_nodes([block], self._num_nodes + 1, priority, filler)
         return node
 
-    def _make_keys(self, node: Node) -> None:
-        """Let the blocks be found that were registered behind `node` by one sequence."""
-        rest, first, contents = self._unread.pop(node)
-        for number, (block, content) in enumerate(zip(rest, contents), first):  # noqa: B905 - contents may go on
+    def _add_nodes(
+        self, blocks: Sequence[int], first: int, priority: int, filler: SequenceName | None
+    ) -> int:
+        """Register blocks on end, from the node `first` on; return the node of the last."""
+        nodes, fillers, node = self.nodes, self._fillers, first
+        for node, block in enumerate(blocks, first):
+            nodes[block], fillers[block] = node, filler
+        self._num_nodes, self._behind[node] = node, None
+        if priority:
+            self._priorities |= dict.fromkeys(blocks, priority)
+        return node
+
+    def _make_keys(self, node: Node, chain: UnreadChain) -> None:
+        """Let blocks be found that one sequence registered behind `node`."""
+        del self._behind[node]
+        blocks, first, contents = chain
+        for number, (block, content) in enumerate(zip(blocks, contents), first):  # noqa: B905 - contents may go on
             if self.nodes[block] != number:
                 break  # nothing is found behind an evicted block
             key = self._keys[block] = node, content
@@ -347,8 +363,7 @@ class BlockPool:
 
     def filler_of(self, block: int) -> SequenceName | None:
         """Return the sequence that filled a registered block, if that was told."""
-        filler = self._fillers[block]
-        return None if filler is None else SequenceName(*filler)
+        return self._fillers[block]
 
     def forget(self, block: int) -> None:
         """Let a held block be found no longer: it does not hold what was promised."""
@@ -363,13 +378,14 @@ class BlockPool:
             self.give_back([block])
 
     def _evict(self, blocks: list[int]) -> None:
-        found, keys, nodes, holders = self._found, self._keys, self.nodes, self._holders
+        found, behind, keys = self._found, self._behind, self._keys
+        nodes, holders = self.nodes, self._holders
         for block in blocks:
             key = keys[block]
             if key is not None:
                 del found[key]
                 keys[block] = None
-                self._unread.pop(nodes[block], None)
+            behind.pop(nodes[block], None)
             nodes[block] = NO_NODE
             holders[block] = holders[block] or 1
         self.num_lost += len(blocks)

@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import Generic, NamedTuple, NoReturn
 
 from batcher.errors import InvariantError
+from batcher.events import SequenceName
 from batcher.scheduling.blocks import (
     NO_BLOCK,
     ROOT,
@@ -126,7 +127,7 @@ class KVCache(Generic[S]):
         """
         node: Node = ROOT if sequence.cache_salt is None else sequence.cache_salt
         if not self._has_prefix_cache or sequence.skips_prefix_cache:
-            match = PrefixMatch([], 0, node=node)
+            match = PrefixMatch([], 0, sequence.num_tokens, node=node)
         else:
             match = self._match_prefix(sequence, node)
         if self._is_grouped:
@@ -136,7 +137,9 @@ class KVCache(Generic[S]):
             num_tokens = min(sequence.num_prompt_tokens, sequence.num_tokens - 1)
             if sibling is not None and num_tokens > match.num_tokens:
                 blocks = sibling.block_table[: self.num_blocks(num_tokens)]
-                return PrefixMatch(blocks, num_tokens, node=node, sibling=sibling.name)
+                return PrefixMatch(
+                    blocks, num_tokens, sequence.num_tokens, node=node, sibling=sibling.name
+                )
         return match
 
     def _match_prefix(self, sequence: S, node: Node) -> PrefixMatch:
@@ -161,7 +164,9 @@ class KVCache(Generic[S]):
                 blocks.append(block)
                 nodes.append(node)
         num_found = len(blocks) * size
-        match = PrefixMatch(blocks, num_found, nodes, node, missed, contents, pool.num_lost)
+        match = PrefixMatch(
+            blocks, num_found, num_tokens, nodes, node, missed, contents, pool.num_lost
+        )
         if sequence.segment_ends and not self._is_grouped:
             last = min(num_found + size, num_tokens) - 1
             for end, _ in reversed(ends_between(sequence.segment_ends, num_found, last)):
@@ -198,14 +203,15 @@ class KVCache(Generic[S]):
             )
             match.missed = match.contents = None
 
-    def remember(self, sequence: S, match: PrefixMatch) -> None:
-        """Keep what was found of a waiting sequence, so that it is not looked for again."""
-        match.contents = None  # it may hold the whole prompt
-        sequence.prefix = None if match.sibling is not None else match
+    def remember(self, matches: Mapping[S, PrefixMatch]) -> None:
+        """Keep what was found of waiting sequences, so that it is not looked for again."""
+        for sequence, match in matches.items():
+            match.contents = None  # it may hold the whole prompt
+            sequence.prefix = None if match.sibling is not None else match
 
     def num_found(self, sequence: S) -> int:
         match = self.match(sequence)
-        self.remember(sequence, match)
+        self.remember({sequence: match})
         return match.num_tokens
 
     def is_unknown(self, sequence: S) -> bool:
@@ -222,37 +228,36 @@ class KVCache(Generic[S]):
             return False
         return self.pool.find(known.node, known.missed) == NO_BLOCK
 
-    def matches_of(self, rows: Sequence[S]) -> list[PrefixMatch]:
-        """Return what is found of rows that are admitted together."""
-        matches = [*map(self.match, rows)]
-        for match in matches[1:]:
-            if match.source != NO_BLOCK:  # the first may take the block to be copied
+    def matches_of(self, first: S) -> dict[S, PrefixMatch]:
+        """Return what is found of the rows of a group, which are admitted together."""
+        if not first.others:
+            return {first: self.match(first)}
+        matches = {row: self.match(row) for row in first.computed_group}
+        for row, match in matches.items():
+            if row is not first and match.source != NO_BLOCK:
+                # What the first one takes may be what this one would copy.
                 match.num_tokens, match.source = len(match.blocks) * self.block_size, NO_BLOCK
         return matches
 
-    def num_needed(
-        self, rows: Sequence[S], matches: list[PrefixMatch], stops: list[int], *, is_alone: bool
-    ) -> int:
-        """Return how many blocks have to be free to admit rows that are to hold `stops` tokens.
+    def num_needed(self, matches: Mapping[S, PrefixMatch], *, is_alone: bool) -> int:
+        """Return how many blocks have to be free to admit a group.
 
         is_alone: whether nothing else runs.
         """
         size, is_watermark = self.block_size, self._capacity == "watermark"
         num_needed = self.num_spare if is_watermark and not is_alone else 0  # or all would wait
-        for row, match, stop in zip(rows, matches, stops, strict=True):
-            num_tokens = row.num_tokens if is_watermark else stop
+        for row, match in matches.items():
+            num_tokens = row.num_tokens if is_watermark else match.stop
             if match.blocks or self._is_grouped:
                 num_needed += self.num_blocks_to_take(match, num_tokens)
             else:
                 num_needed += -(-num_tokens // size)
-        if len(rows) > 1:
-            found = [block for match in matches for block in match.found]
+            if row.others and self._capacity == "no-evict":  # its beams are promised as much
+                num_own = self.num_blocks(row.most_tokens) - row.num_prompt_tokens // size
+                num_needed += num_own * self.num_groups * len(row.beams_to_fork)
+        if len(matches) > 1:
+            found = [block for match in matches.values() for block in match.found]
             num_needed -= self.pool.num_idle(found) - self.pool.num_idle({*found})  # each once
-        if self._capacity == "no-evict":
-            first = rows[0]
-            num_shared = first.num_prompt_tokens // self.block_size
-            num_own = self.num_blocks(first.most_tokens) - num_shared
-            num_needed += num_own * self.num_groups * len(first.beams_to_fork)
         return num_needed
 
     def num_blocks_to_take(self, match: PrefixMatch, num_tokens: int) -> int:
@@ -283,37 +288,34 @@ class KVCache(Generic[S]):
 
     # -- a sequence comes, grows and goes --------------------------------------------------------
 
-    def admit(self, rows: Sequence[S], matches: list[PrefixMatch], stops: list[int]) -> None:
-        """Give rows what was found of each, and blocks to hold `stops` tokens."""
+    def admit(self, matches: Mapping[S, PrefixMatch]) -> None:
+        """Give the rows of a group what was found of them, and blocks for all they are to hold."""
         pool, size = self.pool, self.block_size
-        for row, match in zip(rows, matches, strict=True):  # first of all, so that nothing takes it
+        for match in matches.values():
+            if match.blocks:
+                pool.share(match.found)  # of all, before anything is taken
+        for row, match in matches.items():
             blocks, filler = match.blocks.copy(), match.sibling
-            if blocks:
-                pool.share(blocks)
-                if match.nodes:
-                    filler = pool.filler_of(blocks[-1])
+            if match.nodes:
+                filler = pool.filler_of(blocks[-1])
             if match.source != NO_BLOCK:
                 filler = pool.filler_of(match.source)
             row.block_table, row.prefix, row.cached_from = blocks, None, filler
             row.num_cached_tokens = row.num_computed_tokens = match.num_tokens
             row.num_cached_blocks, row.parent = len(match.nodes), match.node
             if self._is_grouped:
-                for table in match.group_blocks:
-                    pool.share(held(table))
                 row.group_tables = tuple(table.copy() for table in match.group_blocks)
                 self.slide(row, match.num_tokens)
-        for row, match, stop in zip(rows, matches, stops, strict=True):
             if match.source == NO_BLOCK and match.num_tokens % size:
-                self._copy_last(row.block_table)
-            self.extend(row, stop)
+                self._copy_last(blocks)
+            self.extend(row, match.stop)
             if match.source != NO_BLOCK:
-                self._copies.append((match.source, row.block_table[len(match.blocks)]))
-        if self._capacity == "no-evict":  # beams that are to be forked are promised all they need
-            first = rows[0]
-            num_shared = first.num_prompt_tokens // self.block_size * self.block_size
-            for beam in first.beams_to_fork:
-                self.fork(first, beam, num_shared)
-                self.extend(beam, beam.most_tokens)
+                self._copies.append((match.source, blocks[len(match.blocks)]))
+            if row.others and self._capacity == "no-evict":  # its beams are promised all they need
+                num_shared = row.num_prompt_tokens // size * size
+                for beam in row.beams_to_fork:
+                    self.fork(row, beam, num_shared)
+                    self.extend(beam, beam.most_tokens)
 
     def slide(self, sequence: S, position: int) -> None:
         """Free what no token reads that comes after the one before `position`.
@@ -416,7 +418,7 @@ class KVCache(Generic[S]):
         for sequence, end, priority, node in self._boundaries:
             place = end // size
             part = self._part(sequence, place * size, end)
-            name = sequence.id, sequence.index, sequence.role
+            name = SequenceName(sequence.id, sequence.index, sequence.role)
             block = sequence.block_table[place]
             self.pool.register([block], node, iter([part]), priority, name)
         self._boundaries.clear()
@@ -508,7 +510,7 @@ class KVCache(Generic[S]):
         if contents is None:
             contents = self._contents(sequence, first * size, num_blocks * size, size)
         node, groups = sequence.parent, sequence.group_tables
-        name = sequence.id, sequence.index, sequence.role
+        name = SequenceName(sequence.id, sequence.index, sequence.role)
         blocks, ends = sequence.block_table[first:num_blocks], sequence.segment_ends
         if groups:
             known = [*islice(contents, num_blocks - first)]
@@ -520,7 +522,9 @@ class KVCache(Generic[S]):
                 own = iter([*islice(contents, len(some))])
                 sequence.parent = pool.register(some, sequence.parent, own, priority, name)
         else:
-            sequence.parent = pool.register(blocks, node, contents, 0, name)
+            before = sequence.block_table[first - 1] if first else NO_BLOCK
+            is_own = before != NO_BLOCK and pool.nodes[before] == node
+            sequence.parent = pool.register(blocks, node, contents, 0, name, is_own=is_own)
         sequence.num_cached_blocks = num_blocks
         if not groups:
             return

@@ -476,55 +476,48 @@ class Scheduler(Generic[S]):
 
         Returns whether there is room.
         """
-        budget = output.budget
-        num_needed = self._num_lacked(kv_cache, first, budget)
-        if num_needed:
-            self._note_blocked(output, first, "kv", num_needed)
-            return False
-        matches, shares, stops, num_needed = self._blocks_for(kv_cache, first, output)
-        self._refusal = None
+        budget, scheduled = output.budget, output.num_scheduled_tokens
+        if self._refusal is not None:
+            num_needed = self._num_lacked(kv_cache, first, budget)
+            if num_needed:
+                self._note_blocked(output, first, "kv", num_needed)
+                return False
+            self._refusal = None
+        matches, shares, num_needed = self._blocks_for(kv_cache, first, output)
         if not kv_cache.has_room(num_needed):
-            for row, match in zip(first.computed_group, matches, strict=True):
-                kv_cache.remember(row, match)
+            kv_cache.remember(matches)
             if kv_cache.is_unknown(first):
                 self._refusal = first, budget, self._is_alone, num_needed
             self._note_blocked(output, first, "kv", num_needed)
             return False
-        rows = first.computed_group
-        kv_cache.admit(rows, matches, stops)
-        for row, match in zip(rows, matches, strict=True):
-            if num_tokens := shares.get(row, 0):
-                start = row.num_computed_tokens
-                row.num_computed_tokens = stop = start + num_tokens
-                kv_cache.compute(row, start, stop, match)
-                output.num_scheduled_tokens[row] = num_tokens
-                output.budget -= num_tokens
+        kv_cache.admit(matches)
+        for row, num_tokens in shares.items():
+            start = row.num_computed_tokens
+            row.num_computed_tokens = stop = start + num_tokens
+            kv_cache.compute(row, start, stop, matches[row])
+            scheduled[row] = num_tokens
+            output.budget -= num_tokens
         return True
 
     def _blocks_for(
         self, kv_cache: "KVCache[S]", first: S, output: SchedulerOutput[S]
-    ) -> "tuple[list[PrefixMatch], dict[S, int], list[int], int]":
+    ) -> tuple[dict[S, PrefixMatch], dict[S, int], int]:
         """Return what it takes to admit a group.
 
-        For each of its rows what is found of it, how many tokens of it to compute, and how many it
-        is to hold; then how many blocks have to be free.
+        What is found of each row, how many tokens of it to compute, and how many blocks have to be
+        free.
         """
-        rows = first.computed_group
-        matches = kv_cache.matches_of(rows)
-        for row, match in zip(rows, matches, strict=True):
+        matches = kv_cache.matches_of(first)
+        for row, match in matches.items():
             row.num_computed_tokens = match.num_tokens
         shares = self._split(first, output)
         is_promised = self.settings.capacity == "no-evict"
-        stops = []
-        for row in rows:
-            if is_promised:
-                stops.append(row.most_tokens)
-            elif shares:
-                stops.append(row.num_computed_tokens + shares.get(row, 0))
-            else:  # their last tokens may be computed in this very step
-                stops.append(row.num_tokens)
-        num_needed = kv_cache.num_needed(rows, matches, stops, is_alone=self._is_alone)
-        return matches, shares, stops, num_needed
+        if is_promised or shares:  # else the last tokens may be computed in this very step
+            for row, match in matches.items():
+                match.stop = match.num_tokens + shares.get(row, 0)
+                if is_promised:
+                    match.stop = row.most_tokens
+        return matches, shares, kv_cache.num_needed(matches, is_alone=self._is_alone)
 
     @property
     def _is_alone(self) -> bool:
@@ -583,11 +576,7 @@ class Scheduler(Generic[S]):
             if idle and not output.preempted:  # nobody is admitted where others give way
                 late = idle[-1]
                 self._preempt(output, late, first, "kv")
-                rows = late.computed_group
-                known = [row.num_tokens for row in rows]
-                num_needed = kv_cache.num_needed(
-                    rows, kv_cache.matches_of(rows), known, is_alone=False
-                )
+                num_needed = kv_cache.num_needed(kv_cache.matches_of(late), is_alone=False)
                 self._note_blocked(output, late, "kv", num_needed)
                 continue
             busy.update(idle)
@@ -723,17 +712,15 @@ class Scheduler(Generic[S]):
         num_free = self.batch.num_free
         if num_free + sum(victim.num_slots for victim in less_urgent) < first.num_slots:
             return None
-        computed = first.computed_group
-        matches = [] if kv_cache is None else kv_cache.matches_of(computed)
-        known = [row.num_tokens for row in computed]
-        kept = {block for match in matches for block in match.found}
+        matches = {} if kv_cache is None else kv_cache.matches_of(first)
+        kept = {block for match in matches.values() for block in match.found}
         for count in range(len(less_urgent) + 1):
             gone = less_urgent[:count]
             if num_free >= first.num_slots:
                 if kv_cache is None:
                     return gone
                 is_alone = self.batch.num_occupied == sum(victim.num_slots for victim in gone)
-                num_needed = kv_cache.num_needed(computed, matches, known, is_alone=is_alone)
+                num_needed = kv_cache.num_needed(matches, is_alone=is_alone)
                 rows = [row for victim in gone for row in victim.computed_group]
                 num_given = kv_cache.pool.num_only_in(map(kv_cache.held_blocks, rows), kept)
                 if kv_cache.has_room(num_needed - num_given):

@@ -47,9 +47,12 @@ class Cache(KVCache):
         """Let `sequence` compute up to `stop` tokens, all of them if not told, in one step."""
         stop = sequence.num_tokens if stop is None else stop
         num_free = self.pool.num_free
-        num_needed = self.num_blocks_to_take(self.match(sequence), stop)
-        self.built.clear()
-        assert self.admit(sequence, stop, stop, is_alone=True) == 0
+        match = self.match(sequence)
+        match.stop, start = stop, match.num_tokens
+        num_needed = self.num_needed({sequence: match}, is_alone=True)
+        self.admit({sequence: match})
+        sequence.num_computed_tokens = stop
+        self.compute(sequence, start, stop, match)
         assert self.pool.num_free == num_free - num_needed, "not what was asked for"
         self.sequences.append(sequence)
 

@@ -14,11 +14,11 @@ from slow_pool import SlowPool
 from batcher.errors import InvariantError
 from batcher.events import SequenceName
 from batcher.scheduling.blocks import (
-    NO_HASH,
+    NO_BLOCK,
+    NO_NODE,
     NUM_EVICTION_PRIORITIES,
     ROOT,
     BlockPool,
-    CachedPrefix,
 )
 
 NUM_BLOCKS = 7
@@ -64,50 +64,45 @@ class Pools(RuleBasedStateMachine):
     def cache(self, data: st.DataObject, content: int, rank: int) -> None:
         block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.tables))))
         filler = self.new_filler()
-        found, _ = self.pool.cache([block], ROOT, iter([content]), rank, filler=filler)
+        found = self.pool.register([block], ROOT, iter([content]), rank, filler)
         self.hashes[self.slow.cache(block, (ROOT, content), rank, filler)] = found
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), contents=st.lists(st.integers(10, 12), max_size=4))
-    def cache_a_chain(self, data: st.DataObject, contents: list[int]) -> None:
+    @rule(
+        data=st.data(),
+        contents=st.lists(st.integers(10, 12), max_size=4),
+        rank=st.integers(0, NUM_EVICTION_PRIORITIES - 1),
+    )
+    def cache_a_chain(self, data: st.DataObject, contents: list[int], rank: int) -> None:
         table = data.draw(st.sampled_from(self.tables))
         num_blocks = min(len(contents), len(table))
         num_first = data.draw(st.integers(0, num_blocks))
-        num_told = data.draw(st.integers(num_first, num_blocks))
-        unread, room = iter(contents[:num_told]), (num_told, len(table))
         filler = self.new_filler()
-        found, run = self.pool.cache(table[:num_first], ROOT, unread, 0, room, None, filler)
+        node = self.pool.register(table[:num_first], ROOT, iter(contents), rank, filler)
+        seen = ROOT
+        for content in contents[: data.draw(st.integers(0, num_first))]:  # these have keys then
+            seen = self.pool.nodes[self.pool.find(seen, content)]
         more, rest = table[num_first:num_blocks], iter(contents[num_first:])
-        is_blank = all(self.pool._hashes[block] == NO_HASH for block in more)
-        if run is not None and is_blank and data.draw(st.booleans()):
-            seen = data.draw(st.integers(0, num_first))  # so some have their keys by then
-            self.pool.follow(CachedPrefix(), ROOT, contents[:seen])
-            found = self.pool.extend(run, more)
-            run.contents.append(iter(contents[num_told:num_blocks]))
-        else:
-            found, _ = self.pool.cache(more, found, rest, filler=filler)
+        is_own = num_first > 0 and self.pool.nodes[table[num_first - 1]] == node
+        node = self.pool.register(more, node, rest, rank, filler, is_own=is_own)
         parent = ROOT
         for block, content in zip(table, contents, strict=False):
-            parent = self.slow.cache(block, (parent, content), filler=filler)
-        self.hashes[parent] = found
+            parent = self.slow.cache(block, (parent, content), rank, filler)
+        self.hashes[parent] = node
         if data.draw(st.booleans()):
-            unread, filler = iter(contents), self.new_filler()
-            again, _ = self.pool.cache(table[:num_blocks], ROOT, unread, filler=filler)
-            assert again == found, "cached again, it is the same"
+            blocks, filler = table[:num_blocks], self.new_filler()
+            again = self.pool.register(blocks, ROOT, iter(contents), filler=filler)
+            assert again == node, "cached again, it is the same"
 
     @rule(contents=st.lists(st.integers(10, 12), max_size=5))
     def look(self, contents: list[int]) -> None:
-        parent, blocks = ROOT, []
+        parent, node = ROOT, ROOT
         for content in contents:
-            block = self.slow.find((parent, content))
-            if block is None:
+            expected = self.slow.find((parent, content))
+            assert self.pool.find(node, content) == (NO_BLOCK if expected is None else expected)
+            if expected is None:
                 break
-            parent = self.slow.hashes[block]
-            blocks.append(block)
-        prefix = CachedPrefix()
-        self.pool.follow(prefix, ROOT, contents)
-        assert prefix.blocks == blocks
-        assert prefix.missed == (contents[len(blocks)] if len(blocks) < len(contents) else None)
+            parent, node = self.slow.hashes[expected], self.pool.nodes[expected]
 
     @precondition(lambda self: self.slow.keys)
     @rule(data=st.data())
@@ -132,7 +127,7 @@ class Pools(RuleBasedStateMachine):
         assert pool.num_free == len(slow.free)
         assert pool.num_used + pool.num_free == NUM_BLOCKS, "invariant 10"
         for block, found in slow.hashes.items():
-            assert self.hashes.setdefault(found, pool._hashes[block]) == pool._hashes[block]
+            assert self.hashes.setdefault(found, pool.nodes[block]) == pool.nodes[block]
         hashes = self.hashes
         expected = {
             (hashes[parent], content): block
@@ -143,56 +138,35 @@ class Pools(RuleBasedStateMachine):
         assert pool._found.items() <= expected.items(), "what is evicted is found no longer"
         fillers = {block: pool.filler_of(block) for block in pool._found.values()}
         assert fillers.items() <= slow.fillers.items(), "not who let it be found"
-        cached = {block for block, found in enumerate(pool._hashes) if found != NO_HASH}
+        cached = {block for block, found in enumerate(pool.nodes) if found != NO_NODE}
         assert cached == slow.hashes.keys()
         counts = Counter(block for table in self.tables for block in table)
-        assert [pool.is_shared(block) for block in range(NUM_BLOCKS)] == [
-            counts[block] > 1 for block in range(NUM_BLOCKS)
-        ]
+        for block, count in counts.items():
+            assert pool.is_shared(block) == (count > 1)
 
 
 TestPools = Pools.TestCase
 TestPools.settings = settings(examples(100), stateful_step_count=40)
 
 
-def test_a_run_is_found_as_far_as_it_is_there_though_only_its_first_block_has_a_key() -> None:
+def test_a_chain_is_found_as_far_as_it_is_there_though_only_its_first_block_has_a_key() -> None:
     pool = BlockPool(4)
-    table = pool.take(4)
-    _, run = pool.cache(table[:3], ROOT, iter("abcd"), 0, (4, 4))
-    assert run is not None
+    table, contents = pool.take(4), iter("abcd")
+    node = pool.register(table[:3], ROOT, contents)
     assert list(pool._found) == [(ROOT, "a")]
-    pool.follow(found := CachedPrefix(), ROOT, "abc")
-    assert found.blocks == table[:3]
-    pool.extend(run, table[3:])
-    parent, _ = pool.cache(table[3:], run.first + 2, iter("d"))
-    assert parent == run.first + 3, "it is in the run"
-    pool.follow(found := CachedPrefix(), ROOT, "abcd")
-    assert found.blocks == table
-
-
-def test_a_run_goes_on_until_somebody_else_has_cached_a_block_behind_it() -> None:
-    pool = BlockPool(6)
-    table, other = pool.take(3), pool.take(2)
-    _, run = pool.cache(table[:1], ROOT, iter("a"), 0, (1, 3))
-    assert run is not None
-    pool.extend(run, table[1:2])
-    run.contents.append(iter("b"))
-    assert run.is_open
-    parent, _ = pool.cache(other[:1], run.first, iter("b"))
-    assert parent == run.first + 1, "that is there already"
-    pool.cache(other[1:], parent, iter("x"))
-    assert not run.is_open
-    pool.cache(table[2:], parent, iter("c"))
-    for content, block in (("x", other[1]), ("c", table[2])):
-        pool.follow(found := CachedPrefix(), ROOT, f"ab{content}")
-        assert found.blocks == [*table[:2], block]
+    assert pool.register(table[3:], node, iter("d")) == node + 1
+    node = ROOT
+    for block, content in zip(table, "abcd", strict=True):
+        assert pool.find(node, content) == block
+        node = pool.nodes[block]
+    assert next(contents) == "d", "it belongs to another chain"
 
 
 def test_a_pool_without_a_limit_grows_and_takes_old_blocks_first() -> None:
     pool = BlockPool(None)
     assert pool.has_room(10**9)
     first = pool.take(3)
-    pool.cache(first[:1], ROOT, iter(["kept"]))
+    pool.register(first[:1], ROOT, iter(["kept"]))
     pool.give_back(first)
     assert set(first[1:]) <= set(pool.take(4))
     assert pool._found == {(ROOT, "kept"): first[0]}
@@ -225,8 +199,7 @@ CORRUPTIONS: dict[str, Callable[[BlockPool], object]] = {
     "a block is lost": lambda pool: pool._blank.pop(),
     "one is free twice": lambda pool: pool._blank.append(pool._blank[0]),
     "a held one is free": lambda pool: pool._blank.__setitem__(0, 0),
-    "a holder too many": lambda pool: pool._extra_holders.__setitem__(0, 1),
-    "holders of a free one": lambda pool: pool._extra_holders.__setitem__(pool._blank[0], 1),
+    "a holder too many": lambda pool: pool._holders.__setitem__(0, 2),
     "a wrong count": lambda pool: setattr(pool, "num_free", pool.num_free + 1),
 }
 

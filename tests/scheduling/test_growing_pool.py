@@ -17,7 +17,7 @@ def pool_of(block_size: int) -> BlockPool:
 
 def use(pool: BlockPool, content: object, num_blocks: int) -> None:
     table = pool.take(num_blocks)
-    pool.cache(table, ROOT, iter([(content, place) for place in range(num_blocks)]))
+    pool.register(table, ROOT, iter([(content, place) for place in range(num_blocks)]))
     pool.give_back(table)
     pool.check([])
 

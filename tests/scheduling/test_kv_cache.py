@@ -3,32 +3,37 @@
 from cached_tokens import Cache
 
 
-def test_no_key_is_built_after_the_first_that_is_not_found() -> None:
+def test_no_key_is_built_for_what_nobody_has_looked_for() -> None:
     cache = Cache(60)
-    cache.begin(cache.sequence("a", range(100)))
-    assert cache.built == [0], "one is missed, and then cached; nobody has looked behind it"
+    cache.begin(first := cache.sequence("a", range(100)), 40)
+    assert cache.built == [0], "one is missed, and then registered"
+    cache.go_on(first, 100)
+    assert cache.built == [0], "nobody has looked behind it"
     cache.built.clear()
-    other = cache.sequence("b", [*range(40), *range(500, 560)])
-    assert cache.match(other).num_tokens == 40
-    assert sorted(cache.built) == sorted([*range(11), *range(1, 11)]), "ten are found, one is not"
+    assert cache.match(cache.sequence("b", [*range(40), *range(500, 560)])).num_tokens == 40
+    assert sorted(cache.built) == sorted([*range(11), *range(1, 25)]), (
+        "once it is looked behind, a chain has keys"
+    )
     cache.built.clear()
-    assert cache.match(cache.sequence("c", range(40))).num_tokens == 36
-    assert cache.built == [*range(9)], "they are cached already"
+    assert cache.match(cache.sequence("c", range(36))).num_tokens == 32
+    assert cache.built == [*range(8)], "they have keys already"
 
 
-def test_the_key_of_a_block_that_is_found_is_built_for_it_once_and_for_who_looks_once() -> None:
+def test_what_is_remembered_of_a_waiting_sequence_is_not_built_again() -> None:
     cache = Cache(60)
     cache.begin(first := cache.sequence("a", range(100)), 40)
     waiting = cache.sequence("b", range(101))
-    for _ in range(5):
-        assert cache.match(waiting).num_tokens == 40
-    built = 2 * [*range(10)] + 5 * [10]
-    assert sorted(cache.built) == sorted(built), "again only the one that is missed"
+    assert cache.num_found(waiting) == 40
     cache.built.clear()
+    for _ in range(5):
+        assert cache.num_found(waiting) == 40
+    assert cache.built == []
     cache.go_on(first, 100)
-    assert cache.built == [], "nobody has looked behind the ten that are found"
     assert cache.match(waiting).blocks == first.block_table
-    assert sorted(cache.built) == sorted(2 * [*range(10, 25)])
+    assert cache.num_found(waiting) == 100
+    cache.leave(first)
+    cache.begin(cache.sequence("c", range(500, 680)))
+    assert cache.match(waiting).blocks == waiting.prefix.blocks[:15], "the others are evicted"
 
 
 def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it() -> None:

@@ -13,7 +13,7 @@ from slow_scheduler import SlowScheduler
 from slow_units import Job, SlowPlan
 
 from batcher.lifecycle import ABORT, FINISH, Move, State
-from batcher.scheduling.blocks import NO_HASH
+from batcher.scheduling.blocks import NO_NODE
 from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
 from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
@@ -141,7 +141,7 @@ class Play:
     def check_blocks(self, plan: SchedulerOutput[Schedulable]) -> None:
         kv_cache, slow = self.scheduler.kv_cache, self.slow.pool
         assert kv_cache.pool.num_free == len(slow.free)
-        assert sum(node != NO_HASH for node in kv_cache.pool._hashes) == len(slow.keys)
+        assert sum(node != NO_NODE for node in kv_cache.pool.nodes) == len(slow.keys)
         for unit in self.slow.running:
             first = self.firsts[unit.name]
             for row, other in zip(unit.rows, first.computed_group, strict=True):
