@@ -331,7 +331,7 @@ class KVCache(Generic[S]):
                 start -= 1
             if start == stop:
                 continue
-            if table is sequence.block_table:
+            if table is sequence.block_table and self._has_prefix_cache:
                 self._register(sequence, stop)  # as long as there is something to be found
             self.pool.give_back(table[start:stop])
             table[start:stop] = [NO_BLOCK] * (stop - start)
@@ -398,8 +398,10 @@ class KVCache(Generic[S]):
 
         match: what was found of it, if these are the first that are computed.
         """
+        if not self._has_prefix_cache:
+            return
         size = self.block_size
-        if sequence.segment_ends and self._has_prefix_cache and not self._is_grouped:
+        if sequence.segment_ends and not self._is_grouped:
             for end, priority in ends_between(sequence.segment_ends, start, stop):
                 if end % size:
                     self._register(sequence, end // size)
@@ -470,7 +472,8 @@ class KVCache(Generic[S]):
 
         So what a sequence generates is found once it has left, and its prompt from the outset.
         """
-        self._register(sequence, num_computed_tokens // self.block_size)
+        if self._has_prefix_cache:
+            self._register(sequence, num_computed_tokens // self.block_size)
         if self._siblings and self._siblings.get(sequence.id) is sequence:
             del self._siblings[sequence.id]
         table = sequence.block_table
@@ -504,7 +507,7 @@ class KVCache(Generic[S]):
         size, first, pool = self.block_size, sequence.num_cached_blocks, self.pool
         if sequence.role != "sample":  # of the others, only the prompt is told
             num_blocks = min(num_blocks, sequence.num_prompt_tokens // size)
-        if num_blocks <= first or not self._has_prefix_cache:
+        if num_blocks <= first:
             return
         contents = None if match is None else match.contents
         if contents is None:

@@ -530,9 +530,9 @@ class Scheduler(Generic[S]):
         refused, its_budget, is_alone, num_needed = self._refusal
         would_refuse = (
             refused is first
-            and is_alone == self._is_alone
-            and (budget == its_budget or self.settings.capacity != "on-demand")
             and not kv_cache.has_room(num_needed)
+            and (budget == its_budget or self.settings.capacity != "on-demand")
+            and is_alone == self._is_alone
             and kv_cache.is_unknown(first)
         )
         return num_needed if would_refuse else 0
