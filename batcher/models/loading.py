@@ -323,7 +323,7 @@ def as_model(
         if isinstance(model, type):
             with calling(f"cannot make a {model.__name__}:"):
                 made = model()
-        adapted = _adapted(made, name, call_settings)
+        adapted = made if isinstance(made, SimulatedModel) else _adapted(made, name, call_settings)
         check_description(adapted)
         adapted.tokenizer = checked_tokenizer(adapted.tokenizer, adapted.vocab_size)
     except (BatchdecodeError, KeyboardInterrupt):
@@ -336,36 +336,31 @@ def as_model(
 
 def _adapted(
     model: Any, name: str | None, call_settings: "CallSettings | None"
-) -> "SimulatedModel | PrefixModel | CheckedModel":
-    if isinstance(model, SimulatedModel):
-        return model
-    from batcher.models.callables import (  # noqa: PLC0415 - see above
-        CallableModel,
-        LLMModel,
-        PrefixModel,
-    )
+) -> "PrefixModel | CheckedModel":
+    from batcher.models import callables  # noqa: PLC0415 - see above
 
-    if isinstance(model, PrefixModel | CheckedModel):
+    if isinstance(model, callables.PrefixModel | CheckedModel):
         return model
+    fault = None
     if has_attribute(model, "forward") and has_attribute(model, "allocate"):
         lacking = [needed for needed in ATTRIBUTES if not has_attribute(model, needed)]
         if lacking:
             raise BatchdecodeError(f"{name or shown(model)} is no Model: it lacks {lacking[0]}")
         checked = CheckedModel(model)
-        verifies, lacks_pages = checked.verifies_drafts, not has_attribute(model, "allocate_pages")
-        for is_untrue, claim in (
-            (checked.is_paged and lacks_pages, "is_paged, and lacks allocate_pages"),
-            (verifies and not checked.is_paged, "verifies_drafts, and is not paged"),
-            (verifies and checked.gives == "tokens", "verifies_drafts, and gives no logits"),
-        ):
-            if is_untrue:
-                raise BatchdecodeError(f"{name or shown(model)} says that it {claim}")
+        if checked.is_paged and not has_attribute(model, "allocate_pages"):
+            fault = "is_paged, and lacks allocate_pages"
+        elif checked.verifies_drafts and not checked.is_paged:
+            fault = "verifies_drafts, and is not paged"
+        elif checked.verifies_drafts and checked.gives == "tokens":
+            fault = "verifies_drafts, and gives no logits"
+        if fault is not None:
+            raise BatchdecodeError(f"{name or shown(model)} says that it {fault}")
         return checked
     missing = missing_methods(model)
     if not missing:
-        return LLMModel(model, name, call_settings)
+        return callables.LLMModel(model, name, call_settings)
     if callable(model):
-        return CallableModel(model, name)
+        return callables.CallableModel(model, name)
     lacks = f", which would need {missing[0]}, nor" if len(missing) == 1 else " nor"
     raise BatchdecodeError(f"{name or shown(model)} is neither a Model nor an LLM{lacks} callable")
 
