@@ -22,7 +22,7 @@ from batcher.events import SequenceName
 
 NO_BLOCK = -1
 NO_NODE = 0
-KNOWN = ()
+KNOWN = ()  # there may be keys that begin with a node
 ROOT = -1  # the node before the first block of a sequence without a salt
 
 Node = int | str
@@ -156,6 +156,7 @@ class BlockPool:
     num_total: how many there are so far.  num_free: how many nobody holds.
     num_lost: how many registered blocks have been evicted or forgotten.
     nodes: [blocks made] the node of each; NO_NODE: not registered.
+    fillers: [blocks made] the sequence that filled each, if it is registered and that was told.
     """
 
     def __init__(self, num_blocks: int | None, max_grown: int = 2**62) -> None:
@@ -174,10 +175,10 @@ class BlockPool:
         self._behind: dict[Node, UnreadChain | None] = {}
         self._num_nodes = NO_NODE
         self.nodes: list[int] = []
-        # By block: its key and the sequence that filled it, if it is registered; how many hold it,
-        # 0 where a registered one is free, and 1 where a blank one is.
+        self.fillers: list[SequenceName | None] = []
+        # By block: its key, if it has one; how many hold it, 0 where a registered one is free, and
+        # 1 where a blank one is.
         self._keys: list[BlockKey | None] = []
-        self._fillers: list[SequenceName | None] = []
         self._holders: list[int] = []
         self._more_keys: dict[int, list[BlockKey]] = {}
         self._priorities: dict[int, int] = {}  # of those above 0
@@ -337,7 +338,7 @@ class BlockPool:
         self, blocks: Sequence[int], first: int, priority: int, filler: SequenceName | None
     ) -> int:
         """Register blocks on end, from the node `first` on; return the node of the last."""
-        nodes, fillers, node = self.nodes, self._fillers, first
+        nodes, fillers, node = self.nodes, self.fillers, first
         for node, block in enumerate(blocks, first):
             nodes[block], fillers[block] = node, filler
         self._num_nodes, self._behind[node] = node, None
@@ -360,10 +361,6 @@ class BlockPool:
         if not self.nodes[block]:
             priority = self._priorities.get(neighbour, 0)
             self.register([block], self.nodes[neighbour], iter([group]), priority)
-
-    def filler_of(self, block: int) -> SequenceName | None:
-        """Return the sequence that filled a registered block, if that was told."""
-        return self._fillers[block]
 
     def forget(self, block: int) -> None:
         """Let a held block be found no longer: it does not hold what was promised."""
@@ -421,7 +418,7 @@ class BlockPool:
         num_new = stop - first
         self.nodes += [NO_NODE] * num_new
         self._keys += [None] * num_new
-        self._fillers += [None] * num_new
+        self.fillers += [None] * num_new
         self._holders += [1] * num_new
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
@@ -432,20 +429,21 @@ class BlockPool:
         """
         holders = Counter(block for table in tables for block in table)
         idle = [block for block, count in enumerate(self._holders) if not count]
-        free = {*self._blank, *idle}
-        if len(free) != len(self._blank) + sum(queue.num_blocks for queue in self._idle):
-            raise InvariantError("a block is free twice")
+        free = [*self._blank, *idle]
+        if sorted([*free, *holders]) != [*range(self._num_made)]:
+            raise InvariantError("a block is lost, free twice, or free and held")
+        num_idle = sum(queue.num_blocks for queue in self._idle)
         num_free = len(free) + self.num_total - self._num_made
-        if num_free != self.num_free or free | holders.keys() != {*range(self._num_made)}:
+        if (num_idle, num_free) != (len(idle), self.num_free):
             raise InvariantError(
-                f"{len(holders)} blocks held and {num_free} free, of {self.num_total}; "
-                f"{self.num_free} are counted as free"
+                f"{num_free} blocks are free, {len(idle)} of them registered; "
+                f"{self.num_free} and {num_idle} are counted"
             )
-        if free & holders.keys():
-            raise InvariantError(f"blocks {sorted(free & holders.keys())} are free and held")
-        for block, count in enumerate(self._holders):
-            if count and count != holders.get(block, 1):
-                raise InvariantError(f"block {block} has {holders[block]} holders, not {count}")
+        for block, count in holders.items():
+            if count != self._holders[block]:
+                raise InvariantError(
+                    f"block {block} has {count} holders, not {self._holders[block]}"
+                )
 
 
 class CountedPool(BlockPool):

@@ -114,8 +114,6 @@ class KVCache(Generic[S]):
         return -(-num_tokens // self.block_size)
 
     def held_blocks(self, sequence: S) -> list[int]:
-        if not self._is_grouped:
-            return sequence.block_table
         return held([*chain.from_iterable(tables_of(sequence))])
 
     # -- what is there, and how many blocks are needed ---------------------------------------------
@@ -297,9 +295,9 @@ class KVCache(Generic[S]):
         for row, match in matches.items():
             blocks, filler = match.blocks.copy(), match.sibling
             if match.nodes:
-                filler = pool.filler_of(blocks[-1])
+                filler = pool.fillers[blocks[-1]]
             if match.source != NO_BLOCK:
-                filler = pool.filler_of(match.source)
+                filler = pool.fillers[match.source]
             row.block_table, row.prefix, row.cached_from = blocks, None, filler
             row.num_cached_tokens = row.num_computed_tokens = match.num_tokens
             row.num_cached_blocks, row.parent = len(match.nodes), match.node

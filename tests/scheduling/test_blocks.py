@@ -136,7 +136,7 @@ class Pools(RuleBasedStateMachine):
             if parent in hashes
         }
         assert pool._found.items() <= expected.items(), "what is evicted is found no longer"
-        fillers = {block: pool.filler_of(block) for block in pool._found.values()}
+        fillers = {block: pool.fillers[block] for block in pool._found.values()}
         assert fillers.items() <= slow.fillers.items(), "not who let it be found"
         cached = {block for block, found in enumerate(pool.nodes) if found != NO_NODE}
         assert cached == slow.hashes.keys()
