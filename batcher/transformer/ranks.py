@@ -229,10 +229,6 @@ class RankProcesses:
         return kept
 
     def forward(self, spans: Sequence[Span], store: Any, states: Any = None) -> FloatArray:
-        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
-
-        Their keys and values are written into their cells, and states into those of snapshots.
-        """
         while self._dropped:
             self._tell("drop", self._dropped.pop())
         return self._ask("forward", spans, store.number, None if states is None else states.number)
@@ -261,7 +257,7 @@ class RankProcesses:
             raise LostModelError(self._lost)
         try:
             yield
-        except (EOFError, OSError, PeerGoneError):
+        except (EOFError, OSError):
             self._lost = "one of the ranks has ended"
             try:
                 self._find_out()
