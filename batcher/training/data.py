@@ -334,15 +334,7 @@ def write_model(
     for name, weight in halves.items():
         if not np.isfinite(weight).all():
             raise BatchdecodeError(f"{name} has a weight that is too large for float16")
-    fields = msgspec.json.format(msgspec.json.encode(config_json(config)), indent=2)
-    write_whole(folder / CONFIG, fields + b"\n")
-    write_whole(folder / TOKENIZER, tokenizer)
-    write_whole(folder / ALONE, save(halves, {"format": "pt"}))
-
-
-def config_json(config: TransformerConfig) -> dict[str, Any]:
-    """Return config.json of a Llama, as transformers has it."""
-    return {
+    fields = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "dtype": "float16",
@@ -360,7 +352,11 @@ def config_json(config: TransformerConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.ties_embeddings,
         "bos_token_id": None,
         "eos_token_id": config.eos_token_ids[0],
-    }
+    }  # as transformers has them
+    encoded = msgspec.json.format(msgspec.json.encode(fields), indent=2)
+    write_whole(folder / CONFIG, encoded + b"\n")
+    write_whole(folder / TOKENIZER, tokenizer)
+    write_whole(folder / ALONE, save(halves, {"format": "pt"}))
 
 
 def learning_rate(step: int, settings: TrainingSettings) -> float:
