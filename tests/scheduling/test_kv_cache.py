@@ -1,6 +1,9 @@
 """What is found of a sequence in the cache: whole blocks, and parts of them where segments end."""
 
+import pytest
 from cached_tokens import Cache
+
+from batcher.scheduling.blocks import SegmentEnds
 
 
 def test_no_key_is_built_for_what_nobody_has_looked_for() -> None:
@@ -64,31 +67,28 @@ def test_a_segment_boundary_inside_a_block_is_found_from_the_next_step_on_by_cop
     cache.check_all()
 
 
-def test_a_boundary_is_found_only_where_a_boundary_is_looked_for() -> None:
+SEVERAL = ((1, 0), (2, 0), (3, 0), (9, 0))
+BOUNDARIES: list[tuple[int, SegmentEnds, list[int], SegmentEnds, int]] = [
+    # Only where a boundary is looked for.
+    (10, ((6, 1), (10, 0)), [*range(10)], (), 8),
+    (10, ((6, 1), (10, 0)), [*range(7)], ((5, 0), (7, 0)), 4),
+    (10, ((6, 1), (10, 0)), [*range(7)], ((6, 0), (7, 0)), 6),
+    # The longest of several in a block.
+    *((9, SEVERAL, [*range(same), *range(90, 99)], SEVERAL, same) for same in (1, 2, 3)),
+    # A token is left to compute.
+    (6, ((6, 0),), [*range(6)], ((6, 0),), 4),
+    (6, ((6, 0),), [*range(7)], ((6, 0), (7, 0)), 6),
+]
+
+
+@pytest.mark.parametrize(("length", "ends", "tokens", "its_ends", "num_found"), BOUNDARIES)
+def test_a_boundary_is_found(
+    length: int, ends: SegmentEnds, tokens: list[int], its_ends: SegmentEnds, num_found: int
+) -> None:
     cache = Cache()
-    cache.begin(cache.sequence("a", range(10), segment_ends=((6, 1), (10, 0))))
+    cache.begin(cache.sequence("a", range(length), segment_ends=ends))
     cache.end_step()
-    assert cache.match(cache.sequence("b", range(10))).num_tokens == 8
-    assert cache.match(cache.sequence("b", range(7), segment_ends=((5, 0), (7, 0)))).num_tokens == 4
-    assert cache.match(cache.sequence("b", range(7), segment_ends=((6, 0), (7, 0)))).num_tokens == 6
-
-
-def test_the_longest_of_several_boundaries_in_a_block_is_found() -> None:
-    cache = Cache()
-    ranks = ((1, 0), (2, 0), (3, 0), (9, 0))
-    cache.begin(cache.sequence("a", range(9), segment_ends=ranks))
-    cache.end_step()
-    for same in (1, 2, 3):
-        other = cache.sequence("b", [*range(same), *range(90, 99)], segment_ends=ranks)
-        assert cache.match(other).num_tokens == same
-
-
-def test_a_boundary_at_the_end_of_a_prompt_leaves_a_token_to_compute() -> None:
-    cache = Cache()
-    cache.begin(cache.sequence("a", range(6), segment_ends=((6, 0),)))
-    cache.end_step()
-    assert cache.match(cache.sequence("b", range(6), segment_ends=((6, 0),))).num_tokens == 4
-    assert cache.match(cache.sequence("b", range(7), segment_ends=((6, 0), (7, 0)))).num_tokens == 6
+    assert cache.match(cache.sequence("b", tokens, segment_ends=its_ends)).num_tokens == num_found
 
 
 def test_a_boundary_is_named_when_the_chunk_that_crosses_it_is_computed() -> None:

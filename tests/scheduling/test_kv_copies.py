@@ -69,6 +69,11 @@ def test_a_sample_starts_from_what_its_sibling_has_computed(length: int, num_fou
     second = cache.sequence("a", range(length), index=1)
     assert cache.match(second).num_tokens == 0, "not before the step is over"
     cache.note_sibling(first)
+    for other in (
+        cache.sequence("b", range(length)),
+        cache.sequence("a", range(length), role="negative"),
+    ):
+        assert cache.match(other).num_tokens == 0, "it is no sibling"
     cache.begin(second)
     assert second.num_cached_tokens == num_found
     whole = num_found // SIZE
@@ -92,14 +97,6 @@ def test_a_sample_that_was_preempted_starts_from_the_whole_prompt_of_its_sibling
     cache.begin(second)
     assert second.num_cached_tokens == 6
     cache.check_all()
-
-
-def test_what_another_request_has_computed_is_no_siblings() -> None:
-    cache = Cache(prefix_cache=False)
-    cache.begin(first := cache.sequence("a", range(6)))
-    cache.note_sibling(first)
-    assert cache.match(cache.sequence("b", range(6))).num_tokens == 0
-    assert cache.match(cache.sequence("a", range(6), role="negative")).num_tokens == 0
 
 
 # -- what went wrong -------------------------------------------------------------------------------
