@@ -40,62 +40,6 @@ from batcher.settings import (
 if TYPE_CHECKING:
     from batcher.scheduling.kv_cache import Contents, KVCache
 
-# Whether settings of the scheduler make sense.
-#
-# Rule: settings that do not go together are called as on the command line, where most of them come
-# from.
-
-
-def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
-    """Make sure that `settings` make sense for `num_slots` slots.
-
-    Raises:
-        BatchdecodeError: they do not; the message says why and what would.
-    """
-    check_types(settings, SETTINGS)
-    for name, setting in SETTINGS.items():
-        value = getattr(settings, name)
-        if setting.kind is int and value is not None and value < 1:
-            raise BatchdecodeError(f"{name} must be at least 1, not {value}")
-        if setting.is_allowed is not None and not setting.is_allowed(value):
-            raise BatchdecodeError(f"{setting.option} must be {setting.must_be}, not {value}")
-    policy_of(settings.policy)
-    budget, block_size = settings.max_batch_tokens, settings.block_size
-    if budget is not None and budget < num_slots:
-        raise BatchdecodeError(
-            f"--max-batch-tokens {budget} is less than the {num_slots} slots: "
-            "a step could not give each of them a token"
-        )
-    if budget is not None and settings.is_paged and budget < block_size:
-        raise BatchdecodeError(
-            f"--max-batch-tokens {budget} is less than a block of {block_size} tokens"
-        )
-    if settings.policy == LONGEST_PREFIX_MATCH and not settings.has_prefix_cache:
-        raise BatchdecodeError("the policy lpm needs a prefix cache: --prefix-cache on")
-    if settings.preempt_for is not None:
-        for name, value in (("batching", "static"), ("capacity", "no-evict")):
-            if getattr(settings, name) == value:
-                raise BatchdecodeError(
-                    f"--preempt-for {settings.preempt_for} does not go with --{name} {value}, "
-                    "where nobody is preempted"
-                )
-    if settings.capacity != DEFAULT_SCHEDULING.capacity and settings.kv_blocks is None:
-        raise BatchdecodeError(f"--capacity {settings.capacity} has no effect without --kv-blocks")
-
-
-def check_effects(given: Collection[str], alternatives: Sequence[SchedulingSettings]) -> None:
-    """Make sure that each setting which was given has an effect in one of the `alternatives`.
-
-    Raises:
-        BatchdecodeError: one has not; the message says without what.
-    """
-    for name, setting in SETTINGS.items():
-        if name not in given or setting.has_effect is None:
-            continue
-        if not any(map(setting.has_effect, alternatives)):
-            raise BatchdecodeError(f"{setting.option} has no effect without {setting.without}")
-
-
 # What a step is to do: who comes, who has to go, and which tokens are computed.
 
 NO_DRAFTS: Mapping[Any, int] = MappingProxyType({})
@@ -228,7 +172,7 @@ class Scheduler(Generic[S]):
         # compute, whether nothing ran, and how many blocks it needed.
         self._refusal: tuple[S, int, bool, int] | None = None
 
-    # -- before a step ---------------------------------------------------------------------------
+    # -- before a step -----------------------------------------------------------------------------
 
     def schedule(
         self, step: int, now: float, num_wanted: Mapping[S, int] = NO_DRAFTS
@@ -262,22 +206,6 @@ class Scheduler(Generic[S]):
             self._schedule_drafts(output, num_wanted)
         return output
 
-    def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
-        """Spend what is left of the step's budget and of the free blocks on drafts."""
-        kv_cache, num_drafts = self.kv_cache, dict[S, int]()
-        num_computed_tokens = self.batch.decode_step + 1  # beside the offset of each
-        scheduled, has_changed = output.num_scheduled_tokens, bool(output.preempted)
-        for row, wanted in num_wanted.items():
-            if has_changed and (not row.is_decoding or row in scheduled):  # perhaps it came back
-                continue
-            num = min(wanted, output.budget)
-            if kv_cache is not None and num > 0:
-                num = kv_cache.extend_for_drafts(row, num_computed_tokens + row.offset, num)
-            if num > 0:
-                num_drafts[row] = num
-                output.budget -= num
-        output.num_drafts = num_drafts
-
     def _schedule_prompts(self, output: SchedulerOutput[S]) -> None:
         """Spend the budget on tokens that are known: of running groups, then of those that wait.
 
@@ -298,109 +226,6 @@ class Scheduler(Generic[S]):
             self._note_blocked(output, self.queue.first(self._now), "preemption")
         elif self.queue.num_slots and not is_second:
             self._admit_waiting(output)
-
-    def _continue(self, output: SchedulerOutput[S], first: S) -> None:
-        """Compute more of what a running group knows."""
-        output.has_continued = True
-        scheduled = output.num_scheduled_tokens
-        for row, num_tokens in self._split(first, output).items():
-            start, stop = row.num_computed_tokens, row.num_computed_tokens + num_tokens
-            if self.kv_cache is not None:
-                if self.kv_cache.has_windows:
-                    self.kv_cache.slide(row, start - scheduled.get(row, 0))
-                if not self._make_room(output, row, stop):
-                    return
-                self.kv_cache.extend(row, stop)
-                self.kv_cache.compute(row, start, stop)
-            row.num_computed_tokens = stop
-            scheduled[row] = scheduled.get(row, 0) + num_tokens
-            output.budget -= num_tokens
-        if not output.num_kept:
-            self._finish_prefill(output, first)
-
-    def lengthen_admitted(self, output: SchedulerOutput[S], first: S, num_more: int) -> None:
-        """Let a group that this step admits begin with `num_more` tokens more.
-
-        What the budget still allows of them is computed in the same step.
-        """
-        batch = self.batch
-        for row in first.computed_group:
-            num_known = row.num_tokens
-            if row.is_decoding:
-                batch.stop_decoding(row)
-                row.num_computed_tokens = num_known
-            row.num_tokens = num_known + num_more
-        if first in output.prefill_finished:
-            output.prefill_finished.remove(first)
-            batch.go_back_to_prefill(first)
-            for row in first.group:
-                row.first_token_step = None
-        shares, kv_cache = self._split(first, output), self.kv_cache
-        if kv_cache is None or kv_cache.has_room(  # without anybody giving way
-            sum(
-                kv_cache.num_blocks_to_grow(row, row.num_computed_tokens + more)
-                for row, more in shares.items()
-            )
-        ):
-            self._continue(output, first)
-            batch.prefilling = [other for other in batch.prefilling if not other.is_decoding]
-
-    def batch_stats(self, output: SchedulerOutput[S]) -> BatchStats:
-        """Return what the step computes, as far as its duration depends on that, before its end."""
-        batch, scheduled = self.batch, output.num_scheduled_tokens
-        num_decodes, num_rows = self.count_rows(output)
-        num_read = batch.num_read if output.is_decode_step else 0
-        if not (scheduled or output.prefill_finished or output.num_drafts):
-            return BatchStats(num_decodes, num_rows, num_read, 0)
-        for first in output.prefill_finished:  # they compute chunks
-            for row in (first,) if not first.others else first.computed_group:
-                num_read -= row.offset + batch.decode_step
-        num_prefill = work = 0
-        for row, num_tokens in scheduled.items():
-            num_prefill += num_tokens
-            work += num_tokens * (2 * row.num_computed_tokens - num_tokens)
-        for row, num_tokens in output.num_drafts.items():
-            num_prefill += num_tokens
-            stop = batch.decode_step + row.offset + 1 + num_tokens
-            work += num_tokens * (2 * stop - num_tokens)
-        return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
-
-    def count_rows(self, output: SchedulerOutput[S]) -> tuple[int, int]:
-        """Return how many rows only decode in the step, and how many it computes in all."""
-        num_decodes = num_empty = 0
-        if output.is_decode_step:
-            num_decodes = self.batch.num_decoding
-            for first in output.prefill_finished:  # they compute chunks
-                num_decodes -= len(first.computed_group) if first.others else 1
-                if not first.num_tokens:  # it has no chunk
-                    num_empty += 1
-        return num_decodes, num_decodes + len(output.num_scheduled_tokens) + num_empty
-
-    # -- what a step computes of a group ---------------------------------------------------------
-
-    def _split(self, first: S, output: SchedulerOutput[S]) -> dict[S, int]:
-        """Return how many tokens of which row to compute, within the budget.
-
-        The rows of one group have to meet their last tokens in the same step.
-        """
-        budget, num_kept = output.budget, output.num_kept
-        if not first.others:
-            num_left = first.num_tokens - first.num_computed_tokens - num_kept
-            num_tokens = min(num_left, budget, self._max_chunk)
-            return {first: num_tokens} if num_tokens > 0 else {}
-        rows = first.computed_group
-        most = min(budget, max(self._max_chunk, len(rows)))
-        if sum(row.num_tokens - row.num_computed_tokens for row in rows) > most:
-            most, num_kept = min(budget, self._max_chunk), 1
-        shares = {}
-        for row in rows:
-            num = min(row.num_tokens - row.num_computed_tokens - num_kept, most)
-            if num > 0:
-                shares[row] = num
-                most -= num
-        return shares
-
-    # -- the waiting queue -----------------------------------------------------------------------
 
     def _admit_waiting(self, output: SchedulerOutput[S]) -> None:
         """Fill free slots from the waiting queue, lowest slot first, as long as the head fits."""
@@ -449,6 +274,47 @@ class Scheduler(Generic[S]):
             batch.prefilling.append(first)
         return True
 
+    def _continue(self, output: SchedulerOutput[S], first: S) -> None:
+        """Compute more of what a running group knows."""
+        output.has_continued = True
+        scheduled = output.num_scheduled_tokens
+        for row, num_tokens in self._split(first, output).items():
+            start, stop = row.num_computed_tokens, row.num_computed_tokens + num_tokens
+            if self.kv_cache is not None:
+                if self.kv_cache.has_windows:
+                    self.kv_cache.slide(row, start - scheduled.get(row, 0))
+                if not self._make_room(output, row, stop):
+                    return
+                self.kv_cache.extend(row, stop)
+                self.kv_cache.compute(row, start, stop)
+            row.num_computed_tokens = stop
+            scheduled[row] = scheduled.get(row, 0) + num_tokens
+            output.budget -= num_tokens
+        if not output.num_kept:
+            self._finish_prefill(output, first)
+
+    def _split(self, first: S, output: SchedulerOutput[S]) -> dict[S, int]:
+        """Return how many tokens of which row to compute, within the budget.
+
+        The rows of one group have to meet their last tokens in the same step.
+        """
+        budget, num_kept = output.budget, output.num_kept
+        if not first.others:
+            num_left = first.num_tokens - first.num_computed_tokens - num_kept
+            num_tokens = min(num_left, budget, self._max_chunk)
+            return {first: num_tokens} if num_tokens > 0 else {}
+        rows = first.computed_group
+        most = min(budget, max(self._max_chunk, len(rows)))
+        if sum(row.num_tokens - row.num_computed_tokens for row in rows) > most:
+            most, num_kept = min(budget, self._max_chunk), 1
+        shares = {}
+        for row in rows:
+            num = min(row.num_tokens - row.num_computed_tokens - num_kept, most)
+            if num > 0:
+                shares[row] = num
+                most -= num
+        return shares
+
     def _finish_prefill(self, output: SchedulerOutput[S], first: S) -> bool:
         """Let a group decode from now on if all it knows is computed; return whether it is."""
         batch, others = self.batch, () if not first.others else first.computed_group[1:]
@@ -469,7 +335,44 @@ class Scheduler(Generic[S]):
                 other.first_token_step = self._step
         return True
 
-    # -- blocks ----------------------------------------------------------------------------------
+    # -- after it ----------------------------------------------------------------------------------
+
+    def update(self, output: SchedulerOutput[S]) -> Collection[int]:
+        """Take note that the step has been computed; return the slots of rows that end with it."""
+        if output is NO_CHANGES:
+            return self.batch.end_decode_step()
+        kv_cache = self.kv_cache
+        if kv_cache is not None:
+            for first in output.prefill_finished:
+                if first.has_siblings:
+                    kv_cache.note_sibling(first)
+            kv_cache.end_step()
+        return self.batch.end_decode_step() if output.is_decode_step else ()
+
+    def release(self, first: S, last_step: int, move: Move, *, has_failed: bool = False) -> None:
+        """Take a running group out of its slots; it is over.
+
+        Its `num_tokens` count one from each decode step by then.
+
+        has_failed: whether what the last step was to compute of it is not to be relied on.
+        """
+        self.batch.release(first, last_step, move)
+        kv_cache = self.kv_cache
+        if kv_cache is None and not self._num_uncomputed:
+            return
+        for row in first.group:
+            row.num_computed_tokens -= self._num_uncomputed.pop(row, 0)
+            if kv_cache is not None:
+                if has_failed:
+                    kv_cache.forget(row)
+                    row.num_computed_tokens = 0
+                kv_cache.close(row, row.num_computed_tokens)
+
+    def finish_waiting(self, first: S, move: Move) -> None:
+        for sequence in first.group:
+            sequence.state = move[sequence.state]
+
+    # -- blocks, and who gives way for them --------------------------------------------------------
 
     def _take_blocks(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]", first: S) -> bool:
         """Give a group that is to be admitted its blocks, and compute what the budget allows of it.
@@ -518,24 +421,6 @@ class Scheduler(Generic[S]):
                 if is_promised:
                     match.stop = row.most_tokens
         return matches, shares, kv_cache.num_needed(matches, is_alone=self._is_alone)
-
-    @property
-    def _is_alone(self) -> bool:
-        return self.batch.num_free == len(self.batch.slots)
-
-    def _num_lacked(self, kv_cache: "KVCache[S]", first: S, budget: int) -> int:
-        """Return how many blocks a group was refused for, if it lacks as many still; else 0."""
-        if self._refusal is None:
-            return 0
-        refused, its_budget, is_alone, num_needed = self._refusal
-        would_refuse = (
-            refused is first
-            and not kv_cache.has_room(num_needed)
-            and (budget == its_budget or self.settings.capacity != "on-demand")
-            and is_alone == self._is_alone
-            and kv_cache.is_unknown(first)
-        )
-        return num_needed if would_refuse else 0
 
     def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
         """Give a block to every decoding row whose next token begins one, by admission."""
@@ -620,7 +505,55 @@ class Scheduler(Generic[S]):
             output.preempted.append(Preemption(first, beneficiary, reason, num_computed_tokens))
         self.queue.push(first)
 
-    # -- why nobody is admitted ------------------------------------------------------------------
+    def sharing(self, row: S, num_tokens: int) -> list[S]:
+        """Return the other rows with blocks that the last `num_tokens` of a row were to fill."""
+        kv_cache = self.kv_cache
+        if kv_cache is None:
+            return []
+        start, stop = (
+            row.num_computed_tokens - num_tokens,
+            kv_cache.num_blocks(row.num_computed_tokens),
+        )
+        blocks = set(row.block_table[start // kv_cache.block_size : stop])
+        return [
+            holder
+            for holder in self.batch.holders
+            if holder is not row and blocks & {*holder.block_table}
+        ]
+
+    def why_never(self, first: S) -> Failure | None:
+        """Return why a group could never end, if so: all blocks together cannot hold it."""
+        kv_cache = self.kv_cache
+        if kv_cache is None or kv_cache.max_blocks is None:
+            return None
+        if first.num_prompt_tokens + first.max_tokens <= kv_cache.sure_tokens and not first.others:
+            return None
+        num_needed = _most_blocks(kv_cache, first, first.max_tokens)
+        if num_needed <= kv_cache.max_blocks:
+            return None
+        what = f"{first.num_prompt_tokens} prompt tokens and max_tokens {first.max_tokens}"
+        return Failure(
+            "kv-too-small",
+            f"it can never run: with {what} it needs up to {num_needed} blocks of "
+            f"{kv_cache.block_size} tokens, and there are {kv_cache.max_blocks}",
+        )
+
+    def room_for_output(self, first: S) -> int:
+        """Return for how many of a group's max_tokens all blocks together are enough."""
+        kv_cache = self.kv_cache
+        if kv_cache is None or kv_cache.max_blocks is None:
+            return first.max_tokens
+        sizes = range(1, first.max_tokens + 1)
+        return bisect_right(
+            sizes, kv_cache.max_blocks, key=lambda num: _most_blocks(kv_cache, first, num)
+        )
+
+    def check(self) -> None:
+        """Make sure that no block is lost, shared wrongly or held by who does not run."""
+        if self.kv_cache is not None:
+            self.kv_cache.check(self.batch.holders)
+
+    # -- why nobody is admitted --------------------------------------------------------------------
 
     def _note_blocked(
         self,
@@ -635,6 +568,24 @@ class Scheduler(Generic[S]):
         blocked = self.blocked
         if blocked is None or blocked.first is not first or blocked.reason != reason:
             output.blocked = self.blocked = Blocked(first, reason, num_blocks)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.batch.num_free == len(self.batch.slots)
+
+    def _num_lacked(self, kv_cache: "KVCache[S]", first: S, budget: int) -> int:
+        """Return how many blocks a group was refused for, if it lacks as many still; else 0."""
+        if self._refusal is None:
+            return 0
+        refused, its_budget, is_alone, num_needed = self._refusal
+        would_refuse = (
+            refused is first
+            and not kv_cache.has_room(num_needed)
+            and (budget == its_budget or self.settings.capacity != "on-demand")
+            and is_alone == self._is_alone
+            and kv_cache.is_unknown(first)
+        )
+        return num_needed if would_refuse else 0
 
     def refuses_until(self, now: float) -> float:
         """Return until when the first of the queue stays out for want of blocks; `now`: unknown.
@@ -669,7 +620,7 @@ class Scheduler(Generic[S]):
         match = self.kv_cache.match(self.blocked.first)
         return match.source == NO_BLOCK and not self.kv_cache.pool.num_idle(match.found)
 
-    # -- who may not wait ------------------------------------------------------------------------
+    # -- who may not wait --------------------------------------------------------------------------
 
     def has_urgent(self, now: float) -> bool:
         """Whether one that waits may be admitted ahead of the queue, now or in a later step."""
@@ -729,7 +680,23 @@ class Scheduler(Generic[S]):
                 num_free += less_urgent[count].num_slots
         return None
 
-    # -- after a step ----------------------------------------------------------------------------
+    # -- several tokens at once: drafts, jumps and beams -------------------------------------------
+
+    def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
+        """Spend what is left of the step's budget and of the free blocks on drafts."""
+        kv_cache, num_drafts = self.kv_cache, dict[S, int]()
+        num_computed_tokens = self.batch.decode_step + 1  # beside the offset of each
+        scheduled, has_changed = output.num_scheduled_tokens, bool(output.preempted)
+        for row, wanted in num_wanted.items():
+            if has_changed and (not row.is_decoding or row in scheduled):  # perhaps it came back
+                continue
+            num = min(wanted, output.budget)
+            if kv_cache is not None and num > 0:
+                num = kv_cache.extend_for_drafts(row, num_computed_tokens + row.offset, num)
+            if num > 0:
+                num_drafts[row] = num
+                output.budget -= num
+        output.num_drafts = num_drafts
 
     def settle_drafts(
         self, output: SchedulerOutput[S], num_accepted: Mapping[int, int]
@@ -761,17 +728,32 @@ class Scheduler(Generic[S]):
             self.batch.prefilling.sort(key=lambda other: other.admission)
         return [*uncomputed]
 
-    def update(self, output: SchedulerOutput[S]) -> Collection[int]:
-        """Take note that the step has been computed; return the slots of rows that end with it."""
-        if output is NO_CHANGES:
-            return self.batch.end_decode_step()
-        kv_cache = self.kv_cache
-        if kv_cache is not None:
-            for first in output.prefill_finished:
-                if first.has_siblings:
-                    kv_cache.note_sibling(first)
-            kv_cache.end_step()
-        return self.batch.end_decode_step() if output.is_decode_step else ()
+    def lengthen_admitted(self, output: SchedulerOutput[S], first: S, num_more: int) -> None:
+        """Let a group that this step admits begin with `num_more` tokens more.
+
+        What the budget still allows of them is computed in the same step.
+        """
+        batch = self.batch
+        for row in first.computed_group:
+            num_known = row.num_tokens
+            if row.is_decoding:
+                batch.stop_decoding(row)
+                row.num_computed_tokens = num_known
+            row.num_tokens = num_known + num_more
+        if first in output.prefill_finished:
+            output.prefill_finished.remove(first)
+            batch.go_back_to_prefill(first)
+            for row in first.group:
+                row.first_token_step = None
+        shares, kv_cache = self._split(first, output), self.kv_cache
+        if kv_cache is None or kv_cache.has_room(  # without anybody giving way
+            sum(
+                kv_cache.num_blocks_to_grow(row, row.num_computed_tokens + more)
+                for row, more in shares.items()
+            )
+        ):
+            self._continue(output, first)
+            batch.prefilling = [other for other in batch.prefilling if not other.is_decoding]
 
     def lengthen(self, num_more: dict[S, int]) -> None:
         """Let decoding groups that were given so many tokens more at once catch up with them."""
@@ -788,76 +770,38 @@ class Scheduler(Generic[S]):
         if self.kv_cache is not None:
             self.kv_cache.fork(parent, child, self.batch.decode_step + parent.offset)
 
-    def finish_waiting(self, first: S, move: Move) -> None:
-        for sequence in first.group:
-            sequence.state = move[sequence.state]
+    # -- what a step computes, in numbers ----------------------------------------------------------
 
-    def release(self, first: S, last_step: int, move: Move, *, has_failed: bool = False) -> None:
-        """Take a running group out of its slots; it is over.
+    def batch_stats(self, output: SchedulerOutput[S]) -> BatchStats:
+        """Return what the step computes, as far as its duration depends on that, before its end."""
+        batch, scheduled = self.batch, output.num_scheduled_tokens
+        num_decodes, num_rows = self.count_rows(output)
+        num_read = batch.num_read if output.is_decode_step else 0
+        if not (scheduled or output.prefill_finished or output.num_drafts):
+            return BatchStats(num_decodes, num_rows, num_read, 0)
+        for first in output.prefill_finished:  # they compute chunks
+            for row in (first,) if not first.others else first.computed_group:
+                num_read -= row.offset + batch.decode_step
+        num_prefill = work = 0
+        for row, num_tokens in scheduled.items():
+            num_prefill += num_tokens
+            work += num_tokens * (2 * row.num_computed_tokens - num_tokens)
+        for row, num_tokens in output.num_drafts.items():
+            num_prefill += num_tokens
+            stop = batch.decode_step + row.offset + 1 + num_tokens
+            work += num_tokens * (2 * stop - num_tokens)
+        return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
 
-        Its `num_tokens` count one from each decode step by then.
-
-        has_failed: whether what the last step was to compute of it is not to be relied on.
-        """
-        self.batch.release(first, last_step, move)
-        kv_cache = self.kv_cache
-        if kv_cache is None and not self._num_uncomputed:
-            return
-        for row in first.group:
-            row.num_computed_tokens -= self._num_uncomputed.pop(row, 0)
-            if kv_cache is not None:
-                if has_failed:
-                    kv_cache.forget(row)
-                    row.num_computed_tokens = 0
-                kv_cache.close(row, row.num_computed_tokens)
-
-    def sharing(self, row: S, num_tokens: int) -> list[S]:
-        """Return the other rows with blocks that the last `num_tokens` of a row were to fill."""
-        kv_cache = self.kv_cache
-        if kv_cache is None:
-            return []
-        start, stop = (
-            row.num_computed_tokens - num_tokens,
-            kv_cache.num_blocks(row.num_computed_tokens),
-        )
-        blocks = set(row.block_table[start // kv_cache.block_size : stop])
-        return [
-            holder
-            for holder in self.batch.holders
-            if holder is not row and blocks & {*holder.block_table}
-        ]
-
-    def why_never(self, first: S) -> Failure | None:
-        """Return why a group could never end, if so: all blocks together cannot hold it."""
-        kv_cache = self.kv_cache
-        if kv_cache is None or kv_cache.max_blocks is None:
-            return None
-        if first.num_prompt_tokens + first.max_tokens <= kv_cache.sure_tokens and not first.others:
-            return None
-        num_needed = _most_blocks(kv_cache, first, first.max_tokens)
-        if num_needed <= kv_cache.max_blocks:
-            return None
-        what = f"{first.num_prompt_tokens} prompt tokens and max_tokens {first.max_tokens}"
-        return Failure(
-            "kv-too-small",
-            f"it can never run: with {what} it needs up to {num_needed} blocks of "
-            f"{kv_cache.block_size} tokens, and there are {kv_cache.max_blocks}",
-        )
-
-    def room_for_output(self, first: S) -> int:
-        """Return for how many of a group's max_tokens all blocks together are enough."""
-        kv_cache = self.kv_cache
-        if kv_cache is None or kv_cache.max_blocks is None:
-            return first.max_tokens
-        sizes = range(1, first.max_tokens + 1)
-        return bisect_right(
-            sizes, kv_cache.max_blocks, key=lambda num: _most_blocks(kv_cache, first, num)
-        )
-
-    def check(self) -> None:
-        """Make sure that no block is lost, shared wrongly or held by who does not run."""
-        if self.kv_cache is not None:
-            self.kv_cache.check(self.batch.holders)
+    def count_rows(self, output: SchedulerOutput[S]) -> tuple[int, int]:
+        """Return how many rows only decode in the step, and how many it computes in all."""
+        num_decodes = num_empty = 0
+        if output.is_decode_step:
+            num_decodes = self.batch.num_decoding
+            for first in output.prefill_finished:  # they compute chunks
+                num_decodes -= len(first.computed_group) if first.others else 1
+                if not first.num_tokens:  # it has no chunk
+                    num_empty += 1
+        return num_decodes, num_decodes + len(output.num_scheduled_tokens) + num_empty
 
 
 def _most_blocks(kv_cache: "KVCache[S]", first: S, max_tokens: int) -> int:
@@ -865,3 +809,59 @@ def _most_blocks(kv_cache: "KVCache[S]", first: S, max_tokens: int) -> int:
     return sum(
         kv_cache.most_blocks(max(row.num_prompt_tokens + max_tokens - 1, 1)) for row in first.group
     )
+
+
+# Whether settings of the scheduler make sense.
+#
+# Rule: settings that do not go together are called as on the command line, where most of them come
+# from.
+
+
+def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
+    """Make sure that `settings` make sense for `num_slots` slots.
+
+    Raises:
+        BatchdecodeError: they do not; the message says why and what would.
+    """
+    check_types(settings, SETTINGS)
+    for name, setting in SETTINGS.items():
+        value = getattr(settings, name)
+        if setting.kind is int and value is not None and value < 1:
+            raise BatchdecodeError(f"{name} must be at least 1, not {value}")
+        if setting.is_allowed is not None and not setting.is_allowed(value):
+            raise BatchdecodeError(f"{setting.option} must be {setting.must_be}, not {value}")
+    policy_of(settings.policy)
+    budget, block_size = settings.max_batch_tokens, settings.block_size
+    if budget is not None and budget < num_slots:
+        raise BatchdecodeError(
+            f"--max-batch-tokens {budget} is less than the {num_slots} slots: "
+            "a step could not give each of them a token"
+        )
+    if budget is not None and settings.is_paged and budget < block_size:
+        raise BatchdecodeError(
+            f"--max-batch-tokens {budget} is less than a block of {block_size} tokens"
+        )
+    if settings.policy == LONGEST_PREFIX_MATCH and not settings.has_prefix_cache:
+        raise BatchdecodeError("the policy lpm needs a prefix cache: --prefix-cache on")
+    if settings.preempt_for is not None:
+        for name, value in (("batching", "static"), ("capacity", "no-evict")):
+            if getattr(settings, name) == value:
+                raise BatchdecodeError(
+                    f"--preempt-for {settings.preempt_for} does not go with --{name} {value}, "
+                    "where nobody is preempted"
+                )
+    if settings.capacity != DEFAULT_SCHEDULING.capacity and settings.kv_blocks is None:
+        raise BatchdecodeError(f"--capacity {settings.capacity} has no effect without --kv-blocks")
+
+
+def check_effects(given: Collection[str], alternatives: Sequence[SchedulingSettings]) -> None:
+    """Make sure that each setting which was given has an effect in one of the `alternatives`.
+
+    Raises:
+        BatchdecodeError: one has not; the message says without what.
+    """
+    for name, setting in SETTINGS.items():
+        if name not in given or setting.has_effect is None:
+            continue
+        if not any(map(setting.has_effect, alternatives)):
+            raise BatchdecodeError(f"{setting.option} has no effect without {setting.without}")
