@@ -278,7 +278,7 @@ class RemoteEngine:
 
     @property
     def first_waiting(self) -> RemoteSequence | None:
-        return self._queue.first(self._clock.now)
+        return self._queue.head(self._clock.now)
 
     def run_event(self) -> RunEvent:
         extra = self._model.settings.extra_body
@@ -484,7 +484,7 @@ class RemoteEngine:
         while self._returning and rate.why_not(self._measure()) is None:
             rate.note_sent(self._measure())
             self._returning.popleft().set_result(None)
-        while self._free and not self._is_halted and (row := queue.first(clock.now)) is not None:
+        while self._free and not self._is_halted and (row := queue.head(clock.now)) is not None:
             why = "concurrency" if self._returning else rate.why_not(self._measure())
             blocked = None if why is None else (row.id, row.index, why)
             if blocked is not None and blocked != self._blocked:

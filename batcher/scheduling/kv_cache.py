@@ -44,14 +44,14 @@ Contents = Callable[[S, int, int, int], Iterator[Hashable]]
 `size` of them: contents(sequence, start, stop, size).  Each is made when it is asked for."""
 
 
-class CacheGroup(NamedTuple):
+class GroupLimits(NamedTuple):
     """Layers that share a block table.
 
-    num_read: how many blocks before the current one they read; None: all.
+    window_blocks: how many blocks before the current one they read; None: all.
     most_held: how many blocks a sequence holds at most; None: all, or it is promised all.
     """
 
-    num_read: int | None = None
+    window_blocks: int | None = None
     most_held: int | None = None
 
 
@@ -94,13 +94,13 @@ class KVCache(Generic[S]):
         self.has_room = self.pool.has_room
         self.num_groups, self._is_grouped = len(windows), windows != ONE_GROUP
         self.has_windows = any(window is not None for window in windows)
-        self._groups: list[CacheGroup] = []
+        self._groups: list[GroupLimits] = []
         for window in windows:
-            num_read = None if window is None else -(-(window - 1) // size)
+            window_blocks = None if window is None else -(-(window - 1) // size)
             most_held = None
-            if num_read is not None and most is not None and settings.capacity != "no-evict":
-                most_held = num_read + -(-(most + size - 1) // size)
-            self._groups.append(CacheGroup(num_read, most_held))
+            if window_blocks is not None and most is not None and settings.capacity != "no-evict":
+                most_held = window_blocks + -(-(most + size - 1) // size)
+            self._groups.append(GroupLimits(window_blocks, most_held))
         self.sure_tokens = (self.max_blocks or 0) // self.num_groups * size
         self._capacity = settings.capacity
         self.num_spare = int(settings.watermark * (self.max_blocks or 0))
@@ -181,17 +181,17 @@ class KVCache(Generic[S]):
             [self.pool.find(node, group) for node in nodes] for group in range(1, self.num_groups)
         )
         ends = {*range(len(nodes) + 1)}
-        for table, (num_read, _) in zip(tables, groups, strict=True):
+        for table, (window_blocks, _) in zip(tables, groups, strict=True):
             num_there = 0  # on end
             for number, block in enumerate(table, 1):
                 num_there = 0 if block == NO_BLOCK else num_there + 1
-                if num_there < (number if num_read is None else min(number, num_read)):
+                if num_there < (number if window_blocks is None else min(number, window_blocks)):
                     ends.discard(number)
         num_blocks = max(ends)
-        for table, (num_read, _) in zip(tables, groups, strict=True):
+        for table, (window_blocks, _) in zip(tables, groups, strict=True):
             del table[num_blocks:]
-            if num_read is not None:
-                num_passed = max(num_blocks - num_read, 0)
+            if window_blocks is not None:
+                num_passed = max(num_blocks - window_blocks, 0)
                 table[:num_passed] = [NO_BLOCK] * num_passed
         if num_blocks < len(nodes):
             del match.blocks[num_blocks:], nodes[num_blocks:]
@@ -264,8 +264,12 @@ class KVCache(Generic[S]):
         # A last block that is shared and not full is written to, so it is copied.
         num_needed = int(match.num_tokens % self.block_size > 0 and match.source == NO_BLOCK)
         tables = (match.blocks, *match.group_blocks)
-        for table, (num_read, most) in zip(tables, self._groups, strict=True):
-            kept = table if num_read is None else held(table[max(len(table) - num_read, 0) :])
+        for table, (window_blocks, most) in zip(tables, self._groups, strict=True):
+            kept = (
+                table
+                if window_blocks is None
+                else held(table[max(len(table) - window_blocks, 0) :])
+            )
             num_held = num_new + len(kept)
             if most is not None:
                 num_held = min(num_held, most)
@@ -316,15 +320,15 @@ class KVCache(Generic[S]):
                     self.extend(beam, beam.most_tokens)
 
     def slide(self, sequence: S, position: int) -> None:
-        """Free what no token reads that comes after the one before `position`.
+        """Free the blocks before the window of the token at `position`.
 
-        Nor would any that goes on from the beginning of its block, so that this can be found.
+        What its block begins with reads all that is left, so a row may go on from there, too.
         """
         num_full = position // self.block_size
-        for table, (num_read, _) in zip(tables_of(sequence), self._groups, strict=True):
-            if num_read is None:
+        for table, (window_blocks, _) in zip(tables_of(sequence), self._groups, strict=True):
+            if window_blocks is None:
                 continue
-            start = stop = max(num_full - num_read, 0)
+            start = stop = max(num_full - window_blocks, 0)
             while start and table[start - 1] != NO_BLOCK:
                 start -= 1
             if start == stop:
@@ -388,8 +392,12 @@ class KVCache(Generic[S]):
                 self.pool.give_back(blocks)
         return num_behind
 
-    def compute(self, sequence: S, start: int, stop: int, match: PrefixMatch | None = None) -> None:
-        """Let the tokens start..stop, which the step computes, be found from now on.
+    def register_planned(
+        self, sequence: S, start: int, stop: int, match: PrefixMatch | None = None
+    ) -> None:
+        """Let the tokens start..stop, which the step is to compute, be found from now on.
+
+        If the model fails, `forget` undoes it.
 
         A later sequence of the same step may start from whole blocks; from a part of one it may
         only in the next step, since blocks are copied before anything is computed.

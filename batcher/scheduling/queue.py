@@ -226,7 +226,7 @@ class WaitingQueue(Generic[S]):
             self.urgency.remove(sequence)
         self.num_slots -= sequence.num_slots
 
-    def first(self, now: float) -> S | None:  # noqa: ARG002 - as others need it
+    def head(self, now: float) -> S | None:  # noqa: ARG002 - as others need it
         """Return the one that is to be admitted first; None if none waits.
 
         Those behind it wait even if there is room for them: else it might wait for ever.
@@ -296,7 +296,7 @@ class KeyQueue(WaitingQueue[S]):
     def waiting(self) -> Iterable[S]:
         return self._numbers
 
-    def first(self, now: float) -> S | None:
+    def head(self, now: float) -> S | None:
         if not self._numbers:
             return None
         oldest = self._top(self._by_arrival)
@@ -350,8 +350,8 @@ class PrefixQueue(WaitingQueue[S]):
         super().__init__()
         self._num_cached, self._aging = num_cached, aging
 
-    def first(self, now: float) -> S | None:
-        oldest = super().first(now)
+    def head(self, now: float) -> S | None:
+        oldest = super().head(now)
         if oldest is None or now - oldest.arrival_time >= self._aging:
             return oldest
         return max(islice(self._waiting, MAX_MATCHED), key=self._num_cached)
@@ -416,7 +416,7 @@ class Urgency(Generic[S]):
         They are more urgent than one of `running`, or than the first of the queue, which would be
         the next to give way if it were admitted before them; and their deadlines have not passed.
         """
-        first = self._queue.first(now)
+        first = self._queue.head(now)
         if first is None:
             return []
         waiting = self._by_urgency

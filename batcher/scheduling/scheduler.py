@@ -48,8 +48,8 @@ NO_DRAFTS: Mapping[Any, int] = MappingProxyType({})
 class Preemption(NamedTuple, Generic[S]):
     """A group that loses its slots and its blocks, for whom and why.
 
-    num_computed_tokens: for each of its sequences, the tokens that are to be computed again.  They
-    still name the slots they had.
+    num_computed_tokens: how many were computed of each of its sequences, which still name the slots
+    they had.  All are lost but for what the prefix cache has when the group comes back.
     """
 
     first: S
@@ -82,12 +82,13 @@ class SchedulerOutput(Struct, Generic[S], eq=False):
     has_continued: whether some are of groups admitted before.
     prefill_finished: groups that give a token in this step and did not in the one before.
     is_decode_step: whether the decoding rows go on, and those whose prefill is finished.
-    grown: decoding rows whose next token lies in another block than the one after the last.
+    grown: decoding rows that got a block in this step: a new one, or a copy of the last, which they
+    shared.
     num_drafts: of rows that speculate, how many drafts there is room for, of those wanted.
     blocked: news of why nobody else was admitted.
     budget: how many more tokens it may compute.
-    num_kept: how many known tokens of each row are left for a later step: 1 in a step that only
-    computes prompts.
+    num_held_back: how many known tokens of each row are left for a later step: 1 in a step that
+    only computes prompts.
     """
 
     preempted: list[Preemption[S]] = []
@@ -99,13 +100,14 @@ class SchedulerOutput(Struct, Generic[S], eq=False):
     is_decode_step: bool = True
     blocked: Blocked[S] | None = None
     budget: int = 0
-    num_kept: int = 0
+    num_held_back: int = 0
     has_continued: bool = False
 
 
 # Who gets slots and blocks: admitted in the order of the queue, as long as there is room.
 #
-# Rule: while the first of the queue is not admitted nobody behind it is, and what it lacks is told.
+# Rule: nobody passes the head of the queue but an urgent group (`_admit_urgent`).  That it lacks
+# tokens or blocks is told; that too few slots are free is not.
 
 UNLIMITED = 2**62
 """Tokens in a step: more than there are."""
@@ -190,12 +192,12 @@ class Scheduler(Generic[S]):
         self._step, self._now = step, now
         output: SchedulerOutput[S] = SchedulerOutput(budget=self._max_tokens)
         if self._is_prefill_first:
-            output.num_kept = 1
+            output.num_held_back = 1
             self._schedule_prompts(output)
             if output.num_scheduled_tokens:
                 output.is_decode_step = False
                 return output
-            output.num_kept = 0
+            output.num_held_back = 0
         if kv_cache is not None:
             self._grow(output, kv_cache)
         output.budget = self._max_tokens - batch.num_decoding
@@ -212,7 +214,7 @@ class Scheduler(Generic[S]):
         With prefill-first there is a second pass, for decode steps, in which nobody is admitted who
         was not in the first.
         """
-        is_second = self._is_prefill_first and not output.num_kept
+        is_second = self._is_prefill_first and not output.num_held_back
         if self._urgency is not None and not (is_second or output.preempted):
             self._admit_urgent(output, self._urgency)
         if self.batch.prefilling:
@@ -223,7 +225,7 @@ class Scheduler(Generic[S]):
                 if first.state is State.RUNNING and first not in just_admitted:  # else preempted
                     self._continue(output, first)
         if output.preempted:
-            self._note_blocked(output, self.queue.first(self._now), "preemption")
+            self._note_blocked(output, self.queue.head(self._now), "preemption")
         elif self.queue.num_slots and not is_second:
             self._admit_waiting(output)
 
@@ -231,9 +233,9 @@ class Scheduler(Generic[S]):
         """Fill free slots from the waiting queue, lowest slot first, as long as the head fits."""
         batch, now = self.batch, self._now
         if self._is_static and batch.num_occupied:
-            self._note_blocked(output, self.queue.first(now), "batch")
+            self._note_blocked(output, self.queue.head(now), "batch")
             return
-        while batch.num_free and (first := self.queue.first(now)) is not None:
+        while batch.num_free and (first := self.queue.head(now)) is not None:
             if first.num_slots > batch.num_free:
                 break
             if output.budget < first.num_slots:
@@ -256,7 +258,7 @@ class Scheduler(Generic[S]):
                 row.num_computed_tokens = scheduled[row] = num_tokens
                 output.budget -= num_tokens
         else:
-            num_tokens = first.num_tokens - output.num_kept
+            num_tokens = first.num_tokens - output.num_held_back
             if num_tokens > output.budget or num_tokens > self._max_chunk:
                 num_tokens = min(output.budget, self._max_chunk)
             if num_tokens > 0:
@@ -270,7 +272,7 @@ class Scheduler(Generic[S]):
             first.admitted_step = self._step
             for other in first.others:
                 other.admitted_step = self._step
-        if output.num_kept or not self._finish_prefill(output, first):
+        if output.num_held_back or not self._finish_prefill(output, first):
             batch.prefilling.append(first)
         return True
 
@@ -286,11 +288,11 @@ class Scheduler(Generic[S]):
                 if not self._make_room(output, row, stop):
                     return
                 self.kv_cache.extend(row, stop)
-                self.kv_cache.compute(row, start, stop)
+                self.kv_cache.register_planned(row, start, stop)
             row.num_computed_tokens = stop
             scheduled[row] = scheduled.get(row, 0) + num_tokens
             output.budget -= num_tokens
-        if not output.num_kept:
+        if not output.num_held_back:
             self._finish_prefill(output, first)
 
     def _split(self, first: S, output: SchedulerOutput[S]) -> dict[S, int]:
@@ -298,18 +300,19 @@ class Scheduler(Generic[S]):
 
         The rows of one group have to meet their last tokens in the same step.
         """
-        budget, num_kept = output.budget, output.num_kept
+        budget, num_held_back = output.budget, output.num_held_back
         if not first.others:
-            num_left = first.num_tokens - first.num_computed_tokens - num_kept
+            num_left = first.num_tokens - first.num_computed_tokens - num_held_back
             num_tokens = min(num_left, budget, self._max_chunk)
             return {first: num_tokens} if num_tokens > 0 else {}
         rows = first.computed_group
         most = min(budget, max(self._max_chunk, len(rows)))
         if sum(row.num_tokens - row.num_computed_tokens for row in rows) > most:
-            most, num_kept = min(budget, self._max_chunk), 1
+            # not all can be finished, so each row holds back its last token
+            most, num_held_back = min(budget, self._max_chunk), 1
         shares = {}
         for row in rows:
-            num = min(row.num_tokens - row.num_computed_tokens - num_kept, most)
+            num = min(row.num_tokens - row.num_computed_tokens - num_held_back, most)
             if num > 0:
                 shares[row] = num
                 most -= num
@@ -397,7 +400,7 @@ class Scheduler(Generic[S]):
         for row, num_tokens in shares.items():
             start = row.num_computed_tokens
             row.num_computed_tokens = stop = start + num_tokens
-            kv_cache.compute(row, start, stop, matches[row])
+            kv_cache.register_planned(row, start, stop, matches[row])
             scheduled[row] = num_tokens
             output.budget -= num_tokens
         return True
@@ -408,7 +411,7 @@ class Scheduler(Generic[S]):
         """Return what it takes to admit a group.
 
         What is found of each row, how many tokens of it to compute, and how many blocks have to be
-        free.
+        free.  Its `num_computed_tokens` are what is found; the next look changes them.
         """
         matches = kv_cache.matches_of(first)
         for row, match in matches.items():
@@ -423,7 +426,7 @@ class Scheduler(Generic[S]):
         return matches, shares, kv_cache.num_needed(matches, is_alone=self._is_alone)
 
     def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
-        """Give a block to every decoding row whose next token begins one, by admission."""
+        """Give a block to every decoding row that computes the first token of one, by admission."""
         batch, step = self.batch, self.batch.decode_step
         rows = batch.rows_at_boundary()
         num_sure, num_groups = len(rows), kv_cache.num_groups
@@ -481,6 +484,7 @@ class Scheduler(Generic[S]):
         self, output: SchedulerOutput[S], first: S, beneficiary: S, reason: PreemptReason
     ) -> None:
         kv_cache, rows, batch = self.kv_cache, first.computed_group, self.batch
+        # A row that gives way decodes, or has a plan to undo, and never both.
         for row in rows:
             num_planned = output.num_scheduled_tokens.pop(row, None)
             if num_planned is not None:  # which is not computed after all
@@ -598,7 +602,7 @@ class Scheduler(Generic[S]):
         if blocked is None or blocked.reason != "kv":  # that has to be told
             return now
         until = self.queue.steady_until(now)
-        if until <= now or self.queue.first(now) is not blocked.first:
+        if until <= now or self.queue.head(now) is not blocked.first:
             return now
         budget = self._max_tokens - self.batch.num_decoding
         if not self._num_lacked(kv_cache, blocked.first, budget):
@@ -648,7 +652,7 @@ class Scheduler(Generic[S]):
                 passed_over = degree
                 continue
             rows = [row for victim in victims for row in victim.computed_group]
-            freed = 0 if output.num_kept else sum(row.is_decoding for row in rows)
+            freed = 0 if output.num_held_back else sum(row.is_decoding for row in rows)
             if output.budget + freed < first.num_slots:
                 break
             output.budget += freed

@@ -52,13 +52,13 @@ class Cache(KVCache):
         num_needed = self.num_needed({sequence: match}, is_alone=True)
         self.admit({sequence: match})
         sequence.num_computed_tokens = stop
-        self.compute(sequence, start, stop, match)
+        self.register_planned(sequence, start, stop, match)
         assert self.pool.num_free == num_free - num_needed, "not what was asked for"
         self.sequences.append(sequence)
 
     def go_on(self, sequence: Schedulable, stop: int) -> None:
         self.extend(sequence, stop)
-        self.compute(sequence, sequence.num_computed_tokens, stop)
+        self.register_planned(sequence, sequence.num_computed_tokens, stop)
         sequence.num_computed_tokens = stop
 
     def leave(self, sequence: Schedulable) -> None:

@@ -93,7 +93,7 @@ class Queue(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule()
     def admit(self) -> None:
-        first = self.ordering.first(self.now)
+        first = self.ordering.head(self.now)
         self.ordering.take(first)
         self.waiting.remove(first)
         self.running.append(first)
@@ -134,7 +134,7 @@ class Queue(RuleBasedStateMachine):
     def it_is_the_first_after_sorting(self) -> None:
         if not hasattr(self, "ordering"):
             return
-        assert self.ordering.first(self.now) is self.first()
+        assert self.ordering.head(self.now) is self.first()
         assert self.ordering.num_waiting == len(self.waiting)
         assert set(self.ordering.waiting) == set(self.waiting)
         assert all(sequence in self.ordering.waiting for sequence in self.waiting)
@@ -148,9 +148,9 @@ class Queue(RuleBasedStateMachine):
         assert until >= self.now
         if until > self.now:
             later = min(self.now + 100.0, until)
-            before = self.ordering.first(self.now)
+            before = self.ordering.head(self.now)
             middle = (self.now + later) / 2
-            assert self.ordering.first(middle) is before
+            assert self.ordering.head(middle) is before
 
 
 TestQueue = Queue.TestCase
@@ -167,7 +167,7 @@ def test_what_has_gone_is_not_kept(policy: str) -> None:
         ordering.take(sequence)
     kept = [getattr(ordering, name, ()) for name in ("_by_key", "_by_arrival", "_by_number")]
     assert [len(part) for part in kept] == [0, 0, 0]
-    assert ordering.first(0.0) is None
+    assert ordering.head(0.0) is None
 
 
 def test_a_queue_that_never_empties_keeps_no_more_than_what_waits() -> None:
@@ -176,7 +176,7 @@ def test_a_queue_that_never_empties_keeps_no_more_than_what_waits() -> None:
     for number in range(1, 2000):
         sequence = waiting(f"s{number}", queue_number=number, arrival_time=1e9, num_prompt_tokens=9)
         ordering.push(sequence)
-        ordering.first(0.0)
+        ordering.head(0.0)
         ordering.take(sequence)
     assert len(ordering._by_key) < 500
     assert len(ordering._by_arrival) < 500
@@ -193,5 +193,5 @@ def test_the_cache_is_asked_only_for_those_that_have_waited_longest() -> None:
     sequences = [waiting(f"s{number}", queue_number=number) for number in range(MAX_MATCHED + 9)]
     for sequence in sequences:
         ordering.push(sequence)
-    assert ordering.first(0.0) is sequences[MAX_MATCHED - 1]
+    assert ordering.head(0.0) is sequences[MAX_MATCHED - 1]
     assert asked == sequences[:MAX_MATCHED]

@@ -25,7 +25,7 @@ def test_the_smallest_key_goes_first_whoever_has_gone_out_of_turn() -> None:
     for sequence in sequences[100:]:  # so many that the entries of what has gone are cleared out
         order.take(sequence)
     came = []
-    while (first := order.first(0.0)) is not None:
+    while (first := order.head(0.0)) is not None:
         came.append(first.priority)
         order.take(first)
     assert came == sorted(sequence.priority for sequence in left)
@@ -67,7 +67,7 @@ class Queue(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule()
     def admit(self) -> None:
-        first = self.queue.first(self.now)
+        first = self.queue.head(self.now)
         assert first is self.waiting.pop(0)
         self.queue.take(first)
 
