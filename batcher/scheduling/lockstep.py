@@ -48,9 +48,8 @@ class RunningBatch(Generic[S]):
         self._first_of: dict[S, S] = {}  # running sequence -> the first of its group, if another
         self._sum_of_offsets = 0
         self.tracks_padding = False
-        # A heap of rows by their offsets, the largest first; it may hold some that have gone.
-        self._by_offset: list[tuple[int, int, S]] = []
-        self._num_begun = 0
+        # A heap of the offsets of rows, the largest first, with their slots; some may have gone.
+        self._by_offset: list[tuple[int, int]] = []
         self.by_boundary: defaultdict[int, dict[S, None]] = defaultdict(dict)
         self._forked: dict[S, None] = {}
 
@@ -222,16 +221,20 @@ class RunningBatch(Generic[S]):
         if not self.num_decoding:
             return 0
         by_offset = self._by_offset
-        while not _is_current(by_offset[0]):
+        while not self._is_current(by_offset[0]):
             heappop(by_offset)
         return -by_offset[0][0] * self.num_decoding - self._sum_of_offsets
 
     def _note_offset(self, row: S) -> None:
-        self._num_begun += 1
-        heappush(self._by_offset, (-row.offset, self._num_begun, row))
+        heappush(self._by_offset, (-row.offset, row.slot))
         if len(self._by_offset) > 4 * len(self.slots) + MAX_GONE:
-            self._by_offset = [*filter(_is_current, self._by_offset)]
+            self._by_offset = [*filter(self._is_current, self._by_offset)]
             heapify(self._by_offset)
+
+    def _is_current(self, entry: tuple[int, int]) -> bool:
+        """Whether a row decodes at an offset that was noted, in its slot."""
+        row = self.slots[entry[1]]
+        return row is not None and row.is_decoding and row.offset == -entry[0]
 
     # -- rows that need a block ------------------------------------------------------------------
 
@@ -265,8 +268,3 @@ class RunningBatch(Generic[S]):
             return []
         forked, self._forked = list(self._forked), {}
         return forked
-
-
-def _is_current(entry: tuple[int, int, S]) -> bool:
-    """Whether a row decodes at the offset with which it was noted."""
-    return entry[2].is_decoding and entry[2].offset == -entry[0]
