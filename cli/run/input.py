@@ -314,6 +314,8 @@ class LineReader:
                 peeked = self._stream.peek()
             except (OSError, EOFError, zlib.error) as error:
                 raise self._broken(error) from error
+            if not peeked:
+                return Block([], [])  # a terminal that was asked again would wait for another end
             texts = list(islice(io.BytesIO(peeked), max_lines))
             if texts and not texts[-1].endswith(b"\n"):
                 texts.pop()
