@@ -348,8 +348,10 @@ class Engine:
     def _take_events(self) -> list[RequestEvent]:
         """Return the events since the last call; what steps have computed comes before them."""
         events = self._events.copy()
-        self._events.clear()
-        return [*self.tell_steps(), *events]
+        self._events.clear()  # others append to this list, too
+        if self._stats:
+            events.insert(0, self._stats.take())
+        return events
 
     def _join_arrivals(self) -> None:
         """Let what has arrived wait for a slot; if all is idle, jump to the next arrival.
