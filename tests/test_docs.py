@@ -68,6 +68,12 @@ def test_links_lead_somewhere() -> None:
             assert not anchor or anchor in anchors_of(linked), f"{page}: {path}#{anchor}"
 
 
+def test_tests_that_pages_name_are_there() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for name in re.findall(r"`(tests/[\w/]+(?:\.py)?)`", page.read_text()):
+            assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
 def test_every_page_is_linked_from_the_first() -> None:
     text = (DOCS / "README.md").read_text()
     linked = {(DOCS / link).resolve() for link in re.findall(r"\]\(([^)#:]+)\)", text)}

@@ -45,9 +45,9 @@ Contents = Callable[[S, int, int, int], Iterator[Hashable]]
 
 
 class GroupLimits(NamedTuple):
-    """Layers that share a block table.
+    """What is read and held of a cache group: layers that share a block table.
 
-    window_blocks: how many blocks before the current one they read; None: all.
+    window_blocks: how many blocks before the current one are read; None: all.
     most_held: how many blocks a sequence holds at most; None: all, or it is promised all.
     """
 
