@@ -312,23 +312,23 @@ class Engine:
         if stats is not None:
             stats.begin_step()
         num_wanted = NO_DRAFTS if speculator is None else speculator.wanted()
-        plan = self.scheduler.schedule(clock.step, clock.now, num_wanted)
-        if plan is not NO_CHANGES:
-            self._place(plan)
+        scheduled = self.scheduler.schedule(clock.step, clock.now, num_wanted)
+        if scheduled is not NO_CHANGES:
+            self._place(scheduled)
         is_idle = self._batch.num_free == self.batch_size
         if not is_idle:
-            decoded = self._execute(plan)
-            measured = None if stats is None else stats.measure(plan)
+            decoded = self._execute(scheduled)
+            measured = None if stats is None else stats.measure(scheduled)
             if speculator is not None:
-                speculator.settle(plan, decoded)
-            ending = self.scheduler.update(plan)
+                speculator.settle(scheduled, decoded)
+            ending = self.scheduler.update(scheduled)
             if ending or decoded is not NOTHING_DECODED:
-                self._update(plan, decoded, ending)
+                self._update(scheduled, decoded, ending)
             clock.advance(measured)
             if stats is not None:
                 stats.end_step(clock.now)
             if speculator is not None:
-                speculator.end_step(plan, measured)
+                speculator.end_step(scheduled, measured)
         if self._has_sessions:
             self._sessions.go_on()
         if self._is_checked:
@@ -408,11 +408,11 @@ class Engine:
             else:
                 self._finish(first, "error", clock.step, failure)
 
-    def _place(self, plan: SchedulerOutput[Sequence]) -> None:
+    def _place(self, scheduled: SchedulerOutput[Sequence]) -> None:
         """Bring rows out of the batch and into it, and tell of that."""
         runner, batch, events = self._runner, self._batch, self._events
         step, now, last_used = self._clock.step, self._clock.now, batch.last_used
-        for preemption in plan.preempted:
+        for preemption in scheduled.preempted:
             runner.preempt(preemption.first)
             beneficiary = preemption.beneficiary
             for row, num_computed_tokens in preemption.num_computed_tokens.items():
@@ -432,10 +432,10 @@ class Engine:
                     )
                 )
             preemption.forget_slots()
-        for first in plan.admitted:
+        for first in scheduled.admitted:
             forced = runner.open(first)
             if forced:
-                self.scheduler.lengthen_admitted(plan, first, len(forced))
+                self.scheduler.lengthen_admitted(scheduled, first, len(forced))
             for row in (first, *first.others) if first.others else (first,):
                 num_generated = num_tokens = 0
                 if first.admitted_step != step:  # below 0: a beam before the first fork
@@ -463,48 +463,48 @@ class Engine:
                 )
             if forced:
                 events.append(JumpEvent(step, now, first.id, first.index, first.slot, len(forced)))
-        if plan.has_continued:
-            self._tell_continued(plan)
-        if (blocked := plan.blocked) is not None:
+        if scheduled.has_continued:
+            self._tell_continued(scheduled)
+        if (blocked := scheduled.blocked) is not None:
             head, reason = blocked.first, blocked.reason
             events.append(BlockedEvent(step, now, head.id, head.index, reason, blocked.num_blocks))
         if self._speculator is not None:
-            for first in plan.prefill_finished:
+            for first in scheduled.prefill_finished:
                 self._speculator.open(first)
-        runner.prepare(plan, batch.prefilling, batch.decode_step)
+        runner.prepare(scheduled, batch.prefilling, batch.decode_step)
 
-    def _tell_continued(self, plan: SchedulerOutput[Sequence]) -> None:
+    def _tell_continued(self, scheduled: SchedulerOutput[Sequence]) -> None:
         """Tell what is computed of groups admitted before, but for those that jumped just now.
 
         An empty prompt counts as a token, as where it is admitted.
         """
         clock, events = self._clock, self._events
-        finished = (row for first in plan.prefill_finished for row in first.computed_group)
+        finished = (row for first in scheduled.prefill_finished for row in first.computed_group)
         without_tokens = dict.fromkeys((row for row in finished if not row.num_tokens), 1)
-        for row, num_tokens in (plan.num_scheduled_tokens | without_tokens).items():
+        for row, num_tokens in (scheduled.num_scheduled_tokens | without_tokens).items():
             first = self._batch.first_of(row)
             has_jumped = first.more is not None and first.more.jumped_step == clock.step - 1
-            if (has_jumped and first.is_decoding) or first in plan.admitted:
+            if (has_jumped and first.is_decoding) or first in scheduled.admitted:
                 continue
             num_left = row.num_tokens - row.num_computed_tokens
             where = clock.step, clock.now, row.id, row.index, row.slot
             events.append(PrefillEvent(*where, num_tokens, num_left, row.role))
 
-    def _execute(self, plan: SchedulerOutput[Sequence]) -> Decoded:
+    def _execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
         """Let the model compute the step; return what rows were given beside one token each."""
         runner, speculator = self._runner, self._speculator
         if speculator is not None:
             speculator.compute(runner.batch.chunks)
-        if not plan.is_decode_step:
+        if not scheduled.is_decode_step:
             return runner.step(self._clock.step, is_decoding=False)
         if runner.num_replayed and runner.num_replayed == self._batch.num_occupied:
             return NOTHING_DECODED
         if speculator is not None:
-            return speculator.execute(plan)
+            return speculator.execute(scheduled)
         return runner.step(self._clock.step)
 
     def _update(
-        self, plan: SchedulerOutput[Sequence], decoded: Decoded, ending: Collection[int]
+        self, scheduled: SchedulerOutput[Sequence], decoded: Decoded, ending: Collection[int]
     ) -> None:
         """End rows, fork beams, and send back to prefill what was given several tokens at once.
 
@@ -515,8 +515,8 @@ class Engine:
         batch, runner, clock = self._batch, self._runner, self._clock
         events = self._events
         slots, failed, step, now = batch.slots, decoded.failed, clock.step, clock.now
-        if failed and plan.num_scheduled_tokens and runner.pages is not None:
-            failed = self._with_sharers(failed, plan)
+        if failed and scheduled.num_scheduled_tokens and runner.pages is not None:
+            failed = self._with_sharers(failed, scheduled)
         jumps: dict[Sequence, int] = {}  # how many more than one each
         for slot, tokens in decoded.jumps.items():
             first = slots[slot]
@@ -545,11 +545,11 @@ class Engine:
                 runner.note_jump(first, step)
 
     def _with_sharers(
-        self, failed: Mapping[int, Failure], plan: SchedulerOutput[Sequence]
+        self, failed: Mapping[int, Failure], scheduled: SchedulerOutput[Sequence]
     ) -> dict[int, Failure]:
         """Let rows fail, too, that were to go on from what a failed one has not computed."""
         all_failed, first_of = dict(failed), self._batch.first_of
-        for row, num_tokens in plan.num_scheduled_tokens.items():
+        for row, num_tokens in scheduled.num_scheduled_tokens.items():
             failure = all_failed.get(first_of(row).slot)  # in order: who shares may be shared with
             if failure is not None:
                 why = f"its first tokens are those of request {row.id!r}, which failed"

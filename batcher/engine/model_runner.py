@@ -272,7 +272,10 @@ class ModelRunner:
     # -- before a step ---------------------------------------------------------------------------
 
     def prepare(
-        self, output: SchedulerOutput[Sequence], prefilling: Collection[Sequence], decode_step: int
+        self,
+        scheduled: SchedulerOutput[Sequence],
+        prefilling: Collection[Sequence],
+        decode_step: int,
     ) -> None:
         """Take in what the next step computes beside the next token of each decoding row.
 
@@ -286,32 +289,32 @@ class ModelRunner:
                     self.batch.leave(row.slot)
                     if pages is not None:
                         pages.moved.pop(row.slot, None)
-                    if output.is_decode_step and row not in output.num_scheduled_tokens:
+                    if scheduled.is_decode_step and row not in scheduled.num_scheduled_tokens:
                         self._model.release(row.slot)  # or the model would go on with it
                         if pages is None:
                             self._lost.add(row)
         if self._suspended:
-            for first in output.prefill_finished:
+            for first in scheduled.prefill_finished:
                 if first in self._suspended:
                     self.resume(first)
         if pages is not None:
-            for first in output.admitted:
+            for first in scheduled.admitted:
                 for row in first.group:
                     _show(pages, row)
             if self._kv_cache is not None:
                 pages.copies = self._kv_cache.take_copies()
                 pages.num_blocks = self._kv_cache.pool.num_total
-            if output.grown:
-                pages.moved |= {row.slot: decode_step + row.offset for row in output.grown}
+            if scheduled.grown:
+                pages.moved |= {row.slot: decode_step + row.offset for row in scheduled.grown}
         join, add_part = self.batch.join, self.batch.add_part
-        for row, num_tokens in output.num_scheduled_tokens.items():
+        for row, num_tokens in scheduled.num_scheduled_tokens.items():
             more, stop = row.more, row.num_computed_tokens
             if more is None and row.is_decoding and num_tokens == row.num_prompt_tokens == stop:
                 join(Chunk(row.slot, row.prompt.tokens, 0))  # as nearly always
             elif more is None or more.replayed is None:
                 take = join if row.is_decoding else add_part
                 take(self._chunk(row, stop - num_tokens, stop))
-        for first in output.prefill_finished:
+        for first in scheduled.prefill_finished:
             is_usual = first.num_tokens and not first.others and first.generated is None
             if not is_usual and (first.more is None or first.more.replayed is None):
                 for row in first.computed_group:  # each further token goes to the model by itself

@@ -40,23 +40,23 @@ class StepStats:
     def begin_step(self) -> None:
         self._padding = self._batch.padding
 
-    def measure(self, output: SchedulerOutput[Sequence]) -> BatchStats | None:
+    def measure(self, scheduled: SchedulerOutput[Sequence]) -> BatchStats | None:
         """Return what a scheduled step computes, before it has ended; None if nobody wants it."""
         stats, pool, num_prefill, prefill_padding, num_drafts = None, self._pool, 0, 0, 0
         if not self._is_even:
-            stats = self._scheduler.batch_stats(output)
+            stats = self._scheduler.batch_stats(scheduled)
             if self._timed is not None:
                 self._timed.append((self._clock.now, stats.kv_read, stats.prefill_work))
-        num_decodes, num_rows = self._scheduler.count_rows(output)
-        if output.num_scheduled_tokens:
-            sizes = output.num_scheduled_tokens.values()
+        num_decodes, num_rows = self._scheduler.count_rows(scheduled)
+        if scheduled.num_scheduled_tokens:
+            sizes = scheduled.num_scheduled_tokens.values()
             num_prefill = sum(sizes)
             prefill_padding = max(sizes) * len(sizes) - num_prefill
-        if output.num_drafts:
-            num_drafts = sum(output.num_drafts.values())
+        if scheduled.num_drafts:
+            num_drafts = sum(scheduled.num_drafts.values())
             num_prefill += num_drafts
         num_blocks = 0 if pool is None else pool.num_total - pool.num_free
-        padding = self._padding if output.is_decode_step else 0
+        padding = self._padding if scheduled.is_decode_step else 0
         self._stats.append(
             (num_decodes, num_prefill, num_rows, num_blocks, prefill_padding, padding, num_drafts)
         )
