@@ -41,8 +41,11 @@ def table_of(kind: str, module: str, name: str, old: str) -> str:
 
 def members_of(kind: type, _: dict[str, str]) -> list[list[str]]:
     """Return the public methods and properties of a class, with what their docstrings say."""
-    rows = []
-    for name, member in vars(kind).items():
+    rows, members = [], {}
+    for owner in kind.__mro__:
+        if owner.__module__.startswith("batcher."):
+            members |= {name: own for name, own in vars(owner).items() if name not in members}
+    for name, member in members.items():
         if not name.startswith("_") and (callable(member) or isinstance(member, property)):
             called = call_of(member) if callable(member) else ""
             summary = inspect.getdoc(member).partition("\n\n")[0]

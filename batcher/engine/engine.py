@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from batcher.decoding.stop_matcher import read_output
+from batcher.engine.base import DrivenEngine
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.sequence import (
     NOTHING_DECODED,
@@ -33,7 +34,6 @@ from batcher.events import (
     ArriveReason,
     BlockedEvent,
     DropEvent,
-    EndEvent,
     FinishEvent,
     ForkEvent,
     JumpEvent,
@@ -96,7 +96,7 @@ class StepOutcome(NamedTuple):
 NOTHING_HAPPENED = StepOutcome((), (), ())  # as in most steps
 
 
-class Engine:
+class Engine(DrivenEngine):
     """Decodes requests in `batch_size` slots, one `step()` at a time.
 
     Requests may be added and aborted at any time between steps.  After an exception of `step` that
@@ -134,11 +134,9 @@ class Engine:
         speculation: "SpeculationSettings | Drafter | None" = None,
     ) -> None:
         _check_arguments(batch_size, settings, step_time, clock, grammar_timeout)
-        self.batch_size, self.settings = batch_size, settings
         self._model = model = as_model(model)
         if clock is None:
             clock = ConstantClock() if step_time is None else FormulaClock(step_time)
-        self._clock = clock
         self.scheduler: Scheduler[Sequence] = Scheduler(
             batch_size,
             settings,
@@ -149,7 +147,7 @@ class Engine:
             is_paged=speculation is not None,
             recomputes_drafts=bool(getattr(model, "recomputes_drafts", False)),
         )
-        self._queue, self._batch = self.scheduler.queue, self.scheduler.batch
+        super().__init__(settings, clock, self.scheduler.queue, self.scheduler.batch)
         self._runner = ModelRunner(
             model,
             batch_size,
@@ -164,7 +162,6 @@ class Engine:
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)
         is_measured |= self._layout == "padded"
         self._stats = StepStats(self.scheduler, clock) if is_measured else None
-        self._events: list[RequestEvent] = []  # since the last step
         self._speculator: Speculator | None = None
         if speculation is not None:
             from batcher.engine import speculating  # noqa: PLC0415 - seldom
@@ -175,14 +172,8 @@ class Engine:
         self._tokenizer = tokenizer = model.tokenizer
         self._maker = SequenceMaker(model, context_of(model), self._runner.heal)
         self._sessions = Sessions(model, self._maker, clock, self._queue.add, self._finish)
-        self._has_sessions = False
         self._can_replay = not settings.is_paged and settings.preempt_for is None
-        self._reads_all = settings.sees_all
-        self._latest_arrival = 0.0  # that a request has named
-        self.num_tokens = self._num_requests = 0
-        self._num_open: dict[str, int] = {}  # groups that have not ended, by the request's id
         self._candidates: dict[str, list[Result]] = {}  # for their best samples, by request id
-        self._results: list[Result] = []  # since the last step
         self.capabilities = ModelCapabilities(
             vocab_size=model.vocab_size,
             num_slots=batch_size,
@@ -733,40 +724,12 @@ class Engine:
 
     # -- what a driver looks at ------------------------------------------------------------------
 
-    @property
-    def num_steps(self) -> int:
-        """How many steps were taken; the index of the next one."""
-        return self._clock.step
+    def _go_on(self) -> None:
+        self._sessions.go_on()
 
     @property
-    def now(self) -> float:
-        """When the next step starts, in seconds of the engine's clock."""
-        return self._clock.now
-
-    @property
-    def num_waiting(self) -> int:
-        """How many samples, or requests for beams, are in the waiting queue."""
-        return self._queue.num_waiting
-
-    @property
-    def num_running(self) -> int:
-        """How many slots are held."""
-        return self._batch.num_occupied
-
-    @property
-    def num_pending(self) -> int:
-        """How many are known that have not joined the waiting queue yet."""
-        return self._queue.num_pending
-
-    @property
-    def num_coming(self) -> int:
-        """How many are known that have not arrived: too early, or turns that wait for others."""
-        return self._queue.num_pending + self._sessions.num_turns
-
-    @property
-    def last_start(self) -> float:
-        """When the last step started, or the first one will, in seconds of the engine's clock."""
-        return self._clock.start_of(max(self._clock.step - 1, 0))
+    def _num_turns(self) -> int:
+        return self._sessions.num_turns
 
     @property
     def has_work(self) -> bool:
@@ -774,39 +737,6 @@ class Engine:
         return bool(self._num_open or self._events) or (
             self._stats is not None and self._stats.is_full
         )
-
-    @property
-    def num_results(self) -> int:
-        """How many results are there that no step has handed out."""
-        return len(self._results)
-
-    @property
-    def wants_request(self) -> bool:
-        """Whether the next step could make use of one more request.
-
-        A driver that reads requests in order of arrival needs no more of them while this is False:
-        the next request it knows lies in the future or, first come being first served, the slots
-        are taken.  If the engine is idle, the clock has jumped to that request when this returns.
-        """
-        if not self._num_open:  # what was to come in the future may have failed
-            return True
-        queue, batch, clock = self._queue, self._batch, self._clock
-        reads_all = self._reads_all or self._has_sessions  # turns arrive later than they are read
-        if reads_all and self._latest_arrival <= clock.now:
-            return True
-        if queue.num_pending:
-            self._join_arrivals()
-        while queue.num_pending and not (queue.num_waiting or batch.num_occupied):
-            self._sessions.go_on()  # all that had arrived has ended without a slot
-            self._join_arrivals()
-        if self._latest_arrival > clock.now:
-            return False
-        return reads_all or batch.num_free > queue.num_slots
-
-    @property
-    def first_waiting(self) -> Sequence | None:
-        """The sequence that is to be admitted first; None if none waits."""
-        return self._queue.head(self._clock.now)
 
     @property
     def block_use(self) -> "BlockUse | None":
@@ -839,10 +769,6 @@ class Engine:
             speculation={} if self._speculator is None else self._speculator.settings,
             defaults=dict(self.capabilities.defaults),
         )
-
-    def end_event(self) -> EndEvent:
-        """Return the last line of this run's trace."""
-        return EndEvent(self.num_steps, self.now, self.num_tokens, self._num_requests)
 
     def go_on_from(self, step: int, time: float) -> None:
         """Let the first step be `step`, which starts at `time`: another engine made those before.

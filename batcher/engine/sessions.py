@@ -5,7 +5,7 @@ Rule: of one session at most one turn is a sequence; the others wait here, in in
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from batcher.engine.sequence import NOTHING_DROPPED, DroppedTurns, More, Sequence, SequenceMaker
 from batcher.errors import Failure, InvariantError
@@ -44,24 +44,48 @@ class PastTurn(NamedTuple):
     num_lasting: int
 
 
-class Session:
-    """What one conversation has come to.
+T = TypeVar("T")
 
-    kept: the tokens that have stayed of turns that were dropped.  past: the turns that have ended
-    since.  end: when the last of them did; None before the first has.
-    num_history: how many tokens the turn that is a sequence goes on from.
+
+class Session(Generic[T]):
+    """The turns of one conversation: one is active, the others wait in input order until it ends.
+
+    active: the id of its request; None if no turn is active.  turns: those that wait.
+    end: when the last turn ended; None before that.
     failure: why no turn can go on from here, if that is so.
-    active: the id of the turn that is a sequence; None if there is none.  turns: that wait for it.
     """
 
     def __init__(self) -> None:
+        self.active: str | None = None
+        self.turns: deque[T] = deque()
+        self.end: float | None = None
+        self.failure: str | None = None
+
+    def arrival_of(self, request: Request) -> float:
+        if self.end is None:
+            return request.arrival_time
+        return max(request.arrival_time, self.end + request.think_time)
+
+    def fail(self, request_id: str, outcome: str) -> None:
+        """Let no turn go on after that of a request."""
+        if self.failure is None:
+            self.failure = (
+                f"a turn before it in its session, request {request_id!r}, ended with {outcome!r}"
+            )
+
+
+class TokenSession(Session[Turn]):
+    """What one conversation has come to.
+
+    kept: the tokens that have stayed of turns that were dropped.  past: the turns that have ended
+    since.  num_history: how many tokens the active turn goes on from.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
         self.kept: Tokens = NO_TOKENS
         self.past: list[PastTurn] = []
         self.num_history = 0
-        self.end: float | None = None
-        self.failure: str | None = None
-        self.active: str | None = None
-        self.turns: deque[Turn] = deque()
 
     def history(self, vocab_size: int | None) -> Tokens:
         return joined((self.kept, *(turn.tokens for turn in self.past)), vocab_size)
@@ -77,12 +101,9 @@ class Session:
         self.kept = joined((self.kept, *lasting), vocab_size)
         return DroppedTurns(number, sum(len(turn.tokens) - turn.num_lasting for turn in dropped))
 
-    def break_off(self, request_id: str, outcome: str, place: int) -> list[Turn]:
+    def break_off(self, request_id: str, outcome: str, place: int = 0) -> list[Turn]:
         """Let nothing go on after a turn; return those that wait, from `place` on."""
-        if self.failure is None:
-            self.failure = (
-                f"a turn before it in its session, request {request_id!r}, ended with {outcome!r}"
-            )
+        self.fail(request_id, outcome)
         turns = list(self.turns)[place:]
         for _ in turns:
             self.turns.pop()
@@ -105,7 +126,7 @@ class Sessions:
     ) -> None:
         self._model, self._maker, self._clock = model, maker, clock
         self._context, self._begin, self._end = context_of(model), begin, end
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, TokenSession] = {}
         self._ended: list[tuple[Sequence, Result]] = []
 
     @property
@@ -114,7 +135,7 @@ class Sessions:
         return sum(len(session.turns) for session in self._sessions.values())
 
     def add(self, name: str, turn: Turn) -> None:
-        session = self._sessions.setdefault(name, Session())
+        session = self._sessions.setdefault(name, TokenSession())
         if session.failure is None:
             if session.active is not None:
                 session.turns.append(turn)
@@ -160,14 +181,14 @@ class Sessions:
         session.end, session.active = self._clock.now, None
         outcome = result.finish_reason
         if outcome in {"error", "aborted"}:
-            for turn in session.break_off(sequence.id, outcome, 0):
+            for turn in session.break_off(sequence.id, outcome):
                 self._begin_turn(session, turn, session.failure)
         elif session.turns:
             turn = session.turns.popleft()
             session.active = turn.request_id
             self._begin_turn(session, turn, None)
 
-    def _begin_turn(self, session: Session, turn: Turn, why: str | None) -> None:
+    def _begin_turn(self, session: TokenSession, turn: Turn, why: str | None) -> None:
         """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
         request, vocab_size, dropped = turn.request, self._model.vocab_size, NOTHING_DROPPED
         if self._context.drops_oldest and session.past:
@@ -183,8 +204,7 @@ class Sessions:
         if why is not None:
             self._end(sequence, "error", self._clock.step, Failure("session-failed", why), FINISH)
             return
-        if session.end is not None:
-            arrival = max(request.arrival_time, session.end + request.think_time)
-            if arrival > request.arrival_time:
-                sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
+        arrival = session.arrival_of(request)
+        if arrival > request.arrival_time:
+            sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
         self._begin(sequence, self._clock.now)

@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
-from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import msgspec
 
 from batcher.decoding.constraints import MAX_CACHED, ConstraintCompiler
-from batcher.decoding.grammars import ConstraintSource
 from batcher.decoding.verification import UNDECIDED, Judgement, Look, Verifier
+from batcher.engine.base import DrivenEngine
 from batcher.engine.engine import NOTHING_REPLAYED, StepOutcome
+from batcher.engine.sessions import Session
 from batcher.errors import BatchdecodeError, Failure, LostModelError, id_in_use
 from batcher.events import (
     AdmitEvent,
@@ -35,24 +35,24 @@ from batcher.events import (
     BlockedReason,
     ConcurrencyEvent,
     ConcurrencyReason,
-    EndEvent,
     FinishEvent,
     ReceiveEvent,
-    RequestEvent,
     RetryEvent,
     RunEvent,
     StepsEvent,
     TokenEvent,
 )
-from batcher.lifecycle import ADMIT, FINISH
+from batcher.lifecycle import FINISH
 from batcher.models.callables import pause_after
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.remote.client import KEY_VARIABLE, Client
 from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel
 from batcher.remote.protocol import Body, Reply, ServerFailure, StreamEvent, body_of, is_chat
 from batcher.request import MAX_ANSWER, Request
+from batcher.requests.result_rows import SAID
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
 from batcher.scheduling.clock import WallClock
+from batcher.scheduling.lockstep import RunningBatch
 from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, WaitingQueue, make_queue
 from batcher.scheduling.sequence import NO_SLOT, Schedulable
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
@@ -81,19 +81,10 @@ class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
     num_told: int = 0
 
 
-class Conversation:
-    """A session: one of its turns is in the engine, the others wait until it has ended.
+class Conversation(Session[RemoteSequence]):
+    """A session; said: the text, or the messages, of the turns that have ended."""
 
-    said: the text, or the messages, of the turns that have ended; end: when the last one did.
-    failure: why no turn can continue from here, if that is so.
-    """
-
-    def __init__(self) -> None:
-        self.said: Any = None
-        self.end: float | None = None
-        self.failure: str | None = None
-        self.active: RemoteSequence | None = None
-        self.waiting: deque[RemoteSequence] = deque()
+    said: Any = None
 
 
 class Attempt(NamedTuple):
@@ -117,13 +108,13 @@ class Rate:
     one.
 
     max_rate: how many may be sent in a second; None for any.  Times are in seconds, of any clock.
+    next_start: when the next one may be sent, if no more are in flight than the limit.
     """
 
     def __init__(self, max_in_flight: int, max_rate: float | None) -> None:
-        self.num_in_flight = 0
+        self.num_in_flight, self.next_start = 0, 0.0
         self._max_in_flight, self._limit = max_in_flight, float(max_in_flight)
         self._interval = 0.0 if max_rate is None else 1 / max_rate
-        self._next_start = 0.0
         self._decreased = -1.0  # when the limit last was
 
     @property
@@ -134,42 +125,31 @@ class Rate:
         """Return why nothing may be sent now; None if something may."""
         if self.num_in_flight >= self.limit:
             return "concurrency"
-        return "rate" if now < self._next_start else None
-
-    def start_of_next(self, now: float) -> float | None:
-        """Return when the next request may be sent if nothing ends before; None if it may not."""
-        return None if self.num_in_flight >= self.limit else max(now, self._next_start)
+        return "rate" if now < self.next_start else None
 
     def note_sent(self, now: float) -> None:
         self.num_in_flight += 1
-        self._next_start = max(now, self._next_start) + self._interval
+        self.next_start = max(now, self.next_start) + self._interval
 
-    def succeed(self) -> bool:
-        """Allow a little more after an answer; return whether the limit is another one."""
-        before = self.limit
+    def succeed(self) -> None:
         self._limit = min(self._limit + 1 / self._limit, float(self._max_in_flight))
-        return self.limit != before
 
-    def refuse(self, sent: float, now: float) -> bool:
-        """Allow less after a refusal of what was `sent` then; return whether the limit is another.
+    def refuse(self, sent: float, now: float) -> None:
+        """Allow less after a refusal of what was `sent` then.
 
         What was sent before the limit was last lowered says nothing of the one that holds.
         """
-        if sent <= self._decreased:
-            return False
-        before, self._decreased = self.limit, now
-        self._limit = max(self._limit / 2, 1.0)
-        return self.limit != before
+        if sent > self._decreased:
+            self._decreased, self._limit = now, max(self._limit / 2, 1.0)
 
 
-class RemoteEngine:
+class RemoteEngine(DrivenEngine):
     """Sends requests to a server, at most `batch_size` at once, one `step()` at a time.
 
     settings: the order of requests; the server decides all else of a schedule.
     is_streaming: whether the outcome of a step tells the tokens that have come.
     waiting: entered while nothing comes; what breaks it off ends the step, and leaves all requests
     in flight.  measure: the time on the wall, in seconds.
-    capabilities: what it can answer, as `find_problems` wants to know it.
 
     Raises:
         BatchdecodeError: the settings are for engines of our own, or the key is none.
@@ -177,6 +157,7 @@ class RemoteEngine:
 
     block_use, constraint_times = None, None  # blocks and constraints are the server's business
     constraint_counts = 0, 0
+    _clock: WallClock
 
     def __init__(
         self,
@@ -188,7 +169,6 @@ class RemoteEngine:
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         measure: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.batch_size, self._model, self._settings = batch_size, model, settings
         given = set(msgspec.to_builtins(settings)) - REMOTE_SCHEDULING
         if given:
             option = f"--{min(given).replace('_', '-')}"
@@ -197,105 +177,55 @@ class RemoteEngine:
         if settings.policy == LONGEST_PREFIX_MATCH:
             raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
         self.capabilities = model.capabilities(batch_size)
-        self._clock = WallClock(measure, self._sleep)
-        self._waiting, self._measure, self._is_streaming = waiting, measure, is_streaming
-        self._queue: WaitingQueue[RemoteSequence] = make_queue(settings, lambda _: 0)
+        queue: WaitingQueue[RemoteSequence] = make_queue(settings, lambda _: 0)
+        batch = RunningBatch[RemoteSequence](batch_size, 0)
+        super().__init__(settings, WallClock(measure, self._sleep), queue, batch)
+        self._model, self._is_streaming = model, is_streaming
+        self._waiting, self._measure = waiting, measure
         self._rate = Rate(batch_size, model.settings.max_rate)
-        self._free = list(range(batch_size))  # a heap
-        self._last_used = [-2] * batch_size  # the step, of each slot
         self._sessions: dict[str, Conversation] = {}
-        self._num_open: dict[str, int] = {}  # outputs, by the id of their request
-        self._num_requests = self._num_tokens = 0
-        self._latest_arrival = 0.0
         self._blocked: tuple[str, int, BlockedReason] | None = None  # by the last such event
-        self._events: list[RequestEvent] = []  # in order; since they were last handed out
-        self._results: list[Result] = []
         self._forbidden: list[ServerFailure] | None = []  # None after any other answer
         self._reported_until = -math.inf  # when the last reported wait is over
         self._lost: LostModelError | None = None  # raised by the next step: others have answers
         # Of the tasks, and what they have recorded since the last step.
         self._client = Client(model.address, model.settings)
         self._loop, self._has_news = asyncio.new_event_loop(), asyncio.Event()
-        self._running: dict[RemoteSequence, asyncio.Task[None]] = {}  # by admission
+        self._tasks: set[asyncio.Task[None]] = set()
         self._returning: deque[asyncio.Future[None]] = deque()  # after a pause: wait for the rate
         self._received: dict[RemoteSequence, int] = {}  # how many tokens
         self._attempts: list[Attempt] = []
-        self._bug: BaseException | None = None
+        self._bug: Exception | None = None
 
-    # -- what a driver looks at, as of an Engine ------------------------------------------------
-
-    @property
-    def num_steps(self) -> int:
-        return self._clock.step
+    # -- what a driver looks at ------------------------------------------------------------------
 
     @property
     def now(self) -> float:
         """When the next step starts; while nothing is in flight, that is now."""
-        if not self._running:
+        if not self.num_running:
             self._clock.catch_up()
         return self._clock.now
 
     @property
-    def num_waiting(self) -> int:
-        return self._queue.num_waiting
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_pending(self) -> int:
-        return self._queue.num_pending
-
-    @property
-    def num_coming(self) -> int:
-        return self._queue.num_pending + sum(len(each.waiting) for each in self._sessions.values())
-
-    @property
-    def last_start(self) -> float:
-        return self._clock.start_of(max(self._clock.step - 1, 0))
-
-    @property
-    def num_results(self) -> int:
-        return len(self._results)
+    def _num_turns(self) -> int:
+        return sum(len(session.turns) for session in self._sessions.values())
 
     @property
     def has_work(self) -> bool:
         return bool(self._num_open or self._events or self._results)
 
-    @property
-    def wants_request(self) -> bool:
-        if not self._num_open:
-            return True
-        reads_all = self._settings.sees_all or bool(self._sessions)
-        if reads_all and self._latest_arrival <= self._clock.now:
-            return True
-        if self._queue.num_pending:
-            self._join_arrivals()
-        if self._latest_arrival > self._clock.now:
-            return False
-        return reads_all or len(self._free) > self._queue.num_slots
-
-    @property
-    def first_waiting(self) -> RemoteSequence | None:
-        return self._queue.head(self._clock.now)
-
     def run_event(self) -> RunEvent:
         extra = self._model.settings.extra_body
         return RunEvent(
             batch=self.batch_size,
-            policy=self._settings.policy,
+            policy=self.settings.policy,
             model=self._model.name,
             settings={"extra_body": extra} if extra else {},
-            scheduling=self._settings.beside_policy,
+            scheduling=self.settings.beside_policy,
             step_time=self._clock.settings,
             layout="remote",
             defaults=dict(self.capabilities.defaults),
         )
-
-    def end_event(self) -> EndEvent:
-        clock = self._clock
-        return EndEvent(clock.step, clock.now, self._num_tokens, self._num_requests)
 
     # -- what a driver does ----------------------------------------------------------------------
 
@@ -314,6 +244,8 @@ class RemoteEngine:
         Raises:
             RequestError: its id is that of a request that has not ended.
         """
+        if not self.num_running:
+            self._clock.catch_up()
         place = self._num_requests if input_index is None else input_index
         request_id = request.id or str(place + 1)
         if request_id in self._num_open:
@@ -321,7 +253,6 @@ class RemoteEngine:
         self._num_requests += 1
         self._num_open[request_id] = request.n
         self._latest_arrival = max(self._latest_arrival, request.arrival_time)
-        now = self.now
         is_text = isinstance(request.prompt, str)  # only the server knows how long it is, in tokens
         for index in range(request.n):
             row = RemoteSequence(
@@ -340,11 +271,12 @@ class RemoteEngine:
                 reply=Reply(request, {}),
             )
             if request.session is None:
-                self._begin(row, now)
-                continue
-            session = self._sessions.setdefault(request.session, Conversation())
-            session.waiting.append(row)
-            self._begin_turns(session, now)
+                self._begin(row)
+            else:
+                session = self._sessions.setdefault(request.session, Conversation())
+                session.turns.append(row)
+                self._has_sessions = True
+                self._begin_turns(session)
         return request_id
 
     def step(self) -> StepOutcome:
@@ -357,37 +289,50 @@ class RemoteEngine:
         """
         if self._lost is not None:
             raise self._lost
-        clock, queue, measure = self._clock, self._queue, self._measure
+        clock, queue, batch = self._clock, self._queue, self._batch
         self._join_arrivals()
         self._admit()
-        if self._forbidden and not self._running and (self._is_halted or not queue.num_waiting):
+        if (
+            self._forbidden
+            and not batch.num_occupied
+            and (self._is_halted or not queue.num_waiting)
+        ):
             raise LostModelError(
                 f"{self._model.address.url}: {self._forbidden[0]}; it forbids every request: does "
                 f"the key ({KEY_VARIABLE}) allow this model?"
             )
-        while not self._running and queue.num_waiting:  # it is too soon for the rate
-            start = self._rate.start_of_next(measure())
-            if start is not None:
-                self._sleep(start - measure())
+        while not batch.num_occupied and queue.num_waiting:  # it is too soon for the rate
+            self._sleep(self._rate.next_start - self._measure())
             clock.catch_up()
             self._join_arrivals()
             self._admit()
-        if not self._running:
+        if not batch.num_occupied:
             return self.hand_out()
-        num_rows, times, arrival = len(self._running), list[float](), queue.next_arrival
-        if arrival is not None:
-            times.append(measure() + max(arrival - clock.elapsed(), 0.0))
-        has_next = bool(self._free and queue.num_waiting and not self._is_halted)
-        if self._returning or has_next:
-            start = self._rate.start_of_next(measure())
-            if start is not None:
-                times.append(start)
-        self._listen(min(times, default=None))
+        num_rows = batch.num_occupied
+        self._wait()
+        step = clock.step
         clock.advance(None)
-        num_tokens, none = sum(self._received.values()), [0]
-        columns = [num_tokens], none, [num_rows], none, none, none
-        self._events.insert(0, StepsEvent(clock.step - 1, [clock.now], *columns))
-        return self._outcome(self._take())
+        received, self._received = self._received, {}
+        attempts, self._attempts = self._attempts, []
+        counts = [sum(received.values())], [0], [num_rows], [0], [0], [0]
+        self._events.insert(0, StepsEvent(step, [clock.now], *counts))
+        for row in sorted(received, key=lambda row: row.slot):
+            if row.first_token_step is None:
+                row.first_token_step = step
+            self._tell(ReceiveEvent, step, row, received[row])
+        tokens = list[TokenEvent]()
+        if self._is_streaming:
+            late = {each.row for each in attempts if each.delay is None and each.row.text}
+            for row in sorted({*received, *late}, key=lambda row: row.slot):
+                ids = row.reply.token_ids
+                own = None if ids is None else ids[row.num_told :]
+                tokens.append(TokenEvent(step, row.id, row.index, own, row.text))
+                row.text, row.num_told = "", len(ids or ())
+        # First attempts that others follow, as they ended, then the last ones, by slot.
+        attempts.sort(key=lambda each: -1 if each.delay is not None else each.row.slot)
+        for attempt in attempts:
+            self._settle(attempt, step)
+        return self._outcome(tokens)
 
     def hand_out(self) -> StepOutcome:
         self._join_arrivals()
@@ -418,8 +363,8 @@ class RemoteEngine:
         return StepOutcome(events, results, tokens)
 
     def _tell(self, kind: type[Any], step: int, row: RemoteSequence, *more: Any) -> None:
-        start = self._clock.start_of(step)
-        self._events.append(kind(step, start, row.id, row.index, row.slot, *more))
+        slot = None if row.slot == NO_SLOT else row.slot
+        self._events.append(kind(step, self._clock.start_of(step), row.id, row.index, slot, *more))
 
     # -- into the slots --------------------------------------------------------------------------
 
@@ -427,35 +372,32 @@ class RemoteEngine:
     def _is_halted(self) -> bool:
         return self._forbidden is not None and len(self._forbidden) >= MAX_FORBIDDEN
 
-    def _begin(self, row: RemoteSequence, now: float) -> None:
+    def _begin(self, row: RemoteSequence) -> None:
         if row.replayed is None:
-            self._queue.add(row, now)
+            self._queue.add(row, self._clock.now)
         else:
             self._forbidden = None
-            self._close_row(row, row.replayed, self._clock.step)
+            self._finish(row, row.replayed.finish_reason)
 
-    def _begin_turns(self, session: Conversation, now: float) -> None:
+    def _begin_turns(self, session: Conversation) -> None:
         """Begin the turns of a session, or fail them, up to one that takes its time."""
-        while session.waiting and session.active is None:
-            row = session.waiting.popleft()
+        while session.turns and session.active is None:
+            row = session.turns.popleft()
             request, said = row.request, session.said
             if said is not None and isinstance(said, str) == is_chat(request):
                 session.failure = "its session goes on from texts, or from messages, not from both"
             if session.failure is not None:
-                failure = Failure("session-failed", session.failure)
-                self._finish(row, "error", failure, self._clock.step)
+                self._finish(row, "error", Failure("session-failed", session.failure))
                 continue
-            row.context, session.active = said, row
-            if session.end is not None and row.replayed is None:
-                arrival = max(request.arrival_time, session.end + request.think_time)
-                if arrival > request.arrival_time:
-                    row.arrival_time, row.arrive_reason = arrival, "turn"
-            self._begin(row, now)
+            row.context, session.active = said, row.id
+            arrival = session.arrival_of(request)
+            if row.replayed is None and arrival > request.arrival_time:
+                row.arrival_time, row.arrive_reason = arrival, "turn"
+            self._begin(row)
 
     def _join_arrivals(self) -> None:
-        """Let what has arrived wait for a slot; if all is idle, wait for the next arrival."""
         queue, clock = self._queue, self._clock
-        if not (queue.num_waiting or self._running):
+        if not (queue.num_waiting or self.num_running):
             arrival = queue.next_arrival
             if arrival is not None and arrival > clock.now:
                 clock.jump(arrival)
@@ -475,16 +417,18 @@ class RemoteEngine:
                 )
             )
             if row.max_tokens == 0:
-                self._finish(row, "length", None, clock.step)
+                self._finish(row, "length")
             else:
                 queue.push(row)
 
     def _admit(self) -> None:
-        queue, clock, rate, model = self._queue, self._clock, self._rate, self._model
+        """Send what the rate allows: first what is sent again, then what waits for a slot."""
+        queue, clock, batch, rate = self._queue, self._clock, self._batch, self._rate
+        model, extra = self._model, self._model.settings.extra_body
         while self._returning and rate.why_not(self._measure()) is None:
             rate.note_sent(self._measure())
             self._returning.popleft().set_result(None)
-        while self._free and not self._is_halted and (row := queue.head(clock.now)) is not None:
+        while batch.num_free and not self._is_halted and (row := queue.head(clock.now)) is not None:
             why = "concurrency" if self._returning else rate.why_not(self._measure())
             blocked = None if why is None else (row.id, row.index, why)
             if blocked is not None and blocked != self._blocked:
@@ -493,50 +437,55 @@ class RemoteEngine:
             if blocked is not None:
                 return
             queue.take(row)
-            row.state, row.slot = ADMIT[row.state], heappop(self._free)
+            batch.admit(row)
             row.admitted_step = clock.step
-            reason = "refill" if self._last_used[row.slot] == clock.step - 1 else "empty"
+            reason = "refill" if batch.last_used[row.slot] == clock.step - 1 else "empty"
             left = max(row.num_prompt_tokens, 1)
             self._tell(AdmitEvent, clock.step, row, reason, "sample", 0, 0, left)
-            request, extra = row.request, model.settings.extra_body
-            named = extra.get("model") or (request.extra_body or {}).get("model")
-            body = body_of(request, row.index, model.model_for(named), extra, row.context)
+            named = extra.get("model") or (row.request.extra_body or {}).get("model")
+            model_name = model.model_for(named)
+            body = body_of(row.request, row.index, model_name, extra, row.context)
             rate.note_sent(self._measure())
-            self._running[row] = task = self._loop.create_task(self._ask(row, body))
-            task.add_done_callback(self._note_bug)
+            task = self._loop.create_task(self._ask(row, body))
+            self._tasks.add(task)  # else it may be collected
+            task.add_done_callback(self._tasks.discard)
 
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:
             with self._waiting():
                 time.sleep(seconds)
 
-    # -- in the tasks ----------------------------------------------------------------------------
+    # -- in the tasks, and while they run --------------------------------------------------------
 
     async def _ask(self, row: RemoteSequence, body: Body) -> None:
+        """Record the attempts at one request, up to one that is the last."""
         settings = self._model.settings
-        for number in range(1, settings.max_attempts + 1):
-            sent = self._measure()
-            failure = await self._attempt(row, body)
-            if failure is None or not failure.is_worth_retry or failure.is_overlong:
-                break
-            if number == settings.max_attempts or not row.reply.is_blank:
-                break
-            longest = min(MAX_BACKOFF, settings.max_wait)
-            pause = pause_after(number, failure.retry_after, settings.backoff, longest)
-            self._attempts.append(Attempt(row, failure, number, sent, pause))
-            self._has_news.set()
-            await asyncio.sleep(pause)
-            turn = self._loop.create_future()  # until the rate allows another attempt
-            self._returning.append(turn)
-            self._has_news.set()
-            await turn
-        row.text += row.reply.flush()
-        self._attempts.append(Attempt(row, failure, number, sent))
+        try:
+            for number in range(1, settings.max_attempts + 1):
+                sent = self._measure()
+                failure = await self._attempt(row, body)
+                if failure is None or not failure.is_worth_retry or failure.is_overlong:
+                    break
+                if number == settings.max_attempts or not row.reply.is_blank:
+                    break
+                longest = min(MAX_BACKOFF, settings.max_wait)
+                pause = pause_after(number, failure.retry_after, settings.backoff, longest)
+                self._attempts.append(Attempt(row, failure, number, sent, pause))
+                self._has_news.set()
+                await asyncio.sleep(pause)
+                turn = self._loop.create_future()  # until the rate allows another attempt
+                self._returning.append(turn)
+                self._has_news.set()
+                await turn
+            row.text += row.reply.flush()
+            self._attempts.append(Attempt(row, failure, number, sent))
+        except Exception as error:  # noqa: BLE001 - a bug of ours, which the step raises
+            self._bug = error
         self._has_news.set()
 
     async def _attempt(self, row: RemoteSequence, body: Body) -> ServerFailure | None:
-        row.reply, row.text, failure = Reply(row.request, body.fields), "", None
-        reply, longest = row.reply, self._model.settings.max_wait
+        row.reply = reply = Reply(row.request, body.fields)
+        row.text, failure, longest = "", None, self._model.settings.max_wait
 
         def hear(chunk: StreamEvent) -> None:
             num_tokens, text = reply.take(chunk)
@@ -562,82 +511,65 @@ class RemoteEngine:
             failure.note(f"; --max-wait {longest:g} is less than {wait:g} s")
         return self._client.without_key(failure)
 
-    def _note_bug(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._bug = error
-            self._has_news.set()
+    def _wait(self) -> None:
+        """Run the tasks until one has recorded something, or a request may be sent, or arrives."""
+        queue, rate, measure = self._queue, self._rate, self._measure
+        until, arrival = math.inf, queue.next_arrival
+        if arrival is not None:
+            until = measure() + max(arrival - self._clock.elapsed(), 0.0)
+        may_send = self._batch.num_free and queue.num_waiting and not self._is_halted
+        if (self._returning or may_send) and rate.num_in_flight < rate.limit:
+            until = min(until, max(measure(), rate.next_start))
 
-    def _listen(self, until: float | None) -> None:
-        """Run the tasks until one of them has recorded something, or `until` has come."""
-
-        async def wait(seconds: float | None) -> None:
+        async def wait(seconds: float) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._has_news.wait()
 
-        left = math.inf if until is None else until - self._measure()
         if not (self._received or self._attempts):
-            self._loop.run_until_complete(wait(min(SHORT_WAIT, left)))
-        if not self._has_news.is_set() and (until is None or until > self._measure()):
+            self._loop.run_until_complete(wait(min(SHORT_WAIT, until - measure())))
+        if not self._has_news.is_set() and until > measure():
             with self._waiting():
-                seconds = None if until is None else until - self._measure()
-                self._loop.run_until_complete(wait(seconds))
+                self._loop.run_until_complete(wait(until - measure()))
         if self._bug is not None:
             raise self._bug
         self._has_news.clear()
 
     # -- out of the slots ------------------------------------------------------------------------
 
-    def _take(self) -> list[TokenEvent]:
-        """Turn what has been recorded into events and results; return the tokens that have come."""
-        step, tokens = self._clock.step - 1, list[TokenEvent]()
-        received, self._received = self._received, {}
-        attempts, self._attempts = self._attempts, []
-        for row in sorted(received, key=lambda row: row.slot):
-            if row.first_token_step is None:
-                row.first_token_step = step
-            self._tell(ReceiveEvent, step, row, received[row])
-        if self._is_streaming:
-            late = {each.row for each in attempts if each.delay is None and each.row.text}
-            for row in sorted({*received, *late}, key=lambda row: row.slot):
-                ids = row.reply.token_ids
-                own = None if ids is None else ids[row.num_told :]
-                tokens.append(TokenEvent(step, row.id, row.index, own, row.text))
-                row.text, row.num_told = "", len(ids or ())
-        # First attempts that others follow, as they ended, then the last ones, by slot.
-        attempts.sort(key=lambda each: -1 if each.delay is not None else each.row.slot)
-        for row, failure, number, sent, delay in attempts:
-            if failure is not None and delay is not None:
-                self._tell(RetryEvent, step, row, failure.reason, number, round(delay, 6))
-                self._report_wait(failure, delay)
-            reason: ConcurrencyReason | None = None
-            if failure is None:
-                reason = "success" if self._rate.succeed() else None
-            elif failure.reason == "overload" and self._rate.refuse(sent, self._measure()):
-                reason = "overload"
-            if reason is not None:
-                limited = step, self._clock.start_of(step), self._rate.limit, reason
-                self._events.append(ConcurrencyEvent(*limited))
-            if delay is not None:
-                continue
-            if failure is None or not failure.is_forbidden:
-                self._forbidden = None
-            elif self._forbidden is not None:
-                self._forbidden.append(failure)
-            if failure is None:
-                if not row.reply.num_tokens:  # an answer without a token has come, all the same
-                    self._tell(ReceiveEvent, step, row, 0)
-                self._finish(row, row.reply.outcome, None, step)
-            elif failure.is_final:
-                self._lost = LostModelError(f"{self._model.address.url}: {failure}")
-            else:
-                if failure.is_overlong and failure.retry_after is not None:
-                    self._model.has_refused_waits = True
-                    self._report_wait(failure, failure.retry_after)
-                attempts_made = f" (attempt {number})" if number > 1 else ""
-                why = Failure(failure.code, f"{failure}{attempts_made}", failure.status)
-                self._finish(row, "error", why, step)
-        return tokens
+    def _settle(self, attempt: Attempt, step: int) -> None:
+        """Let the rate know of an attempt that is over, and end its row after the last one."""
+        row, failure, number, sent, delay = attempt
+        clock, rate, limit = self._clock, self._rate, self._rate.limit
+        if failure is not None and delay is not None:
+            self._tell(RetryEvent, step, row, failure.reason, number, round(delay, 6))
+            self._report_wait(failure, delay)
+        if failure is None:
+            rate.succeed()
+        elif failure.reason == "overload":
+            rate.refuse(sent, self._measure())
+        if rate.limit != limit:
+            why: ConcurrencyReason = "success" if failure is None else "overload"
+            self._events.append(ConcurrencyEvent(step, clock.start_of(step), rate.limit, why))
+        if delay is not None:
+            return
+        if failure is None or not failure.is_forbidden:
+            self._forbidden = None
+        elif self._forbidden is not None:
+            self._forbidden.append(failure)
+        if failure is None:
+            if not row.reply.num_tokens:  # an answer without a token has come, all the same
+                self._tell(ReceiveEvent, step, row, 0)
+            self._finish(row, row.reply.outcome)
+        elif failure.is_final:
+            self._lost = LostModelError(f"{self._model.address.url}: {failure}")
+        else:
+            if failure.is_overlong and failure.retry_after is not None:
+                self._model.has_refused_waits = True
+                self._report_wait(failure, failure.retry_after)
+            attempts_made = f" (attempt {number})" if number > 1 else ""
+            why_not = Failure(failure.code, f"{failure}{attempts_made}", failure.status)
+            self._finish(row, "error", why_not)
 
     def _report_wait(self, failure: ServerFailure, seconds: float) -> None:
         until = self._measure() + seconds
@@ -653,88 +585,72 @@ class RemoteEngine:
             self._model.report(f"waiting {when}; --max-wait SECONDS limits such waits\n")
 
     def _finish(
-        self, row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
+        self, row: RemoteSequence, reason: FinishReason, failure: Failure | None = None
     ) -> None:
-        slot = None if row.slot == NO_SLOT else row.slot
-        reply, judged, error = row.reply, Judgement(), None
-        if slot is not None:
-            del self._running[row]
-            self._last_used[slot] = step
-            heappush(self._free, slot)
-            if failure is None:
-                judged = _judge(reply, reason)
-        if judged.failure is not None:
-            reason, failure = "error", judged.failure
-        if failure is not None:
-            where = "" if slot is None else f"step {step}: "
-            error = ErrorInfo(failure.code, f"{where}{failure.message}", status=failure.status)
-        num_prompt_tokens = reply.prompt_tokens
-        if num_prompt_tokens is None:
-            num_prompt_tokens = row.num_prompt_tokens
-        lacks_logprobs = not reply.logprobs and reply.num_tokens > 0
-        result = Result(
-            id=row.id,
-            index=row.index,
-            text=reply.text,
-            tokens=[] if slot is None else reply.token_ids,
-            finish_reason=reason,
-            stop_reason=reply.stop_reason,
-            usage=Usage(num_prompt_tokens, reply.num_tokens),
-            slot=slot,
-            steps=StepTimes(row.arrived_step, row.admitted_step, row.first_token_step, step),
-            error=error,
-            logprobs=None if row.request.logprobs is None or lacks_logprobs else reply.logprobs,
-            constraint=judged.constraint,
-            constraint_check=judged.check,
-            reasoning=reply.reasoning,
-            refusal=reply.refusal,
-            tool_calls=reply.tool_calls,
-            function_call=reply.function_call,
-        )
-        self._results.append(result)
-        self._close_row(row, result, step)
-
-    def _close_row(self, row: RemoteSequence, result: Result, step: int) -> None:
-        """Note that a row has its result, and begin the turn that waits for it."""
-        clock, usage, request = self._clock, result.usage, row.request
-        row.state = FINISH[row.state]
-        self._num_tokens += usage.completion_tokens
-        self._events.append(
-            FinishEvent(
-                step,
-                clock.start_of(step),
-                row.id,
-                row.index,
-                None if row.slot == NO_SLOT else row.slot,
-                result.finish_reason,
-                result.stop_reason,
-                usage.completion_tokens,
-                prompt_tokens=usage.prompt_tokens or None,
-                error=result.error,
-            )
-        )
+        """End a row: with its result, unless an earlier run has it, and with its turn."""
+        step, request, result = self._clock.step, row.request, row.replayed
+        if row.slot == NO_SLOT:
+            row.state = FINISH[row.state]
+        else:
+            step -= 1
+            self._batch.release(row, step, FINISH)
+        if result is None:
+            result = _result_of(row, reason, failure, step)
+            self._results.append(result)
+        reason, usage = result.finish_reason, result.usage
+        self.num_tokens += usage.completion_tokens
+        ended = result.stop_reason, usage.completion_tokens, "sample", None
+        num_prompt_tokens = usage.prompt_tokens or None
+        self._tell(FinishEvent, step, row, reason, *ended, num_prompt_tokens, result.error)
         self._num_open[row.id] -= 1
         if not self._num_open[row.id]:
             del self._num_open[row.id]
         session = None if request.session is None else self._sessions[request.session]
-        if session is None or session.active is not row:  # else it never began
+        if session is None or session.active != row.id:  # else it never began
             return
-        session.active, session.end, outcome = None, clock.now, result.finish_reason
-        if outcome in {"error", "aborted"}:
-            session.failure = (
-                f"a turn before it in its session, request {row.id!r}, ended with {outcome!r}"
-            )
-        elif not is_chat(request):
-            session.said = (session.said or "") + str(request.prompt) + result.text
-        else:
+        session.active, session.end = None, self._clock.now
+        if reason in {"error", "aborted"}:
+            session.fail(row.id, reason)
+        elif is_chat(request):
+            calls = {"tool_calls": result.tool_calls, "function_call": result.function_call}
             answer: dict[str, Any] = {"role": "assistant", "content": result.text}
-            if result.tool_calls is not None:
-                answer["tool_calls"] = result.tool_calls
-            if result.function_call is not None:
-                answer["function_call"] = result.function_call
+            answer |= {name: call for name, call in calls.items() if call is not None}
             messages = (request.extra_body or {})["messages"]
             session.said = [*(session.said or []), *messages, answer]
-        self._begin_turns(session, clock.now)
+        else:
+            session.said = (session.said or "") + str(request.prompt) + result.text
+        self._begin_turns(session)
+
+
+def _result_of(
+    row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
+) -> Result:
+    slot, reply = None if row.slot == NO_SLOT else row.slot, row.reply
+    judged = Judgement() if slot is None or failure is not None else _judge(reply, reason)
+    failure, error = failure or judged.failure, None
+    if failure is not None:
+        where = "" if slot is None else f"step {step}: "
+        error = ErrorInfo(failure.code, f"{where}{failure.message}", status=failure.status)
+    num_prompt_tokens = reply.prompt_tokens
+    if num_prompt_tokens is None:
+        num_prompt_tokens = row.num_prompt_tokens
+    lacks_logprobs = not reply.logprobs and reply.num_tokens > 0
+    return Result(
+        id=row.id,
+        index=row.index,
+        text=reply.text,
+        tokens=reply.token_ids,
+        finish_reason=reason if error is None else "error",
+        stop_reason=reply.stop_reason,
+        usage=Usage(num_prompt_tokens, reply.num_tokens),
+        slot=slot,
+        steps=StepTimes(row.arrived_step, row.admitted_step, row.first_token_step, step),
+        error=error,
+        logprobs=None if row.request.logprobs is None or lacks_logprobs else reply.logprobs,
+        constraint=judged.constraint,
+        constraint_check=judged.check,
+        **{name: getattr(reply, name) for name in SAID},
+    )
 
 
 # An answer is checked against its constraint, which many servers ignore.
@@ -748,30 +664,23 @@ def _grammars() -> ConstraintCompiler:
 
 
 def _judge(reply: Reply, reason: FinishReason) -> Judgement:
+    """Return what the second check of our own outputs says of an answer.
+
+    llguidance judges where that has no opinion, as it had no part in making this output.
+    """
     source = reply.constraint
     if source is None or reply.tool_calls or reply.function_call:  # calls of tools are no texts
         return Judgement()
+    verifier, look = _verifier_of(source), UNDECIDED
     stop = reply.stop_reason if isinstance(reply.stop_reason, str) else ""
     output = (reply.text.removesuffix(stop) + stop).encode(errors="replace")
-    is_ended, look = reason == "stop" and reply.stop_reason is None, _look_at(source, output)
-    verifier = _verifier_of(source)
+    with suppress(BatchdecodeError, ImportError):  # the server may know other dialects
+        look = verifier.look(output)
+        if not look.is_decided and source.kind != "json_schema":  # it has one way to write
+            matcher = _grammars().compile(source).matcher.deep_copy()
+            is_kept = matcher.try_consume_tokens([*output]) == len(output)
+            is_kept = is_kept and matcher.is_accepting()
+            if not matcher.is_error():  # a limit of llguidance
+                look = Look(None if is_kept else "the grammar does not accept it")
+    is_ended = reason == "stop" and reply.stop_reason is None
     return verifier.judge(output, look, is_ended=is_ended, accepts=lambda: False)
-
-
-def _look_at(source: ConstraintSource, output: bytes) -> Look:
-    """Return what is wrong with an output.
-
-    The second check of our own outputs judges, and llguidance where that has no opinion, as it had
-    no part in making this output.
-    """
-    try:
-        look = _verifier_of(source).look(output)
-        if look.is_decided or source.kind == "json_schema":  # whose grammar has one way to write
-            return look
-        matcher = _grammars().compile(source).matcher.deep_copy()
-    except (BatchdecodeError, ImportError):  # the server may know other dialects
-        return UNDECIDED
-    is_kept = matcher.try_consume_tokens([*output]) == len(output) and matcher.is_accepting()
-    if matcher.is_error():  # a limit of llguidance
-        return UNDECIDED
-    return Look(None if is_kept else "the grammar does not accept it")
