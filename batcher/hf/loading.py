@@ -25,7 +25,6 @@ from batcher.transformer.tokenizer import (
     TransformerTokenizer,
     decoding_of,
     prefix_of,
-    tokenizer_of,
 )
 
 # A tokenizer of transformers as ours, with the bytes of every token and its chat template.
@@ -45,7 +44,7 @@ def as_tokenizer(tokenizer: Any) -> TransformerTokenizer:
         source = source.get("default")
     if source is not None:
         template = ChatTemplate(source, tokenizer.special_tokens_map)
-    return tokenizer_of(inner, decoding_of(inner.to_str()), prefix_of(inner), template)
+    return TransformerTokenizer(inner, decoding_of(inner.to_str()), prefix_of(inner), template)
 
 
 class NoTokenizer:

@@ -37,6 +37,7 @@ from batcher.transformer.stored import (
     read_folder,
     read_gguf,
     read_json,
+    read_json_if_there,
 )
 from batcher.transformer.tokenizer import (
     TransformerTokenizer,
@@ -133,11 +134,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
             return Checkpoint(config, tensors, lambda: tokenizer_from_gguf(path, metadata))
     with about(path / CONFIG):
         config = config_from_json(read_json(path / CONFIG, dict[str, Any]))
-    if (path / GENERATION).is_file():  # it has the last word on what ends a text
+    generation = read_json_if_there(path / GENERATION, _Generation)
+    if generation.eos_token_id is not None:  # it has the last word on what ends a text
         with about(path / GENERATION):
-            ends = read_json(path / GENERATION, _Generation).eos_token_id
-            if ends is not None:
-                config = replace(config, eos_token_ids=eos_token_ids(ends))
+            config = replace(config, eos_token_ids=eos_token_ids(generation.eos_token_id))
     tensors = read_folder(path)
     with about(path):
         return Checkpoint(config, tensors, lambda: tokenizer_from_folder(path))

@@ -65,6 +65,13 @@ def read_json(path: Path, kind: type[T]) -> T:
     return msgspec.json.decode(read_file(path), type=kind)
 
 
+def read_json_if_there(path: Path, kind: type[T]) -> T:
+    if not path.is_file():
+        return kind()
+    with about(path):
+        return read_json(path, kind)
+
+
 Bytes = NDArray[np.uint8]
 
 

@@ -8,6 +8,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import accumulate, chain, repeat, takewhile
 from operator import itemgetter
 from os import environ
@@ -19,15 +20,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError, EncodingError
 from batcher.foreign import calling
 from batcher.transformer.config import TokenId
-from batcher.transformer.stored import about, read_file, read_json
+from batcher.transformer.stored import about, read_file, read_json_if_there
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
     from jinja2.parser import Parser
     from tokenizers import Encoding, Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ChatTemplate:
-    """What makes a text of messages.
+    """What makes a text of messages, as `render_jinja_template` of transformers does.
 
     special_tokens: the texts that a template may name, such as bos_token.
 
@@ -45,8 +44,41 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        from jinja2 import TemplateError  # noqa: PLC0415 - optional
+        from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415 - as above
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
+
+        class Generation(Extension):
+            """The tag around what an assistant said, which only training needs: its body stays."""
+
+            tags = {"generation"}  # noqa: RUF012 - as Jinja has it
+
+            def parse(self, parser: "Parser") -> Any:
+                next(parser.stream)
+                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+        def to_json(value: Any, *given: Any, **named: Any) -> str:
+            """Return JSON as it is; Jinja's own filter makes it safe for HTML."""
+            names = ("ensure_ascii", "indent", "separators", "sort_keys")
+            options = dict(zip(names, given, strict=False)) | named
+            return json.dumps(value, **{"ensure_ascii": False, **options})
+
+        def raise_exception(message: str) -> NoReturn:
+            raise TemplateError(message)
+
+        def strftime_now(given: str) -> str:
+            return datetime.now().astimezone().strftime(given)
+
         with calling("the chat template cannot be used:"):
-            self._template = _environment().from_string(source)
+            environment = ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+            )
+            environment.filters["tojson"] = to_json
+            environment.globals |= {
+                "raise_exception": raise_exception,
+                "strftime_now": strftime_now,
+            }
+            self._template = environment.from_string(source)
         self._special_tokens = special_tokens
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
@@ -63,39 +95,6 @@ class ChatTemplate:
         )
 
 
-def _environment() -> "Environment":
-    """Return what templates of checkpoints expect: `render_jinja_template` of transformers."""
-    from jinja2 import TemplateError  # noqa: PLC0415 - optional
-    from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415 - as above
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
-
-    class Generation(Extension):
-        """The tag around what an assistant said, which only training needs: its body remains."""
-
-        tags = {"generation"}  # noqa: RUF012 - as Jinja has it
-
-        def parse(self, parser: "Parser") -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def to_json(value: Any, *given: Any, **named: Any) -> str:
-        """Return JSON as it is; Jinja's own filter makes it safe for HTML."""
-        names = ("ensure_ascii", "indent", "separators", "sort_keys")
-        options = dict(zip(names, given, strict=False)) | named
-        return json.dumps(value, **{"ensure_ascii": False, **options})
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda given: datetime.now().astimezone().strftime(given)
-    return environment
-
-
 MAX_VOCABULARY = 2**24
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes one
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))  # noncharacters, which no text should have
@@ -105,20 +104,50 @@ _BYTE_TOKEN = pattern("<0x([0-9A-F]{2})>")
 class TransformerTokenizer:
     """Text to token ids, and the bytes of each id.
 
-    token_bytes: [vocabulary] b"" for special tokens, and for ids without a token.
+    bytes_of: what the text of a token stands for.  token_bytes: [vocabulary] b"" for special
+    tokens, and for ids without a token.
     prefix_token_ids: what stands before a prompt of text, such as BOS; no part of what is encoded.
+    It has `apply_chat_template` if there is a template.
 
     The tokens of a text stand for its bytes, unless the tokenizer normalises it: Qwen's composes
     characters (NFC), those of sentencepiece may put a space before it.
+
+    Rule: in a chat a special token comes from the template.  Where a message spells one out, a mark
+    in it shows after rendering whose token it is; text is encoded letter by letter there.
     """
 
     def __init__(
-        self, inner: "Tokenizer", token_bytes: list[bytes], prefix_token_ids: list[int]
+        self,
+        inner: "Tokenizer",
+        bytes_of: Callable[[str], bytes],
+        prefix_token_ids: list[int],
+        template: ChatTemplate | None,
     ) -> None:
-        self.token_bytes, self.prefix_token_ids = token_bytes, prefix_token_ids
-        known = {entry[0] for entry in token_bytes if len(entry) == 1}
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        size = max(vocabulary.values(), default=-1) + 1
+        if size > MAX_VOCABULARY:
+            raise BatchdecodeError(f"the tokenizer has ids up to {size - 1:,}")
+        if max(prefix_token_ids, default=-1) >= size:
+            raise BatchdecodeError(
+                f"texts begin with {prefix_token_ids}, and tokens end with {size - 1}"
+            )
+        self.token_bytes, self.prefix_token_ids = [b""] * size, prefix_token_ids
+        for token, token_id in vocabulary.items():
+            self.token_bytes[token_id] = bytes_of(token)
+        added = inner.get_added_tokens_decoder()
+        for token_id, token in added.items():
+            self.token_bytes[token_id] = b"" if token.special else token.content.encode()
+        known = {entry[0] for entry in self.token_bytes if len(entry) == 1}
         lacking = [b"\\x%02x" % byte for byte in range(256) if byte not in known]
         self._lacking = pattern(b"[%b]" % b"".join(lacking)) if lacking else None
+        self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        texts = sorted({added[token_id].content for token_id in self._special_ids} - {""})
+        self._beginnings = {text[:size] for text in texts for size in range(1, len(text))}
+        self._longest = max(map(len, texts), default=0)
+        longest_first = sorted(texts, key=len, reverse=True)
+        self._special = pattern("|".join(map(escape, longest_first)) or "(?!)")
+        if template is not None:
+            self.apply_chat_template = partial(self._chat, template)
         self._inner, self._lock = inner, Lock()
         environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch is one text here
         inner.no_truncation()
@@ -149,33 +178,9 @@ class TransformerTokenizer:
             # A batch of one, since it alone lets other threads run.
             return encode_batch([text], add_special_tokens=False)[0]
 
-
-class ChatTokenizer(TransformerTokenizer):
-    """One whose model has a chat template.
-
-    Rule: a special token comes from the template.  Where a message spells one out, a mark in it
-    shows after rendering whose token it is; text is encoded letter by letter there.
-    """
-
-    def __init__(
+    def _chat(
         self,
-        inner: "Tokenizer",
-        token_bytes: list[bytes],
-        prefix_token_ids: list[int],
         template: ChatTemplate,
-    ) -> None:
-        super().__init__(inner, token_bytes, prefix_token_ids)
-        self._template = template
-        added = inner.get_added_tokens_decoder()
-        self._special_ids = {token_id for token_id, token in added.items() if token.special}
-        texts = sorted({added[token_id].content for token_id in self._special_ids} - {""})
-        self._beginnings = {text[:size] for text in texts for size in range(1, len(text))}
-        self._longest = max(map(len, texts), default=0)
-        longest_first = sorted(texts, key=len, reverse=True)
-        self._special = pattern("|".join(map(escape, longest_first)) or "(?!)")
-
-    def apply_chat_template(
-        self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tokenize: bool = True,
@@ -189,13 +194,13 @@ class ChatTokenizer(TransformerTokenizer):
         mark, marked = "", messages
         if not special_tokens_in_text:
             mark, marked = self._marked(messages)
-        text = self._template.render(marked, add_generation_prompt=add_generation_prompt)
-        if not mark or mark not in text:
-            return self.encode_with_special(text) if tokenize else text
-        parts = text.split(mark)
+        text = template.render(marked, add_generation_prompt=add_generation_prompt)
+        parts = text.split(mark) if mark else [text]
         text = "".join(parts)
         if not tokenize:
             return text
+        if len(parts) == 1:
+            return self.encode_with_special(text)
         marks = list(accumulate(map(len, parts[:-1])))
         encoding = self._encode(text, self._inner.encode_batch, is_special=True)
         token_ids: list[int] = []
@@ -225,10 +230,8 @@ class ChatTokenizer(TransformerTokenizer):
         def with_mark(text: str) -> str:
             marked = self._special.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", text)
             size = self._beginning_at_end(marked)
-            if not size:
-                return marked
             place = len(marked) - size + 1
-            return f"{marked[:place]}{mark}{marked[place:]}"
+            return f"{marked[:place]}{mark}{marked[place:]}" if size else marked
 
         return mark, [
             {
@@ -242,30 +245,6 @@ class ChatTokenizer(TransformerTokenizer):
         """Return how many of the last characters begin a special token, at most; 0 for none."""
         sizes = range(min(self._longest - 1, len(text)), 0, -1)
         return next((size for size in sizes if text[-size:] in self._beginnings), 0)
-
-
-def tokenizer_of(
-    inner: "Tokenizer",
-    bytes_of: Callable[[str], bytes],
-    prefix_token_ids: list[int],
-    template: ChatTemplate | None,
-) -> TransformerTokenizer:
-    """Return a tokenizer whose tokens stand for `bytes_of` their texts."""
-    vocabulary = inner.get_vocab(with_added_tokens=True)
-    size = max(vocabulary.values(), default=-1) + 1
-    if size > MAX_VOCABULARY:
-        raise BatchdecodeError(f"the tokenizer has ids up to {size - 1:,}")
-    token_bytes = [b""] * size
-    for token, token_id in vocabulary.items():
-        token_bytes[token_id] = bytes_of(token)
-    for token_id, added in inner.get_added_tokens_decoder().items():
-        token_bytes[token_id] = b"" if added.special else added.content.encode()
-    if max(prefix_token_ids, default=-1) >= len(token_bytes):
-        last = len(token_bytes) - 1
-        raise BatchdecodeError(f"texts begin with {prefix_token_ids}, and tokens end with {last}")
-    if template is None:
-        return TransformerTokenizer(inner, token_bytes, prefix_token_ids)
-    return ChatTokenizer(inner, token_bytes, prefix_token_ids, template)
 
 
 def byte_level_bytes(token: str) -> bytes:
@@ -336,38 +315,31 @@ def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
 
     # A chat template in a file of its own goes before one in the settings; it may name the special
     # tokens of tokenizer_config.json, or else of special_tokens_map.json.
-    settings, named = _Settings(), _SpecialTokens()
-    source: str | list[_Named] | None = None
-    if (folder / SPECIAL_TOKENS).is_file():
-        with about(folder / SPECIAL_TOKENS):
-            named = read_json(folder / SPECIAL_TOKENS, _SpecialTokens)
-    if (folder / SETTINGS).is_file():
-        with about(folder / SETTINGS):
-            settings = read_json(folder / SETTINGS, _Settings)
-            source = settings.chat_template
-            if isinstance(source, list):
-                source = next((one.template for one in source if one.name == "default"), None)
+    named = read_json_if_there(folder / SPECIAL_TOKENS, _SpecialTokens)
+    settings = read_json_if_there(folder / SETTINGS, _Settings)
+    source = settings.chat_template
+    if isinstance(source, list):
+        source = next((one.template for one in source if one.name == "default"), None)
     place, template = folder / SETTINGS, None
     if (folder / TEMPLATE).is_file():
         place = folder / TEMPLATE
         with about(place):
             source = read_file(place).decode()
     if isinstance(source, str):
-        tokens = {name: getattr(settings, name) or text for name, text in asdict(named).items()}
-        texts = {
-            name: text if isinstance(text, str) else text.content
-            for name, text in tokens.items()
-            if text is not None
-        }
+        texts = {}
+        for name in _SpecialTokens.__struct_fields__:
+            text = getattr(settings, name) or getattr(named, name)
+            if text is not None:
+                texts[name] = text if isinstance(text, str) else text.content
         with about(place):
             template = ChatTemplate(source, texts)
     with about(folder / TOKENIZER):
-        text = read_file(folder / TOKENIZER)
-        bytes_of = decoding_of(text)
+        content = read_file(folder / TOKENIZER)
+        bytes_of = decoding_of(content)
         with calling("it cannot be used:"):
-            inner = Tokenizer.from_buffer(text)
+            inner = Tokenizer.from_buffer(content)
             prefix_token_ids = prefix_of(inner)
-        return tokenizer_of(inner, bytes_of, prefix_token_ids, template)
+        return TransformerTokenizer(inner, bytes_of, prefix_token_ids, template)
 
 
 def prefix_of(inner: "Tokenizer") -> list[int]:
@@ -378,10 +350,7 @@ def prefix_of(inner: "Tokenizer") -> list[int]:
 
 
 def decoding_of(text: bytes | str) -> Callable[[str], bytes]:
-    """Return what a tokenizer's decoder makes of the text of one token.
-
-    text: the tokenizer, as JSON.
-    """
+    """Return what the decoder of a tokenizer, which is JSON, makes of the text of one token."""
     decoder = msgspec.json.decode(text, type=_Tokenizer).decoder
     kinds = [] if decoder is None else [decoder.type, *(part.type for part in decoder.decoders)]
     found = next((kind for kind in kinds if kind in DECODERS), None)
@@ -448,101 +417,75 @@ def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerT
                 if token_id is not None and token_id < len(fields.tokens)
             }
             template = ChatTemplate(fields.chat_template, special_texts)
-        is_gemma = metadata.get("general.architecture") == GEMMA
-        inner = _byte_level(fields) if fields.model == "gpt2" else _sentencepiece(fields, is_gemma)
         begins = fields.adds_bos
         if begins is None:  # where a file does not say so, llama.cpp knows by kind
             begins = fields.model == "llama" or fields.pre in BEGINNING_WITH_BOS
         prefix = [fields.bos] if begins and fields.bos is not None else []
-        return tokenizer_of(inner, BYTES_OF[fields.model], prefix, template)
+        inner = _encoder_of(fields, metadata.get("general.architecture"))
+        return TransformerTokenizer(inner, BYTES_OF[fields.model], prefix, template)
 
 
-def _byte_level(fields: _Fields) -> "Tokenizer":
-    from tokenizers import Tokenizer, models, normalizers  # noqa: PLC0415 - optional
+def _encoder_of(fields: _Fields, architecture: Any) -> "Tokenizer":
+    """Return the encoder of byte-level BPE, or of a vocabulary of sentencepiece.
 
-    if fields.pre not in SPLITS:
-        raise BatchdecodeError(
-            f"tokenizer.ggml.pre {fields.pre!r} is not supported, known: {', '.join(SPLITS)}"
-        )
-    vocabulary = _numbered(fields.tokens)
-    pairs = [merge.partition(" ")[::2] for merge in fields.merges]
-    with calling("its tokenizer cannot be used:"):
-        encoder = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=fields.pre == "llama-bpe"))
-        encoder.pre_tokenizer = split_of(fields.pre)
-        if fields.pre == "qwen2":
-            encoder.normalizer = normalizers.NFC()
-        _add_whole(encoder, fields, fields.tokens)
-    return encoder
-
-
-def _sentencepiece(fields: _Fields, is_gemma: bool) -> "Tokenizer":  # noqa: FBT001 - reads best
-    """Return the encoder of a vocabulary of sentencepiece, which falls back to bytes.
-
-    Gemma's is in the order in which its tokens are merged, whatever their scores are; and it has
-    runs of spaces as they are, where others write them as sentencepiece does.
+    The vocabulary of Gemma is in the order in which its tokens are merged, whatever their scores
+    are; and it has runs of spaces as they are, where others write them as sentencepiece does.
     """
-    from tokenizers import Tokenizer, models, normalizers  # noqa: PLC0415 - optional
+    from tokenizers import AddedToken, Tokenizer, models, normalizers  # noqa: PLC0415 - optional
 
-    tokens, ranks = fields.tokens, [-score for score in fields.scores]
-    if is_gemma:
+    tokens, pre, is_gpt2 = fields.tokens, fields.pre, fields.model == "gpt2"
+    ranks = [-score for score in fields.scores]
+    if architecture == GEMMA and not is_gpt2:
         tokens = [SPACE * len(token) if {*token} == {" "} else token for token in tokens]
         ranks = [*range(len(tokens))]
-    if len(ranks) != len(tokens):
+    if is_gpt2 and pre not in SPLITS:
+        known = ", ".join(SPLITS)
+        raise BatchdecodeError(f"tokenizer.ggml.pre {pre!r} is not supported, known: {known}")
+    if not is_gpt2 and len(ranks) != len(tokens):
         raise BatchdecodeError(f"its tokenizer has {len(tokens)} tokens and {len(ranks)} scores")
-    vocabulary = _numbered(tokens)
-    unknown = fields.unk is not None and fields.unk < len(tokens)
-    steps = [normalizers.Prepend(SPACE)] if fields.adds_space else []
-    with calling("its tokenizer cannot be used:"):
-        # All pairs of tokens that are one together, those of the lowest rank first; of those that
-        # make the same token, the one with the longest first part.
-        kinds = chain(fields.token_types, repeat(NORMAL))
-        rank_of = {
-            token: rank
-            for token, rank, kind in zip(tokens, ranks, kinds, strict=False)
-            if kind not in {UNKNOWN, CONTROL, BYTE}
-        }
-        found = [
-            (rank, -size, token)
-            for token, rank in rank_of.items()
-            for size in range(1, len(token) if len(token) <= MAX_PIECE else 0)
-            if token[:size] in rank_of and token[size:] in rank_of
-        ]
-        found.sort(key=itemgetter(0, 1))
-        encoder = Tokenizer(
-            models.BPE(
-                vocabulary,
-                [(token[:-minus], token[-minus:]) for _, minus, token in found],
-                unk_token=tokens[fields.unk or 0] if unknown else None,
-                fuse_unk=True,
-                byte_fallback=True,
-            )
-        )
-        encoder.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-        _add_whole(encoder, fields, tokens)
-    return encoder
-
-
-def _numbered(tokens: list[str]) -> dict[str, int]:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         raise BatchdecodeError("its tokenizer has the same token twice")
-    return vocabulary
-
-
-def _add_whole(encoder: "Tokenizer", fields: _Fields, tokens: list[str]) -> None:
-    """Let an encoder know the tokens that are found whole in a text.
-
-    tokens: those of `fields`, as the encoder writes them.
-    """
-    from tokenizers import AddedToken  # noqa: PLC0415 - optional
-
-    encoder.add_tokens(
-        [
-            AddedToken(token, special=kind != USER_DEFINED, normalized=False)
-            for token, given, kind in zip(tokens, fields.tokens, fields.token_types, strict=False)
-            if kind in {UNKNOWN, CONTROL, USER_DEFINED} and token == given
-        ]
-    )
+    with calling("its tokenizer cannot be used:"):
+        if is_gpt2:
+            pairs = [merge.partition(" ")[::2] for merge in fields.merges]
+            encoder = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
+            encoder.pre_tokenizer = split_of(pre)
+            if pre == "qwen2":
+                encoder.normalizer = normalizers.NFC()
+        else:
+            # All pairs of tokens that are one together, those of the lowest rank first; of those
+            # that make the same token, the one with the longest first part.
+            kinds = chain(fields.token_types, repeat(NORMAL))
+            rank_of = {
+                token: rank
+                for token, rank, kind in zip(tokens, ranks, kinds, strict=False)
+                if kind not in {UNKNOWN, CONTROL, BYTE}
+            }
+            found = [
+                (rank, -size, token)
+                for token, rank in rank_of.items()
+                for size in range(1, len(token) if len(token) <= MAX_PIECE else 0)
+                if token[:size] in rank_of and token[size:] in rank_of
+            ]
+            found.sort(key=itemgetter(0, 1))
+            pairs = [(token[:-minus], token[-minus:]) for _, minus, token in found]
+            has_unknown = fields.unk is not None and fields.unk < len(tokens)
+            unknown = tokens[fields.unk or 0] if has_unknown else None
+            encoder = Tokenizer(
+                models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+            )
+            steps = [normalizers.Prepend(SPACE)] if fields.adds_space else []
+            encoder.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+        whole = zip(tokens, fields.tokens, fields.token_types, strict=False)
+        encoder.add_tokens(
+            [
+                AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+                for token, given, kind in whole
+                if kind in {UNKNOWN, CONTROL, USER_DEFINED} and token == given
+            ]
+        )
+    return encoder
 
 
 def split_of(pre: str) -> "PreTokenizer":

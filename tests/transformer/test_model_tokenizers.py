@@ -36,10 +36,10 @@ from batcher.transformer.config import TransformerSettings
 from batcher.transformer.tokenizer import (
     _BYTE_OF,
     ChatTemplate,
+    TransformerTokenizer,
     byte_level_bytes,
     split_of,
     tokenizer_from_gguf,
-    tokenizer_of,
 )
 
 PREFIX = "tokenizer.ggml."
@@ -474,7 +474,7 @@ def forgeable():
             AddedToken("<s>", special=True, lstrip=True),
         ]
     )
-    return tokenizer_of(inner, byte_level_bytes, [], ChatTemplate(FORGEABLE, {}))
+    return TransformerTokenizer(inner, byte_level_bytes, [], ChatTemplate(FORGEABLE, {}))
 
 
 def num_special(tokenizer, token_ids):
