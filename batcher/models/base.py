@@ -235,6 +235,16 @@ class Model(Protocol):
     other rows.  A row that is neither in `Batch.slots` nor has a chunk stands still: what the model
     holds for it stays as it is.  Once a row yields, it yields in every step until it is released,
     but for steps in which it has a part, and those in which no row yields.
+
+    It may say more of itself; what follows from each is at the functions below.  True is
+    scores_prompts: of one that gives `chunk_logits` of the chunks that are scored.
+    is_paged: of a PagedModel.
+    verifies_drafts: of one that is paged, has logits, and gives `draft_logits` of chunks that end
+    in drafts.
+    verifies_trees: of one whose drafts may be a tree, see Chunk.draft_parents.
+    recomputes_drafts: of one whose rows go on behind the token before their drafts, whatever was
+    accepted: accepted drafts are then the first tokens of the next chunk.  So it is where recurrent
+    states keep no way back.
     """
 
     @property
@@ -278,14 +288,6 @@ class Model(Protocol):
         """Forget what `slot` holds, if anything; its sequence has ended, or waits again."""
 
 
-class ScoringModel(Model, Protocol):
-    """A Model that can tell the logits after every token of a prompt, not just after the last."""
-
-    @property
-    def scores_prompts(self) -> bool:
-        """Whether `forward` gives `chunk_logits` of the chunks that are scored."""
-
-
 class PagedModel(Model, Protocol):
     """A Model that can keep its cache in pages, where rows share what they have in common.
 
@@ -294,12 +296,6 @@ class PagedModel(Model, Protocol):
     this one, by a chunk before it or by a row without a chunk.  `fork` has nothing to do then.
     """
 
-    @property
-    def is_paged(self) -> bool:
-        """Whether `allocate_pages` may be called."""
-
-    # It may have `cache_windows`, if its layers do not all read the same; see models/loading.py.
-
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
         """Make room for `num_slots` rows in `num_blocks` blocks.  Called instead of `allocate`.
 
@@ -307,39 +303,24 @@ class PagedModel(Model, Protocol):
         """
 
 
-class VerifyingModel(PagedModel, Protocol):
-    """A PagedModel with logits that computes drafts behind the token of a row, to verify them."""
-
-    @property
-    def verifies_drafts(self) -> bool:
-        """Whether `forward` gives `draft_logits` of chunks that end in drafts."""
-
-    @property
-    def recomputes_drafts(self) -> bool:
-        """Whether a row goes on behind the token before its drafts, whatever was accepted.
-
-        Accepted drafts are then the first tokens of its next chunk: so of a model whose recurrent
-        states keep no way back.
-        """
-
-    @property
-    def verifies_trees(self) -> bool:
-        """Whether drafts may be a tree, see Chunk.draft_parents."""
+def told(model: Model, name: str, default: Any) -> Any:
+    """Return what a model, or the one that a check is around, says of itself; else `default`."""
+    return attribute_of(getattr(model, "inner", model), name, default)
 
 
 def can_page(model: Model) -> TypeGuard[PagedModel]:
     return bool(getattr(model, "is_paged", False))
 
 
-def can_score(model: Model) -> TypeGuard[ScoringModel]:
+def can_score(model: Model) -> bool:
     return bool(getattr(model, "scores_prompts", False))
 
 
-def can_verify(model: Model) -> TypeGuard[VerifyingModel]:
+def can_verify(model: Model) -> bool:
     return bool(getattr(model, "verifies_drafts", False))
 
 
-def can_verify_trees(model: Model) -> TypeGuard[VerifyingModel]:
+def can_verify_trees(model: Model) -> bool:
     return can_verify(model) and bool(getattr(model, "verifies_trees", False))
 
 
@@ -363,25 +344,19 @@ def special_encoder_of(model: Model) -> Callable[[str], list[int]] | None:
 
     That is `encode_with_special` of the tokenizer, after its prefix, unless the text has that.
     """
-    encode = getattr(model.tokenizer, "encode_with_special", None)
-    if encode is None:
-        return None
+    encode: Any = getattr(model.tokenizer, "encode_with_special", None)
     prefix = list(getattr(model.tokenizer, "prefix_token_ids", ()))
 
     def encode_prompt(text: str) -> list[int]:
         tokens: list[int] = encode(text)
         return tokens if tokens[: len(prefix)] == prefix else [*prefix, *tokens]
 
-    return encode_prompt
+    return None if encode is None else encode_prompt
 
 
 def number_of(model: Model, name: str) -> int | None:
-    """Return a number that a model may tell of itself; None if it does not.
-
-    That is max_context, how many tokens a row may have, or kv_bytes_per_token, what the cache of
-    one takes.  What follows from the first is in Context.
-    """
-    number = attribute_of(getattr(model, "inner", model), name, None)
+    """Return max_context, the tokens a row may have, or kv_bytes_per_token; None if not told."""
+    number = told(model, name, None)
     return number if type(number) is int and number > 0 else None
 
 
@@ -394,33 +369,26 @@ def kv_block_bytes_of(model: Model, block_size: int) -> int | None:
         BatchdecodeError: what it tells is no number of bytes.
         RaisedError: the model raised.
     """
-    tell = attribute_of(getattr(model, "inner", model), "kv_block_bytes", None)
-    if callable(tell):
-        with calling(f"{model.name} cannot say what a block of {block_size} tokens takes:"):
-            told = tell(block_size)
-        if type(told) is not int or told < 1:
-            raise BatchdecodeError(f"{model.name}: kv_block_bytes gives no number of bytes")
-        return told
-    token_size = number_of(model, "kv_bytes_per_token")
-    return None if token_size is None else token_size * block_size
+    tell = told(model, "kv_block_bytes", None)
+    if not callable(tell):
+        token_size = number_of(model, "kv_bytes_per_token")
+        return None if token_size is None else token_size * block_size
+    with calling(f"{model.name} cannot say what a block of {block_size} tokens takes:"):
+        num_bytes = tell(block_size)
+    if type(num_bytes) is not int or num_bytes < 1:
+        raise BatchdecodeError(f"{model.name}: kv_block_bytes gives no number of bytes")
+    return num_bytes
 
 
 def eos_token_ids_of(model: Model) -> tuple[int, ...]:
-    """Return the tokens that end a text, without repeats, its `eos_token_id` first.
-
-    A Model that has several tells them as `eos_token_ids`, a list or a tuple.
-    """
-    first = model.eos_token_id
-    others = attribute_of(getattr(model, "inner", model), "eos_token_ids", ())
+    """Return the tokens that end a text: `eos_token_id`, and others of its `eos_token_ids`."""
+    first, others = model.eos_token_id, told(model, "eos_token_ids", ())
     return tuple(dict.fromkeys([*others] if first is None else [first, *others]))
 
 
 def layout_of(model: Model) -> Layout:
-    """Return how a model lays out the rows of a step: "padded" only if its `layout` says so.
-
-    Then the chunks of a step are computed as long as the longest of them.
-    """
-    layout = attribute_of(getattr(model, "inner", model), "layout", None)
+    """Return "padded" if that is the `layout` of a model: chunks are as long as the longest."""
+    layout = told(model, "layout", None)
     return "padded" if type(layout) is str and layout == "padded" else "ragged"
 
 
@@ -571,10 +539,9 @@ ANY_LENGTH = Context()
 
 def context_of(model: Model) -> Context:
     """Return what the rows of `model` may be, as far as it tells; else ANY_LENGTH itself."""
-    told = getattr(model, "inner", model)
     context = Context(
         number_of(model, "max_context") or UNLIMITED,
-        int(attribute_of(told, "needs_prompt", None) is True),
-        attribute_of(told, "session_overflow", None) == DROP_OLDEST,
+        int(told(model, "needs_prompt", None) is True),
+        told(model, "session_overflow", None) == DROP_OLDEST,
     )
     return ANY_LENGTH if context == ANY_LENGTH else context

@@ -52,6 +52,7 @@ from batcher.models.base import (
     can_verify_trees,
     eos_token_ids_of,
     extend_prefixes,
+    told,
 )
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.models.tokenizers import checked_tokenizer, shown
@@ -383,7 +384,7 @@ def check_description(model: Any) -> None:
 
     is_token_id, size = partial(is_int, least=0, most=MAX_INT), model.vocab_size
     kinds = getattr(model, "KINDS", get_args(OutputKind))
-    several = attribute_of(getattr(model, "inner", model), "eos_token_ids", ())
+    several = told(model, "eos_token_ids", ())
     fault = None
     if not isinstance(model.name, str) or writable(model.name) != model.name:
         fault = "name is not text"
@@ -432,7 +433,7 @@ def cache_windows_of(model: Model) -> CacheWindows:
     Raises:
         BatchdecodeError: what it tells is something else.
     """
-    windows = attribute_of(getattr(model, "inner", model), "cache_windows", ONE_GROUP)
+    windows = told(model, "cache_windows", ONE_GROUP)
     if (
         type(windows) is tuple
         and windows

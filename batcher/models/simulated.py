@@ -153,7 +153,7 @@ class SimulatedSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SimulatedModel:
-    """A VerifyingModel and ScoringModel (see base.py) that needs no weights.
+    """A PagedModel (see base.py) that needs no weights.
 
     is_attentive: whether, in pages, every token of every row is read again in every step, so that
     nothing a row has can change unnoticed.  Slow; `allocate_pages` looks at it.

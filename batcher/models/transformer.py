@@ -1,4 +1,4 @@
-"""A transformer as a VerifyingModel and ScoringModel: rows of a batch become spans of tokens.
+"""A transformer as a PagedModel: rows of a batch become spans of tokens.
 
 With pages the engine's block tables say where keys, values and states are; without, each slot has
 tables of its own here.

@@ -135,12 +135,12 @@ class TransformerTokenizer:
         for token, token_id in vocabulary.items():
             self.token_bytes[token_id] = bytes_of(token)
         added = inner.get_added_tokens_decoder()
-        for token_id, token in added.items():
-            self.token_bytes[token_id] = b"" if token.special else token.content.encode()
+        for token_id, one in added.items():
+            self.token_bytes[token_id] = b"" if one.special else one.content.encode()
         known = {entry[0] for entry in self.token_bytes if len(entry) == 1}
         lacking = [b"\\x%02x" % byte for byte in range(256) if byte not in known]
         self._lacking = pattern(b"[%b]" % b"".join(lacking)) if lacking else None
-        self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        self._special_ids = {token_id for token_id, one in added.items() if one.special}
         texts = sorted({added[token_id].content for token_id in self._special_ids} - {""})
         self._beginnings = {text[:size] for text in texts for size in range(1, len(text))}
         self._longest = max(map(len, texts), default=0)
