@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import msgspec
 import numpy as np
@@ -19,7 +19,6 @@ from batcher.errors import (
     RUN_ERROR_CODES,
     BatchdecodeError,
     Failure,
-    InvariantError,
     LostModelError,
     ModelError,
     describe,
@@ -44,6 +43,7 @@ from batcher.models.base import (
     Model,
     ModelOutput,
     OutputKind,
+    PagedModel,
     Prefixes,
     Tokenizer,
     can_page,
@@ -70,8 +70,9 @@ if TYPE_CHECKING:
 class CheckedModel:
     """Passes everything on to `inner`; an answer that is none fails the rows it is about.
 
-    If `inner` has no `fork`, it is handed the whole prefix of a forked row, as that of a new one;
-    in pages, there is nothing to fork.
+    What `inner` raises is a ModelError in a step, and a RaisedError elsewhere.  If it has no `fork`,
+    it is handed the whole prefix of a forked row, as that of a new one; in pages, there is nothing
+    to fork.
     """
 
     def __init__(self, inner: Model) -> None:
@@ -89,11 +90,6 @@ class CheckedModel:
         self._num_slots, self._is_paging = 0, False
 
     def allocate(self, num_slots: int) -> None:
-        """Make room for `num_slots` rows.
-
-        Raises:
-            RaisedError: the model raised.
-        """
         self._num_slots, self._is_paging = num_slots, False
         self._prefixes = None if self._has_fork else {}
         self._forked.clear()
@@ -101,43 +97,24 @@ class CheckedModel:
             self.inner.allocate(num_slots)
 
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
-        """Make room for `num_slots` rows in `num_blocks` blocks.
-
-        Raises:
-            RaisedError: the model raised.
-        """
         self._num_slots, self._prefixes, self._is_paging = num_slots, None, True
         self._forked.clear()
-        if not can_page(self.inner):
-            raise InvariantError(f"{self.name} is not paged")
         count = "blocks" if num_blocks is None else f"{num_blocks} blocks"
         room = f"{num_slots} rows in {count} of {block_size} tokens"
         with calling(f"{self.name} cannot make room for {room}:"):
-            self.inner.allocate_pages(num_slots, num_blocks, block_size)
+            cast(PagedModel, self.inner).allocate_pages(num_slots, num_blocks, block_size)
 
     def fork(self, source: int, target: int) -> None:
-        """Let the row in `target` be what the one in `source` is.
-
-        Raises:
-            RaisedError: the model raised; nobody knows what its rows hold now.
-        """
         if self._prefixes is not None:
             if target in self._prefixes:
                 self.release(target)
             self._prefixes[target] = self._prefixes[source].copy()
             self._forked.add(target)
-            return
-        if self._is_paging:
-            return
-        with calling(f"{self.name} cannot fork slot {source}:"):
-            self.inner.fork(source, target)
+        elif not self._is_paging:
+            with calling(f"{self.name} cannot fork slot {source}:"):
+                self.inner.fork(source, target)
 
     def release(self, slot: int) -> None:
-        """Forget the row in `slot`.
-
-        Raises:
-            RaisedError: the model raised; nobody knows what its rows hold now.
-        """
         if self._prefixes is not None:
             self._prefixes.pop(slot, None)
             if slot in self._forked:
@@ -156,10 +133,9 @@ class CheckedModel:
         slots, logit_slots = batch.slots, batch.logit_slots  # the model may change the batch
         token_slots = slots
         computed = {*slots.tolist(), *(chunk.slot for chunk in batch.chunks)}
+        num_slots, vocab_size = self._num_slots, self.vocab_size
         if logit_slots.size:
-            is_token_slot = np.ones(self._num_slots, np.bool_)
-            is_token_slot[logit_slots] = False
-            token_slots = slots[is_token_slot[slots]]
+            token_slots = np.setdiff1d(slots, logit_slots, assume_unique=True)
         if self._prefixes is not None:
             prefixes = self._prefixes
             extend_prefixes(prefixes, batch)
@@ -195,12 +171,12 @@ class CheckedModel:
             raise ModelError(f"{self.name} raised {describe(error)}") from error
         if not failed.keys() <= computed:
             raise ModelError(f"{self.name} failed rows that it was not asked for: {list(failed)}")
-        tokens = np.zeros(self._num_slots, np.int64)
+        tokens = np.zeros(num_slots, np.int64)
         if answered is not None:
-            if answered.shape != (self._num_slots,) or answered.dtype.kind not in "iu":
+            if answered.shape != (num_slots,) or answered.dtype.kind not in "iu":
                 shape = f"{answered.dtype} {list(answered.shape)}"
-                raise ModelError(f"{self.name} returned {shape}, not integers [{self._num_slots}]")
-            largest = MAX_INT if self.vocab_size is None else self.vocab_size - 1
+                raise ModelError(f"{self.name} returned {shape}, not integers [{num_slots}]")
+            largest = MAX_INT if vocab_size is None else vocab_size - 1
             is_good = (answered[token_slots] >= 0) & (answered[token_slots] <= largest)
             tokens[token_slots[is_good]] = answered[token_slots[is_good]]
             for slot in token_slots[~is_good].tolist():
@@ -211,10 +187,11 @@ class CheckedModel:
             for chunk in chunks
             if chunk.is_scored
         }
-        checked = None if logits is None else self._logits(logits, logit_slots.size)
+        if logits is not None:
+            logits = self._logits(logits, logit_slots.size)
         if after_drafts is not None:
             after_drafts = self._logits(after_drafts, num_drafts, "drafts")
-        return ModelOutput(tokens, failed, checked, checked_scores, after_drafts)
+        return ModelOutput(tokens, failed, logits, checked_scores, after_drafts)
 
     def _pieces(self, pieces: Iterable[Any], num_tokens: int) -> Iterator[FloatArray]:
         num_left = num_tokens
@@ -290,18 +267,12 @@ def load_model(
     from batcher.models.callables import CallSettings  # noqa: PLC0415 - as above
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
-    meant = None
-    if _LIKE_A_NAME_OF_THE_HUB.fullmatch(spec):
-        meant = f"{PREFIX}{spec}"
-    elif _LIKE_A_URL.fullmatch(spec):
-        meant = meant_server(spec)
+    meant = f"{PREFIX}{spec}" if _LIKE_A_NAME_OF_THE_HUB.fullmatch(spec) else None
+    if _LIKE_A_URL.fullmatch(spec):
+        meant = meant or meant_server(spec)
     if meant is not None:
         raise BatchdecodeError(f"unknown model {spec!r} (did you mean {meant}?), known: {_KNOWN}")
-    return as_model(
-        import_object(spec, "model", _KNOWN),
-        spec,
-        call_settings,
-    )
+    return as_model(import_object(spec, "model", _KNOWN), spec, call_settings)
 
 
 def as_model(
@@ -342,20 +313,24 @@ def _adapted(
 
     if isinstance(model, callables.PrefixModel | CheckedModel):
         return model
-    fault = None
+    whose = name or shown(model)
     if has_attribute(model, "forward") and has_attribute(model, "allocate"):
-        lacking = [needed for needed in ATTRIBUTES if not has_attribute(model, needed)]
-        if lacking:
-            raise BatchdecodeError(f"{name or shown(model)} is no Model: it lacks {lacking[0]}")
+        for needed in ATTRIBUTES:
+            if not has_attribute(model, needed):
+                raise BatchdecodeError(f"{whose} is no Model: it lacks {needed}")
         checked = CheckedModel(model)
-        if checked.is_paged and not has_attribute(model, "allocate_pages"):
-            fault = "is_paged, and lacks allocate_pages"
-        elif checked.verifies_drafts and not checked.is_paged:
-            fault = "verifies_drafts, and is not paged"
-        elif checked.verifies_drafts and checked.gives == "tokens":
-            fault = "verifies_drafts, and gives no logits"
-        if fault is not None:
-            raise BatchdecodeError(f"{name or shown(model)} says that it {fault}")
+        faults = {
+            "is_paged, and lacks allocate_pages": (
+                checked.is_paged and not has_attribute(model, "allocate_pages")
+            ),
+            "verifies_drafts, and is not paged": checked.verifies_drafts and not checked.is_paged,
+            "verifies_drafts, and gives no logits": (
+                checked.verifies_drafts and checked.gives == "tokens"
+            ),
+        }
+        for fault, is_there in faults.items():
+            if is_there:
+                raise BatchdecodeError(f"{whose} says that it {fault}")
         return checked
     missing = missing_methods(model)
     if not missing:
@@ -363,7 +338,7 @@ def _adapted(
     if callable(model):
         return callables.CallableModel(model, name)
     lacks = f", which would need {missing[0]}, nor" if len(missing) == 1 else " nor"
-    raise BatchdecodeError(f"{name or shown(model)} is neither a Model nor an LLM{lacks} callable")
+    raise BatchdecodeError(f"{whose} is neither a Model nor an LLM{lacks} callable")
 
 
 def missing_methods(model: object) -> list[str]:
@@ -384,8 +359,7 @@ def check_description(model: Any) -> None:
 
     is_token_id, size = partial(is_int, least=0, most=MAX_INT), model.vocab_size
     kinds = getattr(model, "KINDS", get_args(OutputKind))
-    several = told(model, "eos_token_ids", ())
-    fault = None
+    several, fault = told(model, "eos_token_ids", ()), None
     if not isinstance(model.name, str) or writable(model.name) != model.name:
         fault = "name is not text"
     elif model.gives not in kinds:
@@ -399,8 +373,7 @@ def check_description(model: Any) -> None:
     elif not isinstance(model.settings, dict):
         fault = "settings are not a dict"
     elif size is None:
-        if model.gives != "tokens":
-            fault = "vocab_size is None, and it gives logits"
+        fault = None if model.gives == "tokens" else "vocab_size is None, and it gives logits"
     elif (last := max(eos_token_ids_of(model), default=0)) >= size:
         name = "eos_token_id" if last == model.eos_token_id else "eos_token_ids:"
         fault = f"{name} {last} is not below vocab_size {size}"
