@@ -70,9 +70,9 @@ if TYPE_CHECKING:
 class CheckedModel:
     """Passes everything on to `inner`; an answer that is none fails the rows it is about.
 
-    What `inner` raises is a ModelError in a step, and a RaisedError elsewhere.  If it has no `fork`,
-    it is handed the whole prefix of a forked row, as that of a new one; in pages, there is nothing
-    to fork.
+    What it raises is a ModelError in a step, and a RaisedError elsewhere.  If it has no `fork`, it
+    is handed the whole prefix of a forked row, as that of a new one; in pages, there is nothing to
+    fork.
     """
 
     def __init__(self, inner: Model) -> None:

@@ -10,8 +10,9 @@ whose model has such layers goes on from the token before its drafts, and from n
 """
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from itertools import groupby
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -31,34 +32,9 @@ from batcher.transformer.layers import NOWHERE
 from batcher.transformer.step import Snapshot, Span, spans_of_tree
 from batcher.transformer.transformer import CausalModel, ModelSizes
 
-# A Model of a decoder that computes one sequence at a time: each slot has a cache of its own.
 
-
-class SequenceDecoder(Protocol):
-    """What computes the next tokens of one sequence."""
-
-    @property
-    def config(self) -> ModelSizes:
-        """Its sizes."""
-
-    def forward(
-        self, token_ids: list[int], cache: Any | None, *, is_scored: bool = False
-    ) -> tuple[FloatArray, Any]:
-        """Return the logits [rows, vocab_size] after tokens, and the cache of them all.
-
-        cache: of the tokens before, which goes over into the new one; None if there are none.
-        is_scored: whether there is a row for each token; else that after the last is enough.
-        """
-
-    def copy(self, cache: Any) -> Any:
-        """Return a cache that holds the same."""
-
-
-Decoder = TypeVar("Decoder", bound="SequenceDecoder | CausalModel")
-
-
-class DecoderModel(Generic[Decoder]):
-    """What is known of a model of any decoder.
+class DecoderModel:
+    """What is known of a model of any decoder, which has its sizes in `config`.
 
     name, settings: what finds it again.  max_context: how many tokens a row may have.
     session_overflow: what becomes of a conversation that would have more.
@@ -71,33 +47,39 @@ class DecoderModel(Generic[Decoder]):
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Any,
         tokenizer: Tokenizer,
         name: str,
         settings: dict[str, Any],
         max_context: int | None = None,
     ) -> None:
-        self._decoder, sizes = decoder, decoder.config
+        self._decoder, sizes = decoder, cast(ModelSizes, decoder.config)
         self.name, self.settings, self.tokenizer = name, settings, tokenizer
         self.vocab_size, self.eos_token_ids = sizes.vocab_size, sizes.eos_token_ids
         self.eos_token_id = next(iter(sizes.eos_token_ids), None)
         self.max_context = max_context or sizes.max_position_embeddings
         self.session_overflow: str | None = settings.get("session_overflow")
-        self.allocate(0)
+
+    def twin(self) -> Self:
+        """Return a model of the same weights, with caches of its own."""
+        twin = copy(self)
+        twin.allocate(0)
+        return twin
 
     def allocate(self, num_slots: int) -> None:
         raise NotImplementedError
 
 
-class SlotModel(DecoderModel[SequenceDecoder]):
-    """A decoder with the caches of all rows, by slot.
+class SlotModel(DecoderModel):
+    """A decoder of one sequence at a time, with the caches of all rows, by slot.
 
     Nothing of a row shows in another: they are computed one by one.
-    """
 
-    def twin(self) -> Self:
-        """Return a model of the same weights, with caches of its own."""
-        return type(self)(self._decoder, self.tokenizer, self.name, self.settings, self.max_context)
+    decoder: has `forward(token_ids, cache, is_scored=...)`, which returns logits [rows, vocab_size]
+    after tokens, for each of them if it is scored, else after the last at least; and the cache of
+    all, into which that of the tokens before goes over, None if there are none.  `copy(cache)`
+    returns one that holds the same.
+    """
 
     def allocate(self, num_slots: int) -> None:
         self._caches: list[Any] = [None] * num_slots
@@ -150,8 +132,8 @@ class _Row(NamedTuple):
     num_drafts: int
 
 
-class TransformerModel(DecoderModel[CausalModel]):
-    """A decoder that keeps what rows have computed, by slot or in pages.
+class TransformerModel(DecoderModel):
+    """A decoder, a CausalModel, that keeps what rows have computed, by slot or in pages.
 
     cache_windows: how far back each group of layers reads, see `cache_windows_of`.
     kv_bytes_per_token: what the keys and values of a token take, in all groups.
@@ -162,6 +144,7 @@ class TransformerModel(DecoderModel[CausalModel]):
 
     is_paged = True
     verifies_drafts = True
+    _decoder: CausalModel
 
     def __init__(
         self,
@@ -172,23 +155,18 @@ class TransformerModel(DecoderModel[CausalModel]):
         max_context: int | None = None,
         layout: Layout = "ragged",
     ) -> None:
-        self._groups = decoder.cache_groups
+        self._groups, self._cache_size = decoder.cache_groups, decoder.cache_size
         self.cache_windows = tuple(group.window for group in self._groups)
-        self._cache_size = decoder.cache_size
         self.kv_bytes_per_token = self._cache_size.per_token
         self.recomputes_drafts = any(group.is_recurrent for group in self._groups)
-        self.verifies_trees = self.verifies_drafts and not self.recomputes_drafts
+        self.verifies_trees = not self.recomputes_drafts
         self.layout: Layout = layout
         super().__init__(decoder, tokenizer, name, settings, max_context)
+        self.allocate(0)
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Return what a block takes: room for keys and values, and for states if there are any."""
         return self._cache_size.of_block(block_size)
-
-    def twin(self) -> Self:
-        return type(self)(
-            self._decoder, self.tokenizer, self.name, self.settings, self.max_context, self.layout
-        )
 
     def allocate(self, num_slots: int) -> None:
         self._own: OwnTables | None = OwnTables(num_slots, self._groups)
