@@ -21,7 +21,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.metrics.summary import RunMetrics, encode_summary
-from batcher.trace.run import FoldNews, RequestFold, is_follower, key_of
+from batcher.trace.run import RequestFold, is_follower, key_of
 from cli.screen.live_state import RunState
 
 OF_A_SEQUENCE = (ArriveEvent, AdmitEvent, PrefillEvent, PreemptEvent, FinishEvent)
@@ -82,13 +82,14 @@ def test_jumps_and_forks_are_told_of_the_admission_they_are_in(workload, seed):
     units, batch = workload
     events = play_units(units, batch, seed).events
     fold = RequestFold()
-    news = fold.news = FoldNews()
+    news = fold.news = []
     for event in events:
         fold.take(event)
+    ended = [found for event, found in news if isinstance(event, FinishEvent)]
     jumps = sum(event.tokens for event in events if isinstance(event, JumpEvent))
-    assert sum(a.num_jumped for request in news.ended for a in request.admissions) == jumps
+    assert sum(a.num_jumped for request in ended for a in request.admissions) == jumps
     forks = sum(isinstance(event, ForkEvent) for event in events)
-    assert sum(len(a.forks or ()) for request in news.ended for a in request.admissions) == forks
+    assert sum(len(a.forks or ()) for request in ended for a in request.admissions) == forks
     assert not list(fold.open)
 
 
@@ -113,10 +114,15 @@ def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
     assert [found.finish for found in state.ends] == [found.finish for found in own.ends]
     assert [slot.mark for slot in state.slots] == [slot.mark for slot in own.slots]
     assert np.array_equal(state.history.used(99, 9, []), own.history.used(99, 9, []))
-    assert (state.num_done, state.num_asked, state.num_found, state.num_tokens(10**6)) == (
+    assert (
+        state.num_done,
+        state.fold.num_asked,
+        state.fold.num_found,
+        state.num_tokens(10**6),
+    ) == (
         own.num_done,
-        own.num_asked,
-        own.num_found,
+        own.fold.num_asked,
+        own.fold.num_found,
         own.num_tokens(10**6),
     )
 

@@ -5,7 +5,7 @@ have not ended are kept, and events that contradict each other are refused where
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
@@ -599,23 +599,6 @@ class RequestTimeline(Struct, gc=False, eq=False):
         )
 
 
-class FoldNews(Struct):
-    """What a fold has come to know, in the order in which it did.
-
-    ended: the sequences that have.  preempted: those that were, with the admission that is over.
-    samples: those that have arrived beside the first of their requests.
-    withdrawn: the lines that were no requests, and the samples that are no results.
-    restarts: the workers that were replaced.  drafts: of the steps that verified some.
-    """
-
-    ended: list[RequestTimeline] = []
-    preempted: list[tuple[RequestTimeline, AdmissionRecord]] = []
-    samples: list[ArriveEvent] = []
-    withdrawn: list[RejectEvent | DropEvent] = []
-    restarts: list[RestartEvent] = []
-    drafts: list[StepDrafts] = []
-
-
 class RequestFold:
     """Takes in the events of a run; an id may come again once all that had it has ended.
 
@@ -623,7 +606,9 @@ class RequestFold:
     slots: the newest sequence of each slot that was used.
     num_arrived, num_wanted: how many samples have arrived, or beams together, and how many tokens
     they may generate.  drafts: those of all steps.
-    news: since somebody took them from here; None if nobody does.
+    news: the ends, preemptions, samples beside the first, drops and the like since a view took them
+    from here, with their sequences; None if no view does.  Then it has step_drafts, the newest, and
+    num_asked and num_found: tokens that were looked for in the prefix cache, and found there.
     """
 
     def __init__(self) -> None:
@@ -643,8 +628,8 @@ class RequestFold:
             ForkEvent: self._fork,
             FinishEvent: self.finish,
             StepsEvent: self._tell,
-            RejectEvent: self._withdraw,
-            DropEvent: self._withdraw,
+            RejectEvent: self._note,
+            DropEvent: self._note,
             RestartEvent: self._restart,
         }
         self._open: dict[SequenceKey, RequestTimeline] = {}
@@ -653,7 +638,9 @@ class RequestFold:
         self._blocked: dict[int | None, BlockedEvent] = {}  # by worker
         self.unblocked: BlockedSpan | None = None
         self.slots: dict[int, RequestTimeline] = {}
-        self.news: FoldNews | None = None
+        self.news: list[tuple[Event, RequestTimeline | None]] | None = None
+        self.step_drafts: deque[StepDrafts] = deque(maxlen=0)
+        self.num_asked = self.num_found = 0
 
     @property
     def blocked(self) -> BlockedEvent | None:
@@ -715,7 +702,7 @@ class RequestFold:
         )
         self._open[key_of(event.id, event.index, "sample", event.worker)] = found
         if event.index and self.news is not None:
-            self.news.samples.append(event)
+            self.news.append((event, found))
         return found
 
     def admit(self, event: AdmitEvent) -> RequestTimeline:
@@ -746,6 +733,9 @@ class RequestFold:
         )
         found.admissions.append(found.admission)
         self.slots[event.slot] = found
+        if self.news is not None and event.role == "sample" and found.arrive is not None:
+            self.num_asked += found.arrive.prompt_tokens + event.generated
+            self.num_found += event.cached
         return found
 
     def finish(self, event: FinishEvent) -> RequestTimeline:
@@ -780,7 +770,7 @@ class RequestFold:
             self._unblock(event)
         found.finish = event
         if self.news is not None:
-            self.news.ended.append(found)
+            self.news.append((event, found))
         return found
 
     def _unblock(self, event: AdmitEvent | FinishEvent) -> None:
@@ -829,7 +819,7 @@ class RequestFold:
             self._num_back += 1
             found.number = self.num_arrived + self._num_back
         if self.news is not None:
-            self.news.preempted.append((found, admission))
+            self.news.append((event, found))
         return found
 
     def _block(self, event: BlockedEvent) -> RequestTimeline:
@@ -887,8 +877,7 @@ class RequestFold:
         if isinstance(event, DraftEvent):
             latest = drafts.draft(event, found.label)
             self.drafts.draft(latest)
-            if self.news is not None:
-                self.news.drafts.append(latest)
+            self.step_drafts.append(latest)
         elif isinstance(event, SpeculateEvent):
             drafts.num_changes += 1
             drafts.last_change = event
@@ -933,12 +922,11 @@ class RequestFold:
         for end in self.ends_at(event):
             self.finish(end)
         self.end_block(event.worker, event.step)
-        if self.news is not None:
-            self.news.restarts.append(event)
+        self._note(event)
 
-    def _withdraw(self, event: RejectEvent | DropEvent) -> None:
+    def _note(self, event: RestartEvent | RejectEvent | DropEvent) -> None:
         if self.news is not None:
-            self.news.withdrawn.append(event)
+            self.news.append((event, None))
 
     def _holding(
         self, event: PrefillEvent | PreemptEvent, verb: str

@@ -829,7 +829,7 @@ class WorkersRun(Gauges):
                 own.counted.num_compiled_before += told.constraints[1]
         if self.view.is_watched:
             with self.view.lock:
-                self.view.paces[number].step = max(told.num_steps - 1, 0)
+                self.view.paces[number] = max(told.num_steps - 1, 0)
             self.view.after_step(max(self._num_steps) - 1)
 
     def take_restart(self, number: int, restart: RestartEvent) -> None:

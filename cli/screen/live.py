@@ -14,7 +14,7 @@ from threading import RLock
 
 from ..signals import stop_by_key
 from .live_picture import BROWSING_KEYS, Browser, Scene, Strips, help_lines, last_picture, picture
-from .live_state import GAP, MAX_UNSEEN, Lately, Moment, QueueDepths, RunState, newest_ends
+from .live_state import GAP, Lately, Moment, QueueDepths, RunState, newest_ends
 from .terminal import Keyboard, Pace, Pasted, Terminal, can_print
 from .theme import ASCII, LABEL, UNICODE, Line, colored, line_width
 from .view import Gauges, RunPlan, View
@@ -311,8 +311,8 @@ class LiveView(View):
             self._obey(now)
             if now >= self._next_frame:
                 self._draw(now)
-            elif len(self._run.news.ended) >= MAX_UNSEEN:
-                self._run.catch_up()
+            else:
+                self._run.keep_up()
 
     def keep_up(self) -> None:
         with self.lock:

@@ -299,7 +299,7 @@ def _memory(scene: Scene, width: int) -> Line | None:
     use, run = scene.gauges.block_use, scene.run
     if use is None:
         return None
-    num_found, num_asked = run.num_found, run.num_asked
+    num_found, num_asked = run.fold.num_found, run.fold.num_asked
     hits = [Fact(3, "figure", f"hits {num_found * 100 // num_asked}%")] if num_found else []
     cached = [] if use.cached is None else [Fact(3, "cached", f"{use.cached:,} cached")]
     if use.free is None:

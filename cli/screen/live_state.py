@@ -3,7 +3,7 @@
 import time
 from array import array
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
@@ -11,11 +11,18 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.events import FinishEvent, RejectEvent, RestartEvent, RunEvent
+from batcher.events import (
+    ArriveEvent,
+    DropEvent,
+    FinishEvent,
+    PreemptEvent,
+    RejectEvent,
+    RestartEvent,
+    RunEvent,
+)
 from batcher.trace.run import (
     FAILURES,
     AdmissionRecord,
-    FoldNews,
     RequestFold,
     RequestTimeline,
     StepDrafts,
@@ -152,15 +159,6 @@ Mark = Literal["", "ended", "admitted", "preempted", "failed"]
 """What has happened in a slot; a later one of these hides those before it."""
 
 
-class WorkerPace:
-    """How far a worker is: `step` is the last that it has made; by default as far as the run."""
-
-    __slots__ = ("step",)
-
-    def __init__(self) -> None:
-        self.step = MAX_STEPS
-
-
 class SlotState:
     """A slot's newest sequence, and how busy the slot was before it.
 
@@ -170,24 +168,22 @@ class SlotState:
     mark: what has happened here since that was last asked for, but for an admission.
     """
 
-    __slots__ = ("_fold", "_num_seen", "_number", "_pace", "mark", "name", "num_left", "num_steps")
-
-    def __init__(self, number: int, fold: RequestFold, pace: WorkerPace, name: str) -> None:
-        self._number, self._fold, self._pace, self.name = number, fold, pace, name
+    def __init__(self, number: int, run: "RunState", worker: int) -> None:
+        self._number, self._run, self._worker = number, run, worker
+        self.name = f"w{worker} {number}" if len(run.paces) > 1 else str(number)
         self.num_left = self.num_steps = self._num_seen = 0
         self.mark: Mark = ""
 
     def own_step(self, step: int) -> int:
-        return min(step, self._pace.step)
+        return min(step, self._run.paces[self._worker])
 
     @property
     def request(self) -> RequestTimeline:
-        return self._fold.slots.get(self._number, NOBODY)
+        return self._run.fold.slots.get(self._number, NOBODY)
 
     @property
     def _admission(self) -> AdmissionRecord | None:
-        request = self._fold.slots.get(self._number, NOBODY)  # as above: asked in every frame
-        for admission in reversed(request.admissions):
+        for admission in reversed(self.request.admissions):
             if admission.event.slot == self._number:
                 return admission
         return None
@@ -200,7 +196,7 @@ class SlotState:
             return 0
         if admission.preempt is not None:
             return admission.preempt.step
-        finish = self._fold.slots[self._number].finish
+        finish = self.request.finish
         return None if finish is None else finish.step + 1
 
     @property
@@ -220,10 +216,10 @@ class SlotState:
 
         Of the steps it has made, only the newest that had any is known.
         """
-        admission, step = self._admission, self.own_step(step)
+        admission = self._admission
         drafts = None if admission is None else admission.drafts
         latest = None if drafts is None else drafts.latest
-        return latest if latest is not None and latest.step == step else None
+        return latest if latest is not None and latest.step == self.own_step(step) else None
 
     @property
     def label(self) -> str:
@@ -262,6 +258,13 @@ class SlotState:
         lost = None if admission is None else admission.preempt
         return self.request.tokens_after(self.own_step(step)) if lost is None else lost.generated
 
+    def leave(self, admission: AdmissionRecord, until: int, mark: Mark) -> None:
+        if (mark != "ended" and self.mark != "failed") or not self.mark:
+            self.mark = mark
+        self.num_left += 1
+        self.num_steps += until - admission.event.step
+        self._run.history.held(self._number, admission.event.step, until)
+
 
 class Note(NamedTuple):
     """Something to notice: what happened to which sequence."""
@@ -279,118 +282,102 @@ class RunState:
     num_preempted: how often a sequence lost its slot, those that came along with it not counted.
     most_done: the largest share of the run that was shown as done.
     restarts: the workers that were replaced.
-    notes: the newest; whoever shows them takes them out.
+    notes: the newest; a view that shows them takes them out.
     ends: the sequences that have ended, as far as they are kept.
     history: the whole run, in little.
-    fold: the sequences of the run; whoever has its events feeds it, before `catch_up`.
-    news: of the fold, since then.
-    paces: how far each worker is, which whoever has the events says where there are several.
+    fold: the sequences of the run; the owner of its events feeds it, before `catch_up`.
+    paces: the last step that each worker has made; the owner of the events sets them if there are
+    several.
     """
 
     def __init__(self, batch_size: int, num_workers: int = 1) -> None:
         self.fold = RequestFold()
-        self.news = self.fold.news = FoldNews()
-        self.paces = [WorkerPace() for _ in range(num_workers)]
-        self.slots = []
-        for place in range(batch_size):
-            worker = place * num_workers // batch_size
-            name = f"w{worker} {place}" if num_workers > 1 else str(place)
-            self.slots.append(SlotState(place, self.fold, self.paces[worker], name))
+        self.fold.news = []
+        self.keep_ends(MAX_ENDS)
+        self.paces = [MAX_STEPS] * num_workers
+        self.history = RunHistory(batch_size)
+        self.slots = [
+            SlotState(place, self, place * num_workers // batch_size) for place in range(batch_size)
+        ]
         self.num_done = self.num_failed = self.num_preempted = 0
         self.most_done = 0.0
         self.restarts: list[RestartEvent] = []
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
-        self.ends: deque[RequestTimeline] = deque(maxlen=MAX_ENDS)
-        self._drafts: deque[StepDrafts] = deque(maxlen=MAX_ENDS)
-        self._dropped: deque[tuple[str, int]] = deque(maxlen=MAX_ENDS)
-        self.history = RunHistory(batch_size)
-        self._num_asked = self._num_found = 0  # by those that have left a slot
-        self._num_others: dict[str, int] = {}  # samples of a request that end before its last
+        self._num_others = Counter[str]()  # samples of a request that end before its last
         self._preempted: list[RequestTimeline] = []  # those that may not be back
         self._num_finished_tokens = self._num_finished_max = 0
 
+    def keep_ends(self, most: int) -> None:
+        """Keep so many of the sequences that end, and of what `timeline` shows of them."""
+        self.ends: deque[RequestTimeline] = deque(maxlen=most)
+        self._dropped: deque[tuple[str, int]] = deque(maxlen=most)
+        self.fold.step_drafts = deque(maxlen=most)
+
     def keep_up(self) -> None:
-        if len(self.news.ended) + len(self.news.withdrawn) >= MAX_UNSEEN:
+        if len(self.fold.news or ()) >= MAX_UNSEEN:
             self.catch_up()
 
     def catch_up(self) -> None:
-        news = self.news
-        for sample in news.samples:
-            self._num_others[sample.id] = self._num_others.get(sample.id, 0) + 1
-        for event in news.withdrawn:
-            if isinstance(event, RejectEvent):
-                self.num_done += 1
-                self.num_failed += 1
-                self.notes.append(Note("failed", event.id, f"failed: {event.reason}"))
-            else:
-                self.num_failed -= event.reason == "error"
-                self._dropped.append((event.id, event.index))
-        for request, admission in news.preempted:
-            preempt = admission.preempt
-            if preempt is None:
-                continue
-            self._leave_slot(request, admission, preempt.step, "preempted")
-            if request not in self._preempted:
-                self._preempted.append(request)
-            if not is_follower(request):
-                self.num_preempted += 1
-                other = label_of(preempt.for_id, preempt.for_index, "sample")
-                gave_way = f"preempted for {other}"
-                what = "preempted: no block left" if other == request.label else gave_way
-                self.notes.append(Note("preempted", request.label, what))
-        self.ends.extend(news.ended)
-        self._drafts.extend(news.drafts)
-        for request in news.ended:
-            end, held, others = request.finish, request.admission, self._num_others
-            if end is None:
-                continue
-            is_lost, has_failed = end.reason == "lost", end.reason in FAILURES
-            self._num_finished_tokens += request.tokens_after(end.step)
-            if held is not None:
-                self._num_finished_max += 0 if is_lost else request.max_tokens
-                mark: Mark = "failed" if is_lost or has_failed else "ended"
-                self._leave_slot(request, held, end.step + 1, mark)
-            if has_failed and not is_lost:
-                self.num_failed += end.reason == "error"
-                what = "failed" if end.reason == "error" else end.reason
-                self.notes.append(Note("failed", request.label, what))
-            if request.role != "sample" and is_follower(request):
-                continue
-            if others.get(end.id):
-                others[end.id] -= 1
-                if not others[end.id]:
-                    del others[end.id]
-            elif not is_lost and (request.arrive is not None or end.index == 0):
-                self.num_done += 1  # of what never arrived, the first stands for all
-        for restart in news.restarts:
-            self.restarts.append(restart)
-            what = f"replaced: {RESTART_REASONS[restart.reason]}"
-            self.notes.append(Note("failed", f"w{restart.worker or 0}", what))
-        for taken in (news.samples, news.withdrawn, news.preempted, news.ended, news.restarts):
-            taken.clear()
-        news.drafts.clear()
+        news, self.fold.news = self.fold.news or [], []
+        for event, found in news:
+            match event:
+                case ArriveEvent():  # of a sample beside the first
+                    self._num_others[event.id] += 1
+                case FinishEvent() if found is not None:
+                    self._end(found, event)
+                case PreemptEvent() if found is not None:
+                    self._preempt(found, event)
+                case RejectEvent():
+                    self.num_done += 1
+                    self.num_failed += 1
+                    self.notes.append(Note("failed", event.id, f"failed: {event.reason}"))
+                case DropEvent():
+                    self.num_failed -= event.reason == "error"
+                    self._dropped.append((event.id, event.index))
+                case RestartEvent():
+                    self.restarts.append(event)
+                    what = f"replaced: {RESTART_REASONS[event.reason]}"
+                    self.notes.append(Note("failed", f"w{event.worker or 0}", what))
+                case _:
+                    pass
 
-    def keep_ends(self, most: int) -> None:
-        """Keep no more than so many, and nothing that `timeline` alone asks for."""
-        self.ends = deque(maxlen=most)
-        self._drafts, self._dropped = deque(maxlen=0), deque(maxlen=0)
+    def _preempt(self, request: RequestTimeline, preempt: PreemptEvent) -> None:
+        lost = next(one for one in request.admissions if one.preempt is preempt)
+        self.slots[preempt.slot].leave(lost, preempt.step, "preempted")
+        if request not in self._preempted:
+            self._preempted.append(request)
+        if not is_follower(request):
+            self.num_preempted += 1
+            other = label_of(preempt.for_id, preempt.for_index, "sample")
+            gave_way = f"preempted for {other}"
+            what = "preempted: no block left" if other == request.label else gave_way
+            self.notes.append(Note("preempted", request.label, what))
+
+    def _end(self, request: RequestTimeline, end: FinishEvent) -> None:
+        is_lost, others = end.reason == "lost", self._num_others
+        self.ends.append(request)
+        self._num_finished_tokens += request.tokens_after(end.step)
+        if request.admission is not None:
+            self._num_finished_max += 0 if is_lost else request.max_tokens
+            mark: Mark = "failed" if is_lost or end.reason in FAILURES else "ended"
+            self.slots[request.admission.event.slot].leave(request.admission, end.step + 1, mark)
+        if end.reason in FAILURES:
+            self.num_failed += end.reason == "error"
+            what = "failed" if end.reason == "error" else end.reason
+            self.notes.append(Note("failed", request.label, what))
+        if request.role != "sample" and is_follower(request):
+            return
+        if others.get(end.id):
+            others[end.id] -= 1
+            if not others[end.id]:
+                del others[end.id]
+        elif not is_lost and (request.arrive is not None or end.index == 0):
+            self.num_done += 1  # of what never arrived, the first stands for all
 
     def timeline(self, run: RunEvent, num_steps: int) -> Timeline:
         sequences = [*self.ends, *self.fold.open]
-        return Timeline.from_sequences(
-            run, num_steps, sequences, self._drafts, self.restarts, set(self._dropped)
-        )
-
-    @property
-    def num_asked(self) -> int:
-        return self._num_asked + sum(asked for asked, _ in self._cache_use_now())
-
-    @property
-    def num_found(self) -> int:
-        return self._num_found + sum(found for _, found in self._cache_use_now())
-
-    def _cache_use_now(self) -> list[tuple[int, int]]:
-        return [_cache_use(request, request.admissions[-1]) for _, request in self._running()]
+        drafts, dropped = self.fold.step_drafts, set(self._dropped)
+        return Timeline.from_sequences(run, num_steps, sequences, drafts, self.restarts, dropped)
 
     def num_tokens(self, step: int) -> int:
         slots = self.slots
@@ -439,25 +426,6 @@ class RunState:
     def _num_kept(self) -> int:
         self._preempted = [r for r in self._preempted if r.admission is None and not r.finish]
         return sum(request.tokens_after(0) for request in self._preempted)
-
-    def _leave_slot(
-        self, request: RequestTimeline, admission: AdmissionRecord, until: int, mark: Mark
-    ) -> None:
-        start, slot = admission.event.step, self.slots[admission.event.slot]
-        if (mark != "ended" and slot.mark != "failed") or not slot.mark:
-            slot.mark = mark
-        slot.num_left += 1
-        slot.num_steps += until - start
-        self.history.held(admission.event.slot, start, until)
-        asked, found = _cache_use(request, admission)
-        self._num_asked += asked
-        self._num_found += found
-
-
-def _cache_use(request: RequestTimeline, admission: AdmissionRecord) -> tuple[int, int]:
-    if request.arrive is None or request.role != "sample":
-        return 0, 0
-    return request.arrive.prompt_tokens + admission.event.generated, admission.event.cached
 
 
 MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
@@ -580,7 +548,7 @@ def counts(
 def _steps(run: RunState, step: int) -> str:
     if len(run.paces) == 1:
         return f"step {step:,}"
-    own = [min(step, pace.step) for pace in run.paces]
+    own = [min(step, pace) for pace in run.paces]
     if len(own) > MAX_WORKERS:
         return f"steps {min(own):,}-{max(own):,}"
     return f"steps {' '.join(f'{one:,}' for one in own)}"

@@ -1,7 +1,6 @@
 """What may be shown of a run while it runs, and what a view is told of it."""
 
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self
 
@@ -10,8 +9,6 @@ from .terminal import Terminal
 if TYPE_CHECKING:
     from batcher.scheduling.blocks import BlockUse
     from batcher.trace.run import RequestFold
-
-    from .live_state import WorkerPace
 
 
 class HeldBlocks(NamedTuple):
@@ -92,7 +89,7 @@ class View:
     fold, workers: what it reads the sequences of the run from, of one worker or of several; None if
     it reads none.  Others may read it, too; whoever has the events feeds it, under `lock` and
     before `after_step`.
-    paces: how far each worker is; of several, whoever has the events says it, under `lock`.
+    paces: the last step of each worker; of several, whoever has the events sets it, under `lock`.
     lock: keeps what is drawn in another thread apart from what feeds the fold.
     """
 
@@ -100,7 +97,7 @@ class View:
         self._terminal = terminal
         self.is_watched = type(self) is not View
         self.fold: RequestFold | None = None
-        self.paces: Sequence[WorkerPace] = ()
+        self.paces: list[int] = []
         self.lock: AbstractContextManager[object] = nullcontext()
 
     def after_step(self, step: int) -> None:

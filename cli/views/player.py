@@ -126,7 +126,6 @@ class Player:
         self._speed, self._direction, self._is_paused = speed, 1, False
         self._found = found
         self._wanted = found.get(self.step)  # the label that is shown among the slots
-        self._points: list[int] | None = None
         self._prompt: InputLine | None = None
         self._message = ""
         self._has_help = self.is_over = False
@@ -200,14 +199,8 @@ class Player:
             case "r":
                 self._position, self._direction = float(self.step), -self._direction
             case "[" | "]":
-                if self._points is None:
-                    recording = self._recording
-                    restarts = [each.last_step for each in recording.timeline.restarts]
-                    points = {*recording.preemptions, *recording.failures, *restarts}
-                    bubble = recording.worst_bubble
-                    self._points = sorted(points if bubble is None else {*points, bubble})
                 nothing = "no preemption, failure or bubble"
-                self._go_along(self._points, nothing, is_on=key == "]")
+                self._go_along(self._recording.points, nothing, is_on=key == "]")
             case "/":
                 self._prompt = InputLine("find ", self._find)
             case "n" | "N":

@@ -1,4 +1,4 @@
-"""A run that was recorded, kept so that how it stood after any step is there at once.
+"""A run that was recorded, kept so that any step of it is shown at once.
 
 Rule: what is kept is the state that a live view folds from events, packed every few thousand of
 them, with the events between.  So a step is shown by the code that shows it live, folded from
@@ -14,10 +14,9 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
-from itertools import groupby
-from operator import attrgetter
-from typing import NamedTuple
+from functools import cached_property
+from itertools import chain, groupby
+from operator import itemgetter
 
 import msgspec
 
@@ -56,7 +55,6 @@ from ..screen.view import GaugeReading, HeldBlocks, RunPlan
 
 MIN_EVENTS = 4096  # the fewest events of a chapter; there are more where more requests wait at once
 MAX_ENDS = 64  # so many of those that have ended are known after each step
-NUM_UNPACKED = 4  # so many chapters are kept unpacked
 
 MAX_SLOTS = 2**16  # each takes an object, and a trace of a few bytes may state any number
 NUM_WATCHED = MAX_CELLS
@@ -64,36 +62,18 @@ NUM_WATCHED = MAX_CELLS
 SECONDS_PER_STEP = 0.125
 """Marks and notes are shown for as long as in a live view that makes a step in this time."""
 
+Chapter = tuple[int, bytes, bytes]
+"""The step with which its first event was told, the state before that, and its events, packed."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[list[int], list[Event]])
-
-
-class Chapter(NamedTuple):
-    """Events that were told with `step` and later ones, and what the run was like before, packed.
-
-    first: the number of the first of them, of all that there are.
-    """
-
-    step: int
-    first: int
-    state: bytes
-    events: bytes
-
-
-class AdmittedSample(NamedTuple):
-    """What was admitted in `step`; waits_from: the step since which it waited."""
-
-    step: int
-    label: str
-    waits_from: int
 
 
 class Recording:
     """Takes in what followed the start of a run, event by event, up to `close`.
 
     timeline: what happened.
-    preemptions, failures: the steps with which each was told, ascending.
-    longest: the widest that there is to be shown of it.  chapters: by step.
+    longest: the widest labels, progress and drafts of the run.  chapters: by step.
     """
 
     def __init__(self, run: RunEvent) -> None:
@@ -112,22 +92,17 @@ class Recording:
         self._run.keep_ends(MAX_ENDS)  # each chapter has them
         self.timeline = Timeline(self._run.fold)
         self.timeline.add(run)
-        self.preemptions, self.failures = array("q"), array("q")
+        self._points = set[int]()
         self.longest = Longest()
         self.chapters: list[Chapter] = []
-        self.num_requests = 0
         self._arrive_steps = array("q")  # of what waits on its own account; sorted in the end
-        # Of what was admitted on its own account: the step, the number of the event, its wait.
-        self._admit_steps, self._admit_numbers = array("q"), array("q")
-        self._admit_waits = array("q")
-        self._step = self._num_events = 0
+        self._step = 0
         self._is_measured = False
         self._early: list[Event] = []  # arrivals, until the next event tells their step
         self._again = Counter[SequenceKey]()  # sequences that were lost, and come again
         self._state = _packed(self._run)
         self._steps: list[int] = []  # with which the events of the chapter were told
         self._events: list[Event] = []
-        self._unpacked = lru_cache(NUM_UNPACKED)(self._unpack)
 
     @property
     def num_steps(self) -> int:
@@ -146,11 +121,8 @@ class Recording:
                 step = event.step + len(event.ends) - 1
             case RestartEvent():
                 step = event.last_step
-                self._again.update(
-                    key_of(found.id, found.index, found.role)
-                    for found in self._run.fold.open
-                    if not is_follower(found)
-                )
+                self._points.add(step)
+                self._again.update(map(_key, self._run.fold.open))
             case EndEvent() | ArriveEvent() | RunEvent():  # a second start is the fold's to refuse
                 pass
             case _:
@@ -166,7 +138,7 @@ class Recording:
         self._take_early()
         for found in self._run.fold.open:
             self._see_tokens(found, found.max_tokens)
-        self._end_chapter(self._step)
+        self._end_chapter()
         self.timeline.close()
         self.timeline.check_integrity()
         self._arrive_steps = array("q", sorted(self._arrive_steps))
@@ -178,18 +150,57 @@ class Recording:
         for event in early:
             self._take(event)
 
+    def _take(self, event: Event) -> None:
+        step, run, longest = self._step, self._run, self.longest
+        # Packing the state costs as much as some events: a chapter has at least so many.
+        size = max(MIN_EVENTS, 2 * len(run.fold.open), len(run.slots))
+        if len(self._events) >= size and step > self._steps[-1]:
+            self._end_chapter()
+        self._steps.append(step)
+        self._events.append(event)
+        if isinstance(event, AdmitEvent) and not 0 <= event.slot < len(run.slots):
+            raise InvariantError(f"{event.id!r} is in slot {event.slot} of {len(run.slots)}")
+        found = self.timeline.add(event)
+        run.keep_up()
+        if found is not None and found.first_event is event:
+            if self._again[_key(found)]:  # it was lost, and comes again
+                self._again[_key(found)] -= 1
+            elif not is_follower(found):
+                self._arrive_steps.append(found.waits_from)
+            width = cell_width(printable(found.label[: MAX_LABEL + 1]))
+            longest.request = max(longest.request, min(width, MAX_REQUEST))
+        if isinstance(event, DraftEvent):
+            longest.drafts = max(longest.drafts, len("drafts"), 2 * len(str(event.tokens)) + 1)
+        elif isinstance(event, FinishEvent) and found is not None:
+            self._see_tokens(found, event.tokens)
+        is_lost = isinstance(event, PreemptEvent) and not is_follower(event)
+        has_failed = isinstance(event, FinishEvent) and event.reason in FAILURES
+        if is_lost or has_failed or isinstance(event, RejectEvent):
+            self._points.add(step)
+
+    def _see_tokens(self, found: RequestTimeline, num_tokens: int) -> None:
+        if found.max_tokens:
+            width = len(f"{num_tokens}/{found.max_tokens}")
+            self.longest.tokens = max(self.longest.tokens, width)
+
+    def _end_chapter(self) -> None:
+        packed = zlib.compress(_encoder.encode((self._steps, self._events)), 1)
+        self.chapters.append((self._steps[0] if self.chapters else 0, self._state, packed))
+        self._run.catch_up()
+        self._run.num_tokens(self._step)  # by which it forgets what it need not know any more
+        self._state = _packed(self._run)
+        self._steps, self._events = [], []
+
     def state_before(self, chapter: int) -> RunState:
-        state: RunState = pickle.loads(zlib.decompress(self.chapters[chapter].state))  # noqa: S301 - our own
+        state: RunState = pickle.loads(zlib.decompress(self.chapters[chapter][1]))  # noqa: S301 - our own
         return state
 
     def events_from(self, chapter: int) -> Iterator[tuple[int, list[Event]]]:
-        for number in range(chapter, len(self.chapters)):
-            steps, events = self._unpacked(number)
-            start = 0
-            for step, same in groupby(steps):
-                stop = start + len(list(same))
-                yield step, events[start:stop]
-                start = stop
+        """Yield the events of each step from a chapter on, with the step."""
+        unpacked = (_decoder.decode(zlib.decompress(one[2])) for one in self.chapters[chapter:])
+        told = chain.from_iterable(zip(*columns, strict=True) for columns in unpacked)
+        for step, same in groupby(told, key=itemgetter(0)):
+            yield step, [event for _, event in same]
 
     @cached_property
     def depths(self) -> QueueDepths:
@@ -199,119 +210,43 @@ class Recording:
     def num_coming(self, step: int) -> int:
         return len(self._arrive_steps) - bisect_right(self._arrive_steps, step)
 
-    def admission_after(self, step: int) -> AdmittedSample | None:
-        place = bisect_right(self._admit_steps, step)
-        if place == len(self._admit_steps):
-            return None
-        number = self._admit_numbers[place]
-        chapter = bisect_right(self.chapters, number, key=attrgetter("first")) - 1
-        _, events = self._unpacked(chapter)
-        admit = events[number - self.chapters[chapter].first]
-        if not isinstance(admit, AdmitEvent):
-            raise InvariantError(f"event {number} is no admission")
-        label = label_of(admit.id, admit.index, "sample")
-        return AdmittedSample(self._admit_steps[place], label, self._admit_waits[place])
-
     def find(self, text: str) -> dict[int, str]:
-        """Return who is admitted, by the steps, that is called `text` or else has it in its name.
+        """Return the labels of sequences by the step of their admission, the first of each step.
 
-        Of those that one step admits it is the first.
+        Those called `text` or, without any, those with it in their label.
         """
         named, alike = dict[int, str](), dict[int, str]()
-        for step, event in self._admissions():
-            label = label_of(event.id, event.index, event.role)
-            if text in (event.id, label):
-                named.setdefault(step, label)
-            elif text in label:
-                alike.setdefault(step, label)
+        for span in self.timeline.spans:
+            if text in (span.id, span.label):
+                named.setdefault(span.start, span.label)
+            elif text in span.label:
+                alike.setdefault(span.start, span.label)
         return named or alike
 
     def admissions_of(self, request_ids: Collection[str]) -> dict[int, str]:
         found = dict[int, str]()
-        for step, event in self._admissions() if request_ids else ():
-            if event.id in request_ids:
-                found.setdefault(step, label_of(event.id, event.index, event.role))
+        for span in self.timeline.spans if request_ids else ():
+            if span.id in request_ids:
+                found.setdefault(span.start, span.label)
         return found
 
-    def _admissions(self) -> Iterator[tuple[int, AdmitEvent]]:
-        for number in range(len(self.chapters)):
-            for step, event in zip(*self._unpack(number), strict=True):
-                if type(event) is AdmitEvent:
-                    yield step, event
-
     @cached_property
-    def worst_bubble(self) -> int | None:
+    def points(self) -> list[int]:
+        """The steps of preemptions, failures, restarts and of the worst bubble, ascending."""
         bubble = worst_bubble(self.timeline)
-        return None if bubble is None else bubble.start
-
-    def _take(self, event: Event) -> None:
-        step, run = self._step, self._run
-        # Packing the state costs as much as some events: a chapter has at least so many.
-        size = max(MIN_EVENTS, 2 * len(run.fold.open), len(run.slots))
-        if len(self._events) >= size and step > self._steps[-1]:
-            self._end_chapter(step)
-        self._steps.append(step)
-        self._events.append(event)
-        if isinstance(event, AdmitEvent) and not 0 <= event.slot < len(run.slots):
-            raise InvariantError(f"{event.id!r} is in slot {event.slot} of {len(run.slots)}")
-        found = self.timeline.add(event)
-        run.keep_up()
-        if found is not None and found.first_event is event:
-            key = key_of(found.id, found.index, found.role)
-            if self._again[key]:  # it was lost, and comes again
-                self._again[key] -= 1
-            elif not is_follower(found):
-                self.num_requests += not found.index
-                self._arrive_steps.append(found.waits_from)
-            width = cell_width(printable(found.label[: MAX_LABEL + 1]))
-            self.longest.request = max(self.longest.request, min(width, MAX_REQUEST))
-        match event:
-            case AdmitEvent() if not is_follower(event):
-                self._admit_steps.append(step)
-                self._admit_numbers.append(self._num_events)
-                self._admit_waits.append(0 if found is None else found.waits_from)
-            case PreemptEvent() if not is_follower(event):
-                self.preemptions.append(step)
-            case FinishEvent():
-                if found is not None:
-                    self._see_tokens(found, event.tokens)
-                if event.reason in FAILURES:
-                    self.failures.append(step)
-            case RejectEvent():
-                self.num_requests += 1
-                self.failures.append(step)
-            case DraftEvent():
-                drafts = 2 * len(str(event.tokens)) + 1
-                self.longest.drafts = max(self.longest.drafts, len("drafts"), drafts)
-            case _:
-                pass
-        self._num_events += 1
-
-    def _end_chapter(self, step: int) -> None:
-        first = self._num_events - len(self._events)
-        packed = zlib.compress(_encoder.encode((self._steps, self._events)), 1)
-        begun = self._steps[0] if self.chapters else 0
-        self.chapters.append(Chapter(begun, first, self._state, packed))
-        self._run.catch_up()
-        self._run.num_tokens(step)  # by which it forgets whom it need not know of any more
-        self._state = _packed(self._run)
-        self._steps, self._events = [], []
-
-    def _unpack(self, chapter: int) -> tuple[list[int], list[Event]]:
-        return _decoder.decode(zlib.decompress(self.chapters[chapter].events))
-
-    def _see_tokens(self, found: RequestTimeline, num_tokens: int) -> None:
-        if found.max_tokens:
-            width = len(f"{num_tokens}/{found.max_tokens}")
-            self.longest.tokens = max(self.longest.tokens, width)
+        return sorted(self._points if bubble is None else {*self._points, bubble.start})
 
 
 def _packed(run: RunState) -> bytes:
     return zlib.compress(pickle.dumps(run, pickle.HIGHEST_PROTOCOL), 1)
 
 
+def _key(found: RequestTimeline) -> SequenceKey:
+    return key_of(found.id, found.index, found.role)
+
+
 class StepStrips(Strips):
-    """Strips with a cell for each step after `step`, for which nobody looks at slots at rest."""
+    """Strips with a cell for each step after `step`, filled where something happens in a slot."""
 
     def __init__(self, slots: Sequence[SlotState], glyphs: Glyphs, step: int) -> None:
         super().__init__(slots, glyphs)
@@ -346,37 +281,26 @@ class StepStrips(Strips):
 
 
 class Playback:
-    """Shows a recording; `scene` is that of `step`, once one was sought.
-
-    glyphs: what it is drawn with.
-    """
+    """Shows a recording; `scene` is that of `step`, once one was sought."""
 
     def __init__(self, recording: Recording, title: str, glyphs: Glyphs) -> None:
-        run = recording.timeline.run
+        run, timeline = recording.timeline.run, recording.timeline
         self.recording, self.step = recording, -1
-        blocks = run.scheduling.get("kv_blocks")
-        self._num_blocks = blocks
-        self._has_blocks = self._num_blocks is not None or any(recording.timeline.figures.blocks)
-        plan = RunPlan(
-            title,
-            run.policy,
-            recording.timeline.num_slots,
-            recording.num_requests,
-            is_timed=bool(run.step_time),
-        )
-        self._state = recording.state_before(0)
-        self._told = recording.events_from(0)
-        self._ahead = next(self._told, None)
-        self._held = set[int]()  # the slots that are, after the step
-        self._lately = Lately(recording.timeline.num_slots)
-        self._samples: deque[tuple[int, int]] = deque(maxlen=NUM_SAMPLES + 1)  # step and tokens
-        self._strips = StepStrips(self._state.slots, glyphs, -1)
+        self._num_blocks = run.scheduling.get("kv_blocks")
+        self._has_blocks = self._num_blocks is not None or any(timeline.figures.blocks)
+        self._open(0)
         self.scene = Scene(
             self._state,
-            plan,
-            GaugeReading(0.0, recording.timeline.num_slots, None, None),
+            RunPlan(
+                title,
+                run.policy,
+                timeline.num_slots,
+                timeline.num_requests,
+                is_timed=bool(run.step_time),
+            ),
+            GaugeReading(0.0, timeline.num_slots, None, None),
             glyphs,
-            self._strips,
+            StepStrips(self._state.slots, glyphs, -1),
             Moment(-1, 0, 0.0, None, None),
             marks=[],
             notes=[],
@@ -388,23 +312,17 @@ class Playback:
         )
         self._begin(0)
 
-    @property
-    def last_step(self) -> int:
-        return self.recording.num_steps - 1
-
     def seek(self, step: int) -> Scene:
-        first, recording = max(step - NUM_WATCHED + 1, 0), self.recording
+        first = max(step - NUM_WATCHED + 1, 0)
         # What is unpacked lives on: looking for garbage in it would take half of the time.
         is_collecting = gc.isenabled()
         gc.disable()
         try:
             if not first <= self.step + 1 <= step + 1:
-                chapters = recording.chapters
-                chapter = bisect_right(chapters, first, key=attrgetter("step")) - 1
-                if not chapters[chapter].step <= self.step + 1 <= first:
-                    self._state = recording.state_before(chapter)
-                    self._told = recording.events_from(chapter)
-                    self._ahead = next(self._told, None)
+                chapters = self.recording.chapters
+                chapter = bisect_right(chapters, first, key=itemgetter(0)) - 1
+                if not chapters[chapter][0] <= self.step + 1 <= first:
+                    self._open(chapter)
                 self._take_before(first)
                 self._begin(first)
             while self.step < step:
@@ -415,11 +333,24 @@ class Playback:
         self._look()
         return self.scene
 
+    def _open(self, chapter: int) -> None:
+        self._state = self.recording.state_before(chapter)
+        self._told = self.recording.events_from(chapter)
+        self._ahead = deque[tuple[int, list[Event]]]()  # of steps that are still to be shown
+        # The first after the step, once it was looked for, with the step that it was told with.
+        self._next_admission: tuple[int, AdmitEvent | None] = -1, None
+
+    def _peek(self, place: int) -> tuple[int, list[Event]] | None:
+        """Return what a later step is told of, and its number; the next one for 0."""
+        if place == len(self._ahead):
+            self._ahead.extend(filter(None, [next(self._told, None)]))
+        return self._ahead[place] if place < len(self._ahead) else None
+
     def _take_before(self, step: int) -> set[int]:
         """Take in what was told with the steps before `step`; return the slots it was about."""
         slots = set[int]()
-        while self._ahead is not None and self._ahead[0] < step:
-            for event in self._ahead[1]:
+        while (told := self._peek(0)) is not None and told[0] < step:
+            for event in told[1]:
                 self._state.fold.take(event)
                 slot = getattr(event, "slot", None)
                 if slot is not None:
@@ -427,7 +358,7 @@ class Playback:
                 elif isinstance(event, RestartEvent):
                     slots.update(range(len(self._state.slots)))
             self._state.keep_up()
-            self._ahead = next(self._told, None)
+            self._ahead.popleft()
         self._state.catch_up()
         return slots
 
@@ -438,8 +369,8 @@ class Playback:
         for slot in state.slots:
             slot.take_mark()
         self._held = {number for number, slot in enumerate(state.slots) if slot.end is None}
-        self._samples.clear()
-        self._samples.append((self.step, state.num_tokens(self.step)))
+        # The newest steps, with the tokens after each.
+        self._samples = deque([(self.step, state.num_tokens(self.step))], maxlen=NUM_SAMPLES + 1)
         self._lately = Lately(len(state.slots))
         self._strips = StepStrips(state.slots, scene.glyphs, self.step)
         scene.run, scene.marks, scene.strips = state, self._lately.marks, self._strips
@@ -448,7 +379,8 @@ class Playback:
 
     def _watch(self, step: int, *, is_sampled: bool) -> None:
         self.step, state = step, self._state
-        touched = self._take_before(MAX_STEPS if step == self.last_step else step + 1)
+        is_last = step == self.recording.num_steps - 1
+        touched = self._take_before(MAX_STEPS if is_last else step + 1)
         marks = {number: state.slots[number].take_mark() for number in touched}
         self._strips.watch(step, marks)
         num_busy = len(self._held - touched) + sum(state.slots[n].is_busy(step) for n in touched)
@@ -461,27 +393,46 @@ class Playback:
             self._samples.append((step, state.num_tokens(step)))
 
     def _look(self) -> None:
+        """Let the scene show what the trace has of `step`, and what a live view asks gauges for."""
         scene, state, step = self.scene, self._state, self.step
+        figures, depths = self.recording.timeline.figures, self.recording.depths
+        now = figures.end_of(step)
         self._strips.fill()
         scene.notes = self._lately.notes(step * SECONDS_PER_STEP)
         scene.ends = newest_ends(state)
         (first_step, first_tokens), (_, num_tokens) = self._samples[0], self._samples[-1]
         num_new, speed = num_tokens - first_tokens, None
         if scene.plan.is_timed:
-            speed = num_new / max(self._end_of(step) - self._end_of(first_step), 1e-9)
+            begun = figures.end_of(first_step) if first_step >= 0 else 0.0
+            speed = num_new / max(now - begun, 1e-9)
         rate = num_new / max(1, step - first_step)
         scene.moment = Moment(step, num_tokens, rate, speed, None)
-        # What the trace tells of what events do not tell a live view.
-        blocks, use = self.recording.timeline.figures.blocks, None
-        num_free = len(state.slots) - len(self._held)
-        if self._has_blocks and step < len(blocks):
-            free = None if self._num_blocks is None else self._num_blocks - blocks[step]
-            use = HeldBlocks(blocks[step], free)
-        queue = self.recording.depths.at(step), self.recording.num_coming(step)
-        next_up, found = None, self.recording.admission_after(step)
-        if found is not None and found.waits_from <= step:
-            next_up = found.label if found.step == step + 1 or not num_free else None
-        scene.gauges = GaugeReading(self._end_of(step), num_free, next_up, use, *queue)
+        num_free, use = len(state.slots) - len(self._held), None
+        if self._has_blocks and step < len(figures.blocks):
+            held = figures.blocks[step]
+            use = HeldBlocks(held, None if self._num_blocks is None else self._num_blocks - held)
+        queue = depths.at(step), self.recording.num_coming(step)
+        scene.gauges = GaugeReading(now, num_free, self._next_up(num_free), use, *queue)
 
-    def _end_of(self, step: int) -> float:
-        return self.recording.timeline.figures.end_of(step) if step >= 0 else 0.0
+    def _next_up(self, num_free: int) -> str | None:
+        """Return the label of the next to be admitted, if it waits already."""
+        place, (step, admit) = 0, self._next_admission
+        while step <= self.step:
+            told = self._peek(place)
+            step, events = (MAX_STEPS, []) if told is None else told
+            admitted = (e for e in events if isinstance(e, AdmitEvent) and not is_follower(e))
+            admit, place = next(admitted, None), place + 1
+            step = self.step if told is not None and admit is None else step
+            self._next_admission = step, admit
+        if admit is None or (num_free and step > self.step + 1):
+            return None
+        name = admit.id, admit.index
+        waiting = (r for r in self._state.fold.open if (r.id, r.index) == name)
+        known = next((r for r in waiting if not is_follower(r)), None)
+        if known is None:  # its arrival may be told later
+            later = chain.from_iterable(events for _, events in self._ahead)
+            arrivals = (e for e in later if isinstance(e, ArriveEvent) and e.step <= self.step)
+            is_waiting = any((e.id, e.index) == name for e in arrivals)
+        else:
+            is_waiting = known.admission is None
+        return label_of(*name, "sample") if is_waiting else None

@@ -184,14 +184,14 @@ def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, s
 def test_ends_and_bad_lines_wait_for_a_frame_but_not_many():
     run = Run([])
     run.clock.now = 0.0  # before the first frame, which is long in coming
-    news, state = run.view._run.news, run.view._run
+    state = run.view._run
     for step in range(3 * MAX_UNSEEN):
         feed(run.view.fold, [FinishEvent(step, 0.0, f"r{step}", 0, None, "aborted", None, 0)])
         run.view.after_step(step)
-        assert len(news.ended) < MAX_UNSEEN
+        assert len(state.fold.news) < MAX_UNSEEN
     assert state.num_done >= 2 * MAX_UNSEEN
     for line in range(3 * MAX_UNSEEN):
         feed(run.view.fold, [RejectEvent(9, 9.0, str(line), 0, "unknown-field")])
         run.view.keep_up()  # no step is taken
-        assert len(news.withdrawn) < MAX_UNSEEN
+        assert len(state.fold.news) < MAX_UNSEEN
     assert run.screen.written == []

@@ -28,7 +28,7 @@ def states_of(drawn, num_workers, seed):
     own = [RunState(BATCH) for _ in runs]
     for worker, run in enumerate(runs):
         step = draw.randrange(max(run.engine.num_steps, 1))
-        whole.paces[worker].step = own[worker].paces[0].step = step
+        whole.paces[worker] = own[worker].paces[0] = step
         for event in run.events[1:-1]:
             if event.step <= step:
                 own[worker].fold.take(event)
@@ -42,11 +42,13 @@ def states_of(drawn, num_workers, seed):
 @examples(60)
 def test_it_knows_of_all_what_it_knows_of_each(drawn, num_workers, seed):
     whole, own = states_of(drawn, num_workers, seed)
-    last = max(pace.step for pace in whole.paces)
+    last = max(whole.paces)
     assert whole.num_tokens(last) == sum(each.num_tokens(last) for each in own)
     assert whole.num_busy(last) == sum(each.num_busy(last) for each in own)
-    for name in ("num_done", "num_failed", "num_preempted", "num_asked", "num_found"):
+    for name in ("num_done", "num_failed", "num_preempted"):
         assert getattr(whole, name) == sum(getattr(each, name) for each in own)
+    for name in ("num_asked", "num_found"):
+        assert getattr(whole.fold, name) == sum(getattr(each.fold, name) for each in own)
     slots = [slot for each in own for slot in each.slots]
     for slot, alone in zip(whole.slots, slots, strict=True):
         assert slot.label == alone.label
@@ -56,7 +58,7 @@ def test_it_knows_of_all_what_it_knows_of_each(drawn, num_workers, seed):
 
 
 def scene_of(whole, num_workers):
-    last = max(pace.step for pace in whole.paces)
+    last = max(whole.paces)
     num_slots = len(whole.slots)
     plan = RunPlan("r", "fcfs", num_slots, 40, is_timed=False, num_workers=num_workers)
     strips = Strips(whole.slots, UNICODE)

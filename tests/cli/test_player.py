@@ -7,6 +7,7 @@ from recorded_runs import record
 from reference_paged import Limits, PagedJob, play_paged
 from reference_schedule import Job, play
 
+from batcher.trace.timeline import Timeline, worst_bubble
 from cli.screen.live import ScreenLive
 from cli.screen.theme import ASCII, UNICODE
 from cli.views.player import MOVES, Player, StepRange
@@ -134,7 +135,7 @@ def test_brackets_go_to_preemptions_and_to_the_worst_bubble():
     lost = sorted({e.step for e in run.events if type(e).__name__ == "PreemptEvent"})
     assert lost
     seen = Seen(run.events)
-    bubble = seen.player._recording.worst_bubble
+    bubble = worst_bubble(Timeline.from_events(run.events)).start
     points = sorted({*lost, bubble} - {0})
     assert [seen.press("]").step for _ in points] == points
     assert "no preemption, failure or bubble after" in seen.press("]").text
