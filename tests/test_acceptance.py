@@ -18,7 +18,6 @@ from sampling_rows import drawn_from
 from test_scheduling_invariance import Case, alone, cases, engine_of, run
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.decoding import sampling
 from batcher.decoding.filters import sampling_params
 from batcher.decoding.logprobs import log_softmax
 from batcher.decoding.sampling import (
@@ -28,7 +27,6 @@ from batcher.decoding.sampling import (
     gumbel_noise,
     row_key,
     token_hashes,
-    verify,
 )
 from batcher.engine.speculating import Speculator
 from batcher.events import AcceptEvent, DraftEvent, PreemptEvent
@@ -177,41 +175,6 @@ def test_they_do_with_mirostat() -> None:
 
 
 # -- what makes it so ------------------------------------------------------------------------------
-
-
-def always(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    return np.full(len(keys), 1e-12)
-
-
-def with_the_noise_of_tokens(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    hashes = token_hashes(keys, positions, np.zeros((len(keys), 1), np.int64))
-    return np.exp(-np.exp(-gumbel_noise(hashes)))[:, 0]
-
-
-def anew(scores: np.ndarray, token_ids, proposals, noise) -> np.ndarray:
-    verified = verify(scores, token_ids, proposals, noise)
-    tokens = np.array([-1 if each is None else each.token for each in proposals])
-    is_draft = (token_ids == tokens[:, None]) & (verified > -np.inf)
-    return np.where(is_draft.any(axis=-1)[:, None], verified, scores)
-
-
-@HEAVY
-@pytest.mark.parametrize(
-    ("module", "name", "wrong", "draft"),
-    [
-        pytest.param(sampling, "draft_keys", lambda keys, _: keys, "Weak", id="shared noise"),
-        pytest.param(sampling, "acceptance_noise", always, "Weak", id="always accepted"),
-        pytest.param(sampling, "acceptance_noise", with_the_noise_of_tokens, "Cold", id="same key"),
-        pytest.param(sampling, "verify", anew, "Weak", id="residual from p"),
-    ],
-)
-def test_a_rule_that_is_biased_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, wrong: Any, draft: str
-) -> None:
-    monkeypatch.setattr(module, name, wrong)
-    fields = {"temperature": 1.0}
-    run = decoded(f"markov:{draft}", fields, num_outputs=2 * NUM_OUTPUTS)
-    assert surprise(run, expected(fields)) > LIMIT
 
 
 # -- what else is promised -------------------------------------------------------------------------

@@ -227,25 +227,6 @@ def test_adding_late_in_order_of_arrival_gives_the_same_results(
     assert times == sorted(times)
 
 
-@given(st.lists(english_requests(), max_size=10), BATCH_SIZES, st.data())
-@examples(40)
-def test_known_results_replay_the_schedule_without_the_model(
-    requests: list[Request], batch_size: int, data: st.DataObject
-) -> None:
-    events, results = run(requests, batch_size)
-    known = {
-        place_of(result): result
-        for result in results
-        if data.draw(st.booleans(), label="finished before")
-    }
-    engine = Engine(SimulatedModel(), batch_size)
-    for index, request in enumerate(requests):
-        engine.add(request, replayed={0: known[index]} if index in known else {})
-    replayed, rest = drain(engine)
-    assert replayed == events
-    assert rest == [result for result in results if place_of(result) not in known]
-
-
 def test_a_replay_of_known_results_never_calls_the_model() -> None:
     requests = [plain(str(number), 5) for number in range(7)]
     _, results = run(requests, 3)

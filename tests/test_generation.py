@@ -1,8 +1,6 @@
 """`generate` and `generate_many` call an LLM that knows nothing of batches."""
 
 import asyncio
-import gc
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -119,19 +117,6 @@ def test_how_a_token_is_chosen_may_be_said_as_in_a_request(
     assert generate([0], LLM(), **fields) == expected
 
 
-def test_samples_are_called_at_once() -> None:
-    together = threading.Barrier(6, timeout=5)
-
-    class Meeting(LLM):
-        vocab_size = 6
-
-        def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
-            together.wait()
-            return [0.0] * 6
-
-    assert len(generate_many([0], Meeting(), 6, max_tokens=1)) == 6
-
-
 def call_generate(llm: LLM) -> object:
     return generate([0, 1], llm, temperature=0, max_tokens=5, call_settings=QUICK)
 
@@ -201,17 +186,6 @@ def test_what_is_no_llm_is_a_clear_error() -> None:
     for batch_size in (-1, 0, 1.5, "2"):
         with pytest.raises(BatchdecodeError, match="batch size"):
             generate_many([0], LLM(), 2, batch_size=batch_size)
-
-
-def test_nothing_is_left_behind() -> None:
-    gc.collect()
-    before = set(threading.enumerate())
-    for _ in range(3):
-        generate([0], LLM())
-    gc.collect()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(5)
-    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize(

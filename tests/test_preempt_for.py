@@ -1,6 +1,5 @@
 """`--preempt-for`: who may not wait takes the place of one that runs, and it changes no token."""
 
-from random import Random
 from typing import Any
 
 import pytest
@@ -90,56 +89,6 @@ def test_who_cannot_be_let_in_lets_no_one_as_urgent_go_first() -> None:
 def test_what_preempts_nobody_is_refused(more: dict[str, Any], told: str) -> None:
     with pytest.raises(BatchdecodeError, match=f"--preempt-for deadline does not go with {told}"):
         Engine(SimulatedModel(), 4, settings=settings("deadline", kv_blocks=9, **more))
-
-
-def crowd(random: Random) -> list[Request]:
-    """Requests that have to be in each other's way."""
-    arrivals = [random.choice([0.0, 0.0, 1.5, 4.0, 20.0, 60.0]) for _ in range(25)]
-    return [
-        Request(
-            id=f"r{number}",
-            prompt=[number % 7 + 3] * random.randint(1, 30),
-            max_tokens=random.randint(1, 40),
-            ignore_eos=True,
-            arrival_time=arrival,
-            priority=random.randint(0, 3),
-            deadline=random.choice([None, arrival + 10, arrival + 50]),
-        )
-        for number, arrival in enumerate(arrivals)
-    ]
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_nobody_takes_back_what_it_gave_way_to(seed: int) -> None:
-    random = Random(seed)
-    requests, measure = crowd(random), random.choice(["priority", "deadline"])
-    chosen = settings(
-        measure,
-        policy=random.choice(["fcfs", "priority", "deadline", "sjf", "ljf"]),
-        aging=random.choice([5.0, 300.0]),
-        kv_blocks=random.choice([None, 20, 40]),
-        block_size=4,
-        max_batch_tokens=random.choice([None, 16]),
-        prefill_order=random.choice(["decode-first", "prefill-first"]),
-    )
-    by_id = {request.id: request for request in requests}
-
-    def urgency(id_: str) -> float:
-        request = by_id[id_]
-        if measure == "priority":
-            return request.priority
-        return float("inf") if request.deadline is None else request.deadline
-
-    results, events = run(requests, chosen)
-    told = preemptions(events)
-    assert any(reason == measure for *_, reason in told)
-    for _, victim, beneficiary, reason in told:
-        assert urgency(beneficiary) <= urgency(victim)
-        assert reason == "kv" or urgency(beneficiary) < urgency(victim)
-    plain, _ = run(requests, SchedulingSettings())
-    assert {id_: result.tokens for id_, result in results.items()} == {
-        id_: result.tokens for id_, result in plain.items()
-    }
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -10,6 +10,7 @@ from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from reference import english_requests
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
@@ -183,21 +184,25 @@ def is_replayed(request: Request) -> bool:
     return not (is_forced or request.num_beams > 1 or request.best_of is not None)
 
 
-@given(st.lists(control_requests(), max_size=15), st.data())
-@examples(40)
+@given(
+    st.lists(st.one_of(control_requests(), english_requests()), max_size=15),
+    st.sampled_from([3, 8, 64]),
+    st.data(),
+)
+@examples(60)
 def test_known_samples_replay_the_schedule_whatever_is_beside_them(
-    requests: list[Request], data: st.DataObject
+    requests: list[Request], num_slots: int, data: st.DataObject
 ) -> None:
     requests = [
         replace(request, id=f"r{place}")
         for place, request in enumerate(filter(is_replayed, requests))
     ]
-    done = run(requests, 3)
+    done = run(requests, num_slots)
     known: dict[str, dict[int, Result]] = {request.id or "": {} for request in requests}
     for result in done.results:
         if data.draw(st.booleans(), label="finished before"):
             known[result.id][result.index] = result
-    engine = Engine(SimulatedModel(), 3)
+    engine = Engine(SimulatedModel(), num_slots)
     for request in requests:
         engine.add(request, replayed=known[request.id or ""])
     again = drained(engine)

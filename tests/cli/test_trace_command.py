@@ -53,10 +53,6 @@ def rows_of(output):
     return [json.loads(line) for line in output.splitlines()]
 
 
-def test_a_pipe_gets_spans(shown, design_trace):
-    assert rows_of(shown(design_trace)) == DESIGN_SPANS
-
-
 @pytest.mark.parametrize(
     ("view", "first_line"),
     [

@@ -115,14 +115,6 @@ def test_async_calls_all_run_in_one_loop() -> None:
     assert len(loops) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_works_inside_a_running_event_loop(kind: type[SyncLLM]) -> None:
-    async def inside() -> tuple[list[list[int]], dict[int, str]]:
-        return decoded(made(kind()))
-
-    assert asyncio.run(inside()) == (EXPECTED, {})
-
-
 # -- what it says of itself -----------------------------------------------------------------------
 
 

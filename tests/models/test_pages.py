@@ -13,7 +13,6 @@ from drafted_trees import is_line, random_parents, way_to
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_logits import reference_logits
 
 from batcher import BatchdecodeError, LLMModel, ModelOutput, SimulatedModel
 from batcher.models.base import NO_SLOTS, Batch, Chunk, Model, Pages, can_page, moves_along
@@ -22,8 +21,6 @@ from batcher.models.loading import CheckedModel
 from batcher.models.simulated import (
     NUM_FIXED,
     cell_of,
-    hash_after,
-    hashes_after,
     reference_next_token,
 )
 
@@ -376,40 +373,6 @@ def test_rows_in_parts_and_rows_that_decode_do_not_disturb_each_other(name: str,
         rows.step()
 
 
-@pytest.mark.parametrize("is_attentive", [False, True])
-def test_rows_with_drafts_go_on_after_what_others_compute_in_the_same_step(
-    *, is_attentive: bool
-) -> None:
-    """Each begins behind the token of the one before it, in a block of one token."""
-    model = SimulatedModel(is_attentive=is_attentive)
-    model.allocate_pages(3, 9, 1)
-    batch = Batch(3, Pages(1, [[0, 1, 4], [0, 1, 2, 5, 6], [0, 1, 2, 3, 7]], num_blocks=9))
-    batch.join(Chunk(0, [300], 0))
-    model.forward(batch)
-    drafts = [[400], [401, 402], [403]]
-    batch.chunks = []
-    for slot, own in enumerate(drafts):
-        batch.join(Chunk(slot, [301 + slot, *own], 1 + slot, num_drafts=len(own)))
-    output = model.forward(batch)
-    prefixes = [[300, 301], [300, 301, 302], [300, 301, 302, 303]]
-    expected = [reference_next_token(REFERENCE, prefix) for prefix in prefixes]
-    assert output.tokens.tolist() == expected
-    behind = [
-        prefix + own[:size]
-        for prefix, own in zip(prefixes, drafts, strict=True)
-        for size in range(1, len(own) + 1)
-    ]
-    assert (output.draft_logits == logits_alone(behind)).all()
-
-
-@given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 511), max_size=70))
-def test_the_hash_after_each_token_is_that_of_the_tokens_so_far(
-    state: int, tokens: list[int]
-) -> None:
-    expected = [hash_after(state, tokens[: size + 1]) for size in range(len(tokens))]
-    assert hashes_after(state, tokens).tolist() == expected
-
-
 def begun(*, is_attentive: bool) -> tuple[SimulatedModel, Batch, list[int]]:
     """Return a model with a row of 9 tokens in blocks 5, 2, and 7 of 4 tokens."""
     model = SimulatedModel(is_attentive=is_attentive)
@@ -446,14 +409,6 @@ def test_a_model_that_is_not_attentive_sees_it_of_the_last_token(block: int, is_
     assert (token != reference_next_token(REFERENCE, prefix)) == is_seen
 
 
-def test_logits_in_pages_are_those_of_the_prefix() -> None:
-    model, batch, prefix = begun(is_attentive=False)
-    batch.logit_slots = np.array([0])
-    logits = model.forward(batch).logits
-    assert logits is not None
-    assert np.abs(logits[0] - reference_logits(model, prefix)).max() < 1e-5
-
-
 def test_a_checked_model_is_paged_exactly_if_its_own_is() -> None:
     class Unpaged(SimulatedModel):
         is_paged = False
@@ -480,20 +435,6 @@ def test_a_checked_model_is_paged_exactly_if_its_own_is() -> None:
     expected = "simulated cannot make room for 2 rows in 9 blocks of 16 tokens: MemoryError: 2 9 16"
     with pytest.raises(BatchdecodeError, match=expected):
         CheckedModel(Small()).allocate_pages(2, 9, 16)
-
-
-def test_a_step_that_stands_still_leaves_the_batch_as_it_was() -> None:
-    batch = Batch(2)
-    batch.join(Chunk(0, [5], 0))
-    batch.chunks, batch.tokens = [], np.array([7, 8])
-    batch.logit_slots = batch.slots
-    with batch.standing_still():
-        batch.add_part(Chunk(1, [5, 6], 0))
-        batch.tokens[0] = 99
-        batch_slots = batch.slots
-    assert batch_slots.size == 0
-    assert (batch.slots.tolist(), batch.logit_slots.tolist()) == ([0], [0])
-    assert batch.tokens.tolist() == [7, 8]
 
 
 def test_a_part_may_fail_and_a_row_that_was_not_computed_may_not() -> None:

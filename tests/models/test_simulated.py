@@ -7,10 +7,10 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import ENGLISH, as_text, decode_alone
+from reference import ENGLISH, as_text
 from reference_logits import reference_logits
 
-from batcher import BatchdecodeError, Request, SimulatedModel, SimulatedSettings, decode
+from batcher import BatchdecodeError, SimulatedModel, SimulatedSettings, decode
 from batcher.models.base import Batch, Chunk, ModelOutput, Pages, can_score, join_bytes
 from batcher.models.simulated import (
     SimulatedDraft,
@@ -37,12 +37,6 @@ def test_every_row_is_the_function_of_its_prefix(rows: list[list[int]], seed: in
         for prefix, token in zip(prefixes, tokens.tolist(), strict=True):
             prefix.append(token)
         batch.chunks, batch.tokens = [], tokens.copy()
-
-
-def batch_of(chunk: Chunk, num_slots: int = 1) -> Batch:
-    batch = Batch(num_slots)
-    batch.join(chunk)
-    return batch
 
 
 @given(st.integers(0, 2**64 - 1), prompts)
@@ -156,14 +150,6 @@ def test_golden_logits() -> None:
     assert [logits[token] for token in best] == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_text_is_sentences() -> None:
-    [result] = decode([{"prompt": "Tell me a story.", "max_tokens": 200, "ignore_eos": True}])
-    assert result.text.startswith(" ")
-    assert result.text.count(".") > 5
-    sentences = result.text.replace("\n", "").split(". ")
-    assert all(sentence.strip()[0].isupper() for sentence in sentences)
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
 def test_eos_comes_as_often_as_the_settings_say(rate: float) -> None:
     model = SimulatedModel(SimulatedSettings(eos_rate=rate))
@@ -186,19 +172,6 @@ def test_a_golden_text() -> None:
     )
 
 
-def test_a_released_slot_remembers_nothing() -> None:
-    model = SimulatedModel()
-    model.allocate(1)
-    model.forward(batch_of(Chunk(0, [5, 6], 0)))
-    model.release(0)
-    assert model._hashes.tolist() == [0]
-    part = Batch(1)
-    part.add_part(Chunk(0, [5, 6], 0))
-    model.forward(part)
-    model.release(0)
-    assert not model._parts
-
-
 @given(st.text())
 def test_any_text_round_trips(text: str) -> None:
     tokenizer = WordTokenizer()
@@ -214,11 +187,6 @@ def test_the_vocabulary_is_512_tokens_each_its_own() -> None:
         tokenizer.token_bytes.index(w) for w in (b" The", b" engineer")
     ]
     assert as_text(tokenizer.encode("—"), ENGLISH) == "—"
-
-
-def test_an_empty_prompt_is_a_prompt() -> None:
-    one, two = decode([Request(prompt=""), Request(prompt=[])])
-    assert one.tokens == two.tokens == decode_alone(Request(prompt=""), ENGLISH).tokens
 
 
 SETTINGS = SimulatedSettings(seed=5)

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, dequantize
-from gguf.quants import quantize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import CLASSES, config_json, random_tensors, write_folder
@@ -307,17 +306,7 @@ def test_float16_is_widened():
     assert np.array_equal(read, halves.astype(np.float32))
 
 
-@pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_0", 0.15), ("Q4_1", 0.15)])
-def test_what_is_quantised_comes_back_nearly(kind, error):
-    weights = np.random.default_rng(0).normal(0, 1, (3, 64)).astype(np.float32)
-    packed = quantize(weights, GGMLQuantizationType[kind]).ravel()
-    read = StoredTensor(kind, (3, 64), packed).read()
-    assert read.flags.c_contiguous
-    assert read.dtype == np.float32
-    assert np.abs(read - weights).max() < error * np.abs(weights).max()
-
-
-@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "_" in kind])
 def test_blocks_are_those_of_gguf(kind):
     data = np.random.default_rng(0).integers(0, 60, stored_size(kind, (2, 3, 512)), np.uint8)
     read = StoredTensor(kind, (2, 3, 512), data).read()
