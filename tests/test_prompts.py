@@ -19,6 +19,7 @@ from batcher.models.tokenizers import WordTokenizer
 from batcher.planning.workload import workload_of
 from batcher.prompts import Prompt, Undrawn, count_tokens, read_prompt
 from batcher.request import PromptSegment
+from batcher.splitmix64 import GAMMA, mix, mix_in_place, scramble
 from batcher.tokens import MANY
 
 MODEL = SimulatedModel()
@@ -261,3 +262,16 @@ def test_an_echo_leaves_out_what_the_session_has_before(prompt, text):
 def test_a_mapping_may_hold_segments():
     prompt = [{"text": "She opened"}, {"length": 3, "seed": 2}, {"text": " the wind"}]
     assert decode([{"prompt": prompt}]) == decode([Request(prompt=SEGMENTS)])
+
+
+# -- The bits are those of SplitMix64, of one number or of many ------------------------------------
+
+
+def test_the_bits_are_those_of_its_authors() -> None:
+    # the first outputs of their code with seed 1234567
+    state, expected = 1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    states = [(state + number * GAMMA) % 2**64 for number in (1, 2, 3)]
+    assert [mix(number) for number in states] == expected
+    assert mix(np.array(states, np.uint64)).tolist() == expected
+    assert mix_in_place(np.array(states, np.uint64)).tolist() == expected
+    assert scramble(state) == expected[0]

@@ -7,6 +7,7 @@ from emulated_run import Clock, Gauges, Run, Screen, feed, long_requests
 from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
+from live_svg import PICTURE, picture
 from reference_units import beams, guided, play_units
 
 from batcher.events import (
@@ -310,3 +311,11 @@ def test_a_request_keeps_its_hue_in_every_slot_and_after_a_preemption():
         assert colors_of_row(run.screen, name) == {hue}
         hues.add(hue)
     assert len(hues) == 2
+
+
+# -- The picture that the README opens with is what the live view draws ----------------------------
+
+
+@pytest.mark.heavy
+def test_the_picture_of_the_live_view_is_what_it_draws():
+    assert PICTURE.read_text() == picture(), "run tests/cli/live_svg.py, and look at the file"

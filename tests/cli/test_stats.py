@@ -1,10 +1,13 @@
 """`run --stats` and `run --summary-json -`: the numbers of a run, for people and for programs."""
 
+import csv
+import gzip
+import io
 import json
 import re
 
 import pytest
-from process import ROOT, batchdecode, lines_of
+from process import ROOT, batchdecode, lines_of, workload
 
 REQUESTS = ROOT / "samples/requests.jsonl"
 LIMITED = ["-b", "4", "--kv-blocks", "24", "--max-batch-tokens", "16", "--profile", "constant:0.5"]
@@ -63,3 +66,99 @@ def test_constraints_tell_what_they_took_and_the_summary_does_not(tmp_path):
     assert summary["constraints"].keys() == {"compiled", "cache_hits"}
     _, same = told(tmp_path, source="-", stdin=CONSTRAINED)
     assert same == summary
+
+
+COLUMNS = [
+    "time", "steps", "running", "waiting", "blocks", "kv_share", "prompt_tokens",
+    "output_tokens", "tokens_per_s", "arrived", "admitted", "finished", "preemptions",
+    "ttft_mean",
+]  # fmt: skip
+
+
+def rows_of(data):
+    return list(csv.DictReader(io.StringIO(data.decode())))
+
+
+def test_a_run_over_time_is_a_table(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(9, arrivals=lambda i: i * 1.5)))
+    options = ["--timeseries", "t.csv", "--timeseries-interval", 4, "--summary-json", "s.json"]
+    done = batchdecode("run", "in.jsonl", "-b", 2, *options, "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of((tmp_path / "t.csv").read_bytes())
+    summary = json.loads((tmp_path / "s.json").read_bytes())
+    assert list(rows[0]) == COLUMNS
+    assert [float(row["time"]) for row in rows] == [4.0 * n for n in range(1, len(rows) + 1)]
+    for column, total in (
+        ("steps", summary["steps"]),
+        ("output_tokens", summary["generated_tokens"]),
+        ("prompt_tokens", summary["prompt_tokens"]),
+        ("finished", 9),
+        ("arrived", 9),
+    ):
+        assert sum(int(row[column]) for row in rows) == total, column
+    assert (rows[-1]["running"], rows[-1]["waiting"]) == ("0", "0")
+    assert "latencies" not in summary
+
+
+def test_gz_is_packed_and_no_requests_give_a_header(tmp_path):
+    done = batchdecode("run", "-q", "--timeseries", "t.csv.gz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    packed = (tmp_path / "t.csv.gz").read_bytes()
+    assert gzip.decompress(packed).decode().splitlines() == [",".join(COLUMNS)]
+
+
+def test_a_run_with_drafts_has_columns_for_them(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(4)))
+    options = ["--draft", "simulated:0.8", "--timeseries", "t.csv", "--summary-json", "s.json"]
+    done = batchdecode("run", "in.jsonl", "-b", 2, *options, "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of((tmp_path / "t.csv").read_bytes())
+    assert list(rows[0]) == [*COLUMNS, "drafted", "accepted"]
+    found = json.loads((tmp_path / "s.json").read_bytes())["speculation"]
+    for column in ("drafted", "accepted"):
+        assert sum(int(row[column]) for row in rows) == found[column] > 0
+
+
+# One run, one count: a request is a line of the file, an output one of its results, everywhere.
+
+SAMPLE = (ROOT / "samples" / "requests.jsonl").read_bytes()
+PLAIN = {"prompt": "Once", "max_tokens": 5}
+FILES = {
+    "the sample, with a request for no token": (SAMPLE, "27 requests"),
+    "samples, beams and no tokens": (
+        lines_of(
+            PLAIN | {"n": 3, "temperature": 1},
+            PLAIN | {"max_tokens": 0},
+            PLAIN | {"max_tokens": 0, "n": 2, "temperature": 1},
+            PLAIN | {"num_beams": 4, "n": 2},
+            PLAIN | {"best_of": 4, "n": 2, "temperature": 1},
+            PLAIN | {"negative_prompt": "no", "cfg_scale": 2},
+        ),
+        "6 requests · 11 outputs",
+    ),
+    "a line that is no request": (lines_of(PLAIN, {"promt": 1}), "2 requests · 1 failed"),
+    "a prompt that can never run": (
+        lines_of(PLAIN, PLAIN | {"prompt": [1] * 5000}),
+        "2 requests · 1 failed",
+    ),
+}
+
+
+SAMPLES = "samples, beams and no tokens"
+
+
+@pytest.mark.parametrize(("name", "workers"), [*((name, None) for name in FILES), (SAMPLES, "2")])
+def test_every_view_counts_alike(tmp_path, name, workers):
+    content, told = FILES[name]
+    (tmp_path / "in").write_bytes(content)
+    options = ["--keep-going", "--kv-blocks", "99", "--summary-json", "s", "--trace", "t"]
+    options += [] if workers is None else ["--workers", workers, "-b", "8"]
+    batchdecode("run", "in", "-o", "out", *options, cwd=tmp_path)
+    summary = json.loads((tmp_path / "s").read_bytes())
+    parts = told.split(" · ")
+    num_requests = int(parts[0].split()[0])
+    num_outputs = int(parts[1].split()[0]) if "outputs" in told else num_requests
+    assert (summary["requests"], summary["outputs"]) == (num_requests, num_outputs)
+    assert len((tmp_path / "out").read_bytes().splitlines()) == num_outputs
+    shown = batchdecode("trace", "t", "--format", "gantt", cwd=tmp_path).stdout.decode()
+    assert re.search(rf"busy · {re.escape(told)}(?! · \d+ outputs)\b", shown)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import english_requests
-from test_restarted_workers import SETTINGS as RESTARTED
-from test_restarted_workers import cases as restarts
-from test_restarted_workers import places
+from test_worker_traces import SETTINGS as RESTARTED
+from test_worker_traces import cases as restarts
+from test_worker_traces import places
 from worker_runs import interleaved, worker_runs
 
 from batcher.events import FinishEvent, RunEvent
