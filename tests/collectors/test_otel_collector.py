@@ -1,6 +1,6 @@
 """Spans by way of rotel, a collector of OpenTelemetry: what it passes on is what the run did.
 
-It needs `pip install rotel`.  The phases are derived anew, from slot spans and results.
+It needs `pip install rotel`.  tests/cli/test_spans.py proves the phases.
 """
 
 import gzip
@@ -9,17 +9,14 @@ import re
 import socket
 import subprocess
 import threading
-from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from runs import COMMAND, ENVIRONMENT, LIMITS, free_port, requests, start, wait_for
+from runs import LIMITS, free_port, requests, start, wait_for
 
 rotel = pytest.importorskip("rotel")
-SECOND = 10**9  # nanoseconds
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -84,32 +81,6 @@ def attributes_of(span):
     return {each.key: value_of(each.value) for each in span.attributes}
 
 
-def slot_spans_of(folder):
-    """Return (start, end, slot) of each stay of an output in a slot, in order, by the trace."""
-    command = [*COMMAND, "trace", "trace", "--format", "spans"]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, check=True)
-    found = defaultdict(list)
-    for span in map(json.loads, done.stdout.splitlines()):
-        found[span["id"], span["index"]].append((span["start"], span["end"], span["slot"]))
-    return {output: sorted(spans) for output, spans in found.items()}
-
-
-def phases_of(result, in_slots):
-    """Return what the phases of an output are to be: (name, start, end, slot), by steps."""
-    steps = result["steps"]
-    first_of_all = in_slots[0][0]
-    assert first_of_all == steps["admitted"]
-    if first_of_all > steps["arrived"]:
-        yield "queue", steps["arrived"], first_of_all, None
-    for (begin, end, slot), (after, _, _) in pairwise([*in_slots, (None, None, None)]):
-        # what had been computed before a preemption is computed in one step, as a prompt is
-        yield "prefill", begin, begin + 1, slot
-        if end > begin + 1:
-            yield "decode", begin + 1, end, slot
-        if after is not None and after > end:
-            yield "preempted", end, after, None
-
-
 @pytest.mark.parametrize(
     ("is_named", "more"),
     [(True, {}), (False, {"OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"})],
@@ -122,9 +93,7 @@ def test_a_collector_passes_on_what_the_trace_says(tmp_path, receiver, collector
     run = start(tmp_path, "--otel", address if is_named else "env", *LIMITS, **more)
     _, said = run.communicate(requests(30))
     assert run.returncode == 0, said
-    in_slots = slot_spans_of(tmp_path)
     results = [json.loads(line) for line in (tmp_path / "results").read_text().splitlines()]
-    assert sum(len(spans) > 1 for spans in in_slots.values()) > 2  # were preempted
 
     def received():
         return [s for g in receiver.groups for scope in g.scope_spans for s in scope.spans]
@@ -139,44 +108,18 @@ def test_a_collector_passes_on_what_the_trace_says(tmp_path, receiver, collector
         if each.key == "service.name"
     }
     assert services == {"batchdecode"}
-    inner = defaultdict(list)
-    for span in spans:
-        inner[span.parent_span_id].append(span)
     outer = {}
-    for span in inner.pop(b""):
-        told = attributes_of(span)
-        outer[told["gen_ai.request.id"], told["batchdecode.index"]] = (span, told)
-    epoch = min(span.start_time_unix_nano for span, _ in outer.values())
+    for span in spans:
+        if not span.parent_span_id:
+            told = attributes_of(span)
+            outer[told["gen_ai.request.id"], told["batchdecode.index"]] = told
     assert outer.keys() == {(each["id"], each["index"]) for each in results}
+    assert sum(told["batchdecode.preemptions"] > 0 for told in outer.values()) > 2
     for result in results:
-        span, told = outer[result["id"], result["index"]]
-        usage, steps = result["usage"], result["steps"]
-        assert span.name == "text_completion simulated"
-        assert told["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
-        assert told["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+        told, steps = outer[result["id"], result["index"]], result["steps"]
+        assert told["gen_ai.usage.output_tokens"] == result["usage"]["completion_tokens"]
         assert told["gen_ai.response.finish_reasons"] == [result["finish_reason"]]
-        assert told["gen_ai.latency.time_to_first_token"] == (
-            steps["first_token"] + 1 - steps["arrived"]
-        )
         assert told["gen_ai.latency.e2e"] == steps["finished"] + 1 - steps["arrived"]
-        stays = in_slots[result["id"], result["index"]]
-        assert told["batchdecode.preemptions"] == len(stays) - 1
-        expected = [*phases_of(result, stays)]
-        assert (span.start_time_unix_nano, span.end_time_unix_nano) == (
-            epoch + steps["arrived"] * SECOND,
-            epoch + (steps["finished"] + 1) * SECOND,
-        )
-        phases = sorted(inner[span.span_id], key=lambda phase: phase.start_time_unix_nano)
-        assert {phase.trace_id for phase in phases} == {span.trace_id}
-        assert [
-            (
-                phase.name,
-                (phase.start_time_unix_nano - epoch) / SECOND,
-                (phase.end_time_unix_nano - epoch) / SECOND,
-                attributes_of(phase).get("batchdecode.slot"),
-            )
-            for phase in phases
-        ] == expected
 
 
 def test_a_collector_that_ends_in_the_middle_takes_no_run_with_it(tmp_path, receiver, collector):
