@@ -22,6 +22,7 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 
 GOOD = "t0: 1.0\nw: 2\nf: 0.1\ng: 0\nd: 1.0e-4\nh: 0\ne: 5e-6\n"
 REST = "w: 0, f: 0, g: 0, d: 0, h: 0, e: 0}\n"
+PAIRS = "by_tokens: expected pairs of a whole number of at least 1 and a number from 1e-9 .*, not "
 NAMED = f"fast: {{t0: 1, {REST}slow: {{t0: 9, {REST}"
 
 
@@ -92,6 +93,13 @@ def test_a_file_holds_one_profile_or_named_ones(tmp_path: Path) -> None:
         ("1: 2", "expected names, each with what belongs to it"),
         ("", "is empty"),
         ("{t0: 0, w: 0, f: 0, g: 0, d: 1, h: 0, e: 0}", "t0, w, f and g are 0: a step takes time"),
+        (GOOD + "by_tokens: 3", f"mine.yaml: profile mine: {PAIRS}3"),
+        (GOOD + "by_tokens: null", f"{PAIRS}None"),
+        (GOOD + "by_tokens: [[1, 2], [0, 3]]", rf"{PAIRS}\[0, 3\]"),
+        (GOOD + "by_tokens: [[1, 2], [2, .inf]]", rf"{PAIRS}\[2, inf\]"),
+        (GOOD + "by_tokens: [[1, 2], [2.5, 3]]", rf"{PAIRS}\[2.5, 3\]"),
+        (GOOD + "by_tokens: [[1, 2, 3]]", rf"{PAIRS}\[1, 2, 3\]"),
+        (GOOD + "by_tokens: [[8, 2], [4, 3]]", "4 comes after 8: expected tokens that ascend"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, message: str) -> None:
@@ -111,6 +119,20 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, message: s
         ("nowhere.yaml", "cannot read nowhere.yaml: No such file"),
         ("wall", "wall, the time that steps really take, is for run; give constant"),
         ("constant:", "constant:: expected the seconds of a step, above 0 and up to 1e6"),
+        ("roofline:llama-3.1-8b", "expected roofline:MODEL:GPU"),
+        ("roofline:llama-3.1-8b:", "expected roofline:MODEL:GPU"),
+        ("roofline:llama:h100-sxm", r"unknown model llama \(did you mean llama-"),
+        (
+            "roofline:llama-3.1-8b:h100",
+            r"unknown GPU h100 \(did you mean h100-sxm\?\); known: h100",
+        ),
+        ("roofline:llama-3.1-8b:h100-sxm:0", "expected 1 to 1024 GPUs, or 4x2 .* stages .* not 0"),
+        ("roofline:llama-3.1-8b:h100-sxm:64x32", "expected 1 to 1024 GPUs, .*, not 64x32"),
+        ("roofline:llama-3.1-8b:h100-sxm:two", "expected 1 to 1024 GPUs, .*, not two"),
+        ("h100_llama3.1-8b_tp1@vllm-2026", r"unknown engine vllm-2026 \(did you mean vllm-2025"),
+        ("h100_llama3.1-8b_tp1@none.yaml", "cannot read none.yaml"),
+        ("samples/timing/profiles.yaml:our-gpu@vllm-2025", "a profile has to name its model"),
+        ("roofline:llama-3.1-8b:h100-sxm@nothing", "unknown engine nothing"),
     ],
 )
 def test_an_unknown_step_time_is_an_error(text: str, message: str) -> None:
@@ -192,20 +214,6 @@ def test_the_name_and_the_source_tell_of_the_engine(engine: Path) -> None:
 def test_an_at_within_a_path_names_no_engine(path: str) -> None:
     assert split_overhead(path) == (path, None)
     assert split_overhead(f"{path}.yaml:2@vllm-2025")[0] == f"{path}.yaml:2"
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("h100_llama3.1-8b_tp1@vllm-2026", r"unknown engine vllm-2026 \(did you mean vllm-2025"),
-        ("h100_llama3.1-8b_tp1@none.yaml", "cannot read none.yaml"),
-        ("samples/timing/profiles.yaml:our-gpu@vllm-2025", "a profile has to name its model"),
-        ("roofline:llama-3.1-8b:h100-sxm@nothing", "unknown engine nothing"),
-    ],
-)
-def test_an_engine_that_cannot_be_used_is_an_error(name: str, error: str) -> None:
-    with pytest.raises(CatalogError, match=error):
-        step_time_of(name)
 
 
 # Runs that others have published, and how near profiles come, alone and with what engines take.

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import (
     ConstantStepTime,
     LeastStepTime,
@@ -215,25 +214,3 @@ def test_a_file_may_have_it(tmp_path: Path) -> None:
     profile = load_profile(str(path))[1]
     assert profile.by_tokens == ((16, 3.0), (32, 5.0))
     assert profile.step_time("mine").ticks(24, 24, 0, 0) == 5 * 10**12
-
-
-EXPECTED = "by_tokens: expected pairs of a whole number of at least 1 and a number from 1e-9 to 1e9"
-
-
-@pytest.mark.parametrize(
-    ("points", "message"),
-    [
-        ("3", f"mine.yaml: profile mine: {EXPECTED}, like .*, not 3"),
-        ("null", f"{EXPECTED}, like .*, not None"),
-        ("[[1, 2], [0, 3]]", rf"{EXPECTED}, like .*, not \[0, 3\]"),
-        ("[[1, 2], [2, .inf]]", rf"{EXPECTED}, like .*, not \[2, inf\]"),
-        ("[[1, 2], [2.5, 3]]", rf"{EXPECTED}, like .*, not \[2.5, 3\]"),
-        ("[[1, 2, 3]]", rf"{EXPECTED}, like .*, not \[1, 2, 3\]"),
-        ("[[8, 2], [4, 3]]", "by_tokens: 4 comes after 8: expected tokens that ascend"),
-    ],
-)
-def test_what_is_wrong_with_it_is_said(tmp_path: Path, points: str, message: str) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(TEXT % points)
-    with pytest.raises(CatalogError, match=message):
-        load_profile(str(path))
