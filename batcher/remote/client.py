@@ -9,7 +9,7 @@ import os
 import re
 import time
 from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,6 +43,7 @@ MAX_EVENT = 2**22  # bytes of an event of a stream
 MAX_ANSWER = 2**30  # bytes of a stream
 MAX_ERROR = 2**16  # bytes of the body of an error
 MAX_REDIRECTS = 5
+WHOLE = "whole answer"  # kind of event
 WITHOUT_PATH = {404, 405}  # statuses of servers for addresses that they do not know
 _RESET = re.compile(rb'"x-ratelimit-reset"\s*:\s*"?([0-9]+)', re.IGNORECASE)
 _SECONDS = re.compile("[0-9]{1,19}")
@@ -82,7 +83,7 @@ class Client:
         Raises:
             ServerFailure: there is no answer, or not all of it.
         """
-        limit, stream = self._settings.first_token_timeout, _EventStream()
+        limit = self._settings.first_token_timeout
         try:
             async with (
                 asyncio.timeout(limit) as timeout,
@@ -92,20 +93,15 @@ class Client:
                 if packing not in {"identity", "gzip", "deflate"}:
                     message = f"the answer is packed ({packing[:80]}), unasked"
                     raise ServerFailure("answer", message, is_worth_retry=False)
-                async for part in _with_end(response.aiter_bytes()):
-                    for event, data in stream.feed(part):
-                        if data.strip() == "[DONE]":
-                            return True
-                        if data:
-                            take(read_chunk(data, is_error=event == "error"))
-                        limit = self._settings.idle_timeout
-                        timeout.reschedule(asyncio.get_running_loop().time() + limit)
-                if stream.is_whole:
-                    try:
-                        take(read_chunk(stream.rest.removesuffix("\n\n"), is_whole=True))
-                    except ServerFailure as failure:
-                        raise self._hint_at_path(failure) from None
-                    return True
+                async for kind, data in _events_of(response):
+                    if data.strip() == "[DONE]":
+                        return True
+                    if data:
+                        take(self._read(kind, data))
+                    if kind == WHOLE:
+                        return True
+                    limit = self._settings.idle_timeout
+                    timeout.reschedule(asyncio.get_running_loop().time() + limit)
         except TimeoutError:
             raise ServerFailure("timeout", f"nothing came for {limit:g} s") from None
         except httpx.DecodingError as error:
@@ -114,11 +110,13 @@ class Client:
             raise self._broken(error) from None
         except RecursionError:
             raise ServerFailure("answer", "the answer is nested too deeply") from None
-        name, _, words = stream.last_line.partition(":")
-        if name == "error":  # llama.cpp's form
-            said = error_text(words.encode())
-            raise ServerFailure("answer", f"the server sent an error: {said}")
         return False
+
+    def _read(self, kind: str, data: str) -> StreamEvent:
+        try:
+            return read_chunk(data, is_error=kind == "error", is_whole=kind == WHOLE)
+        except ServerFailure as failure:
+            raise self._hint_at_path(failure) if kind == WHOLE else failure from None
 
     async def model_names(self) -> list[str]:
         try:
@@ -213,51 +211,53 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _EventStream:
-    """Splits the bytes of an answer into events (SSE); no answer is endless, and no event.
+async def _events_of(response: httpx.Response) -> AsyncIterator[tuple[str, str]]:
+    """Yield the kind and data of each event (SSE); no answer is endless, and no event.
 
-    is_whole: whether the answer is no stream, since it begins like none: then `rest` is all of it.
-    last_line: the last one that is not empty.
+    An answer that begins like no stream is one event of the kind WHOLE.
+
+    Raises:
+        ServerFailure: it is too long, or not UTF-8, or ends with an error in llama.cpp's form.
     """
-
-    def __init__(self) -> None:
-        self.is_whole: bool | None = None  # nothing has come
-        self.rest = self.last_line = ""
-        self._decode = getincrementaldecoder("utf-8")().decode
-        self._num_bytes = self._begin = 0  # of the answer, and of those before the event
-        self._kind, self._data = "", list[str]()  # of the event that has begun
-
-    def feed(self, part: bytes) -> Iterator[tuple[str, str]]:
-        """Yield the kind and data of each event that ends with `part`, or raise a ServerFailure."""
-        self._num_bytes += len(part)
-        if self._num_bytes - self._begin > MAX_EVENT:
+    decode = getincrementaldecoder("utf-8")().decode
+    rest = kind = last_line = ""
+    data = list[str]()
+    num_bytes = begin = 0  # of the answer, and of those before the event
+    is_whole: bool | None = None  # nothing has come
+    async for part in _with_end(response.aiter_bytes()):
+        num_bytes += len(part)
+        if num_bytes - begin > MAX_EVENT:
             message = f"an event of the stream has more than {MAX_EVENT} bytes"
             raise ServerFailure("answer", message)
-        if self._num_bytes > MAX_ANSWER:
+        if num_bytes > MAX_ANSWER:
             raise ServerFailure("answer", f"the stream has more than {MAX_ANSWER} bytes")
         try:
-            self.rest += self._decode(part)
+            rest += decode(part)
         except UnicodeDecodeError as error:
             raise ServerFailure("answer", f"the answer is not UTF-8: {error}") from None
-        if self.is_whole is None:
-            self.rest = self.rest.lstrip().removeprefix("\ufeff").lstrip()
-            if self.rest:  # an event begins with the name of a field, or a colon
-                self.is_whole = self.rest[0] not in ":deir"
-        if self.is_whole is not False:
-            return
-        *lines, self.rest = _LINE_END.split(self.rest)
+        if is_whole is None:
+            rest = rest.lstrip().removeprefix("\ufeff").lstrip()
+            if rest:  # an event begins with the name of a field, or a colon
+                is_whole = rest[0] not in ":deir"
+        if is_whole is not False:
+            continue
+        *lines, rest = _LINE_END.split(rest)
         for line in lines:
-            self.last_line = line or self.last_line
+            last_line = line or last_line
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
             if name == "data":
-                self._data.append(value)
+                data.append(value)
             elif name == "event":
-                self._kind = value
-            elif not line and (self._data or self._kind):
-                kind, data = self._kind, "\n".join(self._data)
-                self._kind, self._data, self._begin = "", [], self._num_bytes
-                yield kind, data
+                kind = value
+            elif not line and (data or kind):
+                yield kind, "\n".join(data)
+                kind, data, begin = "", [], num_bytes
+    if is_whole:
+        yield WHOLE, rest.removesuffix("\n\n")
+    elif last_line.startswith("error:"):
+        said = error_text(last_line.removeprefix("error:").encode())
+        raise ServerFailure("answer", f"the server sent an error: {said}")
 
 
 async def _with_end(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -47,7 +47,15 @@ from batcher.models.callables import pause_after
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.remote.client import KEY_VARIABLE, Client
 from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel
-from batcher.remote.protocol import Body, Reply, ServerFailure, StreamEvent, body_of, is_chat
+from batcher.remote.protocol import (
+    FORBIDDEN,
+    Body,
+    Reply,
+    ServerFailure,
+    StreamEvent,
+    body_of,
+    is_chat,
+)
 from batcher.request import MAX_ANSWER, Request
 from batcher.requests.result_rows import SAID
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
@@ -70,6 +78,7 @@ class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
     replayed: what an earlier run found; the server is not asked again.
     context: the text, or the messages, that it continues.  reply: what has come of its answer.
     text: what no token event has of it yet; num_told: how many of its token ids one has.
+    num_attempts: how often it was sent; sent: when it last was.
     """
 
     request: Request
@@ -79,25 +88,14 @@ class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
     reply: Reply
     text: str = ""
     num_told: int = 0
+    num_attempts: int = 0
+    sent: float = 0.0
 
 
 class Conversation(Session[RemoteSequence]):
     """A session; said: the text, or the messages, of the turns that have ended."""
 
     said: Any = None
-
-
-class Attempt(NamedTuple):
-    """An attempt that is over; failure: why, if it has failed.
-
-    number: from 1.  sent: when it was.  delay: the seconds before the next one; None: the last.
-    """
-
-    row: RemoteSequence
-    failure: ServerFailure | None
-    number: int
-    sent: float
-    delay: float | None = None
 
 
 class Rate:
@@ -191,11 +189,10 @@ class RemoteEngine(DrivenEngine):
         # Of the tasks, and what they have recorded since the last step.
         self._client = Client(model.address, model.settings)
         self._loop, self._has_news = asyncio.new_event_loop(), asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._returning: deque[asyncio.Future[None]] = deque()  # after a pause: wait for the rate
+        self._tasks: dict[RemoteSequence, asyncio.Task[None]] = {}
+        self._returning: deque[RemoteSequence] = deque()  # to be sent again
         self._received: dict[RemoteSequence, int] = {}  # how many tokens
-        self._attempts: list[Attempt] = []
-        self._bug: Exception | None = None
+        self._ended: dict[RemoteSequence, ServerFailure | None] = {}  # why it failed
 
     # -- what a driver looks at ------------------------------------------------------------------
 
@@ -313,7 +310,7 @@ class RemoteEngine(DrivenEngine):
         step = clock.step
         clock.advance(None)
         received, self._received = self._received, {}
-        attempts, self._attempts = self._attempts, []
+        ended, self._ended = self._ended, {}
         counts = [sum(received.values())], [0], [num_rows], [0], [0], [0]
         self._events.insert(0, StepsEvent(step, [clock.now], *counts))
         for row in sorted(received, key=lambda row: row.slot):
@@ -321,17 +318,14 @@ class RemoteEngine(DrivenEngine):
                 row.first_token_step = step
             self._tell(ReceiveEvent, step, row, received[row])
         tokens = list[TokenEvent]()
-        if self._is_streaming:
-            late = {each.row for each in attempts if each.delay is None and each.row.text}
-            for row in sorted({*received, *late}, key=lambda row: row.slot):
-                ids = row.reply.token_ids
-                own = None if ids is None else ids[row.num_told :]
-                tokens.append(TokenEvent(step, row.id, row.index, own, row.text))
-                row.text, row.num_told = "", len(ids or ())
-        # First attempts that others follow, as they ended, then the last ones, by slot.
-        attempts.sort(key=lambda each: -1 if each.delay is not None else each.row.slot)
-        for attempt in attempts:
-            self._settle(attempt, step)
+        rows = {*received, *(row for row in ended if row.text)} if self._is_streaming else ()
+        for row in sorted(rows, key=lambda row: row.slot):
+            ids = row.reply.token_ids
+            own = None if ids is None else ids[row.num_told :]
+            tokens.append(TokenEvent(step, row.id, row.index, own, row.text))
+            row.text, row.num_told = "", len(ids or ())
+        for row in sorted(ended, key=lambda row: row.slot):
+            self._settle(row, ended[row], step)
         return self._outcome(tokens)
 
     def hand_out(self) -> StepOutcome:
@@ -424,10 +418,8 @@ class RemoteEngine(DrivenEngine):
     def _admit(self) -> None:
         """Send what the rate allows: first what is sent again, then what waits for a slot."""
         queue, clock, batch, rate = self._queue, self._clock, self._batch, self._rate
-        model, extra = self._model, self._model.settings.extra_body
         while self._returning and rate.why_not(self._measure()) is None:
-            rate.note_sent(self._measure())
-            self._returning.popleft().set_result(None)
+            self._send(self._returning.popleft())
         while batch.num_free and not self._is_halted and (row := queue.head(clock.now)) is not None:
             why = "concurrency" if self._returning else rate.why_not(self._measure())
             blocked = None if why is None else (row.id, row.index, why)
@@ -442,13 +434,15 @@ class RemoteEngine(DrivenEngine):
             reason = "refill" if batch.last_used[row.slot] == clock.step - 1 else "empty"
             left = max(row.num_prompt_tokens, 1)
             self._tell(AdmitEvent, clock.step, row, reason, "sample", 0, 0, left)
-            named = extra.get("model") or (row.request.extra_body or {}).get("model")
-            model_name = model.model_for(named)
-            body = body_of(row.request, row.index, model_name, extra, row.context)
-            rate.note_sent(self._measure())
-            task = self._loop.create_task(self._ask(row, body))
-            self._tasks.add(task)  # else it may be collected
-            task.add_done_callback(self._tasks.discard)
+            self._send(row)
+
+    def _send(self, row: RemoteSequence) -> None:
+        model, extra, row.sent = self._model, self._model.settings.extra_body, self._measure()
+        named = extra.get("model") or (row.request.extra_body or {}).get("model")
+        body = body_of(row.request, row.index, model.model_for(named), extra, row.context)
+        row.reply, row.num_attempts = Reply(row.request, body.fields), row.num_attempts + 1
+        self._rate.note_sent(row.sent)
+        self._tasks[row] = self._loop.create_task(self._ask(row, body))
 
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:
@@ -458,34 +452,7 @@ class RemoteEngine(DrivenEngine):
     # -- in the tasks, and while they run --------------------------------------------------------
 
     async def _ask(self, row: RemoteSequence, body: Body) -> None:
-        """Record the attempts at one request, up to one that is the last."""
-        settings = self._model.settings
-        try:
-            for number in range(1, settings.max_attempts + 1):
-                sent = self._measure()
-                failure = await self._attempt(row, body)
-                if failure is None or not failure.is_worth_retry or failure.is_overlong:
-                    break
-                if number == settings.max_attempts or not row.reply.is_blank:
-                    break
-                longest = min(MAX_BACKOFF, settings.max_wait)
-                pause = pause_after(number, failure.retry_after, settings.backoff, longest)
-                self._attempts.append(Attempt(row, failure, number, sent, pause))
-                self._has_news.set()
-                await asyncio.sleep(pause)
-                turn = self._loop.create_future()  # until the rate allows another attempt
-                self._returning.append(turn)
-                self._has_news.set()
-                await turn
-            row.text += row.reply.flush()
-            self._attempts.append(Attempt(row, failure, number, sent))
-        except Exception as error:  # noqa: BLE001 - a bug of ours, which the step raises
-            self._bug = error
-        self._has_news.set()
-
-    async def _attempt(self, row: RemoteSequence, body: Body) -> ServerFailure | None:
-        row.reply = reply = Reply(row.request, body.fields)
-        row.text, failure, longest = "", None, self._model.settings.max_wait
+        reply, failure = row.reply, None
 
         def hear(chunk: StreamEvent) -> None:
             num_tokens, text = reply.take(chunk)
@@ -500,16 +467,14 @@ class RemoteEngine(DrivenEngine):
         except ServerFailure as error:
             failure = None if reply.is_over else error
         finally:
+            row.text += reply.flush()
             self._rate.num_in_flight -= 1
-        if failure is None:
-            failure = reply.find_lack(wants_logprobs=row.request.logprobs is not None)
-        if failure is None:
-            return None
-        wait = failure.retry_after or 0.0
-        if failure.is_worth_retry and wait > longest:
-            failure.is_overlong = True
-            failure.note(f"; --max-wait {longest:g} is less than {wait:g} s")
-        return self._client.without_key(failure)
+            self._ended[row] = failure
+            self._has_news.set()
+
+    def _return(self, row: RemoteSequence) -> None:
+        self._returning.append(row)
+        self._has_news.set()
 
     def _wait(self) -> None:
         """Run the tasks until one has recorded something, or a request may be sent, or arrives."""
@@ -526,34 +491,49 @@ class RemoteEngine(DrivenEngine):
                 async with asyncio.timeout(seconds):
                     await self._has_news.wait()
 
-        if not (self._received or self._attempts):
+        if not (self._received or self._ended):
             self._loop.run_until_complete(wait(min(SHORT_WAIT, until - measure())))
         if not self._has_news.is_set() and until > measure():
             with self._waiting():
                 self._loop.run_until_complete(wait(until - measure()))
-        if self._bug is not None:
-            raise self._bug
         self._has_news.clear()
 
     # -- out of the slots ------------------------------------------------------------------------
 
-    def _settle(self, attempt: Attempt, step: int) -> None:
-        """Let the rate know of an attempt that is over, and end its row after the last one."""
-        row, failure, number, sent, delay = attempt
-        clock, rate, limit = self._clock, self._rate, self._rate.limit
-        if failure is not None and delay is not None:
-            self._tell(RetryEvent, step, row, failure.reason, number, round(delay, 6))
-            self._report_wait(failure, delay)
+    def _settle(self, row: RemoteSequence, failure: ServerFailure | None, step: int) -> None:
+        """Let the rate know of an attempt that is over; send the row again, or end it."""
+        settings, rate, limit = self._model.settings, self._rate, self._rate.limit
+        wait, is_overlong, pause = 0.0, False, None
+        self._tasks.pop(row).result()  # raises what is a bug of ours
+        if failure is None:
+            failure = row.reply.find_lack(wants_logprobs=row.request.logprobs is not None)
+        if failure is not None:
+            wait = failure.retry_after or 0.0
+            is_overlong = failure.is_worth_retry and wait > settings.max_wait
+            if is_overlong:
+                failure.note(f"; --max-wait {settings.max_wait:g} is less than {wait:g} s")
+            self._client.without_key(failure)
+            is_last = is_overlong or row.num_attempts >= settings.max_attempts
+            if failure.is_worth_retry and row.reply.is_blank and not is_last:
+                longest = min(MAX_BACKOFF, settings.max_wait)
+                pause = pause_after(
+                    row.num_attempts, failure.retry_after, settings.backoff, longest
+                )
+                again = failure.reason, row.num_attempts, round(pause, 6)
+                self._tell(RetryEvent, step, row, *again)
+                self._report_wait(failure, pause)
+                self._loop.call_later(pause, self._return, row)
         if failure is None:
             rate.succeed()
         elif failure.reason == "overload":
-            rate.refuse(sent, self._measure())
+            rate.refuse(row.sent, self._measure())
         if rate.limit != limit:
             why: ConcurrencyReason = "success" if failure is None else "overload"
-            self._events.append(ConcurrencyEvent(step, clock.start_of(step), rate.limit, why))
-        if delay is not None:
+            time = self._clock.start_of(step)
+            self._events.append(ConcurrencyEvent(step, time, rate.limit, why))
+        if pause is not None:
             return
-        if failure is None or not failure.is_forbidden:
+        if failure is None or failure.status != FORBIDDEN or failure.code != "server-error":
             self._forbidden = None
         elif self._forbidden is not None:
             self._forbidden.append(failure)
@@ -564,14 +544,16 @@ class RemoteEngine(DrivenEngine):
         elif failure.is_final:
             self._lost = LostModelError(f"{self._model.address.url}: {failure}")
         else:
-            if failure.is_overlong and failure.retry_after is not None:
+            if is_overlong:
                 self._model.has_refused_waits = True
-                self._report_wait(failure, failure.retry_after)
-            attempts_made = f" (attempt {number})" if number > 1 else ""
+                self._report_wait(failure, wait, is_overlong=True)
+            attempts_made = f" (attempt {row.num_attempts})" if row.num_attempts > 1 else ""
             why_not = Failure(failure.code, f"{failure}{attempts_made}", failure.status)
             self._finish(row, "error", why_not)
 
-    def _report_wait(self, failure: ServerFailure, seconds: float) -> None:
+    def _report_wait(
+        self, failure: ServerFailure, seconds: float, *, is_overlong: bool = False
+    ) -> None:
         until = self._measure() + seconds
         if seconds < LONG_WAIT or until < self._reported_until + max(LONG_WAIT, seconds / 10):
             return
@@ -579,7 +561,7 @@ class RemoteEngine(DrivenEngine):
         seconds = min(seconds, MAX_SHOWN_WAIT)
         end = datetime.now().astimezone() + timedelta(seconds=seconds)
         when = f"until {end:%Y-%m-%d %H:%M:%S} ({seconds:,.0f} s) for {url}: {failure}"
-        if failure.is_overlong:
+        if is_overlong:
             self._model.report(f"not waiting {when}\n")
         else:
             self._model.report(f"waiting {when}; --max-wait SECONDS limits such waits\n")

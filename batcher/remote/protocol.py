@@ -23,14 +23,7 @@ from batcher.request import REQUEST_FIELDS, ConstraintField, Request, ServerRequ
 from batcher.requests.openai import CONSTRAINT_SPELLINGS, Fields, Given, find_given
 from batcher.requests.result_rows import read_token
 from batcher.requests.validation import ModelCapabilities, check_field
-from batcher.result import (
-    LOWEST_LOGPROB,
-    NUM_DIGITS,
-    FinishReason,
-    StopReason,
-    TokenLogprob,
-    TopLogprob,
-)
+from batcher.result import LOWEST_LOGPROB, NUM_DIGITS, FinishReason, TokenLogprob, TopLogprob
 
 # Failures of a server: why an answer is missing or cut off, and whether to retry.
 
@@ -41,17 +34,9 @@ UNAUTHORIZED, FORBIDDEN = 401, 403
 
 _TOO_LONG = ("context_length", "context length", "exceed_context_size", "maximum context")
 _FILTERED = ("content_filter", "content_policy", "moderation", "flagged")
-_NEVER = ("insufficient_quota",)  # a 429 that waiting does not mend
+_NEVER = "insufficient_quota"  # a 429 that waiting does not mend
 _WORDS = (
-    "message",
-    "msg",
-    "error",
-    "errors",
-    "detail",
-    "status_msg",
-    "base_resp",
-    "metadata",
-    "raw",
+    *("message", "msg", "error", "errors", "detail", "status_msg", "base_resp", "metadata", "raw"),
 )
 _STATUS = re.compile("[45][0-9][0-9]")
 _TITLE = re.compile("<title[^<>]*>([^<]*)", re.IGNORECASE)  # of a page
@@ -63,8 +48,7 @@ class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than 
 
     code: one of RUN_ERROR_CODES or FIT_ERROR_CODES.  is_worth_retry: whether the same request may
     be answered later.  retry_after: the seconds that the server asks to wait.
-    status: of the answer, if it is an error by that.  is_overlong: whether retry_after is more than
-    `max_wait` allows.
+    status: of the answer, if it is an error by that.
     """
 
     def __init__(
@@ -81,7 +65,6 @@ class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than 
         self.reason: RetryReason = reason
         self.code, self.is_worth_retry = code, is_worth_retry
         self.retry_after, self.status = retry_after, status
-        self.is_overlong = False
 
     def note(self, more: str) -> "ServerFailure":
         self.args = (f"{self}{more}",)
@@ -91,47 +74,21 @@ class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than 
     def is_final(self) -> bool:
         return self.status == UNAUTHORIZED
 
-    @property
-    def is_forbidden(self) -> bool:
-        return self.status == FORBIDDEN and self.code == "server-error"
 
-
-def refusal(status: int, body: bytes, retry_after: float | None) -> ServerFailure:
+def refusal(status: int, body: bytes, retry_after: float | None = None) -> ServerFailure:
     said = error_text(body)
-    words = said.lower()
-    code = "server-error"
+    words, code = said.lower(), "server-error"
     if any(mark in words for mark in _TOO_LONG):
         code = "prompt-too-long"
     elif status not in REPEATABLE and any(mark in words for mark in _FILTERED):
         code = "content-filter"
-    is_hopeless = any(mark in words for mark in _NEVER)
     return ServerFailure(
         "overload" if status in OVERLOADED else "answer",
         f"HTTP {status}: {said}" if said else f"HTTP {status}",
         code=code,
-        is_worth_retry=status in REPEATABLE and code == "server-error" and not is_hopeless,
+        is_worth_retry=status in REPEATABLE and code == "server-error" and _NEVER not in words,
         retry_after=retry_after,
         status=status,
-    )
-
-
-def _error_within(told: Any, *, is_passing: bool) -> ServerFailure:
-    """Return the failure that an error within an answer of status 200 means.
-
-    is_passing: whether another attempt may help, if the error holds no status that says so.
-    """
-    error = told.get("error") if isinstance(told, dict) else None
-    holders = [holder for holder in (error, told) if isinstance(holder, dict)]
-    found = (str(holder.get(name)) for holder in holders for name in ("code", "status"))
-    usual = 500 if is_passing else 400
-    status = next((int(text) for text in found if _STATUS.fullmatch(text)), usual)
-    body = json.dumps(told).encode()
-    meant, said = refusal(status, body, None), error_text(body)
-    return ServerFailure(
-        meant.reason,
-        f"the server sent an error: {said}",
-        code=meant.code,
-        is_worth_retry=meant.is_worth_retry and "invalid_request" not in said,
     )
 
 
@@ -159,14 +116,12 @@ def _texts_in(told: Any) -> Iterator[str]:
         if isinstance(place, list):
             yield f"{'.'.join(map(str, place))}: {told.get('msg')}"
         else:
-            for name in _WORDS:
-                yield from _texts_in(told.get(name))
-        yield from (
-            f"({told[name]})" for name in ("code", "type") if isinstance(told.get(name), str)
-        )
+            yield from _texts_in([told.get(name) for name in _WORDS])
+        kinds = (told.get("code"), told.get("type"))
+        yield from (f"({kind})" for kind in kinds if isinstance(kind, str))
 
 
-COMPLETIONS_PATH, CHAT_PATH = "/completions", "/chat/completions"
+# The body of a request.
 
 # What the queue acts on itself, what servers know by the same name, and what by another one.
 _OURS = ("prompt", "id", "arrival_time", "priority", "deadline", "session", "think_time", "n")
@@ -179,8 +134,6 @@ _SENT = (
 _RENAMED = ("stop", "stop_sequence", "stop_token", "logprobs", "json_schema", "extra_body")
 _STRUCTURED = {"regex": "regex", "choice": "choice", "lark": "grammar", "gbnf": "grammar"}  # vLLM's
 SERVED = frozenset((*_OURS, *_SENT, *_RENAMED, *_STRUCTURED))
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_FORMATS = ("response_format", "structured_outputs", *_GUIDED)
 
 
 class Body(Struct, frozen=True):
@@ -205,43 +158,38 @@ def body_of(
     """
     own = request.extra_body or {}
     stated = request.stated if isinstance(request, ServerRequest) else frozenset()
-    asked: dict[str, Any] = {}
+    fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     for name in _SENT:
         value = getattr(request, name)
         if name in stated or REQUEST_FIELDS[name].asks(value):
-            asked[name] = value
+            fields[name] = value
     if "max_completion_tokens" in own:
-        asked.pop("max_tokens", None)
-    stops = [stop for given in (request.stop_sequence, request.stop) for stop in listed(given)]
-    if stops:
-        asked["stop"] = stops if request.stop_sequence else request.stop
+        fields.pop("max_tokens", None)
+    if stops := [*listed(request.stop_sequence), *listed(request.stop)]:
+        fields["stop"] = stops if request.stop_sequence else request.stop
     if stop_tokens := listed(request.stop_token):
-        asked["stop_token_ids"] = stop_tokens
-    if own.keys().isdisjoint(_FORMATS):
+        fields["stop_token_ids"] = stop_tokens
+    if own.keys().isdisjoint(CONSTRAINT_SPELLINGS):
         schema: Any = request.json_schema
         if schema == {"type": "object"}:
-            asked["response_format"] = {"type": "json_object"}
+            fields["response_format"] = {"type": "json_object"}
         elif schema is not None:
             named = {"name": "output", "schema": {} if schema is True else schema}
-            asked["response_format"] = {"type": "json_schema", "json_schema": named}
+            fields["response_format"] = {"type": "json_schema", "json_schema": named}
         for name, key in _STRUCTURED.items():
             if (value := getattr(request, name)) is not None:
-                asked["structured_outputs"] = {key: value}
-    fields = {"stream": True, "stream_options": {"include_usage": True}, **asked, **own}
-    if is_chat(request):
-        path = CHAT_PATH
-        if request.logprobs is not None:
-            fields["logprobs"] = True
-        if request.logprobs:
-            fields["top_logprobs"] = request.logprobs
-    else:
-        path = COMPLETIONS_PATH
+                fields["structured_outputs"] = {key: value}
+    fields |= own
+    chats, num_told = is_chat(request), request.logprobs
+    if not chats:
         fields["prompt"] = history + request.prompt if history else request.prompt
-        if request.logprobs is not None:
-            fields["logprobs"] = request.logprobs
+    if num_told is not None:
+        fields["logprobs"] = True if chats else num_told
+    if num_told and chats:
+        fields["top_logprobs"] = num_told
     fields |= extra_body
     fields |= {name: value for name, value in own.items() if name not in stated}
-    if path == CHAT_PATH and history:
+    if chats and history:
         fields["messages"] = [*history, *fields["messages"]]
     if model is not None:
         fields["model"] = model
@@ -250,7 +198,8 @@ def body_of(
         if isinstance(seed, int):
             fields["seed"] = seed + index
     fields |= {name: None for name, value in extra_body.items() if value is None}
-    return Body(path, {name: value for name, value in fields.items() if value is not None})
+    sent = {name: value for name, value in fields.items() if value is not None}
+    return Body("/chat/completions" if chats else "/completions", sent)
 
 
 def listed(stops: Any) -> list[Any]:
@@ -328,11 +277,20 @@ def read_chunk(data: str, *, is_error: bool = False, is_whole: bool = False) -> 
         message = f"{what} is not in OpenAI's form{why}: {error_text(data.encode())}"
         is_cut = data.startswith("{") and not data.rstrip().endswith("}")
         raise ServerFailure("answer", message, is_worth_retry=is_cut or not is_whole) from None
-    is_error = is_error or bool(chunk.error) or chunk.object == "error"
     words = chunk.message, chunk.msg, chunk.detail, chunk.errors, chunk.base_resp
-    says_why = chunk.choices is None and any(words)
-    if is_error or says_why or (is_whole and not chunk.choices):
-        raise _error_within(json.loads(data), is_passing=not is_whole)
+    is_error |= bool(chunk.error) or chunk.object == "error"
+    is_error |= chunk.choices is None and any(words)
+    if is_error or (is_whole and not chunk.choices):
+        told = json.loads(data)  # an error within an answer of status 200
+        holders = [holder for holder in (told.get("error"), told) if isinstance(holder, dict)]
+        found = (str(holder.get(name)) for holder in holders for name in ("code", "status"))
+        usual = "400" if is_whole else "500"  # of a stream another attempt may help
+        status = next(filter(_STATUS.fullmatch, found), usual)
+        failure = refusal(int(status), json.dumps(told).encode())
+        said = str(failure).removeprefix(f"HTTP {status}").removeprefix(": ")
+        failure.args, failure.status = (f"the server sent an error: {said}",), None
+        failure.is_worth_retry &= "invalid_request" not in said
+        raise failure
     return chunk
 
 
@@ -359,20 +317,13 @@ class _Call:
         has_other_id = bool(call_id and self.call_id and call_id != self.call_id)
         if name and arguments and not has_other_id:
             with suppress(ValueError, RecursionError):  # those here are not complete
-                json.loads("".join(self._arguments))
+                json.loads(self.arguments)
                 return False
         return not (name and has_other_id)
 
     @property
-    def called(self) -> dict[str, str]:
-        return {"name": self.name, "arguments": "".join(self._arguments)}
-
-    @property
-    def as_tool(self) -> dict[str, Any]:
-        called = self.called
-        if self.kind == "custom":
-            called["input"] = called.pop("arguments")
-        return {"id": self.call_id, "type": self.kind, self.kind: called}
+    def arguments(self) -> str:
+        return "".join(self._arguments)
 
 
 class Reply:
@@ -390,14 +341,13 @@ class Reply:
         self.num_tokens = 0
         self.prompt_tokens: int | None = None
         self.finish_reason: str | None = None
-        self.stop_reason: StopReason = None
+        self.stop_reason: int | str | None = None
         self.logprobs: list[TokenLogprob] = []
         self.token_ids: list[int] | None = []
-        texts = listed(request.stop_sequence), listed(request.stop), listed(fields.get("stop"))
-        self._stops = [
-            *dict.fromkeys(s for each in texts for s in each if isinstance(s, str) and s)
-        ]
-        ids = *listed(request.stop_token), *listed(fields.get("stop_token_ids"))
+        stops = (request.stop_sequence, request.stop, fields.get("stop"))
+        texts = [stop for given in stops for stop in listed(given)]
+        self._stops = [*dict.fromkeys(stop for stop in texts if isinstance(stop, str) and stop)]
+        ids = [*listed(request.stop_token), *listed(fields.get("stop_token_ids"))]
         self._stop_ids = [stop for stop in ids if isinstance(stop, int)]
         self._keeps_stop = True in (fields.get(name) for name in _KEEPS_STOP)
         self._num_held = max(map(len, self._stops), default=1) - 1  # characters that may begin one
@@ -423,11 +373,20 @@ class Reply:
 
     @property
     def tool_calls(self) -> list[dict[str, Any]] | None:
-        return [call.as_tool for call in self._calls] or None
+        inputs = {"function": "arguments", "custom": "input"}
+        return [
+            {
+                "id": call.call_id,
+                "type": call.kind,
+                call.kind: {"name": call.name, inputs[call.kind]: call.arguments},
+            }
+            for call in self._calls
+        ] or None
 
     @property
     def function_call(self) -> dict[str, str] | None:
-        return None if self._function_call is None else self._function_call.called
+        call = self._function_call
+        return None if call is None else {"name": call.name, "arguments": call.arguments}
 
     @property
     def is_blank(self) -> bool:
@@ -466,8 +425,7 @@ class Reply:
     def flush(self) -> str:
         """Return the text that was kept back, as no stop has come of it."""
         text, self._held = self._held, ""
-        if text:
-            self._said["text"].append(text)
+        self._said["text"] += [text] if text else []
         return text
 
     def find_lack(self, *, wants_logprobs: bool) -> ServerFailure | None:
@@ -476,13 +434,12 @@ class Reply:
             return ServerFailure("connection", "the stream broke off before its end")
         code, is_worth_retry = "server-error", False
         reason = "" if self._has_stopped else (self.finish_reason or "").lower()
-        lacks_calls = reason in CALLING and not (self.text or self._calls or self._function_call)
         if reason == "content_filter":
             code, message = "content-filter", "the server's content filter has broken it off"
         elif self.outcome == "error":
             message = f"the server ended the answer with finish_reason {self.finish_reason!r:.500}"
             is_worth_retry = True
-        elif lacks_calls:
+        elif reason in CALLING and not (self.text or self._calls or self._function_call):
             message, is_worth_retry = f"the answer is empty, with finish_reason {reason!r}", True
         elif self.refusal is not None:
             said = error_text(self.refusal.encode(errors="replace"))
@@ -509,12 +466,14 @@ class Reply:
         return max(self.num_tokens - before, 0), text
 
     def _take_choice(self, choice: _Choice) -> str:
+        """Take in a part of the output; return the text of it that no stop can cut off."""
         whole = None if self._has_deltas else choice.message  # which some send again at the end
         said: _Message = choice.delta or whole or choice
         parts = [*_said_in(said.content or choice.text)]
-        thought = _said_in(said.reasoning or said.reasoning_content)  # some servers send both
-        parts += (("reasoning", text) for _, text in thought)
-        parts += (("refusal", text) for _, text in _said_in(said.refusal))
+        thought = said.reasoning or said.reasoning_content  # some servers send both
+        for kind, content in (("reasoning", thought), ("refusal", said.refusal)):
+            parts += ((kind, words) for _, words in _said_in(content))
+        text = "".join(words for kind, words in parts if kind == "text")
         for kind, words in parts:
             if kind != "text":
                 self._said[kind].append(words)
@@ -526,10 +485,10 @@ class Reply:
             self._function_call.add(*_called(said.function_call))
         told = _read_logprobs(choice.logprobs) if choice.logprobs else []
         self.logprobs += told
-        ids = choice.token_ids
-        if ids is None and told and all(isinstance(one.token, int) for one in told):
-            ids = [one.token for one in told if isinstance(one.token, int)]
-        has_any = bool(parts or said.tool_calls or said.function_call)
+        ids, has_any = choice.token_ids, bool(parts or said.tool_calls or said.function_call)
+        known = [one.token for one in told if isinstance(one.token, int)]
+        if ids is None and told and len(known) == len(told):
+            ids = known
         self._has_deltas |= has_any and said is choice.delta
         num_tokens = len(told) or int(has_any) if ids is None else len(ids)
         if num_tokens and ids is None:
@@ -537,8 +496,7 @@ class Reply:
         elif ids and self.token_ids is not None:
             self.token_ids += ids
         self.num_tokens += num_tokens
-        reason: Any = choice.finish_reason
-        stop: Any = choice.stop_reason
+        reason, stop = choice.finish_reason, choice.stop_reason
         if isinstance(reason, dict):  # SGLang's own form
             stop, why = reason.get("matched"), (reason.get("type"), reason.get("message"))
             reason = ": ".join(word for word in why if isinstance(word, str))
@@ -548,26 +506,30 @@ class Reply:
             self.finish_reason = str(reason)
         if stop in (*self._stops, *self._stop_ids) and not self._has_stopped:
             self.stop_reason = stop
-        text = "".join(words for kind, words in parts if kind == "text")
+        return self._cut(text)
+
+    def _cut(self, text: str) -> str:
+        """Take in more text, up to a stop; return what is sure to be part of the output.
+
+        Of several stops the first to end counts, then the longest, then the first in their order.
+        """
         if self._has_stopped:
             self.token_ids = None if text else self.token_ids
             return ""
-        # Of several stops the first to end counts, then the longest, then the first in their order.
         held = self._held + text
         is_early = self.num_tokens <= self._request.min_tokens  # no stop counts yet
         found = ((held.find(stop), stop) for stop in (() if is_early else self._stops))
         ends = [(start + len(stop), -len(stop), stop) for start, stop in found if start >= 0]
         if ends:
-            end, length, stop = min(ends, key=lambda found: found[:2])
-            self._has_stopped, self.stop_reason, self._held = True, stop, ""
+            end, length, self.stop_reason = min(ends, key=lambda found: found[:2])
+            self._has_stopped, self._held = True, ""
             if end < len(held):
                 self.token_ids = None
             sure_text = held[: end if self._keeps_stop else end + length]
         else:
             sure = len(held) if is_early else max(len(held) - self._num_held, 0)
             sure_text, self._held = held[:sure], held[sure:]
-        if sure_text:
-            self._said["text"].append(sure_text)
+        self._said["text"] += [sure_text] if sure_text else []
         return sure_text
 
     def _take_call(self, call: Any) -> None:
@@ -640,9 +602,10 @@ def _read_logprobs(logprobs: dict[str, Any]) -> list[TokenLogprob]:
         return max(round(float(value), NUM_DIGITS), LOWEST_LOGPROB)
 
     def pair(told: dict[str, Any]) -> tuple[int | str, float]:  # llama.cpp tells ids
-        token_id, logprob = told.get("id"), told["logprob"]
-        is_id = isinstance(token_id, int) and token_id >= 0
-        return (token_id if is_id else read_token(told["token"])), bounded(logprob)  # type: ignore[return-value]  # an int
+        token = told.get("id")
+        if not isinstance(token, int) or token < 0:
+            token = read_token(told["token"])
+        return token, bounded(told["logprob"])
 
     try:
         if (content := logprobs.get("content")) is not None:
@@ -653,17 +616,11 @@ def _read_logprobs(logprobs: dict[str, Any]) -> list[TokenLogprob]:
                 )
                 for one in content
             ]
-        tokens = logprobs.get("tokens") or []
-        tops = logprobs.get("top_logprobs") or [None] * len(tokens)
-        columns = zip(tokens, logprobs.get("token_logprobs") or (), tops, strict=True)
-        return [
-            TokenLogprob(
-                read_token(token),
-                bounded(value),
-                [TopLogprob(read_token(other), bounded(v)) for other, v in (top or {}).items()],
-            )
-            for token, value, top in columns
-        ]
+        tokens = [read_token(token) for token in logprobs.get("tokens") or []]
+        told = logprobs.get("top_logprobs") or [None] * len(tokens)
+        tops = [[TopLogprob(read_token(o), bounded(v)) for o, v in (t or {}).items()] for t in told]
+        values = map(bounded, logprobs.get("token_logprobs") or ())
+        return [TokenLogprob(*one) for one in zip(tokens, values, tops, strict=True)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         message = f"the stream has logprobs of no known form ({type(error).__name__})"
         raise ServerFailure("answer", message) from None

@@ -22,7 +22,7 @@ from batcher.errors import BatchdecodeError, LostModelError
 from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveEvent, RetryEvent
 from batcher.remote import client
 from batcher.remote.client import MAX_EVENT, remote_model_of
-from batcher.remote.engine import Attempt, Rate, RemoteEngine
+from batcher.remote.engine import Rate, RemoteEngine
 from batcher.remote.model import ServerSettings, address_of
 from batcher.remote.protocol import Reply, ServerFailure, error_text, read_chunk
 from batcher.request import Request
@@ -473,18 +473,18 @@ def test_certificates_are_verified_however_https_is_written(monkeypatch, scheme)
         client.Client(address_of(f"openai:{scheme}://127.0.0.1/v1"), ServerSettings())
 
 
-def test_what_others_have_come_to_is_handed_out_before_a_refused_key_ends_the_run():
-    with FaultServer(usual=silence) as server, engine_of(server) as engine:
+def test_what_others_have_come_to_is_handed_out_before_a_refused_key_ends_the_run(monkeypatch):
+    async def ask(_, body, take):
+        if body.fields["prompt"] == "a":
+            raise ServerFailure("answer", "no", status=401, is_worth_retry=False)
+        take(read_chunk('{"choices": [{"text": "x", "finish_reason": "stop"}]}'))
+        return True
+
+    monkeypatch.setattr(client.Client, "ask", ask)
+    with FaultServer() as server, engine_of(server) as engine:
         for request in asking("a", "b"):
             engine.enqueue(request)
-        engine._join_arrivals()
-        engine._admit()
-        refused, answered_row = engine._batch.holders
-        answered_row.reply.take(read_chunk('{"choices": [{"text": "x", "finish_reason": "stop"}]}'))
-        engine._clock.advance(None)
-        engine._settle(Attempt(refused, ServerFailure("answer", "no", status=401), 1, 0.0), 0)
-        engine._settle(Attempt(answered_row, None, 1, 0.0), 0)
-        assert [result.text for result in engine.hand_out().results] == ["x"]
+        assert [result.text for result in engine.step().results] == ["x"]
         with pytest.raises(LostModelError):
             engine.step()
 
