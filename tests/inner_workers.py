@@ -79,8 +79,7 @@ class InnerWorkers:
         return reports
 
     def is_deadly(self, lines):
-        lost = {index for index, remark in lines.remarks.items() if remark.deaths}
-        return any(row[2] in self.poison and row[0] not in lost for row in lines.rows())
+        return any(line.text in self.poison and not line.deaths for line in lines)
 
     def die(self, number):
         self.num_kills += 1

@@ -3,14 +3,22 @@
 No file and no terminal is touched here, so whoever iterates decides what becomes of the outcomes.
 """
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from batcher.engine import Engine, StepOutcome
 from batcher.errors import InvariantError
-from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
+from batcher.events import (
+    ArriveEvent,
+    EndEvent,
+    Event,
+    FinishEvent,
+    RejectEvent,
+    RequestEvent,
+    TokenEvent,
+)
 from batcher.request import Unread
 from batcher.requests.lines import BadLine, ParsedLine
 from batcher.trace.run import label_of
@@ -25,10 +33,18 @@ if TYPE_CHECKING:
 MAX_HELD = 1024  # results, or bad lines, that wait for a step
 
 
+class Outcome(NamedTuple):
+    """What a step, or reading before one, has brought; lines: of results."""
+
+    events: Sequence[Event]
+    lines: Sequence[bytes] = ()
+    tokens: Sequence[TokenEvent] = ()
+
+
 class Loop:
     """Iterates over the outcomes of a run: of its steps, and of what is read before one.
 
-    answers: takes in what is read; whoever iterates hands it the results.
+    answers: makes lines of results.
     num_read: lines taken from the source.  num_failed: requests that failed so far.
     first_failure: what the model did to the first request that failed in it.
     has_refused: a bad line has ended the reading, since such lines are not skipped.
@@ -79,7 +95,20 @@ class Loop:
         """What was not taken of the input, by what has arrived when the last step started."""
         return self.source.backlog(self.engine.last_start)
 
-    def __iter__(self) -> Iterator[StepOutcome]:
+    @property
+    def total(self) -> int | None:
+        return self.source.total
+
+    @property
+    def num_steps(self) -> list[int]:
+        """How many steps each engine has taken: here it is one."""
+        return [self.engine.num_steps]
+
+    @property
+    def num_all_steps(self) -> int:
+        return self.engine.num_steps
+
+    def __iter__(self) -> Iterator[Outcome]:
         engine = self.engine
         while True:
             while self._is_reading and (outcome := self._read()) is not None:
@@ -102,27 +131,42 @@ class Loop:
         """Return the arrivals nobody was told of, after a step, or reading, was broken off."""
         return [e for e in self.engine.hand_out().events if type(e) is ArriveEvent]
 
-    def _step(self) -> StepOutcome:
+    def end_events(self) -> list[EndEvent]:
+        return [self.engine.end_event()]
+
+    def put_back(self, input_index: int, lines: bytes) -> list[bytes]:
+        return self.answers.put_back(input_index, lines)
+
+    def rest(self) -> Iterator[bytes]:
+        return self.answers.rest()
+
+    def close(self) -> None:
+        self.answers.close()
+
+    def _step(self) -> Outcome:
         self._is_computing = True
         try:
             outcome = self.engine.step()
         finally:
             self._is_computing = False
-        if outcome.results or self.answers.is_resumed:
-            self._count_failures(outcome)
-        return outcome
+        return self._answered(outcome)
 
-    def _count_failures(self, outcome: StepOutcome) -> None:
+    def _answered(self, outcome: StepOutcome) -> Outcome:
+        """Count the failures of `outcome`, and make lines of its results."""
         answers = self.answers
-        for result in outcome.results:
+        events, results, tokens = outcome
+        if not (results or answers.is_resumed):
+            return Outcome(events, (), tokens)
+        for result in results:
             if result.error is not None and answers.is_first_failure(result.id):
                 self.note_failure(result.id, result.error.message)
         if answers.is_resumed:
-            for event in outcome.events:
+            for event in events:
                 if type(event) is FinishEvent and answers.note_replayed(event):
                     self._count_failure()
+        return Outcome(events, answers.take(results), tokens)
 
-    def _read(self) -> StepOutcome | None:
+    def _read(self) -> Outcome | None:
         """Read what the next step has room for, as far as it has come, and what needs none.
 
         So one line may be read ahead.  A request without a slot to wait for ends in the step in
@@ -150,9 +194,7 @@ class Loop:
                     request, input_index=source.input_index, reason=source.reason, replayed=replayed
                 )
                 if engine.num_results >= MAX_HELD:
-                    outcome = engine.hand_out()
-                    self._count_failures(outcome)
-                    return outcome
+                    return self._answered(engine.hand_out())
                 continue
             if self._on_bad_line is not None:
                 self._on_bad_line(line)
@@ -168,9 +210,10 @@ class Loop:
         if not self._rejected:
             return None
         rejected, self._rejected = self._rejected, []
+        lines: list[bytes] = []
         for _, bad, input_index in rejected:  # answered, unless an earlier run has
-            self.answers.reject(bad, input_index)
-        return StepOutcome([event for event, _, _ in rejected], [], [])
+            lines += self.answers.reject(bad, input_index)
+        return Outcome([event for event, _, _ in rejected], lines)
 
     def _next(self) -> Line | None:
         """Return the next line; at the end, or where a pipe breaks, stop reading."""

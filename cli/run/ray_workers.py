@@ -29,6 +29,7 @@ from batcher.events import RestartEvent
 
 from ..screen.terminal import counted
 from . import worker
+from .input import Waiting
 from .problems import say
 from .run_options import RunOptions
 
@@ -118,7 +119,7 @@ class Actors:
     """
 
     def __init__(
-        self, options: RunOptions, num_workers: int, address: str, waiting: worker.Waiting
+        self, options: RunOptions, num_workers: int, address: str, waiting: Waiting
     ) -> None:
         try:
             import ray  # noqa: PLC0415 - an extra

@@ -6,34 +6,27 @@ One engine and a group of workers use the same files, in the same order.
 import os
 import re
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from batcher.errors import BatchdecodeError
-from batcher.events import Event, RunEvent, TokenEvent
+from batcher.events import Event, TokenEvent
 from batcher.page import is_page_start
 from batcher.requests.results import encode_tokens
 from batcher.trace.files import encode_events, is_trace_start
 
 from ..errors import WriteError
-from ..models import is_real
 from ..options import STDOUT
 from ..screen.terminal import (
-    columns_of,
-    counted,
-    encoding_of,
     is_same_terminal,
-    printable_lines,
-    wants_color,
 )
 from ..screen.view import View
-from ..signals import Interrupted, StopSignals, stdout_descriptor
+from ..signals import StopSignals, stdout_descriptor
 from .files import (
     BESIDE_RESULTS,
     OutFile,
@@ -47,27 +40,18 @@ from .files import (
     check_writable,
     is_alone,
     may_be_file,
-    output_sink,
     stdout_json_sink,
 )
-from .input import InputError, OpenInput, open_input
-from .problems import InvalidInput, ProblemReport, say, say_of_memory
+from .input import OpenInput, open_input
+from .problems import say
 from .resume import Resumption
 from .run_options import RunOptions
 from .urls import is_url, shown
 
 if TYPE_CHECKING:
-    from batcher.decoding.constraints import ConstraintTimes
-    from batcher.metrics.prometheus import RunCollector
-    from batcher.metrics.summary import RunMetrics, RunSummary
-    from batcher.page.page import PageTimeline
-
     from ..screen.live import LiveView
-    from ..screen.summary import BytesPerToken
     from .exporters import Exposition
-    from .loop import Loop
     from .spans import SpanSender
-    from .workers import InputLines
 
 BAD_INPUT = 2  # an exit status
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
@@ -208,7 +192,7 @@ class OpenRun(NamedTuple):
 
 
 @contextmanager
-def opened_run(options: RunOptions, stop: StopSignals, num_workers: int = 1) -> Iterator[OpenRun]:
+def opened_run(options: RunOptions, stop: StopSignals) -> Iterator[OpenRun]:
     """Open and lock all that a run reads and writes; a model may take minutes to load after that.
 
     Raises:
@@ -229,7 +213,7 @@ def opened_run(options: RunOptions, stop: StopSignals, num_workers: int = 1) -> 
                     "install them with `pip install 'batchdecode[otel]'`"
                 ) from error
             endpoint = None if options.otel == "env" else options.otel
-            spans = SpanSender(endpoint, options.model, num_workers)
+            spans = SpanSender(endpoint, options.model, options.workers or 1)
         file = OutFile(output)
         if output is not None and is_url(output):
             if options.resume:
@@ -250,13 +234,6 @@ def opened_run(options: RunOptions, stop: StopSignals, num_workers: int = 1) -> 
             options = replace(options, output=results.path)
             resumption = Resumption(options, requests, results)
             yield OpenRun(options, requests, files, results, resumption, exposition, spans)
-
-
-def close_spans(spans: "SpanSender | None", num_steps: list[int], *, is_quiet: bool) -> None:
-    if spans is not None:
-        spans.close(num_steps)
-        if spans.num_dropped or not is_quiet:
-            say(printable_lines(f"{spans.describe()}\n"))
 
 
 @contextmanager
@@ -316,204 +293,3 @@ def locked_files(
             for name, path in named.items()
             if path is not None
         }
-
-
-# -- what reads the events of a run
-
-
-class EventReaders:
-    """Passes the events of a run on to its trace, numbers, series, report and spans.
-
-    metrics: its numbers, if they are asked for.  observer: takes events for them, with `lock`.
-    """
-
-    def __init__(self, opened: OpenRun, num_workers: int = 1) -> None:
-        options, files = opened.options, opened.files
-        self.trace = TraceWriter(files["--trace"].open()) if options.trace else None
-        self.series = None
-        if options.timeseries is not None:
-            from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
-
-            sink = files["--timeseries"].open()
-            self.series = SeriesWriter(sink, options.timeseries_interval, num_workers)
-        self.timeline = None
-        if options.report is not None:
-            from batcher.page.page import PageTimeline  # noqa: PLC0415 - as above
-
-            self.timeline = PageTimeline()
-        self.spans = opened.spans
-        self.metrics: RunMetrics | None = None
-        self.observer: RunMetrics | RunCollector | None = None
-        self.lock: AbstractContextManager[object] = nullcontext()
-
-    def take(self, events: Sequence[Event]) -> None:
-        if self.trace is not None:
-            self.trace.write(events)
-        if self.observer is not None:
-            with self.lock:
-                self.observer.observe(events)
-        if self.spans is not None:
-            self.spans.take(events)
-        if self.series is not None:
-            self.series.write_known()
-        if self.timeline is not None:
-            for event in events:
-                self.timeline.add(event)
-
-    def flush(self) -> None:
-        if self.trace is not None:
-            self.trace.flush()
-
-    def close(self, num_steps: int) -> None:
-        """End the files, whatever one of them raises; num_steps: see RunMetrics.close."""
-        with ExitStack() as files:
-            if self.series is not None and self.metrics is not None:
-                files.callback(self.series.close)
-                files.callback(self.metrics.close, num_steps)
-            if self.trace is not None:
-                self.trace.close()
-
-
-# -- what a run says at its end
-
-
-def how_it_ended(error: BaseException, stop: StopSignals) -> tuple[int, str, bool]:
-    """Return the exit status of a run that `error` ends, why it ends, and whether at once.
-
-    Raises:
-        OutputError, ResumeError: the error, if there is no run yet, or none to go on with.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        return stop.exit_status, f"stopped by {stop.name}", not isinstance(error, Interrupted)
-    if isinstance(error, OutputError | ResumeError):
-        raise error
-    return BAD_INPUT if isinstance(error, InputError) else 1, f"error: {error}", True
-
-
-def settle_files(opened: OpenRun) -> None:
-    """Make sure that all that a run has written is on the disk, the results last.
-
-    Raises:
-        WriteError: some of it is not, or a file is gone.
-        Interrupted: a signal came.
-    """
-    for file in (*opened.files.values(), opened.results):
-        file.settle()
-
-
-def tell_ending(
-    opened: OpenRun,
-    results: ResultWriter | None,
-    resumption: Resumption,
-    remark: str,
-    what_now: str,
-) -> None:
-    """Report why the run ends, where its results are if there are any, and how to go on.
-
-    results: None if the run has not begun.
-    """
-    file = opened.results
-    if results is not None and (results.num_written or results.num_token_events):
-        went = counted(results.num_written, "result")
-        if opened.options.stream:
-            went += f" and {counted(results.num_token_events, 'token event')}"
-        remark += f"; {went} went to {file.whereabouts()}"
-    say(printable_lines(f"{remark}\n"))
-    if resumption.is_possible and file.is_in_place:
-        if isinstance(file, UploadedResults):
-            what_now = file.resuming(what_now)
-        if file.has_foreign_lines:
-            what_now = _RESUME.sub("--resume=repair", what_now, count=1)
-        say(printable_lines(f"{what_now}\n"))
-
-
-def tell_summary(
-    opened: OpenRun,
-    summary: "RunSummary",
-    run: RunEvent,
-    timelines: "Sequence[PageTimeline] | None",
-    *,
-    elapsed: float,
-    is_complete: bool,
-    num_unread: int = 0,
-    kv_bytes: "BytesPerToken | None" = None,
-    constraint_times: "ConstraintTimes | None" = None,
-    remark: str = "",
-) -> None:
-    """Write the numbers of a run, and show them.
-
-    run: how its trace begins.  timelines: of its workers, for a report.
-    remark: a line that follows the summary.
-
-    Raises:
-        WriteError, OutputError: one of the files cannot be written; the others are.
-    """
-    options = opened.options
-    if is_real(options.model):
-        from batcher.metrics.summary import with_wall_clock  # noqa: PLC0415 - few runs need it
-
-        summary = with_wall_clock(summary, elapsed)
-    failures: dict[str, Exception] = {}
-    if options.summary_json is not None or options.report is not None:
-        from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - few runs have one
-
-        from .exporters import write_report  # noqa: PLC0415 - as above
-
-        for name, path in (("--summary-json", options.summary_json), ("--report", options.report)):
-            file = opened.files.get(name)
-            try:
-                if name == "--summary-json" and path is not None:
-                    with output_sink(file) as sink:
-                        sink.write(encode_summary(summary))
-                elif file is not None and timelines is not None:
-                    write_report(file, timelines, summary, run, opened.requests.name)
-            except (WriteError, OutputError) as error:
-                failures[name] = error
-    if not options.quiet:
-        from ..screen.summary import NOT_TOLD, RunFiles, render_summary  # noqa: PLC0415 - as above
-
-        has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
-        paths = (
-            opened.results.name,
-            options.trace,
-            None if "--report" in failures else options.report,
-            options.summary_json if has_numbers else None,
-            options.timeseries,
-            options.metrics_file,
-        )
-        text = render_summary(
-            summary,
-            RunFiles(*(path if path is None else shown(path) for path in paths)),
-            is_complete=is_complete,
-            num_unread=num_unread,
-            elapsed=elapsed,
-            encoding=encoding_of(sys.stderr.encoding, os.environ),
-            has_color=wants_color(options.color, 2, os.environ),
-            is_timed=bool(run.step_time),
-            columns=columns_of(2, os.environ),
-            kv_bytes=kv_bytes or NOT_TOLD,
-        )
-        say(text + printable_lines(remark))
-        if options.stats:
-            from ..screen.summary import render_stats  # noqa: PLC0415 - few runs tell so much
-
-            say(render_stats(summary, constraint_times, is_timed=bool(run.step_time)))
-        scheduling = options.scheduling
-        if scheduling.profile is not None and options.workers is None:
-            say_of_memory([(scheduling.profile, scheduling.settings())])
-    for failure in failures.values():
-        raise failure
-
-
-def refuse_rest(report: ProblemReport, read: "Loop | InputLines") -> None:
-    """Report what has ended the reading before the end of the input, if anything has.
-
-    Raises:
-        InvalidInput: a bad line has.
-        InputError: the pipe has, which was damaged or cut off there.
-    """
-    if read.broken is not None:
-        raise read.broken
-    if read.has_refused:
-        what_now = "reading stopped there. --keep-going to skip such lines."
-        raise InvalidInput(report, read.num_read, what_now)

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from batcher.errors import InvariantError
 from batcher.events import FinishEvent
@@ -138,13 +139,12 @@ class _OpenRequest(Struct, gc=False):
 class Answers:
     """Turns the results of a run into lines, each time those whose turn has come.
 
-    rejected: the answers to bad lines that were not taken yet.
-
     model: its name.  bytes_of: what a token stands for.
     earlier: what an earlier run has given.  order: if answers go in the order of the input.
     replaying: what becomes of the results of an earlier run.  With "steps" they are not decoded
     again where what every step does follows from how many tokens each row has; with "whole" nothing
     is, ever; with "never" all is.
+    first_slot: of the engine, if it is a worker's.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class Answers:
         order: InputOrder | None = None,
         *,
         replaying: Replaying = "steps",
+        first_slot: int = 0,
     ) -> None:
         self.is_resumed = earlier is not None
         self._model, self._bytes_of, self._replaying = model, bytes_of, replaying
-        self._earlier, self._order = earlier, order
+        self._earlier, self._order, self._first_slot = earlier, order, first_slot
         self._open: dict[str, _OpenRequest] = {}
         self._alone: dict[str, int] = {}  # of one result, whose turn comes: the index of the line
-        self.rejected: list[bytes] = []
 
     def open(self, request: Request, form: Form, input_index: int) -> Mapping[int, Result]:
         """Take in a request; return those of its results that the engine may replay."""
@@ -185,11 +185,13 @@ class Answers:
         )
         return found if is_replayed else _NOTHING
 
-    def reject(self, bad: BadLine, input_index: int) -> None:
+    def reject(self, bad: BadLine, input_index: int) -> list[bytes]:
+        """Return what is to be written for a bad line, as in `take`."""
         number = bad.problems[0].line
-        if self._earlier is None or not self._earlier.has_rejected(bad.id, number):
-            line = self._encode([make_rejected_result(bad.id, bad.problems)], bad.form)
-            self.rejected += [line] if self._order is None else self._order.put(input_index, line)
+        if self._earlier is not None and self._earlier.has_rejected(bad.id, number):
+            return []
+        line = self._encode([make_rejected_result(bad.id, bad.problems)], bad.form)
+        return [line] if self._order is None else self._order.put(input_index, line)
 
     def is_first_failure(self, request_id: str) -> bool:
         request = self._open.get(request_id)
@@ -222,10 +224,14 @@ class Answers:
 
         Several lines may be one item; with an order, those of a request are.
         """
-        lines, self.rejected = self.rejected, []
         order, alone = self._order, self._alone
+        if self._first_slot:
+            for result in results:
+                if result.slot is not None:
+                    force_setattr(result, "slot", self._first_slot + result.slot)
         if not (self._open or order):  # as in most runs
-            return [*lines, encode_results(results)] if results else lines
+            return [encode_results(results)] if results else []
+        lines: list[bytes] = []
         for result in results:
             if order is not None and (index := alone.pop(result.id, None)) is not None:
                 lines += order.put(index, encode_result(result))

@@ -2,15 +2,17 @@
 
 import gc
 import os
+import re
 import signal
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from batcher.errors import BatchdecodeError
-from batcher.events import Event
+from batcher.events import Event, RunEvent
 from batcher.foreign import RaisedError
 from batcher.garbage import look_seldom
 from batcher.models.base import number_of
@@ -19,23 +21,52 @@ from batcher.remote.model import RemoteModel
 from batcher.requests.lines import RequestParser
 
 from ..errors import WriteError
+from ..models import is_real
 from ..options import STDOUT
 from ..screen.progress import open_view
-from ..screen.terminal import Pace, counted, is_pipe, is_same_terminal, printable_lines
+from ..screen.terminal import (
+    Pace,
+    columns_of,
+    counted,
+    encoding_of,
+    is_pipe,
+    is_same_terminal,
+    printable_lines,
+    wants_color,
+)
 from ..screen.view import RunPlan, View
 from ..signals import Interrupted, StepWatch, StopSignals, stdout_descriptor
-from . import recording
 from .engine_setup import EngineSetup
-from .files import NAMES_OF_STDOUT
-from .input import OpenInput, Waiting, open_input, open_source
+from .files import NAMES_OF_STDOUT, OutputError, ResumeError, UploadedResults, output_sink
+from .input import InputError, OpenInput, Waiting, open_input, open_source
 from .loop import Loop
-from .problems import ModelTracebacks, ProblemReport, say, say_of_slo
+from .problems import (
+    InvalidInput,
+    ModelTracebacks,
+    ProblemReport,
+    say,
+    say_of_memory,
+    say_of_slo,
+)
+from .recording import OpenRun, ResultWriter, TraceWriter, opened_run, stdout_beside
 from .results import Answers, InputOrder, Replaying
-from .resume import Resumption, conclude_finished
+from .resume import conclude_finished
 from .run_options import RunOptions
+from .urls import shown
 
 if TYPE_CHECKING:
+    from batcher.metrics.prometheus import RunCollector
+    from batcher.metrics.summary import RunMetrics, RunSummary
+    from batcher.metrics.times import TimeSeries
+    from batcher.page.page import PageTimeline
+    from batcher.trace.run import RequestFold
+
     from .resume import EarlierResults
+    from .worker import Transport
+    from .workers import Workers
+
+BAD_INPUT = 2  # an exit status
+_RESUME = re.compile(r"(?<= )--resume(?= |$)")
 
 
 class RunSetup(EngineSetup):
@@ -45,10 +76,16 @@ class RunSetup(EngineSetup):
         self, options: RunOptions, requests: OpenInput, waiting: Waiting = nullcontext
     ) -> None:
         self.requests = requests
-        super().__init__(options, waiting, is_shown=_has_picture(options))
+        has_picture = not options.quiet and options.live == "always"
+        if options.live == "auto" and not options.quiet:
+            has_picture = options.output is not None or not is_pipe(stdout_descriptor())
+        super().__init__(options, waiting, is_shown=has_picture)
         self.report = ProblemReport(self.requests.name, options.color)
         if isinstance(self.model, RemoteModel):
             self.model.report = lambda text: self.report.tell(printable_lines(text))
+
+    def run_event(self) -> RunEvent:
+        return self.engine.run_event()
 
     @property
     def replaying(self) -> Replaying:
@@ -90,6 +127,9 @@ class RunSetup(EngineSetup):
             on_bad_line=None if is_reported else self.report.add,
         )
 
+    def any_parser(self) -> RequestParser:
+        return RequestParser(self.capabilities)
+
 
 def run_events(options: RunOptions) -> Iterator[Event]:
     """Yield the events of a run; nothing is written but problems of the input, to stderr."""
@@ -98,18 +138,37 @@ def run_events(options: RunOptions) -> Iterator[Event]:
         with closing(setup.engine):
             loop = setup.loop()
             yield loop.engine.run_event()
-            for events, results, _ in loop:
-                loop.answers.take(results)
+            for events, _, _ in loop:
                 yield from events
             say(setup.report.closing())
-            recording.refuse_rest(setup.report, loop)
+            refuse_rest(setup.report, loop)
             yield loop.engine.end_event()
 
 
-def run(options: RunOptions, stop: StopSignals, command: str) -> int:
+def refuse_rest(report: ProblemReport, read: "Loop | Workers") -> None:
+    """Report what has ended the reading before the end of the input, if anything has.
+
+    Raises:
+        InvalidInput: a bad line has.
+        InputError: the pipe has, which was damaged or cut off there.
+    """
+    if read.broken is not None:
+        raise read.broken
+    if read.has_refused:
+        what_now = "reading stopped there. --keep-going to skip such lines."
+        raise InvalidInput(report, read.num_read, what_now)
+
+
+def run(
+    options: RunOptions,
+    stop: StopSignals,
+    command: str,
+    workers: "AbstractContextManager[Transport] | None" = None,
+) -> int:
     """Carry out `batchdecode run`; return its exit status.
 
     command: what continues this run if it ends early.
+    workers: leads to --workers of them; None for processes, or what --on says.
 
     Raises:
         BatchdecodeError: the input, an option or a file is not right.
@@ -125,34 +184,35 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         )
     if options.slo is not None and options.scheduling.profile is not None and not options.quiet:
         say_of_slo([options.slo])
-    if options.workers is not None:
-        from .workers import run_by_workers  # noqa: PLC0415 - few runs have some
+    with opened_run(options, stop) as files, ExitStack() as stack:
+        setup: RunSetup | Workers
+        if options.workers is None:
+            setup = RunSetup(files.options, files.requests, stop.waiting)
+            stack.callback(setup.engine.close)
+        else:
+            from . import workers as by_workers  # noqa: PLC0415 - few runs have some
 
-        return run_by_workers(options, options.workers, stop, command)
-    with recording.opened_run(options, stop) as files:
-        setup = RunSetup(files.options, files.requests, stop.waiting)
+            started = workers or by_workers.transport_of(options, stop.waiting)
+            transport = stack.enter_context(started)
+            setup = by_workers.Workers(files.options, files.requests, transport)
         opened = files._replace(options=setup.options)
-        start = setup.engine.run_event()
-        with (
-            closing(setup.engine),
-            opened.resumption.prepare(setup.options, opened.requests, start) as resumption,
-        ):
-            parser = RequestParser(setup.capabilities)
-            status = conclude_finished(
-                resumption, opened.requests, parser, setup.options, stop.waiting
-            )
-            if status is not None:
-                return status
-            try:
-                return Run(setup, opened, resumption, stop, command).carry_out()
-            except Interrupted:  # before the first step, or after the last one
-                remark, what_now = f"stopped by {stop.name}", f"continue with: {command}"
-                recording.tell_ending(opened, None, resumption, remark, what_now)
-                return stop.exit_status
+        resumption = stack.enter_context(
+            opened.resumption.prepare(setup.options, opened.requests, setup.run_event())
+        )
+        status = conclude_finished(
+            resumption, opened.requests, setup.any_parser(), setup.options, stop.waiting
+        )
+        if status is not None:
+            return status
+        try:
+            return Run(setup, opened, stop, command).carry_out()
+        except Interrupted:  # before the first step, or after the last one
+            tell_ending(opened, f"stopped by {stop.name}", f"continue with: {command}")
+            return stop.exit_status
 
 
 class Run:
-    """A run that is ready to begin: the loop, and what becomes of its outcomes.
+    """A run that is ready to begin: the loop, and all that takes in what it yields.
 
     command: what continues it if it ends early.
 
@@ -162,80 +222,140 @@ class Run:
     """
 
     def __init__(
-        self,
-        setup: RunSetup,
-        opened: recording.OpenRun,
-        resumption: Resumption,
-        stop: StopSignals,
-        command: str,
+        self, setup: "RunSetup | Workers", opened: OpenRun, stop: StopSignals, command: str
     ) -> None:
         look_seldom()
         self._started = time.monotonic()
-        self._setup, self._opened, self._resumption = setup, opened, resumption
-        self._stop, self._command = stop, command
-        options, exposition = setup.options, opened.exposition
-        self._options = options
+        self._setup, self._opened, self._stop, self._command = setup, opened, stop, command
+        options, files, resumption = setup.options, opened.files, opened.resumption
+        self._options, self._resumption = options, resumption
         loop = self._loop = setup.loop(resumption.earlier)
         if not options.quiet:
-            again = setup.replaying == "never"
-            text = resumption.describe(loop.source.total, is_decoded_again=again)
+            again = isinstance(setup, RunSetup) and setup.replaying == "never"
+            text = resumption.describe(loop.total, is_decoded_again=again)
             say(printable_lines(text))
         gc.freeze()  # nor among the requests that are read already
         self._pace = Pace(options.step_delay)
-        view = self._view = _open_view(setup, loop, self._pace)
-        readers = self._readers = recording.EventReaders(opened)
-        readers.lock = view.lock
-        series = None if readers.series is None else readers.series.all_series[0]
-        is_asked = not options.quiet or options.summary_json or options.report or series is not None
-        self._collector = None
-        if exposition is not None or is_asked:
-            from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - if anybody asks
+        view = self._view = self._open_view()
+        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
+        self._series = None
+        all_series: list[TimeSeries | None] = [None] * len(loop.num_steps)
+        if options.timeseries is not None:
+            from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
 
-            is_watched = exposition is not None
-            metrics = RunMetrics(options.limits, series, view.fold, is_watched=is_watched)
-            readers.metrics = readers.observer = metrics
-        if exposition is not None:
-            from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
+            sink = files["--timeseries"].open()
+            self._series = SeriesWriter(sink, options.timeseries_interval, len(all_series))
+            all_series = list(self._series.all_series)
+        self._timeline: PageTimeline | None = None
+        if options.report is not None:
+            from batcher.page import page  # noqa: PLC0415 - as above
 
-            labels = options.model, "0"
-            self._collector = RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
-            readers.observer = self._collector
-            exposition.tell(self._collector)
+            self._timeline = page.PageTimeline()
+        self._metrics: RunMetrics | None = None
+        self._observe: Callable[[Sequence[Event]], None] | None = None
+        self._lock = view.lock
+        self._fold: RequestFold | None = None  # what no metrics feed
+        is_exposed = opened.exposition is not None
+        is_asked = not options.quiet or options.summary_json or options.report or self._series
+        if is_exposed or is_asked:
+            from batcher.metrics import summary  # noqa: PLC0415 - if anybody asks
+
+            limits = options.limits
+            if isinstance(loop, Loop):
+                metrics = summary.RunMetrics(
+                    limits, all_series[0], view.fold, is_watched=is_exposed
+                )
+            else:
+                metrics = summary.RunMetrics(
+                    limits, is_watched=is_exposed, worker_series=all_series
+                )
+                self._fold, self._lock = view.fold, nullcontext()
+                loop.fold, loop.metrics = view.fold, metrics
+            self._metrics, self._observe = metrics, metrics.observe
+        self._collector: RunCollector | None = None
+        if opened.exposition is not None:
+            if isinstance(loop, Loop):
+                from batcher.metrics import prometheus  # noqa: PLC0415 - an extra
+
+                labels = options.model, "0"
+                told = prometheus.RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
+                self._collector, self._observe = told, told.observe
+                opened.exposition.tell(told)
+            else:
+                all_told = loop.collector(metrics)
+                self._lock = all_told.lock
+                opened.exposition.tell(all_told)
         # Opening empties them, so the results come last: what else fails, fails before.
         path = options.output
-        results = recording.stdout_beside(view) if path is None else resumption.open_results(path)
-        self._results = recording.ResultWriter(results)
+        results = stdout_beside(view) if path is None else resumption.open_results(path)
+        self._results = ResultWriter(results)
+
+    def _open_view(self) -> View:
+        setup, loop, options = self._setup, self._loop, self._options
+        run = setup.run_event()
+        is_simulated = isinstance(setup, RunSetup) and isinstance(setup.model, SimulatedModel)
+        is_one, is_shown = isinstance(loop, Loop), options.output is None
+        is_shared = is_shown and is_same_terminal(stdout_descriptor(), 2)
+        return open_view(
+            RunPlan(
+                setup.requests.name.rpartition("/")[2],
+                run.policy,
+                options.batch * len(loop.num_steps),
+                loop.total,
+                is_timed=bool(run.step_time),
+                num_workers=len(loop.num_steps),
+            ),
+            loop,
+            live=options.live,
+            is_quiet=options.quiet,
+            color=options.color,
+            pace=self._pace if is_one else None,
+            is_piped=is_shown and is_pipe(stdout_descriptor()),
+            has_others=is_shared or (is_one and not is_simulated),
+            has_stdin=is_one and not setup.requests.is_terminal,
+        )
 
     def carry_out(self) -> int:
         """Run to the end, and report how that went; return the exit status."""
         setup, loop, resumption, stop = self._setup, self._loop, self._resumption, self._stop
-        tracebacks = ModelTracebacks(setup.report, is_quiet=self._options.quiet)
+        opened, options = self._opened, self._options
+        tracebacks = ModelTracebacks(setup.report, is_quiet=options.quiet)
         watch = StepWatch(
             lambda: None if stop.has_broken_off else loop.current_step,
             self._view.still_computing,
             self._say_waiting,
             self._end_now,
         )
-        status, remark, is_over = 0, "", False
+        status, remark, is_over = 0, "", False  # is_over: more was done than was written
         try:
             with self._view, closing(self), watch, tracebacks:
                 resumption.begin()
                 self._record()
             stop.before_wait = None
-            recording.settle_files(self._opened)
+            for file in (*opened.files.values(), opened.results):  # the results last
+                file.settle()
             if loop.is_complete:
                 resumption.finish()
-        except (KeyboardInterrupt, WriteError, BatchdecodeError) as error:
-            status, remark, is_over = recording.how_it_ended(error, stop)
+        except KeyboardInterrupt as error:
+            status, remark = stop.exit_status, f"stopped by {stop.name}"
+            is_over = not isinstance(error, Interrupted)
+        except (OutputError, ResumeError):
+            raise
+        except (WriteError, BatchdecodeError) as error:
+            status, remark, is_over = 1, f"error: {error}", True
+            if isinstance(error, InputError):
+                status = BAD_INPUT
             if isinstance(error, RaisedError):
                 tracebacks.show(error.raised)
         tracebacks.close()
         say(setup.requests.take_notes() + setup.report.closing())
         if not is_over:
             self._summarize()
+        if not isinstance(loop, Loop) and loop.num_restarts and not options.quiet:
+            say(f"  {counted(loop.num_restarts, 'worker')} replaced, which had died\n")
         if loop.first_failure is not None:
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
-        recording.refuse_rest(setup.report, loop)
+        refuse_rest(setup.report, loop)
         if remark:
             self._tell(remark, f"continue with: {self._command}")
         elif loop.has_given_up:
@@ -244,29 +364,32 @@ class Run:
         return status or (1 if loop.num_failed else 0)
 
     def _record(self) -> None:
-        loop, stop, view, report = self._loop, self._stop, self._view, self._setup.report
-        answers, earlier = loop.answers, self._resumption.earlier
-        engine, num_shown = loop.engine, 0
-        pace = self._pace
+        setup, loop, stop, view = self._setup, self._loop, self._stop, self._view
+        earlier, report, pace = self._resumption.earlier, setup.report, self._pace
+        results, is_one = self._results, isinstance(loop, Loop)
         stop.before_wait, stop.before_pause = self._show_all, view.step_aside
-        note = self._readers.take
-        note([engine.run_event()])
+        self._note([setup.run_event()])
         for input_index, lines in earlier.kept() if earlier else ():
-            self._results.write(answers.put_back(input_index, lines))
+            results.write(loop.put_back(input_index, lines))
+        num_shown = 0
         try:
-            for events, results, tokens in loop:
+            for events, lines_now, tokens in loop:
                 if events:
-                    note(events)
+                    self._note(events)
                 if tokens:
-                    self._results.write_tokens(tokens)
-                if results or answers.rejected:
-                    self._results.write(answers.take(results))
+                    results.write_tokens(tokens)
+                if lines_now:
+                    results.write(lines_now)
                 if report.news:
                     view.write_message(report.take())
-                if (num_steps := engine.num_steps) > num_shown:
+                if (num_steps := loop.num_all_steps) > num_shown:
                     num_shown = num_steps
                     if view.is_watched:
-                        view.after_step(num_steps - 1)
+                        if not is_one:
+                            with view.lock:
+                                for number, taken in enumerate(loop.num_steps):
+                                    view.paces[number] = max(taken - 1, 0)
+                        view.after_step(max(loop.num_steps) - 1)
                     if pace.is_slow:
                         pace.begin(time.monotonic())
                         while (seconds := pace.time_left(time.monotonic())) > 0:
@@ -278,68 +401,165 @@ class Run:
                     raise Interrupted
         except (KeyboardInterrupt, BatchdecodeError) as error:
             if isinstance(error, Interrupted):
-                note(loop.arrived())
+                self._note(loop.arrived())
             self._write_rest()
             raise
         self._write_rest()
-        note([engine.end_event()])
+        self._note(loop.end_events())
+
+    def _note(self, events: Sequence[Event]) -> None:
+        """Hand events to all that read them."""
+        if self._trace is not None:
+            self._trace.write(events)
+        if self._observe is not None:
+            with self._lock:
+                self._observe(events)
+        if self._fold is not None:
+            with self._view.lock:
+                for event in events:
+                    self._fold.take(event)
+        if self._opened.spans is not None:
+            self._opened.spans.take(events)
+        if self._series is not None:
+            self._series.write_known()
+        if self._timeline is not None:
+            for event in events:
+                self._timeline.add(event)
 
     def _show_all(self) -> float:
         self._results.flush()
-        self._readers.flush()
+        if self._trace is not None:
+            self._trace.flush()
         return self._view.refresh()
 
     def _write_rest(self) -> None:
-        for lines in self._loop.answers.rest():
+        for lines in self._loop.rest():
             self._results.write([lines])
         self._results.flush()
 
     def close(self) -> None:
+        """End the files, whatever one of them raises."""
         with ExitStack() as files:
             files.callback(self._results.close)
-            files.callback(self._loop.answers.close)
+            files.callback(self._loop.close)
             if self._collector is not None:
                 files.callback(self._collector.observe, ())  # and how many steps there were
-            self._readers.close(self._loop.engine.num_steps)
+            if self._series is not None and self._metrics is not None:
+                files.callback(self._series.close)
+                files.callback(self._metrics.close, max(self._loop.num_steps))
+            if self._trace is not None:
+                self._trace.close()
 
     def _summarize(self) -> None:
-        options, engine, model = self._options, self._loop.engine, self._setup.model
-        metrics, timeline = self._readers.metrics, self._readers.timeline
-        if metrics is not None:
-            from ..screen.summary import BytesPerToken  # noqa: PLC0415 - a quiet run does without
+        """Write the numbers of the run, and show them.
 
-            metrics.note_constraints(*engine.constraint_counts)
-            kv_bytes, remark = None, ""
+        Raises:
+            WriteError, OutputError: one of the files cannot be written; the others are.
+        """
+        setup, options, loop, opened = self._setup, self._options, self._loop, self._opened
+        metrics, elapsed = self._metrics, time.monotonic() - self._started
+        if metrics is not None:
+            if isinstance(loop, Loop):
+                metrics.note_constraints(*loop.engine.constraint_counts)
+            summary = metrics.summary(max(loop.num_steps))
+            if is_real(options.model):
+                from batcher.metrics.summary import with_wall_clock  # noqa: PLC0415 - few need it
+
+                summary = with_wall_clock(summary, elapsed)
+            failures = self._write_numbers(summary)
+            if not options.quiet:
+                self._show_summary(summary, failures, elapsed)
+            for failure in failures.values():
+                raise failure
+        if opened.spans is not None:
+            opened.spans.close(loop.num_steps)
+            if opened.spans.num_dropped or not options.quiet:
+                say(printable_lines(f"{opened.spans.describe()}\n"))
+        model = setup.model if isinstance(setup, RunSetup) else None
+        if isinstance(model, RemoteModel) and model.has_refused_waits:
+            remark = "requests failed that were to wait longer than --max-wait"
+            self._tell(remark, f"continue later with: {self._command} --retry-failed")
+
+    def _write_numbers(self, summary: "RunSummary") -> dict[str, Exception]:
+        """Write --summary-json and --report; return what went wrong with them."""
+        options, files, timeline = self._options, self._opened.files, self._timeline
+        failures: dict[str, Exception] = {}
+        if options.summary_json is not None:
+            from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - few runs have one
+
+            try:
+                with output_sink(files.get("--summary-json")) as sink:
+                    sink.write(encode_summary(summary))
+            except (WriteError, OutputError) as error:
+                failures["--summary-json"] = error
+        if timeline is not None:
+            from .exporters import write_report  # noqa: PLC0415 - few runs need it
+
+            timelines = [timeline] if isinstance(self._loop, Loop) else timeline.workers
+            run = self._setup.run_event()
+            try:
+                name = self._opened.requests.name
+                write_report(files["--report"], timelines, summary, run, name)
+            except (WriteError, OutputError) as error:
+                failures["--report"] = error
+        return failures
+
+    def _show_summary(
+        self, summary: "RunSummary", failures: dict[str, Exception], elapsed: float
+    ) -> None:
+        from ..screen.summary import (  # noqa: PLC0415 - a quiet run does without
+            NOT_TOLD,
+            BytesPerToken,
+            RunFiles,
+            render_stats,
+            render_summary,
+        )
+
+        setup, loop, options = self._setup, self._loop, self._options
+        run, constraint_times, kv_bytes, remark = setup.run_event(), None, NOT_TOLD, ""
+        if isinstance(setup, RunSetup):
+            model, constraint_times = setup.model, setup.engine.constraint_times
             if not isinstance(model, RemoteModel):
                 of_drafts = options.scheduling.draft_bytes_per_token(model)
                 kv_bytes = BytesPerToken(number_of(model, "kv_bytes_per_token"), of_drafts)
             elif model.replaced:
                 names = ", ".join(model.replaced)
                 remark = f"  model {model.served_model} was used instead of {names}\n"
-            recording.tell_summary(
-                self._opened,
-                metrics.summary(engine.num_steps),
-                engine.run_event(),
-                None if timeline is None else [timeline],
-                elapsed=time.monotonic() - self._started,
-                is_complete=self._loop.is_complete,
-                num_unread=self._loop.num_unread or 0,
-                kv_bytes=kv_bytes,
-                constraint_times=engine.constraint_times,
-                remark=remark,
-            )
-        recording.close_spans(self._opened.spans, [engine.num_steps], is_quiet=options.quiet)
-        if isinstance(model, RemoteModel) and model.has_refused_waits:
-            remark = "requests failed that were to wait longer than --max-wait"
-            self._tell(remark, f"continue later with: {self._command} --retry-failed")
+        has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
+        paths = (
+            self._opened.results.name,
+            options.trace,
+            None if "--report" in failures else options.report,
+            options.summary_json if has_numbers else None,
+            options.timeseries,
+            options.metrics_file,
+        )
+        text = render_summary(
+            summary,
+            RunFiles(*(path if path is None else shown(path) for path in paths)),
+            is_complete=loop.is_complete,
+            num_unread=loop.num_unread or 0,
+            elapsed=elapsed,
+            encoding=encoding_of(sys.stderr.encoding, os.environ),
+            has_color=wants_color(options.color, 2, os.environ),
+            is_timed=bool(run.step_time),
+            columns=columns_of(2, os.environ),
+            kv_bytes=kv_bytes,
+        )
+        say(text + printable_lines(remark))
+        if options.stats:
+            say(render_stats(summary, constraint_times, is_timed=bool(run.step_time)))
+        scheduling = options.scheduling
+        if scheduling.profile is not None and options.workers is None:
+            say_of_memory([(scheduling.profile, scheduling.settings())])
 
     def _tell(self, remark: str, what_now: str) -> None:
-        recording.tell_ending(self._opened, self._results, self._resumption, remark, what_now)
+        tell_ending(self._opened, remark, what_now, self._results)
 
     def _say_waiting(self, received: signal.Signals) -> None:
         name = "q" if self._stop.is_by_key else received.name
         self._view.step_aside()
-        step = self._loop.engine.num_steps
+        step = max(self._loop.num_steps)
         say(
             f"{name}: the run stops when the model has ended step {step}, "
             "however long that takes; a second signal ends it at once\n"
@@ -359,25 +579,23 @@ class Run:
             os._exit(stop.exit_status)
 
 
-def _has_picture(options: RunOptions) -> bool:
-    if options.quiet or options.live == "always":
-        return not options.quiet
-    is_piped = options.output is None and is_pipe(stdout_descriptor())
-    return options.live == "auto" and not is_piped
+def tell_ending(
+    opened: OpenRun, remark: str, what_now: str, results: ResultWriter | None = None
+) -> None:
+    """Report why the run ends, where its results are if there are any, and how to go on.
 
-
-def _open_view(setup: RunSetup, loop: Loop, pace: Pace) -> View:
-    options, run = setup.options, setup.engine.run_event()
-    title = setup.requests.name.rpartition("/")[2]
-    is_shared = options.output is None and is_same_terminal(stdout_descriptor(), 2)
-    return open_view(
-        RunPlan(title, run.policy, options.batch, loop.source.total, bool(run.step_time)),
-        loop,
-        live=options.live,
-        is_quiet=options.quiet,
-        color=options.color,
-        pace=pace,
-        is_piped=options.output is None and is_pipe(stdout_descriptor()),
-        has_others=is_shared or not isinstance(setup.model, SimulatedModel),
-        has_stdin=not setup.requests.is_terminal,
-    )
+    results: None if the run has not begun.
+    """
+    file = opened.results
+    if results is not None and (results.num_written or results.num_token_events):
+        went = counted(results.num_written, "result")
+        if opened.options.stream:
+            went += f" and {counted(results.num_token_events, 'token event')}"
+        remark += f"; {went} went to {file.whereabouts()}"
+    say(printable_lines(f"{remark}\n"))
+    if opened.resumption.is_possible and file.is_in_place:
+        if isinstance(file, UploadedResults):
+            what_now = file.resuming(what_now)
+        if file.has_foreign_lines:
+            what_now = _RESUME.sub("--resume=repair", what_now, count=1)
+        say(printable_lines(f"{what_now}\n"))

@@ -19,8 +19,8 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
@@ -29,9 +29,8 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import force_setattr
 
-from batcher.engine import Engine, StepOutcome
+from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, LostModelError, describe
 from batcher.events import Event, RejectEvent, RestartEvent, RestartReason, RunEvent
 from batcher.foreign import RaisedError
@@ -51,6 +50,7 @@ from .input import (
     InputError,
     LineParser,
     Source,
+    Waiting,
     arrival_goes_back,
     checksum_of,
     id_given_before,
@@ -70,103 +70,55 @@ _OWN_FILES, _FILES_OF_WORKER = 16, 4  # at once: of the run itself, and for each
 _GRACE = 5.0  # seconds, in which the end of a process is known
 _LENGTH = struct.Struct("<Q")
 
-Waiting = Callable[[], AbstractContextManager[None]]
 
+class Line(Struct, array_like=True, gc=False):
+    """A line of the input, and what is odd about it beside others.
 
-Line = tuple[int, int, bytes, int]
-"""A line of the input: its index, its number from 1, its text and its checksum.
-
-That is the checksum of a line that is known to be a request, see LineParser; 0 of one that is to be
-looked at.
-"""
-
-
-class Remark(Struct, frozen=True):
-    """What is odd about a line beside others.
-
-    first_number: which line has the id of this one already; 0 if none has.
+    number: from 1.  checksum: of a line that is known to be a request, see LineParser; 0 of one
+    that is to be looked at.  first_number: which line has its id already; 0 if none has.
     last_arrival: that of the line before it, if this one goes back behind it.
     deaths: why the workers died that had it alone, if they were so many that it has failed.
     """
 
+    index: int
+    number: int
+    text: bytes
+    checksum: int
     first_number: int = 0
     last_arrival: float | None = None
     deaths: str = ""
 
 
-class Lines(Struct, array_like=True):
-    """Lines of the input, in its order, as columns; remarks: by their indexes.
+class CheckedLine(Struct, array_like=True, gc=False):
+    """What a line is by itself.
 
-    Millions go by in thousands, so nothing is done for one of them that is not done in C.
+    id: of the request, or the one that a bad line has.  checksum: see Line.
+    num_results, num_outputs: how many results it is answered with, and its best are chosen from.
+    bad: the id, problems and form of a BadLine.
     """
 
-    indexes: list[int] = []
-    numbers: list[int] = []
-    texts: list[bytes] = []
-    checksums: list[int] = []
-    remarks: dict[int, Remark] = {}
+    id: str
+    checksum: int
+    arrival: float = 0.0
+    num_results: int = 1
+    num_outputs: int = 1
+    session: str | None = None
+    bad: tuple[str, list[Problem], Form] | None = None
 
-    def __len__(self) -> int:
-        return len(self.indexes)
-
-    def rows(self) -> Iterable[Line]:
-        return zip(self.indexes, self.numbers, self.texts, self.checksums, strict=True)
-
-    def append_line(self, line: Line, remark: Remark | None = None) -> None:
-        columns = (self.indexes, self.numbers, self.texts, self.checksums)
-        for column, value in zip(columns, line, strict=True):
-            column.append(value)  # type: ignore[attr-defined]  # of four types
-        if remark is not None:
-            self.remarks[line[0]] = remark
-
-    def extend(self, more: "Lines") -> None:
-        self.indexes += more.indexes
-        self.numbers += more.numbers
-        self.texts += more.texts
-        self.checksums += more.checksums
-        self.remarks |= more.remarks
-
-    def take_first(self, most: int) -> "Lines":
-        """Remove the first lines, up to so many, and return them."""
-        columns = indexes, numbers, texts, checksums = (
-            self.indexes,
-            self.numbers,
-            self.texts,
-            self.checksums,
-        )
-        taken = Lines(indexes[:most], numbers[:most], texts[:most], checksums[:most])
-        for column in columns:
-            del column[:most]
-        if self.remarks:
-            first = set(taken.indexes).intersection(self.remarks)
-            taken.remarks = {index: self.remarks.pop(index) for index in first}
-        return taken
-
-
-class Several(NamedTuple):
-    """How many results a line is answered with, and how many its best are chosen from."""
-
-    num_results: int
-    num_outputs: int
-
-
-Refused = tuple[str, list[Problem], Form]
-"""What a BadLine is: its id, problems and form."""
 
 # -- instructions ---------------------------------------------------------------------------------
 
 
 class Check(Struct, frozen=True, tag=True):
-    """Find out what these lines are; they are not decoded yet.  Answered by `Checked`."""
+    """Find out what these lines are, with their numbers; they are not decoded yet."""
 
-    numbers: list[int]
-    texts: list[bytes]
+    lines: list[tuple[int, bytes]]
 
 
 class Decode(Struct, frozen=True, tag=True):
     """Answer these lines, in whatever order; in steps of all that are there."""
 
-    lines: Lines
+    lines: list[Line]
 
 
 class Finish(Struct, frozen=True, tag=True):
@@ -187,26 +139,15 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Checked(Struct, frozen=True, tag=True):
-    """What the lines of one `Check` are, in their order.
+    """What the lines of one `Check` are, in their order."""
 
-    ids: of the requests, and those that bad lines give.  checksums: see Line.
-    bad: by the place in the list, as are the others.  several: those with more than one result.
-    arrivals: of all lines, where there is one that is not 0.  sessions: those of requests with one.
-    """
-
-    ids: list[str]
-    checksums: list[int]
-    bad: dict[int, Refused]
-    several: dict[int, Several]
-    arrivals: list[float]
-    sessions: dict[int, str]
+    lines: list[CheckedLine]
 
 
 class Answered(Struct, frozen=True, tag=True):
     """Lines that have been answered since the last report, and how the worker stands.
 
-    indexes: of the lines.  answers: their results as lines of the output, one after the other.
-    lengths: how many bytes of them each line is answered with.
+    indexes: of the lines.  answers: their results as lines of the output.
     num_failed: how many requests have failed.  first_failure: what the model did to the first.
     said: messages for people, in whole lines.
     events: since the last report, as the trace of the whole run has them, if they are wanted.
@@ -216,8 +157,7 @@ class Answered(Struct, frozen=True, tag=True):
     """
 
     indexes: list[int]
-    answers: bytes
-    lengths: list[int]
+    answers: list[bytes]
     num_failed: int = 0
     first_failure: str = ""
     said: str = ""
@@ -227,12 +167,6 @@ class Answered(Struct, frozen=True, tag=True):
     now: float = 0.0
     state: EngineState | None = None
     num_begun: int = 0
-
-    def by_line(self) -> Iterator[tuple[int, bytes]]:
-        start = 0
-        for index, length in zip(self.indexes, self.lengths, strict=True):
-            yield index, self.answers[start : start + length]
-            start += length
 
 
 class Dropped(Struct, frozen=True, tag=True):
@@ -304,21 +238,11 @@ class Transport(Protocol):
         """Let `receive` come back.  Any thread may call this."""
 
 
-class Wanted(NamedTuple):
-    """What is reported beside answers.
-
-    events: all that happens, for whoever shows, counts or writes it.
-    state: how the engine stands, for Prometheus, with every report.
-    """
-
-    events: bool
-    state: bool
-
-    @classmethod
-    def by(cls, options: RunOptions) -> "Wanted":
-        readers = (options.trace, options.report, options.otel, options.timeseries)
-        is_read = any(each is not None for each in (*readers, options.summary_json))
-        return cls(is_read or options.is_exposed or not options.quiet, options.is_exposed)
+def wants_events(options: RunOptions) -> bool:
+    """Return whether anybody shows, counts or writes what happens."""
+    readers = (options.trace, options.report, options.otel, options.timeseries)
+    is_read = any(each is not None for each in (*readers, options.summary_json))
+    return is_read or options.is_exposed or not options.quiet
 
 
 class Worker:
@@ -333,16 +257,15 @@ class Worker:
         self, options: RunOptions, number: int, restart: RestartEvent | None = None
     ) -> None:
         self._options, self._number, self._restart = options, number, restart
-        self._batch, self._wanted = options.batch, Wanted.by(options)
         self._report = ProblemReport("")
         self._tracebacks = ModelTracebacks(self._report, is_quiet=options.quiet)
         self._order = AsTheyCome()
-        self._has_started = False
+        self._has_started = self.is_idle = False
+        self._wants_events = wants_events(options)
         self._events: list[Event] = []  # that are not reported
         self._constraints = 0, 0  # that were
         self._num_failed = 0  # that were
         self._num_held = 0  # lines without an answer
-        self.is_idle = False
 
     def _start(self) -> Ready:
         setup, restart = EngineSetup(self._options), self._restart
@@ -356,7 +279,10 @@ class Worker:
             self._engine.go_on_from(restart.step, restart.time)
         self._parser = setup.parser(self._report.tell)
         self._source = GivenLines(LineParser(self._parser, Duplicates()))
-        self._answers = Answers(setup.model.name, setup.bytes_of, order=self._order)
+        first_slot = self._number * self._options.batch
+        self._answers = Answers(
+            setup.model.name, setup.bytes_of, order=self._order, first_slot=first_slot
+        )
         self._loop = Loop(self._engine, self._source, self._answers, keep_going=True)
         self._has_started = True
         look_seldom()
@@ -376,18 +302,17 @@ class Worker:
             with self._tracebacks:
                 for instruction in instructions:
                     match instruction:
-                        case Check(numbers, texts):
-                            yield self._check(numbers, texts)
+                        case Check(lines):
+                            yield Checked([self._check(*line) for line in lines])
                         case Decode(lines):
                             self._take_lines(lines)
                         case Finish():
                             self._source.is_closed = True
                         case Drop():
                             waiting = self._source.lines
-                            yield Dropped([index for index, *_ in waiting])
+                            yield Dropped([line.index for line in waiting])
                             self._num_held -= len(waiting)
                             waiting.clear()
-                            self._source.remarks.clear()
                 yield from self._decode()
         except LostModelError:
             raise
@@ -403,56 +328,38 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - it is told where the others are
             yield Failed(describe(error), traceback.format_exc())
 
-    def _check(self, numbers: list[int], texts: list[bytes]) -> Checked:
-        checked = Checked([], [], {}, {}, [], {})
-        arrivals = []
-        for place, (number, text) in enumerate(zip(numbers, texts, strict=True)):
-            parsed = parse_line(self._parser, text, number)
-            checked.checksums.append(checksum_of(text, parsed))
-            if isinstance(parsed, BadLine):
-                checked.bad[place] = parsed.id, parsed.problems, parsed.form
-                checked.ids.append(parsed.id)
-                arrivals.append(0.0)
-                continue
-            request = parsed.request
-            checked.ids.append(id_of(parsed))
-            arrivals.append(request.arrival_time)
-            if request.n > 1 and parsed.form == "result":
-                checked.several[place] = Several(request.n, request.best_of or request.n)
-            if request.session is not None:
-                checked.sessions[place] = request.session
-        if any(arrivals):
-            checked.arrivals.extend(arrivals)
-        return checked
+    def _check(self, number: int, text: bytes) -> CheckedLine:
+        parsed = parse_line(self._parser, text, number)
+        checksum = checksum_of(text, parsed)
+        if isinstance(parsed, BadLine):
+            return CheckedLine(parsed.id, checksum, bad=(parsed.id, parsed.problems, parsed.form))
+        request, numbers = parsed.request, (1, 1)
+        if request.n > 1 and parsed.form == "result":
+            numbers = request.n, request.best_of or request.n
+        return CheckedLine(id_of(parsed), checksum, request.arrival_time, *numbers, request.session)
 
-    def _take_lines(self, lines: Lines) -> None:
+    def _take_lines(self, lines: list[Line]) -> None:
         """Take in lines to be answered; those that no worker has survived are so at once."""
         self._num_held += len(lines)
-        if not lines.remarks:
-            self._source.lines.extend(lines.rows())
-            return
-        for row in lines.rows():
-            remark = lines.remarks.get(row[0])
-            if remark is None or not remark.deaths:
-                self._source.lines.append(row)
-                if remark is not None:
-                    self._source.remarks[row[0]] = remark
+        for line in lines:
+            if not line.deaths:
+                self._source.lines.append(line)
                 continue
-            parsed = self._source.parse(*row)
+            parsed = self._source.parse(line)
             if isinstance(parsed, ParsedLine):
                 request, engine, name = parsed.request, self._engine, id_of(parsed)
-                self._answers.open(request, parsed.form, row[0])
-                error = ErrorInfo(DIED, remark.deaths)
+                self._answers.open(request, parsed.form, line.index)
+                error = ErrorInfo(DIED, line.deaths)
                 lost = [make_lost_result(request.id or "", i, error) for i in range(request.n)]
                 self._answers.take(lost)
-                self._loop.note_failure(name, remark.deaths)
+                self._loop.note_failure(name, line.deaths)
                 self._note_events([RejectEvent(engine.num_steps, engine.now, name, 0, DIED)])
 
     def _decode(self) -> Iterator[Report]:
         until, self.is_idle = time.monotonic() + REPORT_SECONDS, False
         try:
             for outcome in self._loop:
-                self._take_outcome(outcome)
+                self._note_events(outcome.events)
                 if time.monotonic() > until:
                     break
             else:
@@ -467,38 +374,30 @@ class Worker:
             self.is_idle = True
         yield from self._answered()
 
-    def _take_outcome(self, outcome: StepOutcome) -> None:
-        self._note_events(outcome.events)
-        if self._number:
-            for result in outcome.results:
-                if result.slot is not None:
-                    force_setattr(result, "slot", self._number * self._batch + result.slot)
-        self._answers.take(outcome.results)
-
     def _note_events(self, events: Sequence[Event]) -> None:
-        if self._wanted.events:
-            self._events += [event_of_worker(e, self._number, self._batch) for e in events]
+        if self._wants_events:
+            batch = self._options.batch
+            self._events += [event_of_worker(e, self._number, batch) for e in events]
 
     def _answered(self) -> Iterator[Answered]:
         if not self._has_started:
             return
-        loop, engine, said = self._loop, self._engine, self._report.take()
-        indexes, answers = self._order.take()
-        if not (indexes or said or self._events or self._wanted.state):
+        loop, engine, is_watched = self._loop, self._engine, self._options.is_exposed
+        said, answers = self._report.take(), self._order.take()
+        if not (answers or said or self._events or is_watched):
             return
         # If it dies after this, nothing is missing of the steps that were made by now.
         self._note_events(engine.tell_steps())
         events, self._events = self._events, []
-        self._num_held -= len(indexes)
+        self._num_held -= len(answers)
         # A request that has failed in part is decoded again if this worker dies before its end.
         num_failed = loop.num_failed - self._answers.num_failing
         num_failed, self._num_failed = num_failed - self._num_failed, num_failed
         (compiled, before), counts = self._constraints, engine.constraint_counts
         self._constraints = counts
         yield Answered(
-            indexes,
-            b"".join(answers),
-            list(map(len, answers)),
+            [index for index, _ in answers],
+            [lines for _, lines in answers],
             num_failed,
             loop.first_failure or "",
             said,
@@ -506,20 +405,20 @@ class Worker:
             (counts[0] - compiled, counts[1] - before),
             engine.num_steps,
             engine.now,
-            state_of(engine) if self._wanted.state else None,
+            state_of(engine) if is_watched else None,
             self._num_held - len(self._source.lines) - loop.num_ahead,
         )
 
 
-class GivenLines(Source):
-    """The lines that a worker was given and has not begun.
+class NothingGiven(Exception):  # noqa: N818 - it is none
+    """An engine is idle, and no line is there for it."""
 
-    remarks: see Lines.  is_closed: there will be no more.
-    """
+
+class GivenLines(Source):
+    """The lines that a worker was given and has not begun; is_closed: there will be no more."""
 
     def __init__(self, parser: LineParser) -> None:
         self.lines: deque[Line] = deque()
-        self.remarks: dict[int, Remark] = {}
         self.is_closed = False
         self._parser = parser
 
@@ -527,23 +426,23 @@ class GivenLines(Source):
         if not self.lines:
             self.has_ended = self.is_closed
             return None
-        row = self.lines.popleft()
-        self.input_index = row[0]
-        return self.parse(*row)
+        line = self.lines.popleft()
+        self.input_index = line.index
+        return self.parse(line)
 
-    def parse(self, index: int, number: int, text: bytes, checksum: int) -> ParsedLine | BadLine:
+    def parse(self, line: Line) -> ParsedLine | BadLine:
         """Return what a line is, beside the lines before it.
 
         Raises:
             InputError: it is not what it was when it was checked.
         """
-        parsed = self._parser.parse_again(text, number, index, checksum)
-        remark = self.remarks.pop(index, None) if self.remarks else None
-        if remark is not None and isinstance(parsed, ParsedLine):
-            if remark.first_number:
-                return id_given_before(parsed, text, number, remark.first_number)
-            if remark.last_arrival is not None:
-                return arrival_goes_back(parsed, text, number, remark.last_arrival)
+        number, text = line.number, line.text
+        parsed = self._parser.parse_again(text, number, line.index, line.checksum)
+        if isinstance(parsed, ParsedLine):
+            if line.first_number:
+                return id_given_before(parsed, text, number, line.first_number)
+            if line.last_arrival is not None:
+                return arrival_goes_back(parsed, text, number, line.last_arrival)
         return parsed
 
     def wait(self) -> None:
@@ -555,26 +454,19 @@ class GivenLines(Source):
         raise NothingGiven
 
 
-class NothingGiven(Exception):  # noqa: N818 - it is none
-    """An engine is idle, and no line is there for it."""
-
-
 class AsTheyCome(InputOrder):
     """Keeps what lines are answered with, as soon as all results of one are there, to be taken."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._indexes: list[int] = []
-        self._answers: list[bytes] = []
+        self._answers: list[tuple[int, bytes]] = []
 
     def put(self, index: int, lines: bytes) -> list[bytes]:
-        self._indexes.append(index)
-        self._answers.append(lines)
+        self._answers.append((index, lines))
         return []
 
-    def take(self) -> tuple[list[int], list[bytes]]:
-        taken = self._indexes, self._answers
-        self._indexes, self._answers = [], []
+    def take(self) -> list[tuple[int, bytes]]:
+        taken, self._answers = self._answers, []
         return taken
 
 

@@ -76,8 +76,7 @@ def frame() -> list[Line]:
         view = LiveView(
             plan, loop, screen, display, pace=Pace(), keyboard=Nobody(), clock=lambda: engine.now
         )
-        for events, results, _ in loop:
-            loop.answers.take(results)
+        for events, _, _ in loop:
             for event in events:
                 view.fold.take(event)
             view.after_step(engine.num_steps - 1)

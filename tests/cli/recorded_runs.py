@@ -101,8 +101,7 @@ class WatchedRun:
         view = LiveView(plan, loop, screen, ScreenLive(screen), pace=Pace(0.1), clock=clock)
         self.events.append(run)
         shown = 0
-        for events, results, _ in loop:
-            loop.answers.take(results)
+        for events, _, _ in loop:
             self.events += events
             for event in events:
                 view.fold.take(event)

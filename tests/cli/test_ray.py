@@ -16,7 +16,6 @@ from batcher.errors import BatchdecodeError
 from cli.run.ray_workers import Actors, Share, share_of
 from cli.run.run import run
 from cli.run.run_options import RunOptions
-from cli.run.workers import run_by_workers
 from cli.signals import StopSignals
 
 
@@ -97,14 +96,18 @@ def test_whatever_the_pieces_all_comes_over(
     folder, ray = tmp_path_factory.mktemp("pieces"), InnerRay()
     (folder / "requests.jsonl").write_bytes(lines_of(*workload(num_requests)))
     options = RunOptions(
-        input=str(folder / "requests.jsonl"), output=str(folder / "out.jsonl"), batch=4, quiet=True
+        input=str(folder / "requests.jsonl"),
+        output=str(folder / "out.jsonl"),
+        batch=4,
+        quiet=True,
+        workers=num_workers,
     )
     with pytest.MonkeyPatch.context() as patch, StopSignals() as stop:
         patch.setitem(sys.modules, "ray", ray)
         patch.setattr("cli.run.ray_workers.PIECE_BYTES", piece_bytes)
         patch.setattr("cli.run.ray_workers.MAX_PIECES", max_pieces)
         workers = Actors(options, num_workers, "", stop.waiting)
-        assert run_by_workers(options, num_workers, stop, "batchdecode", workers) == 0
+        assert run(options, stop, "batchdecode", workers) == 0
     assert all(size <= piece_bytes for sizes in ray.sizes for size in sizes)
     assert all(len(sizes) <= max_pieces + 1 for sizes in ray.sizes)
     found = results_of(folder / "out.jsonl")

@@ -295,7 +295,7 @@ def test_bad_lines_are_handed_out_before_too_many_wait():
     engine = SimpleNamespace(
         now=0.0, num_steps=0, wants_request=True, num_pending=0, has_work=False
     )
-    answers = SimpleNamespace(reject=lambda line, index: None)
+    answers = SimpleNamespace(reject=lambda line, index: [])
     outcomes = [*Loop(engine, source, answers, keep_going=True)]
     assert [len(outcome.events) for outcome in outcomes] == [*[loop.MAX_HELD] * 3, 5]
 

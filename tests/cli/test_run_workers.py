@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +21,6 @@ from cli.options import SchedulingOptions
 from cli.run.problems import InvalidInput
 from cli.run.run import run
 from cli.run.run_options import RunOptions
-from cli.run.workers import run_by_workers
 from cli.signals import StopSignals
 
 ROW = {
@@ -59,9 +59,10 @@ def as_set(results):
 
 
 def run_inner(options, num_workers=3, **how):
+    options = replace(options, workers=num_workers)
     with StopSignals() as stop:
         workers = InnerWorkers(options, **how)
-        return run_by_workers(options, num_workers, stop, "batchdecode", workers), workers
+        return run(options, stop, "batchdecode", workers), workers
 
 
 def options_of(folder, name="results.jsonl", **more):
@@ -225,11 +226,15 @@ def test_a_request_that_has_failed_in_part_counts_once(tmp_path, monkeypatch, ca
     (tmp_path / "requests.jsonl").write_bytes(lines_of(half, short))
     numbers = tmp_path / "numbers.json"
     options = options_of(
-        tmp_path, model="half_failing:logits", max_errors=2, summary_json=str(numbers)
+        tmp_path,
+        model="half_failing:logits",
+        max_errors=2,
+        summary_json=str(numbers),
+        workers=1,
     )
     with StopSignals() as stop:
         workers = DiesInTheMiddle(options)
-        assert run_by_workers(options, 1, stop, "batchdecode", workers) == 1
+        assert run(options, stop, "batchdecode", workers) == 1
     assert workers.num_kills == 1
     results = written(tmp_path / "results.jsonl")
     assert [result["finish_reason"] for result in results] == ["length", "error", "length"]

@@ -15,7 +15,7 @@ from test_spans import collector  # noqa: F401 - a fixture
 
 from cli.options import SchedulingOptions
 from cli.run.exporters import Exposition
-from cli.run.workers import WorkersRun
+from cli.run.run import Run
 
 NOT_ARRIVED = "batchdecode_requests_not_arrived"
 WAITING = "vllm:num_requests_waiting"
@@ -57,10 +57,10 @@ def observed(options, monkeypatch, **how):
     """Carry out a run; return what is told at the end, and when workers have said something."""
     collectors, all_told, num_taken = [], [], count()
     monkeypatch.setattr(Exposition, "tell", lambda _, told: collectors.append(told))
-    take = WorkersRun.take_answered
+    note = Run._note
 
-    def looking(self, number, answered):
-        take(self, number, answered)
+    def looking(self, events):
+        note(self, events)
         if not next(num_taken) % 5:
             all_told.append(told_now())
 
@@ -71,7 +71,7 @@ def observed(options, monkeypatch, **how):
             for name, labels, value, *_ in family.samples
         }
 
-    monkeypatch.setattr(WorkersRun, "take_answered", looking)
+    monkeypatch.setattr(Run, "_note", looking)
     _, workers = run_inner(options, **how)
     return [*all_told, told_now()], workers
 
