@@ -118,10 +118,10 @@ def find_character(text: str, string: TextSpan, index: int) -> TextSpan:
 
 
 def find_key(text: str, path: Path) -> TextSpan:
-    """Return the place of the last name on `path`; of what holds it, if that does not."""
+    """Return the place of the last name on `path`, the first of equal ones; else of its holder."""
     holder = find_value(text, path[:-1])
-    found = [each.key_span for each in find_members(text, holder.start) if each.key == path[-1]]
-    return found[-1] if found else holder
+    found = (each.key_span for each in find_members(text, holder.start) if each.key == path[-1])
+    return next(found, holder)
 
 
 def read_distinct(line: str | bytes) -> object:
@@ -133,21 +133,18 @@ def read_distinct(line: str | bytes) -> object:
     return json.loads(line, parse_int=len, object_pairs_hook=_make_distinct)
 
 
-def has_doubles(text: str) -> bool:
-    """Return whether an object in `text`, which `parse` accepts, has two equal names."""
+def find_doubles(text: str) -> Iterator[tuple[Path, TextSpan, TextSpan]]:
+    """Yield each name that an object in `text` has twice, at any depth.
+
+    Each with its path, its place and that of the first one.
+    """
     try:
         read_distinct(text)
     except _DoubledError:
-        return True
-    return False
-
-
-def find_doubles(text: str, start: int) -> Iterator[tuple[Path, TextSpan, TextSpan]]:
-    """Yield each name that the value at `start` has twice in one object, at any depth.
-
-    Each with its path below the value, its place and that of the first one.
-    """
-    unseen: list[tuple[Path, int]] = [((), start)]
+        pass
+    else:
+        return
+    unseen: list[tuple[Path, int]] = [((), 0)]
     while unseen:
         path, start = unseen.pop()
         first: dict[str | int, TextSpan] = {}

@@ -1,22 +1,23 @@
 """Requests from lines of JSON: one pass in C for a good line, a second look for every other.
 
-Rule: the second look (`line_problems`) alone decides what is wrong; this file only has to be sure
-of the lines it accepts by itself.
+Rule: the second look (`read_line`) alone decides what is wrong; this file only has to be sure of
+the lines it accepts by itself.
 """
 
 import re
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from batcher.errors import FieldProblem
-from batcher.request import REQUEST_FIELDS, Request, ServerRequest
+from batcher.request import Request, ServerRequest
 from batcher.requests import openai
 from batcher.requests.validation import (
-    FREE_FIELDS,
     ModelCapabilities,
     checked_type,
     find_problems,
@@ -37,22 +38,6 @@ _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 # digits, or words in a string.  The decoder takes the last of two equal keys; if this finds a key
 # twice, they may be of different objects, and a slower reader has to tell.
 _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
-
-# Keys of lines that do not state each field by its own name.
-_OTHER_KEYS = frozenset(
-    n.encode() for n in ("body", *openai.SYNONYMS, *openai.SPELLINGS, *openai.OPTIONS[None])
-)
-_FREE_KEYS = frozenset(name.encode() for name in FREE_FIELDS)
-_ROW_KEYS = frozenset(openai.ROW_FIELDS)
-_KEYS = {url: frozenset(names) for url, names in openai.KNOWN_NAMES.items()}
-_SERVER_KEYS = frozenset((*REQUEST_FIELDS, *openai.SYNONYMS, *openai.SPELLINGS, *openai.PASSED_ON))
-_decode = msgspec.json.Decoder(Request).decode
-
-
-Kind = Literal["free", "own", "respelled"]
-"""Whether a line has only FREE_FIELDS, others by their own names, or says something otherwise."""
-
-MAX_KINDS, MAX_KEYS = 1024, 64  # that are remembered, and of one of them
 
 
 class ParsedLine(Struct, frozen=True):
@@ -83,9 +68,9 @@ class RequestParser:
             self._is_server or capabilities.takes_chats or bool(capabilities.defaults)
         )
         self._checked = checked_type(capabilities)
-        self._free_fields = FREE_FIELDS | ({"extra_body"} if self._is_server else set())
-        self._decode = msgspec.json.Decoder(self._checked).decode
-        self._kinds: dict[tuple[bytes, ...], Kind] = {}  # by the keys of lines
+        # the second for prompts of segments, and what else the first is too narrow for
+        self._types = (self._checked, ServerRequest if self._is_server else Request)
+        self._decoders = [msgspec.json.Decoder(kind).decode for kind in self._types]
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
@@ -95,7 +80,7 @@ class RequestParser:
                 return BadLine(str(line_number), [too_many])
         try:
             parsed = self._parse_good(line, line_number)
-        except (ValueError, RecursionError):  # not JSON or UTF-8, of another type, nested deeply
+        except (ValueError, RecursionError):  # not JSON or UTF-8, or nested deeply
             parsed = None
         if parsed is not None:
             return parsed
@@ -122,90 +107,52 @@ class RequestParser:
 
     def _parse_good(self, line: bytes, line_number: int) -> ParsedLine | None:
         """Return the request of `line` if nothing about it is unusual; else None, or raise."""
-        if b'"body"' in line:
-            row = msgspec.json.decode(line)
-            body = row.get("body") if isinstance(row, dict) else None
-            # As many colons as keys: none is there twice, and no string or other object has one.
-            if isinstance(body, dict) and len(row) + len(body) == line.count(b":"):
-                return self._convert(row, line_number)
-        keys = tuple(_KEY.findall(line))
-        kind = self._kinds.get(keys) or self._kind_of(keys, line)
-        if kind == "respelled":
-            return self._convert(msgspec.json.decode(line), line_number)
-        if kind == "free":
-            request = self._decode(line)
-            is_right = goes_together(request, self._capabilities)
-        else:
-            request = _decode(line)
-            is_right = not find_problems(request, self._capabilities)
-        if request.id is None:
-            force_setattr(request, "id", str(line_number))
-        return ParsedLine(request) if is_right else None
-
-    def _kind_of(self, keys: tuple[bytes, ...], line: bytes) -> Kind:
-        """Return how a line with these keys is read; raise if one is there twice."""
-        found = keys
+        keys = _KEY.findall(line)
         if b"" in keys:
-            found = tuple(_KEY.findall(line.replace(rb"\"", b"")))
-        distinct = set(found)
-        is_sure = found is keys and len(distinct) == len(keys)
-        if len(distinct) < len(found) or b"" in distinct:
+            keys = _KEY.findall(line.replace(rb"\"", b""))
+        if len({*keys}) < len(keys) or b"" in keys:
             from batcher.requests.json_spans import read_distinct  # noqa: PLC0415 - as in `parse`
 
-            value = read_distinct(line)
-            if not isinstance(value, dict):
-                raise ValueError("not an object")
-            body = value.get("body")
-            names = value.keys() | (body.keys() if isinstance(body, dict) else ())
-            distinct = {name.encode(errors="replace") for name in names}
-        kind: Kind = "free" if distinct <= _FREE_KEYS else "own"
-        if self.is_respelling or not distinct.isdisjoint(_OTHER_KEYS):
-            kind = "respelled"
-        if is_sure and len(keys) <= MAX_KEYS and len(self._kinds) < MAX_KINDS:
-            self._kinds[keys] = kind
-        return kind
+            read_distinct(line)
+        if not self.is_respelling:
+            request = self._first_right([partial(decode, line) for decode in self._decoders])
+            if request is not None:
+                if request.id is None:
+                    force_setattr(request, "id", str(line_number))
+                return ParsedLine(request)
+        return self._convert(msgspec.json.decode(line), line_number)
 
     def _convert(self, whole: Any, line_number: int) -> ParsedLine | None:
         """Return the request of a decoded line as `_parse_good` does."""
         if not isinstance(whole, dict):
             return None
         reading = openai.Reading(whole, self._capabilities)
-        if reading.problems or not self._is_usual(whole, reading):
+        if any(reading.find_misplaced()):
             return None
         fields = reading.named
         fields.setdefault("id", str(line_number))
-        is_free = fields.keys() <= self._free_fields
+        if reading.path_of("prompt")[-1] == "prompt_tokens":  # which holds no segments
+            tokens = fields["prompt"]
+            if type(tokens) is not list or not set(map(type, tokens)) <= {int}:
+                return None
         if self._is_server:
             fields["stated"] = reading.stated()
-        if is_free:
-            request = msgspec.convert(fields, self._checked)
-            is_right = goes_together(request, self._capabilities)
-        else:
-            kind: type[Request] = ServerRequest if self._is_server else Request
-            request = msgspec.convert(fields, kind)
-            is_right = not find_problems(request, self._capabilities)
-        return ParsedLine(request, openai.form_of(reading.url, request)) if is_right else None
+        found = self._first_right([partial(msgspec.convert, fields, kind) for kind in self._types])
+        return None if found is None else ParsedLine(found, openai.form_of(reading.url, found))
 
-    def _is_usual(self, whole: dict[str, Any], reading: openai.Reading) -> bool:
-        """Return whether each name is known, and whether those that are no fields ask nothing."""
-        values = reading.values
-        if reading.url is not None and not (
-            whole.keys() <= _ROW_KEYS
-            and whole.get("method") in (None, "POST")
-            and openai.url_of(whole) is not None
-            and whole.get("body") is values
-            and not self._is_server  # a row may pass on what is no field of a request
-        ):
-            return False
-        options = openai.OPTIONS[reading.url]
-        if not values.keys() <= (_SERVER_KEYS if self._is_server else _KEYS[reading.url]):
-            return False
-        if not self._is_server and not values.keys().isdisjoint(options):
-            named = ((options[name], value) for name, value in values.items() if name in options)
-            if not all(openai.is_supported(supported, value) for supported, value in named):
-                return False
-        tokens = None if reading.url else values.get("prompt_tokens")
-        return tokens is None or (type(tokens) is list and set(map(type, tokens)) <= {int})
+    def _first_right(self, readers: list[Callable[[], Request]]) -> Request | None:
+        for read in readers:
+            try:
+                request = read()
+            except msgspec.ValidationError:
+                continue
+            if type(request) is self._checked:
+                is_right = goes_together(request, self._capabilities)
+            else:
+                is_right = not find_problems(request, self._capabilities)
+            if is_right:
+                return request
+        return None
 
 
 def find_too_many(line: bytes, line_number: int) -> "Problem | None":

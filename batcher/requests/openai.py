@@ -3,6 +3,7 @@
 Rule: an option that would change the output and is not supported is an error, never ignored.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from itertools import takewhile
@@ -603,6 +604,7 @@ class Reading:
 
     def __init__(self, line: dict[str, Any], capabilities: ModelCapabilities) -> None:
         is_row = not line.keys().isdisjoint(ROW_FIELDS[1:])
+        self._line, self._is_server = line, capabilities.served is not None
         self.url = (url_of(line) or COMPLETIONS_URL) if is_row else None
         self.prefix: Path = ("body",) if is_row else ()
         values = line.get("body") if is_row else line
@@ -663,6 +665,82 @@ class Reading:
         """Return the names of all that a server is to be sent."""
         given = (name for name, value in self.values.items() if value is not None)
         return frozenset((*self.named, *given))
+
+    def find_misplaced(self) -> Iterator[FieldProblem]:
+        """Yield what is wrong with the names, and with what stands beside fields of a request.
+
+        Paths are those in the line; what the fields hold is not looked at.
+        """
+        yield from self.problems
+        path, line, values = self.prefix, self._line, self.values
+        if self.url is not None:
+            for name in line.keys() - ROW_FIELDS:
+                if line[name] is not None or name not in UNSUPPORTED:
+                    yield unknown((name,), ROW_FIELDS)
+            if (method := line.get("method")) not in (None, "POST"):
+                message = f'`method` must be "POST", not {show(method)}'
+                yield FieldProblem("unsupported-option", ("method",), message)
+            if url_of(line) is None:
+                expected = " or ".join(f'"{value}"' for value in URLS)
+                message = f"`url` must be {expected}, not {show(line.get('url'))}"
+                yield FieldProblem("unsupported-option", ("url",), message)
+            if "body" not in line:
+                yield missing(("body",))
+                return
+            if not isinstance(line["body"], dict):
+                message = f"`body` must be an object, not {show(line['body'])}"
+                yield FieldProblem("invalid-type", ("body",), message)
+                return
+        elif isinstance(line.get("prompt_tokens"), str):
+            message = "`prompt_tokens` must be a list of token ids, not a string"
+            yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`")
+        # Answers of servers are streamed, with their usage, whatever a row says.
+        passed_on = (*PASSED_ON, "stream", "stream_options") if self._is_server else ()
+        allowed = (*KNOWN_NAMES[self.url], *passed_on)
+        misnamed = [
+            unknown((*path, name), allowed)
+            for name in values.keys() - allowed
+            if values[name] is not None or name not in UNSUPPORTED
+        ]
+        yield from misnamed
+        names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
+        is_there = names[0] in values or any(values.get(name) is not None for name in names)
+        hints = {HINT.format(name) for name in names}
+        if not is_there and all(problem.hint not in hints for problem in misnamed):
+            yield missing((*path, names[0]))
+        for option, supported in OPTIONS[self.url].items():
+            value, place = values.get(option), (*path, option)
+            if value is None or option in passed_on or is_supported(supported, value):
+                continue
+            if isinstance(supported, type):
+                kind = {str: "a string", dict: "an object"}[supported]
+                message = f"{quote(place)} must be {kind}, not {show(value)}"
+                yield FieldProblem("invalid-type", place, message)
+            else:
+                message = f"{quote(place)} {show(value)} is not supported"
+                hint = " or ".join(["leave it out", *(f"give {json.dumps(v)}" for v in supported)])
+                own = own_name(option, Request.__struct_fields__)
+                hint = hint if own is None else HINT.format(own)
+                yield FieldProblem("unsupported-option", place, message, hint)
+
+
+def unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
+    name = cut(str(path[-1]))
+    is_foreign = name in UNSUPPORTED and own_name(name, allowed) is None
+    if is_foreign and "prompt_logprobs" in allowed:  # where fields of a request belong
+        message = f"{quote(path)} is known from OpenAI or vLLM, and not supported here"
+        return FieldProblem("unsupported-option", path, message, "leave it out", is_key=True)
+    hint = suggest(name, allowed)
+    if allowed is ROW_FIELDS and any(name in names for names in BODY_FIELDS.values()):
+        hint = "it belongs inside `body`"
+    if path[:-1] == ("body",):
+        urls = [url for url, names in BODY_FIELDS.items() if name in names]
+        hint = f"it is for {urls[0]}" if urls else hint
+    return FieldProblem("unknown-field", path, f"unknown field `{name}`", hint, is_key=True)
+
+
+def missing(path: Path) -> FieldProblem:
+    return FieldProblem("missing-field", path, f"field `{path[-1]}` is missing")
 
 
 def _alike(path: Path, other: Path) -> FieldProblem:

@@ -23,7 +23,6 @@ from batcher.requests.validation import (
     ModelCapabilities,
     cut,
     find_problems,
-    quote,
     show,
 )
 
@@ -170,16 +169,13 @@ def _cell(character: str) -> Cell:
     return Cell(character, 2 if unicodedata.east_asian_width(character) in "WF" else 1)
 
 
+# The fields in which each name of an object counts once, at whatever depth.
 OBJECT_FIELDS = (
     *("prompt", "logit_bias", "json_schema", "states"),
     *("messages", "response_format", "guided_json", "structured_outputs"),
 )
-
-# The names in the records of a field, and those that none may lack.  `prompt_tokens` holds none.
-_RECORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "states": (Transition.__struct_fields__, Transition.__struct_fields__),
-    "prompt": (PromptSegment.__struct_fields__, ()),
-}
+# Where a field that is missing belongs: behind the first character of an object.
+_MISSING_FROM = {"body", "prompt", "messages", "on", "to"}
 
 # How messages name a place inside a text.
 _PLACE_IN_TEXT = re.compile(
@@ -187,9 +183,6 @@ _PLACE_IN_TEXT = re.compile(
     r"(?:offset (?P<offset>\d+)|line (?P<line>\d+), column (?P<column>\d+)|the end): ",
     re.DOTALL,
 )
-
-# A problem, its path being the one in the line, and its place if that is not the value at the path.
-Finding = tuple[FieldProblem, json_spans.TextSpan | None]
 
 
 class BadRequestError(Exception):
@@ -220,12 +213,9 @@ def read_line(
         fault, span = FieldProblem(error.code, (), error.message), error.span
     else:
         if isinstance(value, dict):
-            return _Line(text, line_number, value, capabilities).read(capabilities)
-        message, span = (
-            f"a request is a JSON object, not {show(value)}",
-            json_spans.find_value(text, ()),
-        )
-        fault = FieldProblem("invalid-json", (), message)
+            return _read_object(text, line_number, value, capabilities)
+        message = f"a request is a JSON object, not {show(value)}"
+        fault, span = FieldProblem("invalid-json", (), message), json_spans.find_value(text, ())
     problem = make_problem(fault, line_number, text, span)
     raise BadRequestError(str(line_number), [problem], "result")
 
@@ -233,174 +223,98 @@ def read_line(
 def place_problem(problem: FieldProblem, line: bytes, line_number: int) -> Problem:
     """Return a problem of the request on the line `line`, which has been parsed, with its place."""
     text = line.decode()
-    return _Line(text, line_number, json.loads(text), ModelCapabilities()).place(problem)
+    reading = openai.Reading(json.loads(text), ModelCapabilities())
+    return _show(_located(problem, reading), line_number, text)
 
 
-class _Line:
-    """One line that is a JSON object, and where each field of the request is in it."""
-
-    def __init__(
-        self, text: str, number: int, fields: dict[str, Any], capabilities: ModelCapabilities
-    ) -> None:
-        self._text, self._number, self._fields = text, number, fields
-        self._reading = openai.Reading(fields, capabilities)
-        self._is_server = capabilities.served is not None
-
-    def read(self, capabilities: ModelCapabilities) -> tuple[Request, openai.Form]:
-        reading, default_id = self._reading, str(self._number)
-        given: dict[str, Any] = {"prompt": ""}  # of which nothing is to be said if it is missing
-        place = reading.path_of("prompt")
-        if place[-1] in self._holder(place):
-            given["prompt"] = None
-        for name, value in reading.named.items():
-            given[name] = _with_records(reading.path_of(name)[-1], value)
-        request = Request(**given)
-        if self._is_server:
-            request = ServerRequest(**given, stated=reading.stated() | {"prompt"})
-        findings = list(islice(self._check_layout(), MAX_PROBLEMS))
-        problems = [self._show(*finding) for finding in findings]
-        missing = {problem.path for problem, _ in findings if problem.code == "missing-field"}
-        problems += (
-            self.place(problem)
-            for problem in find_problems(request, capabilities)[:MAX_PROBLEMS]
-            if self._locate(problem) not in missing
+def _read_object(
+    text: str, number: int, fields: dict[str, Any], capabilities: ModelCapabilities
+) -> tuple[Request, openai.Form]:
+    reading = openai.Reading(fields, capabilities)
+    problems = [*islice(_find_doubled(text, number, reading), MAX_PROBLEMS)]
+    findings = [*islice(reading.find_misplaced(), MAX_PROBLEMS)]
+    given: dict[str, Any] = {"prompt": ""}  # of which nothing is to be said if it is missing
+    *above, name = reading.path_of("prompt")
+    if name in (reading.values if above else fields):
+        given["prompt"] = None
+    for name, value in reading.named.items():
+        path = reading.path_of(name)
+        given[name] = _with_records(path, value, findings)
+    request = Request(**given)
+    if capabilities.served is not None:
+        request = ServerRequest(**given, stated=reading.stated() | {"prompt"})
+    missing = {found.path for found in findings if found.code == "missing-field"}
+    others = (_located(found, reading) for found in find_problems(request, capabilities))
+    findings += (found for found in islice(others, MAX_PROBLEMS) if found.path not in missing)
+    form = openai.form_of(reading.url, request)
+    problems += (_show(found, number, text) for found in findings)
+    if problems:
+        problems.sort(key=_rank)
+        if problems[0].field in openai.ROW_FIELDS:  # what is inside a row is read by these
+            problems = [problem for problem in problems if problem.field in openai.ROW_FIELDS]
+        raise BadRequestError(
+            request.id if isinstance(request.id, str) else str(number), problems, form
         )
-        form = openai.form_of(reading.url, request)
-        if problems:
-            request_id = request.id if isinstance(request.id, str) else default_id
-            problems.sort(key=_rank)
-            if problems[0].field in openai.ROW_FIELDS:  # what is inside a row is read by these
-                problems = [problem for problem in problems if problem.field in openai.ROW_FIELDS]
-            raise BadRequestError(request_id, problems, form)
-        given = msgspec.structs.asdict(request)
-        given["id"] = default_id if request.id is None else request.id
-        # An integer where any number may stand becomes a float, as it does for every decoder.
-        return msgspec.convert(given, type(request)), form
+    given = msgspec.structs.asdict(request)
+    given["id"] = str(number) if request.id is None else request.id
+    # An integer where any number may stand becomes a float, as it does for every decoder.
+    return msgspec.convert(given, type(request)), form
 
-    def place(self, problem: FieldProblem) -> Problem:
-        """Return `problem`, whose path is one in the request, with its place in the line."""
-        message = problem.message
-        if self._reading.is_echoing:
-            message = message.replace("`prompt_logprobs`", "`echo` with `logprobs`")
-        located = replace(problem, path=self._locate(problem), message=message)
-        return self._show(located, self._span_of(located))
 
-    def _span_of(self, problem: FieldProblem) -> json_spans.TextSpan | None:
-        if problem.is_key:
-            return json_spans.find_key(self._text, problem.path)
-        place = _PLACE_IN_TEXT.search(problem.message)
-        if place is None or problem.code not in {"invalid-grammar", "invalid-value"}:
-            return None
-        path = (*problem.path, "pattern") if place["regex"] else problem.path
-        span = json_spans.find_value(self._text, path)
-        if span == json_spans.find_value(self._text, path[:-1]):  # it is in a schema that is text
-            return None
-        text = msgspec.json.decode(self._text[span.start : span.end])
-        if not isinstance(text, str):
-            return None
-        offset = int(place["offset"] or 0)
-        if place["line"]:
-            lines = text.splitlines(keepends=True)[: int(place["line"]) - 1]
-            offset = sum(map(len, lines)) + int(place["column"]) - 1
-        elif not place["offset"]:
-            offset = len(text)
-        return json_spans.find_character(self._text, span, offset)
+def _find_doubled(text: str, number: int, reading: openai.Reading) -> Iterator[Problem]:
+    """Yield the names that an object has twice, where that is not left to others."""
+    start = len(reading.prefix)
+    for path, span, first in json_spans.find_doubles(text):
+        inner = path[start:] if path[:start] == reading.prefix else ()
+        if len(path) == 1 or len(inner) == 1 or (inner and inner[0] in OBJECT_FIELDS):
+            name, hint = cut(str(path[-1])), f"it is first given at column {first.start + 1}"
+            message = f"field `{name}` is given twice"
+            problem = FieldProblem("duplicate-field", (*path[:-1], name), message, hint)
+            yield make_problem(problem, number, text, span)
 
-    def _locate(self, problem: FieldProblem) -> Path:
-        first, rest = problem.path[:1], problem.path[1:]
-        return self._reading.path_of(str(first[0])) + rest if first else ()
 
-    def _show(self, problem: FieldProblem, span: json_spans.TextSpan | None) -> Problem:
-        span = span or json_spans.find_value(self._text, problem.path)
-        return make_problem(problem, self._number, self._text, span)
+def _located(problem: FieldProblem, reading: openai.Reading) -> FieldProblem:
+    """Return `problem`, whose path is one in the request, with its path in the line."""
+    message, path = problem.message, problem.path
+    if reading.is_echoing:
+        message = message.replace("`prompt_logprobs`", "`echo` with `logprobs`")
+    if path:
+        path = reading.path_of(str(path[0])) + path[1:]
+    return replace(problem, path=path, message=message)
 
-    def _holder(self, path: Path) -> dict[Any, Any]:
-        """Return the object that the field at `path` belongs into; an empty one if it is none."""
-        holder = self._fields if len(path) == 1 else self._fields.get(str(path[0]))
-        return holder if isinstance(holder, dict) else {}
 
-    def _check_layout(self) -> Iterator[Finding]:
-        """Yield what is wrong with the names, and with what stands beside fields of a request."""
-        reading, fields = self._reading, self._fields
-        for problem in reading.problems:
-            yield problem, self._span_of(problem)
-        if reading.url is not None:
-            yield from self._check_names((), openai.ROW_FIELDS)
-            if (method := fields.get("method")) not in (None, "POST"):
-                message = f'`method` must be "POST", not {show(method)}'
-                yield FieldProblem("unsupported-option", ("method",), message), None
-            if openai.url_of(fields) is None:
-                expected = " or ".join(f'"{value}"' for value in openai.URLS)
-                message = f"`url` must be {expected}, not {show(fields.get('url'))}"
-                yield FieldProblem("unsupported-option", ("url",), message), None
-            if "body" not in fields:
-                yield self._missing((), "body")
-                return
-            if not isinstance(fields["body"], dict):
-                message = f"`body` must be an object, not {show(fields['body'])}"
-                yield FieldProblem("invalid-type", ("body",), message), None
-                return
-        elif isinstance(fields.get("prompt_tokens"), str):
-            message = "`prompt_tokens` must be a list of token ids, not a string"
-            yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`"), None
-        # Answers of servers are streamed, with their usage, whatever a row says.
-        passed_on = (*openai.PASSED_ON, "stream", "stream_options") if self._is_server else ()
-        path, values = reading.prefix, reading.values
-        allowed = (*openai.KNOWN_NAMES[reading.url], *passed_on)
-        findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
-        yield from findings
-        for name in OBJECT_FIELDS if json_spans.has_doubles(self._text) else ():
-            if isinstance(values.get(name), dict | list):
-                start = json_spans.find_value(self._text, (*path, name)).start
-                for below, span, first in json_spans.find_doubles(self._text, start):
-                    yield _doubled((*path, name, *below[:-1], cut(str(below[-1]))), first), span
-        for field, (known, required) in _RECORDS.items():
-            for below, record in _objects_in(field, values.get(field)):
-                whole = (*path, field, *below)
-                for name in (name for name in record if name not in known):
-                    span = json_spans.find_key(self._text, (*whole, name))
-                    yield _unknown((*whole, cut(name)), known), span
-                for name in (name for name in required if name not in record):
-                    yield self._missing(whole, name)
-        names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
-        hints = {openai.HINT.format(name) for name in names}
-        is_misspelt = any(problem.hint in hints for problem, _ in findings)
-        is_there = names[0] in values or any(values.get(name) is not None for name in names)
-        if not (is_there or is_misspelt):
-            yield self._missing(path, names[0])
-        for option, supported in openai.OPTIONS[reading.url].items():
-            value, place = values.get(option), (*path, option)
-            if option in passed_on or openai.is_supported(supported, value):
-                continue
-            if isinstance(supported, type):
-                kind = {str: "a string", dict: "an object"}[supported]
-                message = f"{quote(place)} must be {kind}, not {show(value)}"
-                yield FieldProblem("invalid-type", place, message), None
-            else:
-                message = f"{quote(place)} {show(value)} is not supported"
-                hint = " or ".join(["leave it out", *(f"give {json.dumps(v)}" for v in supported)])
-                own = openai.own_name(option, Request.__struct_fields__)
-                hint = hint if own is None else openai.HINT.format(own)
-                yield FieldProblem("unsupported-option", place, message, hint), None
+def _show(problem: FieldProblem, number: int, text: str) -> Problem:
+    """Return a problem, whose path is one in the line, with its place."""
+    path, span = problem.path, _span_of(problem, text)
+    if problem.is_key:
+        problem = replace(problem, path=(*path[:-1], cut(str(path[-1]))))
+    return make_problem(problem, number, text, span)
 
-    def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
-        first: dict[str, json_spans.TextSpan] = {}
-        start = json_spans.find_value(self._text, path).start
-        for key, span, _ in json_spans.find_members(self._text, start):
-            name = str(key)
-            place = (*path, cut(name))
-            if name in first:
-                yield _doubled(place, first[name]), span
-            elif name not in allowed and not (
-                name in openai.UNSUPPORTED and self._holder(place).get(name) is None
-            ):
-                yield _unknown(place, allowed), span
-            first.setdefault(name, span)
 
-    def _missing(self, path: Path, name: str) -> Finding:
-        start = json_spans.find_value(self._text, path).start
-        problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
-        return problem, json_spans.TextSpan(start, start + 1)
+def _span_of(problem: FieldProblem, text: str) -> json_spans.TextSpan:
+    path = problem.path
+    if problem.is_key:
+        return json_spans.find_key(text, path)
+    span = json_spans.find_value(text, path)
+    if problem.code == "missing-field" and path and path[-1] in _MISSING_FROM:
+        return json_spans.TextSpan(span.start, span.start + 1)
+    place = _PLACE_IN_TEXT.search(problem.message)
+    if place is None or problem.code not in {"invalid-grammar", "invalid-value"}:
+        return span
+    path = (*path, "pattern") if place["regex"] else path
+    inner = json_spans.find_value(text, path)
+    if inner == json_spans.find_value(text, path[:-1]):  # it is in a schema that is text
+        return span
+    value = msgspec.json.decode(text[inner.start : inner.end])
+    if not isinstance(value, str):
+        return span
+    offset = int(place["offset"] or 0)
+    if place["line"]:
+        lines = value.splitlines(keepends=True)[: int(place["line"]) - 1]
+        offset = sum(map(len, lines)) + int(place["column"]) - 1
+    elif not place["offset"]:
+        offset = len(value)
+    return json_spans.find_character(text, inner, offset)
 
 
 def _rank(problem: Problem) -> tuple[int, int]:
@@ -410,55 +324,29 @@ def _rank(problem: Problem) -> tuple[int, int]:
     return rank, problem.column
 
 
-def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
-    name = str(path[-1])
-    is_foreign = name in openai.UNSUPPORTED and openai.own_name(name, allowed) is None
-    if is_foreign and "prompt_logprobs" in allowed:  # where fields of a request belong
-        message = f"{quote(path)} is known from OpenAI or vLLM, and not supported here"
-        return FieldProblem("unsupported-option", path, message, "leave it out", is_key=True)
-    hint = openai.suggest(name, allowed)
-    if allowed is openai.ROW_FIELDS and any(name in names for names in openai.BODY_FIELDS.values()):
-        hint = "it belongs inside `body`"
-    if path[:-1] == ("body",):
-        urls = [url for url, names in openai.BODY_FIELDS.items() if name in names]
-        hint = f"it is for {urls[0]}" if urls else hint
-    return FieldProblem("unknown-field", path, f"unknown field `{name}`", hint)
+def _with_records(path: Path, value: Any, findings: list[FieldProblem]) -> Any:
+    """Return the value that a line gives a field, with records for its objects.
 
-
-def _doubled(path: Path, first: json_spans.TextSpan) -> FieldProblem:
-    hint = f"it is first given at column {first.start + 1}"
-    return FieldProblem("duplicate-field", path, f"field `{path[-1]}` is given twice", hint)
-
-
-def _objects_in(field: str, value: object) -> Iterator[tuple[Path, dict[str, Any]]]:
-    lists: dict[Path, object] = {(): value}
-    if field == "states":
-        lists = {(name,): v for name, v in value.items()} if isinstance(value, dict) else {}
-    for above, items in lists.items():
-        for index, item in enumerate(items if isinstance(items, list) else ()):
-            if isinstance(item, dict):
-                yield (*above, index), item
-
-
-def _with_records(name: str | int, value: Any) -> Any:
-    """Return the value that a line gives a field by this name, with records for its objects.
-
-    What is no object stays as it is, for the rules of validation to say what is wrong.
+    What is wrong with their names joins `findings`.  What is no object stays as it is, for the
+    rules of validation to say what is wrong.
     """
-    if name == "prompt" and isinstance(value, list):
-        return [_record(PromptSegment, item) for item in value]
-    if name == "states" and isinstance(value, dict):
+
+    def record(kind: type[Struct], item: Any, at: Path) -> Any:
+        if not isinstance(item, dict):
+            return item
+        known, required = kind.__struct_fields__, ("on", "to") if kind is Transition else ()
+        findings.extend(openai.unknown((*at, name), known) for name in item if name not in known)
+        findings.extend(openai.missing((*at, name)) for name in required if name not in item)
+        given = {name: item[name] for name in known if item.get(name) is not None}
+        return kind(**dict.fromkeys(required) | given)
+
+    if path[-1] == "prompt" and isinstance(value, list):
+        return [record(PromptSegment, item, (*path, at)) for at, item in enumerate(value)]
+    if path[-1] == "states" and isinstance(value, dict):
         return {
-            state: [_record(Transition, item) for item in items]
+            state: [record(Transition, item, (*path, state, at)) for at, item in enumerate(items)]
             if isinstance(items, list)
             else items
             for state, items in value.items()
         }
     return value
-
-
-def _record(kind: type[Struct], item: Any) -> Any:
-    if not isinstance(item, dict):
-        return item
-    given = {name: item[name] for name in kind.__struct_fields__ if item.get(name) is not None}
-    return kind(**({"on": None, "to": None} if kind is Transition else {}) | given)

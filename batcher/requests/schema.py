@@ -10,10 +10,9 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from batcher.errors import InvariantError
 from batcher.events import Event, TokenEvent
 from batcher.fields import fields_of
-from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment, Request, Transition
+from batcher.request import MAX_INT, PromptSegment, Request, Transition
 from batcher.requests.openai import (
     BODY_FIELDS,
     CHAT_URL,
@@ -55,17 +54,12 @@ def make_schema(kind: Kind) -> Schema:
     if kind == "request":
         _describe(definitions)
         tops = _add_lines(definitions)
-    # One that a request has, too, means the same.
-    known = {name: _plain(field.words) for name, field in REQUEST_FIELDS.items()} | _DESCRIPTIONS
     for name, definition in definitions.items():
         if name in ("CompletionChoice", "ChatChoice"):
             del definition["properties"]["token_ids"]  # of answers over HTTP alone
         definition["description"] = " ".join(definition["description"].split())
-        for field, schema in definition["properties"].items():
-            text = schema.get("description") or known.get(f"{name}.{field}") or known.get(field)
-            if text is None:
-                raise InvariantError(f"the schema does not say what {name}.{field} means")
-            schema["description"] = text
+        for field, schema in definition["properties"].items() if kind == "request" else ():
+            schema.setdefault("description", _DESCRIPTIONS.get(field))
     return {"$schema": DIALECT, "title": TITLES[kind], "anyOf": tops, "$defs": definitions}
 
 
@@ -130,7 +124,11 @@ def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
     )
     tops = [{"$ref": "#/$defs/RequestLine"}]
     chat = {
-        "logprobs": {"type": ["boolean", "null"], "default": None},
+        "logprobs": {
+            "type": ["boolean", "null"],
+            "default": None,
+            "description": "Whether to tell the logprob of each token.",
+        },
         "top_logprobs": fields["logprobs"],
     }
     for url, kind in ((COMPLETIONS_URL, "Completion"), (CHAT_URL, "Chat")):
@@ -242,7 +240,6 @@ _SPELLINGS: dict[str, Schema] = {
 }
 
 
-# By the name of the field, or by type and name where that alone does not tell.
 _DESCRIPTIONS = {
     "id": "The request's id, unique in the file; the default is the 1-based line number.",
     **dict.fromkeys(
@@ -254,7 +251,7 @@ _DESCRIPTIONS = {
     "messages": "A chat, of which the model's template makes the prompt; in place of prompt.",
     "max_completion_tokens": "A synonym of max_tokens.",
     "stop_token_ids": "Token ids that end the output; a synonym of stop_token.",
-    "ChatBody.logprobs": "Whether to tell the logprob of each token.",
+    "top_logprobs": "The most likely tokens at each place, with their logprobs.",
     "special_tokens_in_text": "Whether special tokens that texts spell out are special tokens.",
     "response_format": "OpenAI's way to ask for JSON.",
     "guided_json": "A synonym of json_schema; text is read as JSON.",
@@ -264,130 +261,5 @@ _DESCRIPTIONS = {
     "structured_outputs": "vLLM's way to state one of the constraints.",
     "method": "Always POST.",
     "url": "The only endpoint that is answered.",
-    "body": "What the endpoint is asked or answers.",
-    "index": "Which of the request's outputs, beams or samples, from 0.",
-    "text": "The generated text, without the stop.",
-    "tokens": "All generated token ids, those of the stop included; null if a server tells none.",
-    "reasoning": "What a server's model thought before it answered.",
-    "refusal": "What a server's model said in place of an answer.",
-    "tool_calls": "What a server's model calls, in OpenAI's form.",
-    "function_call": "The same in OpenAI's older form.",
-    "finish_reason": "Why it ended.",
-    "stop_reason": "The stop that matched, as the request gave it; null for EOS or none.",
-    "limit": "Which limit an output of finish_reason length has reached, if not max_tokens.",
-    "usage": "How many tokens went in and came out.",
-    "slot": "The slot that decoded it; null if it never held one.",
-    "steps": "The steps at which things happened to the request.",
-    "error": "Why the request failed.",
-    "cumulative_logprob": "The logprobs of all tokens, summed.",
-    "logprobs": "The logprob of each token, and of the most likely ones where it stands.",
-    "score": "The score of a beam.",
-    "segments": "What was generated in each state, in order.",
-    "constraint": "Whether the output that has to follow a constraint is a whole.",
-    "constraint_check": "That nothing could check a whole output but what it was made by.",
-    "constraint_verified": "Keywords of the schema that only the check of the output enforced.",
-    "prompt_logprobs": "The logprob of each token of the prompt; that of the first is null.",
-    "message": "What is wrong, for a person.",
-    "ChatChoice.message": "What the assistant says.",
-    "ChatMessage.role": "Always assistant.",
-    "content": "What was generated, or the logprobs of its tokens.",
-    "bytes": "Always null: the id stands for the token.",
-    "text_offset": "Where in the text each token begins, in characters.",
-    "logprob": "The natural logarithm of the probability.",
-    "token": "A token id; the token's text if a server does not tell that.",
-    "top": "The most likely tokens, most likely first.",
-    "state": "The state's name.",
-    "Segment.text": "The text of the segment, without markers.",
-    "Segment.tokens": "The tokens with a byte in the text.",
-    "Usage.prompt_tokens": "Tokens of the prompt.",
-    "RowUsage.prompt_tokens": "Tokens of the prompt.",
-    "ArriveEvent.prompt_tokens": "Tokens of the prompt.",
-    "completion_tokens": "Generated tokens.",
-    "total_tokens": "Both together.",
-    "arrived": "The first step that could have admitted it.",
-    "admitted": "The step that gave it a slot.",
-    "first_token": "The step that generated its first token.",
-    "finished": "The step that generated its last token.",
-    "code": "The kind of error.",
-    "line": "The line of the input, from 1.",
-    "column": "The character of the line, from 1.",
-    "field": "The field, as a path.",
-    "response": "The answer.",
-    "status": "The HTTP status of a server's answer.",
-    "status_code": "200; a server's own, or 400 for a bad request, 500 for a failed model.",
-    **dict.fromkeys(
-        ("request_id", "ResultRow.id", "ChatResultRow.id", "Completion.id", "ChatCompletion.id"),
-        "Made of the request's id.",
-    ),
-    "object": "Always text_completion, or chat.completion.",
-    "created": "Always 0: the same input gives the same bytes.",
-    "model": "The model's name.",
-    "choices": "The results of the request.",
-    "ChatChoice.index": "The place in the row, from 0.",
-    "ChoiceLogprobs.tokens": "The tokens, each as token_id:17.",
-    "token_logprobs": "The logprob of each token.",
-    "top_logprobs": "The most likely tokens at each place, with their logprobs.",
-    "batchdecode": "What a result holds and OpenAI's choices have no place for.",
-    "event": "The kind of line.",
-    "version": "Of the trace format.",
-    "batch": "The number of slots, of each worker.",
-    "RestartEvent.code": "The signal, or the exit status, that it died with.",
-    "workers": "The number of workers; left out for one.",
-    "defaults": "Of the fields of requests, where they are not the usual ones; left out if empty.",
-    "worker": "Which worker of the run it is of, from 0; left out if there is one.",
-    "policy": "The order of the waiting queue.",
-    "settings": "The model's settings.",
-    "step": "The step, from 0.",
-    "time": "Seconds on the engine's clock.",
-    "reason": "Why.",
-    "FinishEvent.tokens": "How many tokens were generated.",
-    "EndEvent.tokens": "How many tokens were generated.",
-    "dropped_turns": "How many of the oldest turns of its session had no room in the context.",
-    "dropped_tokens": "How many tokens they had.",
-    "default_limit": "Whether the request states no max_tokens.",
-    "DraftEvent.tokens": "How many drafts the step computes.",
-    "DraftEvent.parents": "The number of the draft that each follows, from 1; 0: the last token.",
-    "AcceptEvent.tokens": "How many drafts are accepted.",
-    "AcceptEvent.drafts": "The numbers of those, of a tree.",
-    "RollbackEvent.tokens": "How many drafts are rejected.",
-    "RollbackEvent.blocks": "How many blocks it gives back.",
-    "SpeculateEvent.tokens": "How many drafts are wanted in a step.",
-    "ReceiveEvent.tokens": "How many tokens have come by the end of the step.",
-    "attempt": "The number of the attempt that failed, from 1.",
-    "delay": "How many seconds the next attempt waits at least.",
-    "ConcurrencyEvent.limit": "How many rows are asked of a server at once, at most.",
-    "FinishEvent.prompt_tokens": "Tokens of the prompt, as a server has counted them.",
-    "position": "Where the first of them is, counted from 0, the beginning of the prompt.",
-    "StepsEvent.drafts": "How many of the prefills of each step are drafts.",
-    "JumpEvent.tokens": "How many tokens the constraint added.",
-    "role": "The row of a sample, of a beam, or the negative prompt's beside a sample.",
-    "parent": "The beam that the slot's beam continues from the next step on.",
-    "EndEvent.steps": "How many steps were taken.",
-    "requests": "How many requests ended.",
-    "scheduling": "Settings of the scheduler that are not the default.",
-    "step_time": "What tells how long a step lasts; empty if each lasts 1.0.",
-    "speculation": "Where drafts come from; empty if there are none.",
-    "layout": "Whether a model computes padding beside tokens of a step, or a server answers.",
-    "AdmitEvent.tokens": "How many tokens it begins with, where its arrival does not say.",
-    "generated": "How many tokens it had generated before.",
-    "cached": "How many of its tokens cached blocks hold already.",
-    "cached_from": "The sequence that computed the last of these tokens.",
-    "SequenceName.id": "The request.",
-    "SequenceName.index": "Which of its outputs.",
-    "left": "How many of its tokens are left to later steps.",
-    "PrefillEvent.tokens": "How many tokens the step computed.",
-    "PreemptEvent.tokens": "How many computed tokens have to be computed again.",
-    "for_id": "The request that it gave way to.",
-    "for_index": "Which of its outputs.",
-    "BlockedEvent.blocks": "How many blocks it needs.",
-    "ends": "When each step ended.",
-    "decodes": "How many generated tokens each step computed, one for a row.",
-    "prefills": "How many other tokens each step computed.",
-    "rows": "How many rows each step computed.",
-    "StepsEvent.blocks": "How many blocks sequences held in each step.",
-    "prefill_padding": "Positions that rows of equal length would have computed beside.",
-    "decode_padding": "Positions that rows of equal length would have read beside.",
-    "StepsEvent.seconds": "How long each step took, of times on the wall.",
-    "kv_read": "How many tokens before theirs decoding rows read, of times on the wall.",
-    "prefill_work": "What prompts cost in each step, see StepTime, of times on the wall.",
+    "body": "What the endpoint is asked.",
 }

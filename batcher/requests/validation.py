@@ -37,8 +37,8 @@ from batcher.request import (
     PromptSegment,
     Request,
     ServerRequest,
-    Text,
     Transition,
+    is_plain,
 )
 
 # The checks of single values and of prompts, and how a message shows a value.
@@ -620,8 +620,6 @@ def look_closely(request: Request, capabilities: ModelCapabilities) -> list[Fiel
             problems += check_field(field, value, capabilities)
     bad = {str(problem.path[0]) for problem in problems}
     sound = replace(request, **{name: _DEFAULTS[name] for name in bad}) if bad else request
-    if isinstance(request, ServerRequest) and "temperature" not in request.stated:
-        bad.add("temperature")  # the server has a default of its own
     problems += [
         problem
         for problem, other in find_conflicts(sound)
@@ -650,9 +648,15 @@ def check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> li
 
 
 def find_conflicts(request: Request) -> Conflicts:
+    values = zip(REQUEST_FIELDS.items(), astuple(request), strict=False)
     asked = {
-        name: field for name, field in REQUEST_FIELDS.items() if field.asks(getattr(request, name))
+        name: field
+        for (name, field), value in values
+        if value is not field.default and field.asks(value)
     }
+    temperature: float | None = request.temperature
+    if isinstance(request, ServerRequest) and "temperature" not in request.stated:
+        temperature = None  # the server has a default of its own
     blamed = set()
     for name, field in asked.items():
         for other, why in field.excludes.items():
@@ -663,6 +667,8 @@ def find_conflicts(request: Request) -> Conflicts:
     for name, field in asked.items():
         if field.needs is not None and field.needs[0] not in asked and name not in blamed:
             other, remedy = field.needs
+            if other == "temperature" and temperature is None:
+                continue
             yield _make(name, other, f"`{name}` has no effect without `{other}`; {remedy}")
     if request.best_of is not None and request.best_of < request.n:
         message = f"`best_of` is {request.best_of}, less than the {request.n} outputs of `n`"
@@ -671,7 +677,7 @@ def find_conflicts(request: Request) -> Conflicts:
         if request.n > request.num_beams:
             message = f"`n` is {request.n}, but {request.num_beams} beams give no more outputs"
             yield _make("n", "num_beams", message)
-    elif request.temperature == 0:
+    elif temperature == 0:
         for name, count in (("n", request.n), ("best_of", request.best_of)):
             if count is not None and count > 1:
                 message = f"`{name}` is {count}, but with `temperature` 0 all outputs are the same"
@@ -832,9 +838,9 @@ def find_uncompiled(
             yield FieldProblem("unsupported-model", (name,), f"`{name}`: {error}")
 
 
-# The quick way to be sure of a request: one conversion in C, for all but the rare fields.
+# The quick way to be sure of a request: one conversion in C, then what types cannot state.
 #
-# Rule: it may leave a good request to the slow way, and never accepts a bad one.
+# Rule: it may leave a good request to `look_closely`, and never accepts a bad one.
 
 _WITHOUT_PARTS = {str, int, float, bool, type(None)}
 _KINDS_OF_IDS = ({int}, {list})
@@ -843,27 +849,21 @@ _MAX_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STO
 # Fields with a rule of their own, beside their type and what they exclude or need.
 _RULED = {"n", "best_of", "min_tokens", "num_beams", "cfg_scale", "prompt_logprobs", "heal"}
 
-
-_SIMPLE = {
-    name
-    for name, field in REQUEST_FIELDS.items()
-    if field.range is not None or field.choices is not None or field.parts == [Text]
-    if field.needs is None and name not in {*_RULED, *CONSTRAINT_FIELDS}
-}
-
-# Those that are right if their type is, while all others have their defaults.
-FREE_FIELDS = {
-    *PLAIN_FIELDS,
-    *(name for name in _SIMPLE if _SIMPLE.isdisjoint(REQUEST_FIELDS[name].excludes)),
-}
+# Beyond the plain fields: those that have no rule but their type, and those whose type is not all.
+_FREE, _COMPOSED = set[str](), list[str]()
+for _name, _field in REQUEST_FIELDS.items():
+    if _field.range is None and _field.choices is None and _name not in PLAIN_FIELDS:
+        _COMPOSED.append(_name)
+    elif _field.needs is None and _name not in _RULED and _FREE.isdisjoint(_field.excludes):
+        _FREE.add(_name)
 
 
 def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request | list[FieldProblem]:
     """Return an equal request with lists of its own, or what is wrong with `request`."""
     copy = quick_copy(request, capabilities)
-    if copy is not None:
+    if copy is not None and not (copy.json_schema or copy.states or copy.extra_body):
         return copy
-    problems = _look(request, capabilities)
+    problems = [] if copy is not None else look_closely(request, capabilities)
     if problems:
         return problems
     values = zip(request.__struct_fields__, astuple(request), strict=True)
@@ -873,7 +873,7 @@ def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request |
         for name, value in values
         if type(value) not in _WITHOUT_PARTS
     }
-    return replace(request, **parts)
+    return replace(copy or request, **parts)
 
 
 def _is_flat(value: object) -> TypeGuard[list[object]]:
@@ -883,39 +883,21 @@ def _is_flat(value: object) -> TypeGuard[list[object]]:
 def find_problems(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
     """Return everything wrong with `request`, to be decoded by that model; [] if nothing is."""
     is_right = quick_copy(request, capabilities) is not None
-    return [] if is_right else _look(request, capabilities)
-
-
-def _look(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
-    """Return everything wrong with `request`, of which `quick_copy` was not sure.
-
-    One with a constraint has no fault if it has none without it, and the constraint none by itself.
-    """
-    names = constraint_fields_of(request)
-    is_model = capabilities.served is None
-    if is_model and len(names) == 1 and request.ignore_eos is False and capabilities.gives_logits:
-        [name] = names
-        value = getattr(request, name)
-        if quick_copy(replace(request, **{name: None}), capabilities) is not None:
-            problems = check_field(REQUEST_FIELDS[name], value, capabilities)
-            return problems or [*find_uncompiled(name, value, capabilities)]
-    return look_closely(request, capabilities)
+    return [] if is_right else look_closely(request, capabilities)
 
 
 def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | None:
-    """Return an equal request with lists of its own; None if a closer look at it is needed."""
+    """Return an equal request with plain lists of its own; None if a closer look is needed."""
     if type(request) is not Request and request.__struct_fields__ != Request.__struct_fields__:
         return None  # a type of the caller's, of which nothing is known
-    checked = _make_type(capabilities.vocab_size, Request, capabilities.gives_logits, "tuple")
+    checked = _make_type(capabilities.vocab_size, Request, "tuple")
     try:
         copy = msgspec.convert(astuple(request), checked)  # quicker than by the names of fields
-    except (msgspec.ValidationError, UnicodeEncodeError):  # the other: a lone surrogate
-        return None
+    except (msgspec.ValidationError, UnicodeEncodeError, AttributeError, TypeError):
+        return None  # the others: a lone surrogate, and what JSON has not
     prompt, token = request.prompt, request.stop_token
     is_right = (
-        request.heal is False
-        and request.early_stopping is False
-        and (type(prompt) is list or (type(prompt) is str and is_text(prompt)))
+        (type(prompt) is list or (type(prompt) is str and is_text(prompt)))
         and (request.id is None or is_text(request.id))
         and (token is None or type(token) in {int, list})
         and goes_together(request, capabilities)
@@ -924,13 +906,13 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
 
 
 def checked_type(capabilities: ModelCapabilities) -> type[Request]:
-    """Return the type of requests of FREE_FIELDS; one is right if `goes_together` is true of it."""
+    """Return the type of requests that are right if `goes_together` is true of them."""
     base = Request if capabilities.served is None else ServerRequest
-    return _make_type(capabilities.vocab_size, base, capabilities.gives_logits, "object")
+    return _make_type(capabilities.vocab_size, base, "object")
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
-    """Return whether the fields of a request, which have their types, go together.
+    """Return whether a request whose fields have their types has nothing wrong with it.
 
     Stops are of one kind each, names are text, and the prompt can be encoded.
     """
@@ -944,10 +926,17 @@ def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
     is_right = request.think_time == 0 if session is None else is_text(session)
     if not is_right or not (salt is None or is_text(salt)):
         return False
+    if not is_plain(request) or capabilities.served is not None:
+        pairs = zip(_DEFAULTS.items(), astuple(request), strict=False)
+        asked = [name for (name, default), value in pairs if value != default]
+        is_free = capabilities.gives_logits and capabilities.served is None
+        if not (is_free and _FREE.issuperset(asked)):
+            for name in _COMPOSED:
+                field, value = REQUEST_FIELDS[name], getattr(request, name)
+                if value is not field.default and check_field(field, value, capabilities):
+                    return False
+            return not (any(find_conflicts(request)) or any(find_unserved(request, capabilities)))
     if request.deadline is not None and request.deadline < request.arrival_time:
-        return False
-    served = capabilities.served
-    if served is not None and any(find_untold(request, capabilities, served)):
         return False
     if capabilities.encode is not None and isinstance(request.prompt, str):
         try:
@@ -966,34 +955,25 @@ def _is_uniform(stop: object) -> bool:
 
 @cache
 def _make_type(
-    vocab_size: int | None,
-    base: type[Request],
-    gives_logits: bool,  # noqa: FBT001 - a cache key
-    shape: Literal["tuple", "object"],
+    vocab_size: int | None, base: type[Request], shape: Literal["tuple", "object"]
 ) -> type[Request]:
-    """Return a type that no bad request converts to, but for what `goes_together` tells.
+    """Return a type that no bad request converts to, but for what `goes_together` finds.
 
     The conversion runs in C: it costs less than one pass over the prompt in Python.
     """
-    types: dict[str, Any] = {}
-    for name, field in REQUEST_FIELDS.items():
-        is_free = name in FREE_FIELDS and (gives_logits or not field.needs_logits)
-        types[name] = field.type if is_free else _only(field.default)
-    if base is ServerRequest:
-        types["extra_body"] = REQUEST_FIELDS["extra_body"].type
     largest = ModelCapabilities(vocab_size=vocab_size).largest_token
     some, few = Meta(min_length=1, max_length=_MAX_STOPS), Meta(max_length=_MAX_STOPS)
     token_id: Any = Annotated[int, Meta(ge=0, le=largest)]
     token_ids: Any = Annotated[list[token_id], some]
     text: Any = Annotated[str, some]
-    types |= {
+    narrower = {
         "prompt": str | list[token_id],
         "stop_token": token_id | Annotated[list[token_id], few] | None,
         "stop_sequence": text | Annotated[list[token_id | text | token_ids], few] | None,
         "stop": text | Annotated[list[text], few] | None,
     }
     fields = [
-        (name, types[name], *([] if name == "prompt" else [field.default]))
+        (name, narrower.get(name, field.type), *([] if name == "prompt" else [field.default]))
         for name, field in REQUEST_FIELDS.items()
     ]
     is_tuple = shape == "tuple"
@@ -1001,12 +981,3 @@ def _make_type(
         "CheckedRequest", fields, bases=(base,), frozen=True, gc=False, array_like=is_tuple
     )
     return cast(type[Request], made)
-
-
-def _only(default: Any) -> Any:
-    """Return a type that has this value alone; bool, which cannot be narrowed, for a bool."""
-    if default is None or isinstance(default, bool):
-        return type(default)
-    if isinstance(default, str):
-        return Literal[default]
-    return Annotated[type(default), Meta(ge=default, le=default)]

@@ -15,8 +15,6 @@ from batcher.requests.json_spans import (
     JsonError,
     TextSpan,
     find_doubles,
-    find_value,
-    has_doubles,
     parse,
 )
 from batcher.requests.lines import BadLine, RequestParser, find_too_many
@@ -144,8 +142,7 @@ def fields_of(data: bytes) -> dict[str, Any]:
         fields = msgspec.json.decode(data)
         if isinstance(fields, dict) and len(fields) < data.count(b":"):  # else each is a key
             text = data.decode()
-            if has_doubles(text):
-                path, span, first = next(find_doubles(text, find_value(text, ()).start))
+            for path, span, first in find_doubles(text):
                 places = f"{_place(text, first)}, and {_place(text, span)}"
                 message = f"field `{path[-1]}` is given twice ({places})"
                 raise ApiError(BAD_REQUEST, "duplicate-field", message, str(path[0]))

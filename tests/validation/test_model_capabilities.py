@@ -111,7 +111,7 @@ def test_a_constraint_is_compiled_and_says_what_is_wrong_where():
     (problem,) = find_problems(Request(prompt="", regex="("), capabilities)
     assert (problem.code, problem.field) == ("invalid-grammar", "regex")
     assert problem.message == "`regex`: unbalanced parenthesis at 1"
-    assert seen == [("regex", "a"), ("regex", "(")]
+    assert [*dict.fromkeys(seen)] == [("regex", "a"), ("regex", "(")]
     (problem,) = find_problems(Request(prompt="", json_schema={}), capabilities)
     assert problem.message == "`json_schema.properties.a.items`: no such type"
 
