@@ -19,14 +19,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.models.callables import retry_after_of
-from batcher.remote.model import (
-    PREFIX,
-    RemoteModel,
-    ServerAddress,
-    ServerSettings,
-    address_of,
-    settings_of,
-)
+from batcher.remote.model import PREFIX, RemoteModel, ServerSettings, address_of, settings_of
 from batcher.remote.protocol import (
     MAX_SHOWN,
     Body,
@@ -57,8 +50,8 @@ class Client:
     The key comes from the environment and is stored nowhere else.
     """
 
-    def __init__(self, address: ServerAddress, settings: ServerSettings) -> None:
-        self._address, self._settings = address, settings
+    def __init__(self, url: str, settings: ServerSettings) -> None:
+        self._url, self._settings = url, settings
         self._key = os.environ.get(KEY_VARIABLE, "").strip()
         if not (self._key.isascii() and self._key.isprintable()):
             raise BatchdecodeError(f"{KEY_VARIABLE} is no key that a header can hold")
@@ -70,7 +63,7 @@ class Client:
                 headers=headers,
                 timeout=httpx.Timeout(None, connect=settings.connect_timeout),
                 limits=httpx.Limits(max_connections=None),
-                verify=httpx.URL(address.url).scheme == "https",  # certificates take time to read
+                verify=httpx.URL(url).scheme == "https",  # certificates take time to read
             )
         except (ImportError, ValueError) as error:
             raise BatchdecodeError(f"the proxy of the environment is of no use: {error}") from None
@@ -97,28 +90,25 @@ class Client:
                     if data.strip() == "[DONE]":
                         return True
                     if data:
-                        take(self._read(kind, data))
+                        take(self._chunk_of(kind, data))
                     if kind == WHOLE:
                         return True
                     limit = self._settings.idle_timeout
                     timeout.reschedule(asyncio.get_running_loop().time() + limit)
         except TimeoutError:
             raise ServerFailure("timeout", f"nothing came for {limit:g} s") from None
-        except httpx.DecodingError as error:
-            raise ServerFailure("answer", f"it cannot be unpacked: {error}") from None
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise self._broken(error) from None
         except RecursionError:
             raise ServerFailure("answer", "the answer is nested too deeply") from None
         return False
 
-    def _read(self, kind: str, data: str) -> StreamEvent:
+    def _chunk_of(self, kind: str, data: str) -> StreamEvent:
         try:
             return read_chunk(data, is_error=kind == "error", is_whole=kind == WHOLE)
         except ServerFailure as failure:
             raise self._hint_at_path(failure) if kind == WHOLE else failure from None
 
     async def model_names(self) -> list[str]:
+        """Return the models that the server lists, and close the client."""
         try:
             async with (
                 asyncio.timeout(self._settings.connect_timeout),
@@ -129,10 +119,8 @@ class Client:
             raise ServerFailure("timeout", "it does not answer") from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise ServerFailure("answer", "it does not tell its models") from None
-        except ServerFailure as failure:
-            raise self.without_key(failure) from None
-        except httpx.HTTPError as error:
-            raise self.without_key(self._broken(error)) from None
+        finally:
+            await self.close()
         return [model.id for model in told.data]
 
     async def close(self) -> None:
@@ -143,20 +131,29 @@ class Client:
         self, method: str, path: str, fields: dict[str, Any] | None = None
     ) -> AsyncIterator[httpx.Response]:
         """Yield an answer whose status is a success, or raise; the host may redirect to itself."""
-        url = httpx.URL(self._address.url + path)
-        for _ in range(MAX_REDIRECTS):
-            async with self._http.stream(method, url, json=fields) as response:
-                if response.is_success:
-                    yield response
-                    return
-                try:
-                    url = response.url.join(response.headers.get("location", ""))
-                except httpx.InvalidURL:
-                    raise await self._refused(response) from None
-                is_safe = url.scheme in {"https", response.url.scheme}
-                is_here = is_safe and url.host == response.url.host
-                if not (response.has_redirect_location and is_here):
-                    raise await self._refused(response)
+        url = httpx.URL(self._url + path)
+        try:
+            for _ in range(MAX_REDIRECTS):
+                async with self._http.stream(method, url, json=fields) as response:
+                    if response.is_success:
+                        yield response
+                        return
+                    is_here = False
+                    if response.has_redirect_location:
+                        url = response.url.join(response.headers["location"])
+                        is_safe = url.scheme in {"https", response.url.scheme}
+                        is_here = is_safe and url.host == response.url.host
+                    if not is_here:
+                        raise await self._refused(response)
+        except httpx.DecodingError as error:
+            raise ServerFailure("answer", f"it cannot be unpacked: {error}") from None
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            said = str(error) or type(error).__name__
+            is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            what = "the connection failed" if is_there else "cannot connect"
+            may_change = "CERTIFICATE_VERIFY_FAILED" not in said
+            message = f"{what}: {said}"
+            raise ServerFailure("connection", message, is_worth_retry=may_change) from None
         message = f"{MAX_REDIRECTS} redirects, the last to {url}"
         raise ServerFailure("answer", message, is_worth_retry=False)
 
@@ -185,22 +182,14 @@ class Client:
         return failure
 
     def _hint_at_path(self, failure: ServerFailure) -> ServerFailure:
-        url = self._address.url
-        return failure if urlsplit(url).path else failure.note(f"; is it {PREFIX}{url}/v1?")
+        has_path = bool(urlsplit(self._url).path)
+        return failure if has_path else failure.note(f"; is it {PREFIX}{self._url}/v1?")
 
     def without_key(self, failure: ServerFailure) -> ServerFailure:
         """Return a failure that does not show the key, which a server may have repeated."""
         if self._key:
             failure.args = (str(failure).replace(self._key, "***"),)
         return failure
-
-    @staticmethod
-    def _broken(error: Exception) -> ServerFailure:
-        said = str(error) or type(error).__name__
-        is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-        what = "the connection failed" if is_there else "cannot connect"
-        is_certificate = "CERTIFICATE_VERIFY_FAILED" in said  # which stays as it is
-        return ServerFailure("connection", f"{what}: {said}", is_worth_retry=not is_certificate)
 
 
 class _Model(msgspec.Struct):
@@ -282,20 +271,15 @@ def remote_model_of(name: str, given: Mapping[str, Any]) -> RemoteModel:
     Raises:
         BatchdecodeError: a setting is wrong, or the server cannot be reached or refuses the key.
     """
-    address, settings = address_of(name), settings_of(given)
-    if address.model is not None:
-        return RemoteModel(address, settings)
+    (url, named), settings = address_of(name), settings_of(given)
+    if named is not None:
+        return RemoteModel(url, settings, named)
 
-    async def ask() -> list[str]:
-        client = Client(address, settings)
-        try:
-            return await client.model_names()
-        finally:
-            await client.close()
-
+    client = Client(url, settings)
     try:
-        return RemoteModel(address, settings, asyncio.run(ask()))
+        return RemoteModel(url, settings, listed=asyncio.run(client.model_names()))
     except ServerFailure as failure:
+        client.without_key(failure)
         if failure.reason in {"connection", "timeout"} or failure.is_final:
-            raise LostModelError(f"{address.url}: {failure}") from None
-        return RemoteModel(address, settings)  # a server without a list of its models needs no name
+            raise LostModelError(f"{url}: {failure}") from None
+        return RemoteModel(url, settings)  # a server without a list of its models needs no name

@@ -19,9 +19,7 @@ from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from typing import Any
 
-import msgspec
-
-from batcher.decoding.constraints import MAX_CACHED, ConstraintCompiler
+from batcher.decoding.constraints import MAX_CACHED, ConstraintCompiler, need_grammar_packages
 from batcher.decoding.verification import UNDECIDED, Judgement, Look, Verifier
 from batcher.engine.base import DrivenEngine
 from batcher.engine.engine import NOTHING_REPLAYED, StepOutcome
@@ -46,9 +44,10 @@ from batcher.lifecycle import FINISH
 from batcher.models.callables import pause_after
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.remote.client import KEY_VARIABLE, Client
-from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel
+from batcher.remote.model import RemoteModel
 from batcher.remote.protocol import (
     FORBIDDEN,
+    SERVED,
     Body,
     Reply,
     ServerFailure,
@@ -58,6 +57,7 @@ from batcher.remote.protocol import (
 )
 from batcher.request import MAX_ANSWER, Request
 from batcher.requests.result_rows import SAID
+from batcher.requests.validation import ModelCapabilities
 from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
 from batcher.scheduling.clock import WallClock
 from batcher.scheduling.lockstep import RunningBatch
@@ -144,13 +144,13 @@ class Rate:
 class RemoteEngine(DrivenEngine):
     """Sends requests to a server, at most `batch_size` at once, one `step()` at a time.
 
-    settings: the order of requests; the server decides all else of a schedule.
+    settings: the policy and the aging; the server decides all else of a schedule.
     is_streaming: whether the outcome of a step tells the tokens that have come.
     waiting: entered while nothing comes; what breaks it off ends the step, and leaves all requests
     in flight.  measure: the time on the wall, in seconds.
 
     Raises:
-        BatchdecodeError: the settings are for engines of our own, or the key is none.
+        BatchdecodeError: the policy is for engines of our own, or the key is none.
     """
 
     block_use, constraint_times = None, None  # blocks and constraints are the server's business
@@ -167,14 +167,15 @@ class RemoteEngine(DrivenEngine):
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         measure: Callable[[], float] = time.monotonic,
     ) -> None:
-        given = set(msgspec.to_builtins(settings)) - REMOTE_SCHEDULING
-        if given:
-            option = f"--{min(given).replace('_', '-')}"
-            message = f"{option} is for an engine of our own: a server schedules itself"
-            raise BatchdecodeError(message)
         if settings.policy == LONGEST_PREFIX_MATCH:
             raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
-        self.capabilities = model.capabilities(batch_size)
+        is_one_model = model.served_model or "model" in model.settings.extra_body
+        self.capabilities = ModelCapabilities(
+            num_slots=batch_size,
+            served=SERVED,
+            models=() if is_one_model else tuple(model.listed),
+            check_constraint=lambda *_: need_grammar_packages(),  # the server checks the rest
+        )
         queue: WaitingQueue[RemoteSequence] = make_queue(settings, lambda _: 0)
         batch = RunningBatch[RemoteSequence](batch_size, 0)
         super().__init__(settings, WallClock(measure, self._sleep), queue, batch)
@@ -187,7 +188,7 @@ class RemoteEngine(DrivenEngine):
         self._reported_until = -math.inf  # when the last reported wait is over
         self._lost: LostModelError | None = None  # raised by the next step: others have answers
         # Of the tasks, and what they have recorded since the last step.
-        self._client = Client(model.address, model.settings)
+        self._client = Client(model.url, model.settings)
         self._loop, self._has_news = asyncio.new_event_loop(), asyncio.Event()
         self._tasks: dict[RemoteSequence, asyncio.Task[None]] = {}
         self._returning: deque[RemoteSequence] = deque()  # to be sent again
@@ -295,7 +296,7 @@ class RemoteEngine(DrivenEngine):
             and (self._is_halted or not queue.num_waiting)
         ):
             raise LostModelError(
-                f"{self._model.address.url}: {self._forbidden[0]}; it forbids every request: does "
+                f"{self._model.url}: {self._forbidden[0]}; it forbids every request: does "
                 f"the key ({KEY_VARIABLE}) allow this model?"
             )
         while not batch.num_occupied and queue.num_waiting:  # it is too soon for the rate
@@ -542,7 +543,7 @@ class RemoteEngine(DrivenEngine):
                 self._tell(ReceiveEvent, step, row, 0)
             self._finish(row, row.reply.outcome)
         elif failure.is_final:
-            self._lost = LostModelError(f"{self._model.address.url}: {failure}")
+            self._lost = LostModelError(f"{self._model.url}: {failure}")
         else:
             if is_overlong:
                 self._model.has_refused_waits = True
@@ -557,7 +558,7 @@ class RemoteEngine(DrivenEngine):
         until = self._measure() + seconds
         if seconds < LONG_WAIT or until < self._reported_until + max(LONG_WAIT, seconds / 10):
             return
-        self._reported_until, url = until, self._model.address.url
+        self._reported_until, url = until, self._model.url
         seconds = min(seconds, MAX_SHOWN_WAIT)
         end = datetime.now().astimezone() + timedelta(seconds=seconds)
         when = f"until {end:%Y-%m-%d %H:%M:%S} ({seconds:,.0f} s) for {url}: {failure}"

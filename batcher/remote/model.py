@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -10,21 +10,12 @@ from msgspec import Meta, Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.foreign import meant_server
-from batcher.requests.validation import MAX_MODELS, OF_STREAMS, ModelCapabilities
-
-# The address of a server, and the settings of requests to it.
+from batcher.requests.validation import MAX_MODELS, OF_STREAMS
 
 PREFIX = "openai:"
 REMOTE_SCHEDULING = frozenset({"policy", "aging"})  # all else a server decides itself
 
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
-
-
-class ServerAddress(NamedTuple):
-    """Where a server is, without a slash at the end, and which of its models is meant, if told."""
-
-    url: str
-    model: str | None
 
 
 class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,8 +42,8 @@ def is_server(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def address_of(name: str) -> ServerAddress:
-    """Return what `openai:URL` or `openai:URL#NAME` says.
+def address_of(name: str) -> tuple[str, str | None]:
+    """Return what `openai:URL[#NAME]` says: where the server is, and which of its models is meant.
 
     Raises:
         BatchdecodeError: it is no such address.
@@ -71,7 +62,7 @@ def address_of(name: str) -> ServerAddress:
         raise BatchdecodeError(
             "the URL of a server holds no key, as traces show it: set OPENAI_API_KEY"
         )
-    return ServerAddress(url.rstrip("/"), model or None)
+    return url.rstrip("/"), model or None
 
 
 class RemoteModel:
@@ -85,14 +76,18 @@ class RemoteModel:
     """
 
     def __init__(
-        self, address: ServerAddress, settings: ServerSettings, listed: Sequence[str] = ()
+        self,
+        url: str,
+        settings: ServerSettings,
+        named: str | None = None,
+        listed: Sequence[str] = (),
     ) -> None:
-        self.address, self.settings, self.listed = address, settings, listed
-        self.served_model = listed[0] if len(listed) == 1 else address.model
+        self.url, self.settings, self.listed = url, settings, listed
+        self.served_model = listed[0] if len(listed) == 1 else named
         self.replaced: list[str] = []
         self.report: Callable[[str], None] = lambda _: None
         self.has_refused_waits = False
-        self.name = f"{PREFIX}{address.url}"
+        self.name = f"{PREFIX}{url}"
         if self.served_model is not None:
             self.name += f"#{self.served_model}"
 
@@ -105,23 +100,6 @@ class RemoteModel:
         if is_new and len(self.replaced) < MAX_MODELS:
             self.replaced.append(str(named))
         return served
-
-    def capabilities(self, num_slots: int) -> ModelCapabilities:
-        """Return what requests are checked against; the server checks what depends on the model."""
-        from batcher.remote.protocol import SERVED  # noqa: PLC0415 - if there is a server
-
-        def check_constraint(*_: object) -> None:  # the server checks the constraint itself
-            from batcher.decoding.constraints import need_grammar_packages  # noqa: PLC0415 - slow
-
-            need_grammar_packages()
-
-        several = () if self.served_model or "model" in self.settings.extra_body else self.listed
-        return ModelCapabilities(
-            num_slots=num_slots,
-            served=SERVED,
-            models=tuple(several),
-            check_constraint=check_constraint,
-        )
 
 
 def settings_of(given: Mapping[str, Any]) -> ServerSettings:

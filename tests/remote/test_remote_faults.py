@@ -23,7 +23,7 @@ from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveE
 from batcher.remote import client
 from batcher.remote.client import MAX_EVENT, remote_model_of
 from batcher.remote.engine import Rate, RemoteEngine
-from batcher.remote.model import ServerSettings, address_of
+from batcher.remote.model import ServerSettings
 from batcher.remote.protocol import Reply, ServerFailure, error_text, read_chunk
 from batcher.request import Request
 from batcher.result import Usage
@@ -470,7 +470,7 @@ def test_certificates_are_verified_however_https_is_written(monkeypatch, scheme)
 
     monkeypatch.setattr(client.httpx, "AsyncClient", stop)
     with pytest.raises(InterruptedError, match="True"):
-        client.Client(address_of(f"openai:{scheme}://127.0.0.1/v1"), ServerSettings())
+        client.Client(f"{scheme}://127.0.0.1/v1", ServerSettings())
 
 
 def test_what_others_have_come_to_is_handed_out_before_a_refused_key_ends_the_run(monkeypatch):
