@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
+from operator import add
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 from msgspec import Struct, field
@@ -39,6 +40,7 @@ from batcher.events import (
     Role,
     RollbackEvent,
     RunEvent,
+    SampleEvent,
     SequenceName,
     SpeculateEvent,
     StepsEvent,
@@ -60,40 +62,24 @@ class Totals(Struct):
     def merge(self, other: Self) -> None:
         """Take in the numbers of another part, which stays as it is."""
         for name in self.__struct_fields__:
-            own, others = getattr(self, name), getattr(other, name)
-            if name in self.LARGEST:
-                merged = _chosen(max, own, others)
-            elif name in self.LEAST:
-                merged = _chosen(min, own, others)
-            else:
-                merged = _added(own, others)
-            setattr(self, name, merged)
+            choose = max if name in self.LARGEST else min if name in self.LEAST else add
+            setattr(self, name, _merged(getattr(self, name), getattr(other, name), choose))
 
     def copy(self) -> Self:
         return deepcopy(self)
 
 
-def _chosen(choose: Any, own: Any, others: Any) -> Any:
-    if own is None or others is None:
-        return others if own is None else own
-    if not isinstance(own, dict):
-        return choose(own, others)
-    for key, value in others.items():
-        own[key] = choose(own.get(key, value), value)
-    return own
-
-
-def _added(own: Any, others: Any) -> Any:
+def _merged(own: Any, others: Any, choose: Callable[[Any, Any], Any]) -> Any:
     if own is None or others is None:
         return deepcopy(others) if own is None else own
     if isinstance(own, Totals):
         own.merge(others)
         return own
-    if not isinstance(own, dict):
-        return own + others
-    for key, value in others.items():
-        own[key] = _added(own.get(key), value)
-    return own
+    if isinstance(own, dict):
+        for key, value in others.items():
+            own[key] = _merged(own.get(key), value, choose)
+        return own
+    return choose(own, others)
 
 
 SequenceKey = str | tuple[str, int, Role, int | None]
@@ -161,12 +147,12 @@ class DraftCounts(Totals):
 
     @property
     def num_accepted(self) -> int:
-        return _sum(self.accepted_lengths)
+        return sum(length * number for length, number in self.accepted_lengths.items())
 
     @property
     def num_on_end(self) -> int:
         """How many could be accepted, of all steps: without trees, all drafts."""
-        return _sum(self.lengths)
+        return sum(length * number for length, number in self.lengths.items())
 
     def draft(self, drafts: StepDrafts) -> None:
         self.lengths[drafts.depth] += 1
@@ -186,9 +172,13 @@ class DraftCounts(Totals):
         Those behind the 64th of a step are left out.
         """
         longest = min(max(self.lengths, default=0), MAX_POSITIONS)
+
+        def longer_than(place: int, lengths: Mapping[int, int]) -> int:
+            return sum(number for length, number in lengths.items() if length > place)
+
         return [
-            (_longer_than(self.lengths, i), _longer_than(self.accepted_lengths, i))
-            for i in range(longest)
+            (longer_than(place, self.lengths), longer_than(place, self.accepted_lengths))
+            for place in range(longest)
         ]
 
 
@@ -279,14 +269,6 @@ class DraftRecord(Struct):
             latest.rejected = event.tokens
         self.counts.settle(event, latest)
         return latest
-
-
-def _sum(lengths: Mapping[int, int]) -> int:
-    return sum(length * number for length, number in lengths.items())
-
-
-def _longer_than(lengths: Mapping[int, int], length: int) -> int:
-    return sum(number for drafted, number in lengths.items() if drafted > length)
 
 
 class Fork(Struct, frozen=True):
@@ -971,60 +953,49 @@ def is_aged(admit: AdmitEvent, arrive: ArriveEvent | None, aging: float) -> bool
     return arrive is not None and admit.time - arrive.time >= aging
 
 
-_Key = tuple[int | None, str, int]  # the worker, the id and the index
-
-
-class _Sample(Struct):
-    """One that has arrived.
-
-    step: the one that admitted it, if it has a slot; each from that on may have given it a token.
-    num_tokens: how many it had by then, or has without a slot, and was given beside those.
-    """
-
-    max_tokens: int
-    step: int | None = None
-    num_tokens: int = 0
-
-
 class TraceChecks:
-    """Takes in the events of a trace, and keeps of open samples what they asked for.
+    """Takes in the events of a trace, and keeps of open samples how many tokens they can have.
 
     A beam is told of otherwise: what it passes on is not what it was given.
     """
 
     def __init__(self) -> None:
-        self._open: dict[_Key, _Sample] = {}
+        # By worker, id and index: max_tokens; the step of the admission, each from which on may
+        # have given it a token, None without a slot; and how many tokens it was given beside those.
+        self._open: dict[tuple[int | None, str, int], tuple[int, int | None, int]] = {}
         self._is_remote = False
 
     def complaint(self, event: Event) -> str | None:
+        if isinstance(event, RunEvent):
+            self._is_remote = event.layout == "remote"
+        if not isinstance(event, SampleEvent):
+            return None
+        key = event.worker, event.id, event.index
         match event:
-            case RunEvent():
-                self._is_remote = event.layout == "remote"
             case ArriveEvent():
-                self._open[event.worker, event.id, event.index] = _Sample(event.max_tokens)
+                self._open[key] = event.max_tokens, None, 0
             case AdmitEvent() if not is_follower(event):
-                sample = self._open.get((event.worker, event.id, event.index))
-                if sample is None:
+                if key not in self._open:
                     label = label_of(event.id, event.index, event.role)
                     return f"{label!r} is admitted, and has not arrived"
-                sample.step, sample.num_tokens = event.step, event.generated
-            case JumpEvent() | AcceptEvent():
-                sample = self._open.get((event.worker, event.id, event.index))
-                if sample is not None:
-                    sample.num_tokens += event.tokens
-            case PreemptEvent(role="sample"):
-                sample = self._open.get((event.worker, event.id, event.index))
-                if sample is not None:
-                    sample.step, sample.num_tokens = None, event.generated
+                self._open[key] = self._open[key][0], event.step, event.generated
+            case JumpEvent() | AcceptEvent() if key in self._open:
+                max_tokens, step, num_tokens = self._open[key]
+                self._open[key] = max_tokens, step, num_tokens + event.tokens
+            case PreemptEvent(role="sample") if key in self._open:
+                self._open[key] = self._open[key][0], None, event.generated
             case FinishEvent(role="sample"):
-                sample, most = self._open.pop((event.worker, event.id, event.index), None), 0
-                if sample is not None:
-                    num_steps = 0 if sample.step is None else event.step + 1 - sample.step
-                    most = min(sample.max_tokens, sample.num_tokens + num_steps)
+                why, most = "has not arrived", 0
+                if key in self._open:
+                    max_tokens, step, num_tokens = self._open.pop(key)
+                    num_steps = 0 if step is None else event.step + 1 - step
+                    most = min(max_tokens, num_tokens + num_steps)
+                    why = f"can have {most:,} at most"
                 if event.tokens > most and not self._is_remote:
                     label = label_of(event.id, event.index, event.role)
-                    why = "has not arrived" if sample is None else f"can have {most:,} at most"
                     return f"{label!r} ends with {event.tokens:,} tokens, and {why}"
+            case _:
+                pass
         return None
 
 

@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heapify, heappop, heappush, heapreplace, merge
-from itertools import groupby
+from heapq import heappop, heappush, merge
+from itertools import chain, groupby
 from operator import add, attrgetter, itemgetter
 from typing import Any, BinaryIO, Generic, NamedTuple, Self, TypeVar, get_args
 
@@ -63,14 +63,6 @@ Key = tuple[int, ...]
 _encoder = msgspec.json.Encoder()
 
 
-class _Run(NamedTuple):
-    """Records in the file from `start` to `end`, and the first of their keys."""
-
-    first: Key
-    start: int
-    end: int
-
-
 class SortedRecords(Generic[Record]):
     """Takes records in any order, then gives them by their keys, and those of one key as they came.
 
@@ -83,7 +75,7 @@ class SortedRecords(Generic[Record]):
         self._decoder = msgspec.json.Decoder(tuple[Key, kind])
         self._held: list[tuple[Key, Record]] = []
         self._file: BinaryIO | None = None
-        self._runs: list[_Run] = []
+        self._runs: list[tuple[Key, int, int]] = []  # the first key, and from where to where
         self._num_records = 0
 
     def add(self, key: Key, record: Record) -> None:
@@ -99,7 +91,7 @@ class SortedRecords(Generic[Record]):
             start = self._file.tell()
             self._file.write(_encoder.encode_lines(self._held))
             self._file.flush()
-            self._runs.append(_Run(self._held[0][0], start, self._file.tell()))
+            self._runs.append((self._held[0][0], start, self._file.tell()))
             self._held = []
 
     def __len__(self) -> int:
@@ -107,32 +99,19 @@ class SortedRecords(Generic[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         self._held.sort(key=itemgetter(0))
-        runs = [(run.first, self._read_run(run)) for run in self._runs]
-        runs += [(key, iter(self._held)) for key, _ in self._held[:1]]
-        # A heap; None stands for the first record of a run that is not read yet.
-        heads: list[tuple[Key, int, Record | None, Iterator[tuple[Key, Record]]]]
-        heads = [(first, number, None, run) for number, (first, run) in enumerate(runs)]
-        heapify(heads)
-        while heads:
-            _, number, record, run = heads[0]
+        runs = (self._read_run(*run) for run in self._runs)
+        for _, record in merge(*runs, self._held, key=itemgetter(0)):
             if record is not None:
                 yield record
-            following = next(run, None)
-            if following is None:
-                heappop(heads)
-            else:
-                heapreplace(heads, (following[0], number, following[1], run))
 
-    def _read_run(self, run: _Run) -> Iterator[tuple[Key, Record]]:
-        if self._file is None:
-            return
-        (_, start, end), rest = run, b""
-        while start < end:
+    def _read_run(self, first: Key, start: int, end: int) -> Iterator[tuple[Key, Record | None]]:
+        yield first, None  # so that nothing is read before it is the turn of the first
+        rest = b""
+        while self._file is not None and start < end:
             block = os.pread(self._file.fileno(), min(_BLOCK_BYTES, end - start), start)
             start += len(block)
             *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                yield self._decoder.decode(line)
+            yield from map(self._decoder.decode, lines)
 
 
 class MergedRecords(SortedRecords[Record]):
@@ -160,35 +139,22 @@ class Stretch(NamedTuple):
         return (self.stop - self.start) * self.num
 
 
-Change = tuple[int, int]  # A step, and by how much the count changes with it
+def count_steps(spans: Iterable[tuple[int, int]], num_steps: int) -> Iterator[Stretch]:
+    """Yield how many of `spans`, which come by their start, hold each of the steps [0, num_steps).
 
-
-def changes_of(spans: Iterable[tuple[int, int]]) -> Iterator[Change]:
-    """Yield the changes that `spans` make, each its start and its end, which come by their start.
-
-    There are as many at once as spans that have begun and not ended.
+    No more of them are kept than have begun and not ended.
     """
-    ends: list[int] = []
-    for start, end in spans:
-        while ends and ends[0] <= start:
-            yield heappop(ends), -1
-        yield start, 1
+    ends: list[int] = []  # a heap
+    start = 0
+    for step, end in chain(spans, [(MAX_STEPS, MAX_STEPS)]):
+        while start < num_steps and start < step:
+            stop = min([step, num_steps, *ends[:1]])
+            if stop > start:
+                yield Stretch(start, stop, len(ends))
+                start = stop
+            while ends and ends[0] <= start:
+                heappop(ends)
         heappush(ends, end)
-    while ends:
-        yield heappop(ends), -1
-
-
-def count_steps(changes: Iterable[Change], num_steps: int) -> Iterator[Stretch]:
-    """Yield the counts of the steps [0, num_steps), by the changes that make them, ascending."""
-    count = start = 0
-    for step, change in changes:
-        stop = min(step, num_steps)
-        if stop > start:
-            yield Stretch(start, stop, count)
-            start = stop
-        count += change
-    if start < num_steps:
-        yield Stretch(start, num_steps, count)
 
 
 def cut(
@@ -337,7 +303,6 @@ AnyRecord = TypeVar("AnyRecord", SlotSpan, Wait)
 _ORDERS: dict[str, Callable[[Any], Any]] = {
     "spans": attrgetter("start", "slot"),
     "waits": attrgetter("start"),
-    "wait_ends": int,
     "blocked": attrgetter("start"),
     "drafts": attrgetter("step", "slot"),
 }
@@ -347,7 +312,7 @@ class Timeline:
     """What happened in a run: its records, and what they tell of its steps.
 
     spans: by (start, slot).  waits: by start, and those that start together as they joined the
-    queue.  wait_ends: ascending.  blocked: by start, as many at once as there are workers.
+    queue.  blocked: by start, as many at once as there are workers.
     figures: of the steps, of a run of one worker.  drafts: by (step, slot), of the steps that
     verified some.  restarts: of workers that were replaced, by step.  num_requests, num_outputs: as
     in RunSummary, of those that are told of.  failures: how many sequences that waited on their own
@@ -361,7 +326,6 @@ class Timeline:
         self.num_steps = 0
         self.spans = SortedRecords[SlotSpan](SlotSpan)
         self.waits = SortedRecords[Wait](Wait)
-        self.wait_ends = SortedRecords[int](int)
         self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
         self.drafts = SortedRecords[StepDrafts](StepDrafts)
         self.figures = StepFigures()
@@ -637,7 +601,6 @@ class Timeline:
         """Record that a sequence has waited from `start` to `end`, if it was on its own account."""
         if number and start < end and not is_follower(found):
             self.waits.add((start, number), Wait(found.id, found.index, start, end))
-            self.wait_ends.add((end,), end)
 
     @property
     def slots(self) -> range:
@@ -674,14 +637,11 @@ class Timeline:
         )
 
     def occupied(self) -> Iterator[Stretch]:
-        held = ((span.start, span.end) for span in self.spans)
-        return count_steps(changes_of(held), self.num_steps)
+        return count_steps(((span.start, span.end) for span in self.spans), self.num_steps)
 
     def waiting(self) -> Iterator[Stretch]:
         """Yield how many samples, or beams together, have arrived and are not admitted."""
-        starts = ((wait.start, 1) for wait in self.waits)
-        ends = ((end, -1) for end in self.wait_ends)
-        return count_steps(merge(starts, ends, key=itemgetter(0)), self.num_steps)
+        return count_steps(((wait.start, wait.end) for wait in self.waits), self.num_steps)
 
     def drafts_in(self, window: range) -> Iterator[StepDrafts]:
         for drafts in self.drafts:
