@@ -19,18 +19,18 @@ from batcher.errors import BatchdecodeError
 from batcher.planning.compare import GridCell, varied
 from batcher.planning.deployments import AXES, show_value
 from batcher.planning.measure import Outcome, Question
-from batcher.planning.plan import Plan, Trial
+from batcher.planning.plan import Plan
 
 from ..run.files import check_replaceable, check_writable, output_sink
 from ..screen.terminal import duration, number, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
 
 KINDS = ("svg", "png")
 DEFAULT_METRICS = ("ttft", "tpot")
 LOG_RATIO = 10
-HEADROOM, LABEL_SHARE = 1.1, 0.25  # so that no point is on the edge, and its label has room
 MAX_TOGETHER = 3  # labels of points that come to the same; of more, the first and the last
 MAX_NAMED = 24  # points: of more, those on the frontier and those that are marked have a name
 
@@ -52,7 +52,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": CREATOR,
 }
 _METADATA = {"svg": {"Creator": CREATOR, "Date": None}, "png": {"Software": CREATOR}}
-_LABEL_SIZE, _CHARACTER_WIDTH = 8, 5.4  # typographic points
+_LABEL_SIZE = 8  # typographic points
 
 
 def check_plot(plot: str | None, *, force: bool) -> None:
@@ -104,41 +104,12 @@ class Chart(Struct, frozen=True):
         return [point for line in self.lines.values() for point in line]
 
     @property
-    def is_log(self) -> bool:
-        shortest, longest = self._range()
-        return shortest > 0 and longest > LOG_RATIO * shortest
-
-    @property
-    def span(self) -> tuple[float, float]:
-        shortest, longest = self._range()
-        if not self.is_log:
-            return 0.0, (longest or 1.0) * (1 + LABEL_SHARE)
-        margin = (longest / shortest) ** LABEL_SHARE
-        return shortest / margin**0.2, longest * margin
-
-    def _range(self) -> tuple[float, float]:
-        latencies = [point.latency for point in self.points]
-        latencies += [] if self.limit is None else [self.limit]
-        return min(latencies), max(latencies)
-
-    @property
-    def top(self) -> float:
-        return (max(point.tokens_per_s for point in self.points) or 1.0) * HEADROOM
-
-    @property
     def frontier(self) -> list[Point]:
         best: list[Point] = []
         for point in sorted(self.points, key=lambda p: (p.latency, -p.tokens_per_s)):
             if not best or point.tokens_per_s > best[-1].tokens_per_s:
                 best.append(point)
         return best
-
-    @property
-    def named(self) -> list[Point]:
-        points, frontier = self.points, self.frontier
-        if len(points) <= MAX_NAMED:
-            return points
-        return [point for point in points if point.mark or point in frontier]
 
 
 def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart]:
@@ -188,7 +159,9 @@ def charts_of_plan(plan: Plan) -> list[Chart]:
             latency = trial.tails.get(name)
             if latency is not None:
                 is_plan = plan.is_met and trial.value == plan.value
-                value = f"{_value(trial)} plan" if is_plan else _value(trial)
+                is_factor = isinstance(trial.value, float)
+                value = f"{trial.value:.3g}x" if is_factor else f"{trial.value:,}"
+                value += " plan" if is_plan else ""
                 is_good = (trial.share or 0.0) >= plan.asked
                 mark: Mark = "plan" if is_plan else ""
                 yield "", Point(latency, trial.tokens_per_s or 0.0, value, is_good, mark)
@@ -227,10 +200,6 @@ def _as_one(points: list[Point]) -> Point:
 def _keeps(outcome: Outcome, limits: dict[str, float]) -> bool:
     times = {name: outcome.times(name) for name in limits}
     return all(t is not None and t.p99 <= limits[name] for name, t in times.items())
-
-
-def _value(trial: Trial) -> str:
-    return f"{trial.value:.3g}x" if isinstance(trial.value, float) else f"{trial.value:,}"
 
 
 def show_plot(plot: str, charts: Sequence[Chart]) -> None:
@@ -274,8 +243,7 @@ def _draw(chart: Chart, axes: "Axes") -> None:
         axes.plot([], [], marker=marker, color=color, label=line or "tried")
         for point in points:
             axes.plot(
-                point.latency,
-                point.tokens_per_s,
+                *_places([point]),
                 marker=marker,
                 markersize=LARGE if point.mark else SMALL,
                 markerfacecolor=color if point.is_good else "white",
@@ -284,20 +252,25 @@ def _draw(chart: Chart, axes: "Axes") -> None:
             )
     best = _places(chart.frontier)
     axes.step(*best, where="post", color="0.4", linestyle=":", label="Pareto frontier")
-    if chart.is_log:
-        axes.set_xscale("log", subs=())
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(lambda value, _: number(value))
-    axes.set_xlim(*chart.span)
-    axes.set_ylim(0, chart.top)
     if chart.limit is not None:
         axes.axvline(chart.limit, color="C3", linestyle="--", label="SLO")
-        axes.axvspan(chart.limit, chart.span[1], color="C3", alpha=0.06, linewidth=0)
         axes.plot(
             [], [], "o", markerfacecolor="white", markeredgecolor="0.4", label="misses the SLO"
         )
         label = f" SLO {duration(chart.limit)}"
         axes.text(chart.limit, 0.01, label, color="C3", transform=axes.get_xaxis_transform())
+    axes.margins(x=0.2)  # labels have room
+    latencies = [*_places(chart.points)[0], *filter(None, [chart.limit])]
+    is_log = min(latencies) > 0 and max(latencies) > LOG_RATIO * min(latencies)
+    if is_log:
+        axes.set_xscale("log", subs=())
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: number(value))
+    left, right = axes.get_xlim()
+    if chart.limit is not None:
+        axes.axvspan(chart.limit, right, color="C3", alpha=0.06, linewidth=0)
+    axes.set_xlim(left if is_log else 0, right)
+    axes.set_ylim(bottom=0)
     axes.set_xlabel(chart.latency_title)
     axes.set_ylabel("output tokens/s")
 
@@ -308,30 +281,24 @@ def _places(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 def _name_points(chart: Chart, axes: "Axes") -> None:
     """Write labels beside their points, those of what is marked first, as far as none meet."""
-    per_point = PIXELS_PER_INCH / 72
-    taken: list[tuple[float, float, float, float]] = []
-    for point in sorted(chart.named, key=lambda point: not point.mark):
-        x, y = axes.transData.transform((point.latency, point.tokens_per_s)) / per_point
-        width = len(point.label) * _CHARACTER_WIDTH
-        boxes = []
-        for down, is_left in product((-4, 12), (False, True)):
-            left = x - 6 - width if is_left else x + 6
-            boxes.append((left, y - down, left + width, y - down + _LABEL_SIZE))
-        free = [box for box in boxes if not any(_meet(box, other) for other in taken)]
-        if not free:
+    taken: list[Bbox] = []
+    frontier = chart.frontier if len(chart.points) > MAX_NAMED else chart.points
+    for point in sorted(chart.points, key=lambda point: not point.mark):
+        if not point.mark and point not in frontier:
             continue
-        box = free[0]
-        taken.append(box)
-        axes.annotate(
-            point.label,
-            (point.latency, point.tokens_per_s),
-            xytext=(box[0] - x, box[1] - y),
-            textcoords="offset points",
-            fontsize=_LABEL_SIZE,
-            fontweight="bold" if point.mark else "normal",
-            in_layout=False,  # a long label may leave the panel, but not squeeze it
-        )
-
-
-def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+        for down, is_left in product((-4, 12), (False, True)):
+            text = axes.annotate(
+                point.label,
+                (point.latency, point.tokens_per_s),
+                xytext=(-6 if is_left else 6, -down),
+                textcoords="offset points",
+                horizontalalignment="right" if is_left else "left",
+                fontsize=_LABEL_SIZE,
+                fontweight="bold" if point.mark else "normal",
+                in_layout=False,  # a long label may leave the panel, but not squeeze it
+            )
+            box = text.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()
