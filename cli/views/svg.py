@@ -1,10 +1,10 @@
 """Lays out the picture: what run it is, all of it, the part worth a look, and how to read it."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count, islice
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 from xml.etree import ElementTree as ET
 
 from batcher.trace.run import SlotSpan
@@ -72,8 +72,7 @@ ROOT_CLASS = "batchdecode-gantt"
 Number = float | str
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Where a row is: its upper edge and its height, in pixels."""
 
     top: float
@@ -89,15 +88,14 @@ class Row:
 
 
 class Drawing:
-    """An SVG of a certain width in pixels, which is as high as what is drawn needs."""
+    """An SVG as it grows."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self._root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg")
-        self._root.set("class", ROOT_CLASS)
-        self._parents = [self._root]
+    def __init__(self) -> None:
+        self.root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg")
+        self.root.set("class", ROOT_CLASS)
+        self._parents = [self.root]
 
-    def add(self, tag: str, style: str = "", text: str = "", /, **numbers: Number) -> None:
+    def add(self, tag: str, style: str = "", text: str = "", /, **numbers: Number) -> ET.Element:
         """Draw an element of the classes `style`; numbers: its attributes, those of places in px.
 
         An underscore in a name is a hyphen.
@@ -108,29 +106,23 @@ class Drawing:
         for name, number in numbers.items():
             element.set(name.replace("_", "-"), number if isinstance(number, str) else px(number))
         element.text = text or None
+        return element
 
-    def open(self, tag: str, style: str = "", /, **numbers: Number) -> None:
-        self.add(tag, style, **numbers)
-        self._parents.append(self._parents[-1][-1])
-
-    def close(self) -> None:
+    @contextmanager
+    def group(self, tag: str, style: str = "", /, **numbers: Number) -> Iterator[None]:
+        """Draw what is drawn in this context as parts of an element."""
+        self._parents.append(self.add(tag, style, **numbers))
+        yield
         self._parents.pop()
 
     def text(self, style: str, x: float, y: float, text: str) -> None:
         self.add("text", style, text, x=x, y=y)
 
-    def encode(self, height: float, title: str) -> bytes:
-        root = self._root
-        for name, value in {
-            "role": "img",
-            "aria-label": title,
-            "width": px(self.width),
-            "height": px(height),
-            "viewBox": f"0 0 {px(self.width)} {px(height)}",
-        }.items():
-            root.set(name, value)
-        ET.indent(root, "")  # an element a line
-        return f"{ET.tostring(root, encoding='unicode')}\n".encode()
+    def label(self, label: str, left: float, right: float, row: Row) -> bool:
+        text = cut_to_room(label, int((right - left) / CELL_WIDTH), "…")
+        if text:
+            self.text("text label", left, row.base_line, text)
+        return bool(text)
 
 
 def px(number: float) -> str:
@@ -145,47 +137,28 @@ def text_width(text: str) -> float:
 
 Axis = Literal["steps", "seconds"]
 MIN_TICK_WIDTH = 60  # pixels
-_BASES = (1, 2, 5)
 
 
-@dataclass(frozen=True)
 class TimeAxis:
     """Where `steps` are between the pixels `left` and `right`.
 
-    start_of, end_before: when a step begins, and when the one before it ends, in the axis's unit.
+    first, last: when they begin and end, in the axis's unit; the end is later, even if the clock
+    stands still.
     """
 
-    steps: range
-    left: float
-    right: float
-    unit: Axis
-    start_of: Callable[[int], float]
-    end_before: Callable[[int], float]
-
-    @classmethod
-    def of(
-        cls, timeline: Timeline, steps: range, left: float, right: float, unit: Axis
-    ) -> "TimeAxis":
-        if unit == "steps":
-            return cls(steps, left, right, unit, float, float)
+    def __init__(
+        self, timeline: Timeline, steps: range, left: float, right: float, unit: Axis
+    ) -> None:
+        self.steps, self.left, self.right, self.unit = steps, left, right, unit
         figures = timeline.figures
-        return cls(steps, left, right, unit, figures.start_of, figures.end_before)
-
-    @property
-    def first(self) -> float:
-        return self.start_of(self.steps.start)
-
-    @property
-    def last(self) -> float:
-        """When the last step ends; more than `first`, even if the clock stands still."""
-        return max(self.end_before(self.steps.stop), self.first + 1e-9)
-
-    def num_steps(self, span: SlotSpan) -> int:
-        return min(span.end, self.steps.stop) - max(span.start, self.steps.start)
+        self._start_of = float if unit == "steps" else figures.start_of
+        self._end_before = float if unit == "steps" else figures.end_before
+        self.first = self._start_of(steps.start)
+        self.last = max(self._end_before(steps.stop), self.first + 1e-9)
 
     def place(self, start: int, end: int) -> tuple[float, float]:
         start, end = max(start, self.steps.start), min(end, self.steps.stop)
-        return self._at(self.start_of(start)), self._at(self.end_before(end))
+        return self._at(self._start_of(start)), self._at(self._end_before(end))
 
     def levels(self, stretches: Iterator[Stretch]) -> list[tuple[float, float, int]]:
         """Return where counts begin and end, and how high they are: a few for each pixel at most.
@@ -205,11 +178,10 @@ class TimeAxis:
     def ticks(self) -> Iterator[tuple[float, str]]:
         width = max(MIN_TICK_WIDTH, (len(f"{self.last:,.0f}") + 2) * CELL_WIDTH)
         fewest = (self.last - self.first) * width / (self.right - self.left)
-        exponents = count(-6) if self.unit == "seconds" else count()
         interval, exponent = next(
             (base * 10.0**exponent, exponent)
-            for exponent in exponents
-            for base in _BASES
+            for exponent in count(-6 if self.unit == "seconds" else 0)
+            for base in (1, 2, 5)
             if base * 10.0**exponent >= fewest
         )
         number = ceil(self.first / interval - 1e-9)
@@ -238,48 +210,16 @@ End = Literal["", "torn", "failed", "ring", "lost"]
 """What a bar ends in: nothing, the tear of a preemption, a cross, a ring, or two lines."""
 
 
-class Bars:
-    """The bars of `spans` in rows of slots, which are as many as there is room for.
-
-    reason: why it is these slots, "" where it is all.  busy: in how many of the steps of the axis
-    each slot was used.
-    """
-
-    def __init__(
-        self,
-        spans: Collection[SlotSpan],
-        slots: Sequence[int],
-        axis: TimeAxis,
-        request_ids: Collection[str],
-    ) -> None:
-        self._axis = axis
-        self._request_ids = request_ids
-        chosen = choose_slots(spans, slots, axis.steps, MAX_ROWS, request_ids)
-        self._held, busy, self.reason = chosen
-        self.busy = {(slot,): busy[slot] for slot in self._held}
-        self.spans = [span for held in self._held.values() for span in held]
-
-    @property
-    def ends(self) -> set[End]:
-        stop = self._axis.steps.stop
-        return {end_of(span) for span in self.spans if span.end <= stop}
-
-    def draw(self, drawing: Drawing, rows: Sequence[Row]) -> None:
-        labels = short_labels(self.spans)
-        for row, held in zip(rows, self._held.values(), strict=True):
-            for span in held:
-                self._draw_bar(drawing, span, row, printable(labels[span.label]))
-
-    def _draw_bar(self, drawing: Drawing, span: SlotSpan, row: Row, label: str) -> None:
-        axis = self._axis
-        left, right = axis.place(span.start, span.end)
-        right -= min(1, (right - left) / 4)  # a gap to the next
-        is_other = bool(self._request_ids) and span.id not in self._request_ids
-        drawing.open("g", "other" if is_other else "")
-        told = f"{span.label}: slot {span.slot}, steps {span.start}-{span.end - 1}"
-        told += f", prefill {span.prefill}, {span.outcome or 'still running'}"
-        if span.preemption is not None:
-            told += f", for {span.preemption.for_label} ({span.preemption.reason})"
+def draw_bar(
+    drawing: Drawing, axis: TimeAxis, span: SlotSpan, row: Row, label: str, style: str
+) -> None:
+    left, right = axis.place(span.start, span.end)
+    right -= min(1, (right - left) / 4)  # a gap to the next
+    told = f"{span.label}: slot {span.slot}, steps {span.start}-{span.end - 1}"
+    told += f", prefill {span.prefill}, {span.outcome or 'still running'}"
+    if span.preemption is not None:
+        told += f", for {span.preemption.for_label} ({span.preemption.reason})"
+    with drawing.group("g", style):
         drawing.add("title", "", printable(told))  # what a reader sees who points at a bar
         end = end_of(span) if span.end <= axis.steps.stop else ""
         label_right = right - draw_body(drawing, left, right, row, end) - PADDING
@@ -292,12 +232,11 @@ class Bars:
             drawing.add("rect", "striped", x=left, y=row.top, width=width, height=row.height)
         if span.start in axis.steps:
             drawing.add("path", "begin", d=f"M{px(left)} {px(row.top)}V{px(row.bottom)}")
-        is_written = _draw_label(drawing, label, prefilled + PADDING, label_right, row)
+        is_written = drawing.label(label, prefilled + PADDING, label_right, row)
         if not is_written and text_width(label) <= label_right - left - PADDING:
             place = {"x": left + PADDING, "y": row.top + 3, "height": row.height - 6}
             drawing.add("rect", "decode", width=text_width(label), **place)  # stripes are no ground
-            _draw_label(drawing, label, left + PADDING, label_right, row)
-        drawing.close()
+            drawing.label(label, left + PADDING, label_right, row)
 
 
 def end_of(span: SlotSpan) -> End:
@@ -341,13 +280,6 @@ def draw_body(drawing: Drawing, left: float, right: float, row: Row, end: End) -
     return size + 2
 
 
-def _draw_label(drawing: Drawing, label: str, left: float, right: float, row: Row) -> bool:
-    text = cut_to_room(label, int((right - left) / CELL_WIDTH), "…")
-    if text:
-        drawing.text("text label", left, row.base_line, text)
-    return bool(text)
-
-
 # Some steps of a run as a chart: a row for each slot, and below them the queue and the blocks.
 
 NAME_WIDTH, FIGURE_WIDTH = 72, 72  # pixels
@@ -355,9 +287,17 @@ AXIS_HEIGHT, GAP, LANE_HEIGHT = 18, 3, 30
 ROW_HEIGHTS = {8: 22, 16: 18, MAX_ROWS: 15}  # up to so many rows -> pixels of each
 
 
-class Panel:
-    """The chart of `steps`; bars: what it draws as such, None where it shows areas.
+BUCKET = 2  # pixels that have one height
 
+
+class Panel:
+    """The chart of `steps`.
+
+    busy: in how many of them the slots of each row were used, all together.
+    bars: what each slot held, by slot; None where there are areas: how much of its time each slot,
+    or group of them, was held, and how much of that was prefill.  A row that is full was never
+    idle.
+    reason: why it is these slots, "" where it is all.
     may_have_bars: whether it does if they are few enough.
     """
 
@@ -371,23 +311,45 @@ class Panel:
         *,
         may_have_bars: bool,
     ) -> None:
-        self._timeline = timeline
-        self._axis = TimeAxis.of(timeline, steps, NAME_WIDTH, width - FIGURE_WIDTH, unit)
+        self._timeline, self._request_ids = timeline, selection.request_ids
+        self.axis = axis = TimeAxis(timeline, steps, NAME_WIDTH, width - FIGURE_WIDTH, unit)
         slots = timeline.columns(selection)
         shown = Selection(start=steps.start, stop=steps.stop, slots=frozenset(slots))
         most = MAX_BARS * -(-len(slots) // MAX_ROWS) if may_have_bars else 0
-        self.bars: Bars | None = None
+        self.bars: dict[int, list[SlotSpan]] | None = None
+        self.busy: dict[tuple[int, ...], int]
         few = list(islice(timeline.select_spans(shown), most + 1))
         if len(few) <= most:
-            bars = Bars(few, slots, self._axis, selection.request_ids)
-            places = (self._axis.place(span.start, span.end) for span in bars.spans)
+            bars, busy, self.reason = choose_slots(few, slots, steps, MAX_ROWS, self._request_ids)
+            places = (axis.place(span.start, span.end) for held in bars.values() for span in held)
             widths = sorted(right - left for left, right in places)
-            is_legible = not widths or widths[len(widths) // 2] >= MIN_USUAL_WIDTH
-            self.bars = bars if is_legible and len(widths) <= MAX_BARS else None
-        self._chart = self.bars or Areas(timeline.select_spans(shown), slots, self._axis)
+            if not widths or (
+                widths[len(widths) // 2] >= MIN_USUAL_WIDTH and len(widths) <= MAX_BARS
+            ):
+                self.bars, self.busy = bars, {(slot,): busy[slot] for slot in bars}
+                return
+        self.busy = dict.fromkeys(map(tuple, in_groups(slots, MAX_ROWS)), 0)
+        group_of = {slot: group for group in self.busy for slot in group}
+        num_buckets = int((axis.right - axis.left) / BUCKET) + 2
+        # How much of the pixels of a bucket is covered, of each slot's, by group.
+        self._held = {group: [0.0] * num_buckets for group in self.busy}
+        self._prefill = {group: [0.0] * num_buckets for group in self.busy}
+        for span in timeline.select_spans(shown):
+            group, first_token = group_of[span.slot], min(span.start + span.prefill, span.end)
+            self.busy[group] += min(span.end, steps.stop) - max(span.start, steps.start)
+            self._cover(self._held[group], span.start, span.end)
+            self._cover(self._prefill[group], span.start, first_token)
+
+    @property
+    def spans(self) -> list[SlotSpan]:
+        return [span for held in (self.bars or {}).values() for span in held]
+
+    @property
+    def ends(self) -> set[End]:
+        return {end_of(span) for span in self.spans if span.end <= self.axis.steps.stop}
 
     def draw(self, drawing: Drawing, top: float) -> float:
-        timeline, axis, busy = self._timeline, self._axis, self._chart.busy
+        timeline, axis, busy = self._timeline, self.axis, self.busy
         # The lanes below the slots: a name -> class, counts and the most there can be, 0 for any.
         lanes = {"queue": ("queue", clip(timeline.waiting(), axis.steps), 0)}
         blocks = timeline.figures.blocks
@@ -409,114 +371,78 @@ class Panel:
         for row, (slots, num_busy) in zip(rows, busy.items(), strict=True):
             figure = percent_of(num_busy, len(slots) * len(axis.steps))
             self._name(drawing, row, group_name(slots, timeline.run), figure)
-        self._chart.draw(drawing, rows)
+        if self.bars is None:
+            for group, row in zip(busy, rows, strict=True):
+                for covered, kind in ((self._held, "decode"), (self._prefill, "striped")):
+                    path = self._area(covered[group], BUCKET * len(group), row)
+                    if path:
+                        drawing.add("path", kind, d=path)
+        else:
+            labels = short_labels(self.spans)
+            for row, spans in zip(rows, self.bars.values(), strict=True):
+                for span in spans:
+                    is_other = self._request_ids and span.id not in self._request_ids
+                    label, style = printable(labels[span.label]), "other" if is_other else ""
+                    draw_bar(drawing, axis, span, row, label, style)
         for restart in timeline.restarts:
             if restart.last_step not in axis.steps:
                 continue
             at = px(axis.place(restart.last_step, restart.step)[1])
             worker = "the worker" if restart.worker is None else f"worker {restart.worker}"
-            drawing.open("g")
-            drawing.add("title", "", f"{worker} replaced: {RESTART_REASONS[restart.reason]}")
-            drawing.add("path", "restart", d=f"M{at} {px(top + AXIS_HEIGHT)}V{px(bottom)}")
-            drawing.close()
-        lane_top = rows[-1].bottom
+            with drawing.group("g"):
+                why = RESTART_REASONS[restart.reason]
+                drawing.add("title", "", f"{worker} replaced: {why}")
+                drawing.add("path", "restart", d=f"M{at} {px(top + AXIS_HEIGHT)}V{px(bottom)}")
+        row = rows[-1]
         for name, (kind, stretches, most) in lanes.items():
-            row = Row(lane_top + 2 * GAP, LANE_HEIGHT)
-            self._draw_lane(drawing, row, name, kind, stretches, most)
-            lane_top = row.bottom
+            row = Row(row.bottom + 2 * GAP, LANE_HEIGHT)
+            levels = axis.levels(stretches)
+            peak = max((num for _, _, num in levels), default=0)
+            path = "".join(
+                f"M{px(left)} {px(row.bottom)}V{px(row.bottom - num / (most or peak) * row.height)}"
+                f"H{px(right)}V{px(row.bottom)}Z"
+                for left, right, num in levels
+                if num
+            )
+            if path:
+                drawing.add("path", kind, d=path)
+            line = f"M{px(axis.left)} {px(row.bottom)}H{px(axis.right)}"
+            drawing.add("path", "grid", d=line)
+            self._name(drawing, row, name, f"max {peak:,}")
+            if most:
+                drawing.text("quiet", axis.right + 10, row.base_line + SMALL, f"of {most:,}")
         return bottom
-
-    def place(self, steps: range) -> tuple[float, float]:
-        return self._axis.place(steps.start, steps.stop)
 
     def _name(self, drawing: Drawing, row: Row, name: str, figure: str) -> None:
         drawing.text("text right", NAME_WIDTH - 8, row.base_line, name)
-        drawing.text("quiet", self._axis.right + 10, row.base_line, figure)
+        drawing.text("quiet", self.axis.right + 10, row.base_line, figure)
 
-    def _draw_lane(
-        self, drawing: Drawing, row: Row, name: str, kind: str, counts: Iterator[Stretch], most: int
-    ) -> None:
-        levels = self._axis.levels(counts)
-        peak = max((num for _, _, num in levels), default=0)
-        path = "".join(
-            f"M{px(left)} {px(row.bottom)}V{px(row.bottom - num / (most or peak) * row.height)}"
-            f"H{px(right)}V{px(row.bottom)}Z"
-            for left, right, num in levels
-            if num
-        )
-        if path:
-            drawing.add("path", kind, d=path)
-        line = f"M{px(self._axis.left)} {px(row.bottom)}H{px(self._axis.right)}"
-        drawing.add("path", "grid", d=line)
-        self._name(drawing, row, name, f"max {peak:,}")
-        if most:
-            drawing.text("quiet", self._axis.right + 10, row.base_line + SMALL, f"of {most:,}")
-
-
-BUCKET = 2  # pixels that have one height
-
-
-class Areas:
-    """How much of its time each slot, or group of them, was held, and how much of that was prefill.
-
-    A row that is full was never idle.
-    busy: in how many of the steps of the axis the slots of each group were used, all together.
-    """
-
-    def __init__(self, spans: Iterable[SlotSpan], slots: Sequence[int], axis: TimeAxis) -> None:
-        groups = [tuple(group) for group in in_groups(slots, MAX_ROWS)]
-        group_of = {slot: group for group in groups for slot in group}
-        self.busy = dict.fromkeys(groups, 0)
-        self._held = {group: _Shares(axis, len(group)) for group in groups}
-        self._prefill = {group: _Shares(axis, len(group)) for group in groups}
-        for span in spans:
-            group = group_of[span.slot]
-            self.busy[group] += axis.num_steps(span)
-            self._held[group].add(span.start, span.end)
-            self._prefill[group].add(span.start, min(span.start + span.prefill, span.end))
-
-    def draw(self, drawing: Drawing, rows: Sequence[Row]) -> None:
-        for group, row in zip(self.busy, rows, strict=True):
-            for shares, kind in ((self._held, "decode"), (self._prefill, "striped")):
-                path = shares[group].path(row)
-                if path:
-                    drawing.add("path", kind, d=path)
-
-
-class _Shares:
-    """How much of each few pixels of a row is covered."""
-
-    def __init__(self, axis: TimeAxis, num_slots: int) -> None:
-        self._axis = axis
-        self._full = BUCKET * num_slots
-        self._covered = [0.0] * (int((axis.right - axis.left) / BUCKET) + 2)
-
-    def add(self, start: int, end: int) -> None:
-        if min(end, self._axis.steps.stop) <= max(start, self._axis.steps.start):
+    def _cover(self, covered: list[float], start: int, end: int) -> None:
+        axis = self.axis
+        if min(end, axis.steps.stop) <= max(start, axis.steps.start):
             return
-        left, right = (place - self._axis.left for place in self._axis.place(start, end))
+        left, right = (place - axis.left for place in axis.place(start, end))
         first, last = int(left / BUCKET), int(right / BUCKET)
         if first == last:
-            self._covered[first] += right - left
+            covered[first] += right - left
             return
-        self._covered[first] += (first + 1) * BUCKET - left
+        covered[first] += (first + 1) * BUCKET - left
         for bucket in range(first + 1, last):
-            self._covered[bucket] += BUCKET
-        self._covered[last] += right - last * BUCKET
+            covered[bucket] += BUCKET
+        covered[last] += right - last * BUCKET
 
-    def path(self, row: Row) -> str:
-        heights = [min(1.0, covered / self._full) * row.height for covered in self._covered]
-        path, last = [f"M{px(self._axis.left)} {px(row.bottom)}"], px(0)
-        for bucket, height in enumerate(heights):
+    def _area(self, covered: Sequence[float], full: int, row: Row) -> str:
+        def x_of(bucket: int) -> str:
+            return px(min(self.axis.left + bucket * BUCKET, self.axis.right))
+
+        path, last = f"M{px(self.axis.left)} {px(row.bottom)}", px(0)
+        is_empty = True
+        for bucket, pixels in enumerate(covered):
+            height = min(1.0, pixels / full) * row.height
             if px(height) != last:
-                last = px(height)
-                path.append(f"H{px(self._x(bucket))}V{px(row.bottom - height)}")
-        if len(path) == 1:
-            return ""
-        return "".join([*path, f"H{px(self._x(len(heights)))}V{px(row.bottom)}Z"])
-
-    def _x(self, bucket: int) -> float:
-        return min(self._axis.left + bucket * BUCKET, self._axis.right)
+                last, is_empty = px(height), False
+                path += f"H{x_of(bucket)}V{px(row.bottom - height)}"
+        return "" if is_empty else f"{path}H{x_of(len(covered))}V{px(row.bottom)}Z"
 
 
 DEFAULT_WIDTH = 900
@@ -545,7 +471,7 @@ def render_svg(
     Steps of `selection` are all that is drawn, its slots what has a row, and what its requests held
     stands out.  Of a long run it is all of it, and below that the part worth a look.
     """
-    drawing = Drawing(width)
+    drawing = Drawing()
     dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, (_, look) in _COLORS.items())
     both = [*((name, look) for name, (look, _) in _COLORS.items()), *_ALWAYS.items()]
     light = "\n".join(f".{ROOT_CLASS} .{name}{{{look}}}" for name, look in both)
@@ -553,18 +479,36 @@ def render_svg(
     drawing.add("style", "", sheet)
     pattern: dict[str, Number] = {"id": "prefill", "width": 5, "height": 5}
     pattern |= {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
-    drawing.open("pattern", **pattern)
-    drawing.add("rect", "prefill", width=5, height=5)
-    drawing.add("path", "stripe", d="M0 0V5")
-    drawing.close()
+    with drawing.group("pattern", **pattern):
+        drawing.add("rect", "prefill", width=5, height=5)
+        drawing.add("path", "stripe", d="M0 0V5")
     drawing.add("rect", "ground", width="100%", height="100%")
     title = " · ".join(headline(timeline, selection.slots))
     top = float(MARGIN + NORMAL)
     for line in fill(title.split(" · "), " · ", int((width - 2 * MARGIN) / CELL_WIDTH)):
         drawing.text("text title", MARGIN, top, line)
         top += LINE_HEIGHT
-    if not len(timeline.spans):
-        return drawing.encode(top + MARGIN - LINE_HEIGHT / 2, title)
+    if timeline.spans:
+        top = _draw_steps(drawing, timeline, selection, width, unit, top)
+    else:
+        top -= LINE_HEIGHT
+    size = px(width), px(top + MARGIN + LINE_HEIGHT / 2)
+    names = ("role", "aria-label", "width", "height", "viewBox")
+    for name, value in zip(names, ("img", title, *size, "0 0 " + " ".join(size)), strict=True):
+        drawing.root.set(name, value)
+    ET.indent(drawing.root, "")  # an element a line
+    return f"{ET.tostring(drawing.root, encoding='unicode')}\n".encode()
+
+
+def _draw_steps(
+    drawing: Drawing,
+    timeline: Timeline,
+    selection: Selection,
+    width: int,
+    unit: Axis,
+    top: float,
+) -> float:
+    """Draw all steps in little, those worth a look, and a legend; return where that ends."""
     num_cells = int((width - NAME_WIDTH - FIGURE_WIDTH) / CELL_WIDTH * BAR_CELLS)
     zoom, reasons = choose_zoom(timeline, selection, num_cells)
     panel = Panel(timeline, selection, zoom, width, unit, may_have_bars=True)
@@ -573,18 +517,17 @@ def render_svg(
     if zoom != whole and selection.start is None and selection.stop is None:
         overview = Panel(timeline, selection, whole, width, unit, may_have_bars=False)
         bottom = overview.draw(drawing, top)
-        left, right = overview.place(zoom)
+        left, right = overview.axis.place(zoom.start, zoom.stop)
         top = bottom + LINK_HEIGHT
         corners = [(left, bottom), (right, bottom), (width - FIGURE_WIDTH, top), (NAME_WIDTH, top)]
         path = "L".join(f"{px(x)} {px(y)}" for x, y in corners)
         drawing.add("path", "link", d=f"M{path}Z")
         what += reasons
-    bars = panel.bars
-    if bars is None:
+    if panel.bars is None:
         what.append("how much of its time a slot was in use")
     else:
-        what += filter(None, [bars.reason])
-        frame = id_frame({span.id for span in bars.spans})
+        what += filter(None, [panel.reason])
+        frame = id_frame({span.id for span in panel.spans})
         if any(frame):
             ends = "…".join(map(printable, frame))
             what.append("ids " + cut_middle(ends, MAX_FRAME_CELLS, "…"))
@@ -593,8 +536,7 @@ def render_svg(
         top += LINE_HEIGHT
     top = panel.draw(drawing, top) + LINE_HEIGHT
     legend: list[tuple[str, str, End]] = [("prefill", "striped", ""), ("decode", "", "")]
-    shown = set[End]() if bars is None else bars.ends
-    legend += [(words, "", end) for end, words in ENDS.items() if end in shown]
+    legend += [(words, "", end) for end, words in ENDS.items() if end in panel.ends]
     x = float(NAME_WIDTH)
     for words, ground, end in legend:
         entry_width = SWATCH + 6 + text_width(words) + 14
@@ -606,4 +548,4 @@ def render_svg(
             drawing.add("rect", ground, x=x, y=row.top, width=SWATCH, height=row.height)
         drawing.text("text", x + SWATCH + 6, row.base_line, words)
         x += entry_width
-    return drawing.encode(top + MARGIN + LINE_HEIGHT / 2, title)
+    return top
