@@ -25,9 +25,13 @@ from batcher.planning.deployments import (
 )
 from batcher.planning.measure import Question, price_of, read_prices
 from batcher.planning.plan import Plan, Searched, Trial, find_plan
-from batcher.planning.streamed import PREFIX as STREAMED
-from batcher.planning.streamed import AnyWorkload, parse_streamed
-from batcher.planning.workload import has_exact_length, workload_of
+from batcher.planning.workload import PREFIX as STREAMED
+from batcher.planning.workload import (
+    AnyWorkload,
+    has_exact_length,
+    parse_streamed,
+    workload_of,
+)
 from batcher.request import Request
 from batcher.scheduling.scheduler import check_effects
 

@@ -20,6 +20,7 @@ BATCHER = Path(batcher.__file__).parent
 FOLDERS = (
     "engine/",
     "planning/simul",
+    "planning/workload",
     "remote/",
     "scheduling/",
 )  # no other code assigns their fields
@@ -40,7 +41,8 @@ SCHEDULER = """
 """
 MODEL_RUNNER = "generated jumped_step"
 SIMULATION = """
-    job history pieces ends admitted_ticks first_token_ticks end_ticks has_failed fits
+    output session think_time num_lasting draft_tokens history pieces ends admitted_ticks
+    first_token_ticks end_ticks has_failed fits
     came num_cached_at_first num_preemptions num_lost_tokens
 """
 REMOTE = "context reply text num_told num_attempts sent"
@@ -50,11 +52,11 @@ WRITERS = {
         "engine/sessions.py",
         "remote/engine.py RemoteEngine",
         "planning/simulated_sequence.py",
+        "planning/workload.py",
     ): INPUTS,
     (
         "engine/engine.py",
         "remote/engine.py RemoteEngine",
-        "planning/simulated_sequence.py",
     ): ARRIVAL,
     ("remote/engine.py RemoteEngine",): REMOTE,
     ("scheduling/", "remote/engine.py", "planning/replicas.py ReservedBlocks"): SCHEDULER,

@@ -16,35 +16,32 @@ from heapq import heappop, heappush
 from math import floor, inf
 
 from batcher.planning.management import (
+    PAID,
     Autoscale,
     Autoscaler,
     Failures,
+    FleetHistory,
     FleetState,
+    Life,
     Management,
     PlannedFailure,
+    Refusal,
+    ReplicaState,
 )
-from batcher.planning.replicas import (
+from batcher.planning.replicas import DecodeReplica, Phase, PrefillReplica, Transfer, phase_of
+from batcher.planning.routers import ReplicaView, Router
+from batcher.planning.simulated_sequence import SimulatedSequence
+from batcher.planning.simulator import (
     ARRIVES,
     NOTHING,
-    PAID,
     PROMPT_TOKENS,
-    DecodeReplica,
-    FleetHistory,
     FleetResult,
-    Life,
-    Peaks,
-    Phase,
-    PrefillReplica,
-    Refusal,
+    OnEnded,
     Replica,
-    ReplicaState,
+    ReplicaSettings,
     ServedColumns,
-    Transfer,
-    phase_of,
 )
-from batcher.planning.routers import ReplicaView, Router
-from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import OnEnded, ReplicaSettings
+from batcher.planning.workload import Turns
 from batcher.scheduling.queue import ARRIVAL_ORDER
 
 
@@ -245,15 +242,14 @@ class Fleet:
             self._refuse(self._held.pop(), "no_replica")  # none will ever serve again
         replicas = [member.replica.close() for member in self._members]
         history = self._history if self._is_managed else None
-        times = self.columns.since(0)
-        each, longest = [member.replica.peaks for member in self._members], self._turns.longest
-        peaks = Peaks(
-            slots=max(own.slots for own in each),
-            blocks=max(own.blocks for own in each),
-            tokens=max(own.tokens for own in each),
-            request=0 if longest is None else longest.num_prompt_tokens + longest.max_tokens,
+        result = FleetResult(
+            replicas,
+            self.columns.since(0),
+            first_arrival,
+            self._refused,
+            longest_request=self._turns.longest_request,
+            history=history,
         )
-        result = FleetResult(replicas, times, first_arrival, self._refused, history, peaks)
         begin = first_arrival or 0.0
         for replica, member in zip(replicas, self._members, strict=True):
             if member.life.moves != [(0.0, ReplicaState.SERVING)]:

@@ -4,15 +4,18 @@ An autoscaling policy is a function of a FleetState: it decides now and then how
 are to be, by what they report.  How fast its wishes are followed is the same for all policies.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import Enum
+from heapq import merge
+from itertools import pairwise
 from math import ceil, floor, inf
 from random import Random
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from batcher.errors import BatchdecodeError
+from batcher.errors import BatchdecodeError, InvariantError
 from batcher.foreign import calling, import_object
 from batcher.metrics.slo import parse_slo
 from batcher.timing.catalog import (
@@ -273,3 +276,97 @@ def check_management(management: Management, num_replicas: int, path: str) -> No
             _ = autoscale.limits
         except BatchdecodeError as error:
             raise CatalogError(f"{place}: {error}") from None
+
+
+# -- the life of a replica -------------------------------------------------------------------------
+#
+# It starts, serves, fails and comes back, drains, and is down.  Failures and autoscaling make their
+# moves through this table alone, and all numbers about a replica's time follow from them.
+
+
+class ReplicaState(Enum):
+    """The state of a replica; it is paid for unless it is down."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    FAILED = "failed"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+MOVES: dict[ReplicaState, frozenset[ReplicaState]] = {
+    ReplicaState.STARTING: frozenset({ReplicaState.SERVING, ReplicaState.DOWN}),
+    ReplicaState.SERVING: frozenset({ReplicaState.FAILED, ReplicaState.DRAINING}),
+    ReplicaState.FAILED: frozenset({ReplicaState.SERVING, ReplicaState.DOWN}),
+    ReplicaState.DRAINING: frozenset({ReplicaState.DOWN}),
+    ReplicaState.DOWN: frozenset(),
+}
+PAID = frozenset(ReplicaState) - {ReplicaState.DOWN}
+
+
+class Life:
+    """The moves of one replica, each with its time in seconds; the first is what it begins as."""
+
+    def __init__(self, state: ReplicaState, time: float) -> None:
+        self.moves = [(time, state)]
+        self.num_starts = int(state is ReplicaState.SERVING)
+
+    @property
+    def state(self) -> ReplicaState:
+        return self.moves[-1][1]
+
+    def move(self, state: ReplicaState, time: float) -> None:
+        """Enter another state; raise an InvariantError if the table has no such move."""
+        if state not in MOVES[self.state] or time < self.moves[-1][0]:
+            raise InvariantError(f"a replica that is {self.moves[-1]} cannot be {state} at {time}")
+        self.moves.append((time, state))
+        self.num_starts += state is ReplicaState.SERVING
+
+    def seconds(self, states: Collection[ReplicaState], begin: float, end: float) -> float:
+        """Return how long it was in one of `states` from `begin` to `end`."""
+        return sum(
+            max(min(until, end) - max(since, begin), 0.0)
+            for (since, state), (until, _) in pairwise([*self.moves, (inf, self.state)])
+            if state in states
+        )
+
+
+def timeline_of(lives: Iterable[Life], end: float) -> list[tuple[float, int, int]]:
+    """Return (time, replicas that serve, replicas paid for) at each change up to `end`."""
+
+    def changes(life: Life) -> Iterator[tuple[float, int, int]]:
+        was_serving = was_paid = False
+        for time, state in life.moves:
+            is_serving, is_paid = state is ReplicaState.SERVING, state in PAID
+            yield time, is_serving - was_serving, is_paid - was_paid
+            was_serving, was_paid = is_serving, is_paid
+
+    timeline: list[tuple[float, int, int]] = []
+    num_serving = num_paid = 0
+    for time, serving, paid in merge(*map(changes, lives)):
+        num_serving += serving
+        num_paid += paid
+        if time > end:
+            break
+        if timeline and timeline[-1][0] == time:
+            timeline.pop()
+        if not timeline or timeline[-1][1:] != (num_serving, num_paid):
+            timeline.append((time, num_serving, num_paid))
+    return timeline
+
+
+Refusal = Literal["queue_full", "max_wait", "deadline", "retries", "router", "no_replica"]
+
+
+class FleetHistory(Struct):
+    """The lives of the replicas of a managed fleet.
+
+    lives: of all there ever were, in the order of the results.  num_failures: of replicas.
+    num_lost: how often a sequence was lost with one.  refusals: sequences refused, with the turns
+    after them, by reason.
+    """
+
+    lives: list[Life]
+    refusals: Counter[Refusal]
+    num_failures: int = 0
+    num_lost: int = 0

@@ -20,19 +20,11 @@ from batcher.metrics.slo import OTHERS, Goodput, Slo, class_name
 from batcher.metrics.times import MICROSECONDS, Distribution, Latencies
 from batcher.planning.deployments import AXES, OF_ENGINE, Deployment, groups_of, transfer_of
 from batcher.planning.fleet import Fleet
-from batcher.planning.replicas import (
-    PAID,
-    FleetResult,
-    ReplicaState,
-    result_of_engine,
-    timeline_of,
-)
+from batcher.planning.management import PAID, ReplicaState, timeline_of
 from batcher.planning.routers import ROUTERS, router_of
-from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import Preempted, ReplicaSettings, Role, simulate
-from batcher.planning.streamed import AnyWorkload, StreamedTurns, StreamedWorkload
+from batcher.planning.simulator import FleetResult, Preempted, ReplicaSettings, Role, simulate
 from batcher.planning.workers import OnPart
-from batcher.planning.workload import Workload
+from batcher.planning.workload import AnyWorkload, Turns, Workload
 from batcher.scheduling.scheduler import check_settings
 from batcher.timing import catalog
 from batcher.timing.catalog import FILE_SUFFIXES, CatalogError
@@ -212,10 +204,8 @@ def run(
         )
         replicas += [settings] * group.count
     num_samples, max_missed = max(workload.num_samples, 1), inf
-    if given_up_by is not None and isinstance(workload, StreamedWorkload):
-        max_missed = (1 - given_up_by.asked) * sum(1 for _ in workload.rows()) + 1
-    elif given_up_by is not None:
-        max_missed = (1 - given_up_by.asked) * num_samples + 1
+    if given_up_by is not None:
+        max_missed = (1 - given_up_by.asked) * max(workload.exact_num_samples, 1) + 1
     num_seen = num_missed = 0
     running: Fleet | None = None
 
@@ -232,17 +222,10 @@ def run(
     slo = None if given_up_by is None else given_up_by.slo
     limits = {} if slo is None else slo.limits
 
-    def turns() -> Turns:
-        return Turns(workload) if isinstance(workload, Workload) else StreamedTurns(workload)
-
     fleet, router, interval = deployment.fleet, deployment.router, deployment.report_interval
     management = None if fleet is None else fleet.management
     if management is None and len(replicas) == 1 and isinstance(workload, Workload):
-        own = replicas[0]
-        result = simulate(
-            workload, own.num_slots, own.scheduling, own.step_time, on_ended, own.drafts
-        )
-        return result_of_engine(result, own)
+        return simulate(workload, replicas[0], on_ended)
     transfer = transfer_of(deployment)
     # A router of one's own is asked by no fleet that may be given up: it may count.
     if (
@@ -254,11 +237,11 @@ def run(
     ):
         trial = [found for each in replicas if (found := each.of_trial) is not None]
         with suppress(Preempted):
-            running = Fleet(turns(), trial, router_of(router), interval, on_ended)
+            running = Fleet(Turns(workload), trial, router_of(router), interval, on_ended)
             return running.run()
         num_seen = num_missed = 0
     running = Fleet(
-        turns(),
+        Turns(workload),
         replicas,
         router_of(router),
         interval,
@@ -436,7 +419,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
             accepted=totals.num_accepted,
             acceptance=_rounded(totals.num_accepted / totals.num_drafts),
             tokens_per_step=_rounded(1 + totals.num_accepted / totals.num_draft_rows),
-            making=_rounded(totals.draft_ticks / sum(totals.binding_ticks.values())),
+            making=_rounded(totals.draft_ticks / totals.busy_ticks),
         )
     has_cache = any(group.engine.scheduling.has_prefix_cache for group in groups)
     hits = totals.found_tokens / (totals.asked_tokens or 1)
@@ -473,8 +456,8 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
                 replicas=len(part.replicas),
                 role=group.role,
                 settings={name: AXES[name].value_of(group.engine) for name in OF_ENGINE},
-                served=sum(replica.num_served for replica in part.replicas),
-                failed=sum(replica.failed.total() for replica in part.replicas),
+                served=part.totals.num_served,
+                failed=part.totals.failed.total(),
                 steps=part.totals.num_steps,
                 busy=_rounded(part.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
                 **_shares(part),
@@ -580,11 +563,11 @@ def _binding(result: FleetResult, parts: Sequence[tuple[FleetResult, StepTicks]]
             is_useless = lacking in _IS_ROOM and gain < WORTH_DOUBLING
             named: Constraint = "compute" if is_useless else lacking
             ticks[named] += part.totals.binding_ticks[reason]
-        ticks["kv"] += sum(replica.stalled_ticks for replica in part.replicas)
+        ticks["kv"] += part.totals.stalled_ticks
     num_waiting_ticks = sum(ticks.values())
     # After its last first admission a replica drains, as far as nobody waited.
     drain = sum(
-        min(each.end_ticks - each.last_admission_ticks, each.totals.binding_ticks["arrivals"])
+        min(each.end_ticks - each.last_admission_ticks, each.binding_ticks["arrivals"])
         for each in replicas
         if each.last_admission_ticks is not None
     )
@@ -605,9 +588,8 @@ def _gain_of_doubling(result: FleetResult, ticks_of: StepTicks) -> float:
         return 0.0
     num_rows = max(1, round(totals.slot_steps / num_steps))
     num_tokens = max(num_rows, round(totals.computed_tokens / num_steps))
-    kv_read = sum(each.kv_read for each in result.replicas) - totals.unread_tokens
-    prefill_work = sum(each.prefill_work for each in result.replicas) + totals.draft_work
-    kv_read, prefill_work = round(kv_read / num_steps), round(prefill_work / num_steps)
+    kv_read = round((totals.kv_read - totals.unread_tokens) / num_steps)
+    prefill_work = round((totals.prefill_work + totals.draft_work) / num_steps)
     once = ticks_of(num_tokens, num_rows, kv_read, prefill_work)
     twice = ticks_of(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
     if totals.draft_ticks:  # a draft costs a share of a step that only decodes

@@ -32,10 +32,9 @@ from batcher.planning.measure import (
     problem_of,
     run,
 )
-from batcher.planning.replicas import Peaks
 from batcher.planning.routers import ROUTERS
-from batcher.planning.streamed import AnyWorkload
 from batcher.planning.workers import OnPart, WorkerProcesses
+from batcher.planning.workload import AnyWorkload
 from batcher.speculation.settings import expected_speedup, simple_return
 
 # -- what is searched ------------------------------------------------------------------------------
@@ -317,11 +316,15 @@ def _with_a_token_for_each(deployment: Deployment) -> Deployment:
 class Reached(Struct, frozen=True):
     """How far a simulation of `base` came to its limits.
 
-    lacking: what the first of a waiting queue lacked.
+    slots, blocks, tokens: the most of any step of a replica.  request: the tokens of the longest
+    request.  lacking: what the first of a waiting queue lacked.
     """
 
     base: Deployment
-    peaks: Peaks
+    slots: int
+    blocks: int
+    tokens: int
+    request: int
     lacking: set[str]
 
     def binds(self, limit: Limit, changed: Deployment) -> bool:
@@ -330,22 +333,22 @@ class Reached(Struct, frozen=True):
         It cannot if neither keeps anything out that the other one does not.  A router of one's own
         may look at limits, and a prefix cache holds more in more blocks.
         """
-        base, peaks, scheduling = self.base, self.peaks, changed.scheduling
+        base, scheduling = self.base, changed.scheduling
         if base.fleet is not None or base.router not in ROUTERS or scheduling.preempt_for:
             return True
         if limit == "slots":
             is_same_otherwise = base.scheduling == scheduling
-            return not (is_same_otherwise and peaks.slots < min(base.batch, changed.batch + 1))
+            return not (is_same_otherwise and self.slots < min(base.batch, changed.batch + 1))
         if limit == "tokens":  # what is left of a budget may be too little for a block
-            num_tokens = peaks.tokens + scheduling.block_size
+            num_tokens = self.tokens + scheduling.block_size
             budgets = base.scheduling.max_batch_tokens, scheduling.max_batch_tokens
             return "tokens" in self.lacking or num_tokens > min(filter(None, budgets))
         if limit != "kv" or scheduling.kv_blocks is None or scheduling.capacity == "no-evict":
             return True
         num_kept = ceil(scheduling.kv_blocks * scheduling.watermark)
-        num_kept += ceil(peaks.request / scheduling.block_size)
+        num_kept += ceil(self.request / scheduling.block_size)
         is_short = not self.lacking.isdisjoint(("kv", "preemption"))
-        return is_short or peaks.blocks + num_kept > scheduling.kv_blocks
+        return is_short or self.blocks + num_kept > scheduling.kv_blocks
 
 
 class Tried(NamedTuple):
@@ -368,11 +371,18 @@ def try_deployment(
         )
     except GivenUp:
         return Tried(None)
-    outcome, peaks = outcome_of(question, deployment, result), result.peaks
-    if peaks is None or outcome.preemptions or outcome.failed or not workload.shares_nothing:
+    outcome = outcome_of(question, deployment, result)
+    if outcome.preemptions or outcome.failed or not workload.shares_nothing:
         return Tried(outcome)
-    lacking = {name for name, ticks in result.totals.binding_ticks.items() if ticks}
-    return Tried(outcome, Reached(deployment, peaks, lacking))
+    reached = Reached(
+        base=deployment,
+        slots=max(each.peak_slots for each in result.replicas),
+        blocks=max(each.peak_blocks for each in result.replicas),
+        tokens=max(each.peak_tokens for each in result.replicas),
+        request=result.longest_request,
+        lacking={name for name, ticks in result.totals.binding_ticks.items() if ticks},
+    )
+    return Tried(outcome, reached)
 
 
 # -- what binds, and what would help ---------------------------------------------------------------

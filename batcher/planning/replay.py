@@ -16,11 +16,10 @@ from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
 from batcher.metrics.times import EndedRequest, StepFeed, TokenTimes, is_untimed, open_feed
 from batcher.planning.fleet import Fleet
-from batcher.planning.replicas import FleetResult
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, ReplicaView, Router
-from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import ReplicaSettings
-from batcher.planning.workload import GREEDY, Job, Piece, Workload
+from batcher.planning.simulated_sequence import GREEDY, Piece, SimulatedSequence
+from batcher.planning.simulator import FleetResult, ReplicaSettings
+from batcher.planning.workload import Turns, Workload
 from batcher.planning.workload_traces import MAX_LENGTH
 from batcher.request import MAX_TIME
 from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
@@ -108,11 +107,12 @@ def workload_of_log(log: list[LoggedRequest]) -> Workload:
     """Return the requests of a log as jobs; the first comes at 0 s, and none shares a prefix."""
     first = log[0].queued_ts
     jobs = [
-        Job(
+        SimulatedSequence(
             id=request.request_id,
             input_index=input_index,
             arrival_time=round(request.queued_ts - first, NUM_DIGITS),
             num_prompt_tokens=request.input_toks,
+            num_tokens=request.input_toks,
             max_tokens=request.output_toks,
             output=Piece(request.output_toks, GREEDY),
         )

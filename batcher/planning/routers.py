@@ -239,7 +239,7 @@ class BySession(Router):
         self._others.use(replicas)
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:
-        session = request.job.session
+        session = request.session
         if session is None:
             return self._others.choose(request, now)
         return max(
@@ -275,7 +275,7 @@ class OwnRouter(Router):
         routed = RoutedRequest(
             request.id,
             now,
-            request.job.session,
+            request.session,
             request.num_prompt_tokens,
             request.max_tokens,
             request.priority,

@@ -1,4 +1,4 @@
-"""Sequences that are simulated: how they come from a workload, what they hold, and their times.
+"""Sequences that are simulated: the lengths and contents they come with, and their times.
 
 What stands for their tokens in the prefix cache is the tokens themselves where they are known.  A
 piece of which only the symbol is known has a number below 0, which no token is, the same for equal
@@ -6,21 +6,37 @@ symbols that begin at the same place; what is before them is in the keys of the 
 """
 
 from bisect import bisect_right
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Hashable, Iterator
 from itertools import accumulate, repeat
+from typing import NamedTuple
 
-from batcher.models.base import ANY_LENGTH, Context
-from batcher.planning.workload import Job, Piece, Workload
-from batcher.scheduling.queue import ARRIVAL_ORDER
+from msgspec.structs import replace
+
+from batcher.models.base import Context
 from batcher.scheduling.sequence import NEVER, Schedulable
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 
-class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
-    """A job on its way.
+class Piece(NamedTuple):
+    """`length` tokens of a prompt or an output: those listed, or those that `symbol` stands for.
 
+    Equal symbols are equal tokens from the first on or, where the symbol is GREEDY, equal tokens
+    after equal ones.
+    """
+
+    length: int
+    symbol: tuple[int | str, ...] = ()
+    tokens: tuple[int, ...] | None = None
+
+
+GREEDY: tuple[int | str, ...] = ("greedy",)
+
+
+class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
+    """One sample of a request; a workload lists them, and each simulation runs copies.
+
+    prompt: None if it shares nothing with another.  num_lasting: first tokens that stay in a
+    session when this turn is dropped.  draft_tokens: drafts per step, None for those of all.
     history: the earlier tokens of its session.  pieces, ends: its tokens, prompt and output, and
     where each piece ends; empty until needed.  arrival_time: of a turn, when it may begin at last.
     admitted_ticks: the beginning of its first admission; first_token_ticks, end_ticks: the ends of
@@ -31,7 +47,12 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     preemption.
     """
 
-    job: Job
+    prompt: tuple[Piece, ...] | None = None
+    output: Piece
+    session: str | None = None
+    think_time: float = 0.0
+    num_lasting: int = 0
+    draft_tokens: int | None = None
     history: tuple[Piece, ...] = ()
     pieces: tuple[Piece, ...] = ()
     ends: tuple[int, ...] = ()
@@ -46,39 +67,70 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     num_lost_tokens: int = 0
 
     @property
+    def own_prompt(self) -> tuple[Piece, ...]:
+        """Its prompt without the history."""
+        if self.prompt is not None:
+            return self.prompt
+        return (Piece(self.num_prompt_tokens, ("prompt", self.input_index)),)
+
+    @property
+    def own_output(self) -> Piece:
+        """What it generates, which ends where the context does."""
+        length, symbol, tokens = self.output
+        if length <= self.max_tokens:
+            return self.output
+        return Piece(self.max_tokens, symbol, None if tokens is None else tokens[: self.max_tokens])
+
+    @property
     def first_arrival(self) -> float:
         """Its arrival at the engine, or at the router of the fleet."""
         return self.arrival_time if self.came is None else self.came
 
     @property
     def admitted(self) -> float | None:
-        ticks = self.admitted_ticks
-        return None if ticks == NEVER else ticks / TICKS_PER_SECOND
+        return _seconds(self.admitted_ticks)
 
     @property
     def first_token(self) -> float | None:
-        ticks = self.first_token_ticks
-        return None if ticks == NEVER else ticks / TICKS_PER_SECOND
+        return _seconds(self.first_token_ticks)
 
     @property
     def end(self) -> float | None:
-        return None if self.end_ticks == NEVER else self.end_ticks / TICKS_PER_SECOND
+        return _seconds(self.end_ticks)
 
     @property
     def num_output_tokens(self) -> int:
-        if self.has_failed:
-            return 0
-        num_output, most = self.job.output.length, self.max_tokens
-        return num_output if num_output < most else most  # noqa: FURB136 - min() takes twice as long
+        return 0 if self.has_failed else min(self.output.length, self.max_tokens)
 
-    @property
-    def output(self) -> Piece:
-        """What it generates, which ends where the context does."""
-        output = self.job.output
-        if output.length <= self.max_tokens:
-            return output
-        tokens = None if output.tokens is None else output.tokens[: self.max_tokens]
-        return Piece(self.max_tokens, output.symbol, tokens)
+    def copy_behind(self, history: tuple[Piece, ...], context: Context) -> "SimulatedSequence":
+        """Return a copy that no engine knows yet, behind the earlier tokens of its session."""
+        start = sum(piece.length for piece in history) if history else 0
+        num_tokens, max_tokens, fits = start + self.num_prompt_tokens, self.max_tokens, True
+        if not context.holds(num_tokens, max_tokens):
+            is_computed, prompts = max_tokens > 0, {"prompt": num_tokens}
+            fits = context.why_never(prompts, max_tokens, is_computed=is_computed) is None
+            max_tokens = max(min(max_tokens, context.max_context - num_tokens), 0)
+        ends = self.segment_ends
+        if start and ends:
+            ends = ((start, 0), *((start + end, priority) for end, priority in ends))
+        return replace(
+            self,
+            num_prompt_tokens=num_tokens,
+            num_tokens=num_tokens,
+            max_tokens=max_tokens,
+            segment_ends=ends,
+            history=history,
+            fits=fits,
+            block_table=[],
+        )
+
+    def anew(self) -> "SimulatedSequence":
+        """Return a copy that no engine knows yet; only its arrival at the fleet is kept."""
+        return SimulatedSequence(
+            **{name: getattr(self, name) for name in _GIVEN},
+            num_tokens=self.num_prompt_tokens,
+            came=self.first_arrival,
+        )
 
     def cut_to(self, room: int) -> bool:
         """Limit its output to `room` tokens; return whether its whole output fits.
@@ -88,163 +140,31 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         if room < self.max_tokens and not self.has_default_limit:
             return False
         self.max_tokens = min(self.max_tokens, room)
-        return self.job.output.length <= room
+        return self.output.length <= room
 
     def send(self, now: float) -> None:
         """Let it arrive at a replica at `now`, perhaps later than at the fleet."""
         self.came, self.arrival_time = self.first_arrival, now
 
-    def anew(self) -> "SimulatedSequence":
-        """Return a copy that no engine knows yet; only its arrival at the fleet is kept."""
-        fresh = make_sequence(self.job, self.history)
-        fresh.max_tokens, fresh.fits, fresh.came = self.max_tokens, self.fits, self.first_arrival
-        return fresh
-
     def lay_out(self) -> tuple[Piece, ...]:
         if not self.ends:
-            pieces = (*self.history, *self.job.pieces, self.output)
-            self.pieces = tuple(piece for piece in pieces if piece.length) or (self.output,)
+            pieces = (*self.history, *self.own_prompt, self.own_output)
+            self.pieces = tuple(piece for piece in pieces if piece.length) or (self.own_output,)
             self.ends = tuple(accumulate(piece.length for piece in self.pieces))
         return self.pieces
 
 
-def make_sequence(
-    job: Job, history: tuple[Piece, ...] = (), context: Context = ANY_LENGTH
-) -> SimulatedSequence:
-    """Return what waits in the queue for `job`; `history` is what its session has come to."""
-    start = sum(piece.length for piece in history) if history else 0
-    num_tokens = start + job.num_prompt_tokens
-    max_tokens, fits = job.max_tokens, True
-    if not context.holds(num_tokens, max_tokens):
-        is_computed, prompts = max_tokens > 0, {"prompt": num_tokens}
-        fits = context.why_never(prompts, max_tokens, is_computed=is_computed) is None
-        max_tokens = max(min(max_tokens, context.max_context - num_tokens), 0)
-    sequence = SimulatedSequence(
-        id=job.id,
-        index=job.index,
-        input_index=job.input_index,
-        arrival_time=job.arrival_time,
-        num_prompt_tokens=num_tokens,
-        num_tokens=num_tokens,
-        max_tokens=max_tokens,
-        has_default_limit=job.has_default_limit,
-        priority=job.priority,
-        deadline=job.deadline,
-        cache_salt=job.cache_salt,
-        segment_ends=job.segment_ends,
-        has_siblings=job.has_siblings,
-        job=job,
-        history=history,
-        fits=fits,
-    )
-    if start and job.segment_ends:
-        sequence.segment_ends = (
-            (start, 0),
-            *((start + end, priority) for end, priority in job.segment_ends),
-        )
-    return sequence
+# What a sequence is made with.
+_GIVEN = (
+    *("id", "index", "input_index", "arrival_time", "num_prompt_tokens", "max_tokens"),
+    *("has_default_limit", "priority", "deadline", "cache_salt", "segment_ends", "has_siblings"),
+    *("prompt", "output", "session", "think_time", "num_lasting", "draft_tokens"),
+    *("history", "fits"),
+)
 
 
-class _History:
-    """The turns of a session that have ended, and what has stayed of those dropped."""
-
-    def __init__(self) -> None:
-        self.kept: list[Piece] = []
-        self.past: list[SimulatedSequence] = []
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        own = (piece for turn in self.past for piece in (*turn.job.pieces, turn.output))
-        return tuple(piece for piece in (*self.kept, *own) if piece.length)
-
-    def drop(self, num_more: int, context: Context) -> None:
-        """Drop the oldest turns until `num_more` tokens fit behind the others, or none is left."""
-        lengths = [
-            (turn.job.num_prompt_tokens + turn.output.length, turn.job.num_lasting)
-            for turn in self.past
-        ]
-        num_kept = sum(piece.length for piece in self.kept)
-        for _ in range(context.num_dropped(lengths, num_kept + num_more)):
-            job = self.past.pop(0).job
-            num_left = job.num_lasting
-            for piece in job.pieces:
-                length = min(piece.length, num_left)
-                if length:
-                    tokens = None if piece.tokens is None else piece.tokens[:length]
-                    self.kept.append(Piece(length, piece.symbol, tokens))
-                num_left -= length
-
-
-class Turns:
-    """Makes the sequences of a workload; of one session at most one is on its way.
-
-    sequences: one for each job; turns that have not begun have no history.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self._jobs, self._context = workload.jobs, workload.context
-        self.sequences = [make_sequence(job, (), self._context) for job in workload.jobs]
-        self._waiting: dict[str | None, deque[int]] = {}  # the places of turns, by their session
-        self._histories: defaultdict[str, _History] = defaultdict(_History)
-
-    @cached_property
-    def has_siblings(self) -> bool:
-        return any(job.has_siblings for job in self._jobs)
-
-    @cached_property
-    def longest(self) -> SimulatedSequence | None:
-        """The sequence with the most tokens, without histories, or None."""
-        return max(
-            self.sequences,
-            key=lambda sequence: sequence.num_prompt_tokens + sequence.max_tokens,
-            default=None,
-        )
-
-    @cached_property
-    def all_wait(self) -> bool:
-        """Whether all jobs have to be admitted, and none waits for another one."""
-        return all(
-            turn.fits and turn.max_tokens and turn.job.session is None for turn in self.sequences
-        )
-
-    @cached_property
-    def has_sessions(self) -> bool:
-        return any(job.session is not None for job in self._jobs)
-
-    def arrivals(self) -> Iterable[SimulatedSequence]:
-        return sorted(self.begin(), key=ARRIVAL_ORDER)
-
-    def begin(self) -> list[SimulatedSequence]:
-        """Return the sequences that wait for no other one."""
-        first = []
-        for place, (job, sequence) in enumerate(zip(self._jobs, self.sequences, strict=True)):
-            if job.session in self._waiting:
-                self._waiting[job.session].append(place)
-                continue
-            if job.session is not None:
-                self._waiting[job.session] = deque()
-            first.append(sequence)
-        return first
-
-    def next_turn(self, ended: SimulatedSequence, now: float) -> SimulatedSequence | None:
-        """Return the turn after one that has ended or failed, or None.
-
-        It has failed if the one before it has.
-        """
-        name = ended.job.session
-        if name is None or not self._waiting[name]:
-            return None
-        place, history = self._waiting[name].popleft(), self._histories[name]
-        job = self._jobs[place]
-        history.past.append(ended)
-        if self._context.drops_oldest:
-            num_output = self._context.num_reserved(job.max_tokens)
-            history.drop(job.num_prompt_tokens + num_output, self._context)
-        turn = make_sequence(job, history.pieces, self._context)
-        turn.arrival_time = max(job.arrival_time, now + job.think_time)
-        turn.has_failed = ended.has_failed
-        self.sequences[place] = turn
-        return turn
+def _seconds(ticks: int) -> float | None:
+    return None if ticks == NEVER else ticks / TICKS_PER_SECOND
 
 
 class SimulatedContents:

@@ -5,21 +5,35 @@ Steps in which nothing is decided are taken at once: rows decode, their block ta
 is all.  Each does what the scheduler would have planned for it.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
+from functools import cached_property
 from itertools import chain
 from math import inf
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
+import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from batcher.errors import InvariantError
 from batcher.lifecycle import FINISH, State
-from batcher.planning.simulated_sequence import SimulatedContents, SimulatedSequence, Turns
-from batcher.planning.workload import Job, Workload
+from batcher.metrics.slo import Goodput
+from batcher.metrics.times import (
+    MICROSECONDS,
+    PERCENTS,
+    Distribution,
+    Latencies,
+    seconds_distribution,
+)
+from batcher.planning.management import FleetHistory
+from batcher.planning.routers import ReplicaStats
+from batcher.planning.simulated_sequence import SimulatedContents, SimulatedSequence
+from batcher.planning.workload import Turns, Workload
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.clock import ticks_until
 from batcher.scheduling.kv_cache import KVCache
@@ -30,53 +44,7 @@ from batcher.settings import SchedulingSettings
 from batcher.splitmix64 import scramble
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
-
-class SimulationTotals(Struct, gc=False):
-    """Sums over all steps.
-
-    num_steps: steps that computed something.  computed_tokens: known, generated or drafted.
-    recomputed_tokens: lost by preemptions and not found in blocks again.  asked_tokens,
-    found_tokens: at first admissions, and found in blocks.  slot_steps, block_steps: slots and
-    blocks held, summed over steps.  num_draft_rows: rows with drafts, summed over steps.
-    draft_ticks: time to make drafts.  draft_work: prefill_work of verifying them.  unread_tokens:
-    reads that accepted drafts saved.  binding_ticks: how long each of arrivals (nothing waited),
-    slots, kv, tokens, preemption and batch kept the first of the waiting queue out.
-    """
-
-    num_steps: int = 0
-    computed_tokens: int = 0
-    recomputed_tokens: int = 0
-    num_preemptions: int = 0
-    asked_tokens: int = 0
-    found_tokens: int = 0
-    slot_steps: int = 0
-    block_steps: int = 0
-    num_drafts: int = 0
-    num_accepted: int = 0
-    num_draft_rows: int = 0
-    draft_ticks: int = 0
-    draft_work: int = 0
-    unread_tokens: int = 0
-    binding_ticks: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def binding_shares(self) -> dict[str, float]:
-        """The share of each of binding_ticks in the time of all steps; largest first."""
-        total = self.binding_ticks.total() or 1
-        return {name: count / total for name, count in self.binding_ticks.most_common()}
-
-
-class SimulationResult(Struct, frozen=True):
-    """sequences: in the order of the workload's jobs.  end_ticks: when the last step had ended."""
-
-    sequences: list[SimulatedSequence]
-    totals: SimulationTotals
-    end_ticks: int
-
-    @property
-    def end(self) -> float:
-        return self.end_ticks / TICKS_PER_SECOND
-
+PROMPT_TOKENS = 1  # of the output: the engine that computes the prompt gives the first
 
 # -- assumed drafts ------------------------------------------------------------------------------
 
@@ -107,7 +75,7 @@ class AssumedDrafts(Struct, frozen=True, kw_only=True):
         num_wanted: dict[SimulatedSequence, int] = {}
         for row in rows:
             if row.is_decoding:
-                own = row.job.draft_tokens
+                own = row.draft_tokens
                 num_left = row.last_decode_step - decode_step
                 num_left += row.max_tokens - row.num_output_tokens
                 num = min(self.num_tokens if own is None else own, num_left)
@@ -115,21 +83,16 @@ class AssumedDrafts(Struct, frozen=True, kw_only=True):
                     num_wanted[row] = num
         return num_wanted
 
-    def num_accepted(self, job: Job, place: int, num_drafts: int) -> int:
+    def num_accepted(self, row: SimulatedSequence, place: int, num_drafts: int) -> int:
         """Return how many drafts for the tokens from `place` of an output are accepted."""
-        key, threshold = scramble((job.input_index << 32) + job.index), self.acceptance * 2**_BITS
+        key, threshold = scramble((row.input_index << 32) + row.index), self.acceptance * 2**_BITS
         for number in range(num_drafts):
             if scramble(key + place + number) >> 64 - _BITS >= threshold:
                 return number
         return num_drafts
 
 
-# -- the engine ----------------------------------------------------------------------------------
-
-_SAFE_BITS = 49  # of 53: times this near to each other may be the same as floats
-
-OnEnded = Callable[[int], object]
-"""Called with how many sequences have ended by now, now and then."""
+# -- what is simulated, and what comes of it -----------------------------------------------------
 
 Role = Literal["both", "prefill", "decode"]
 
@@ -170,11 +133,259 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
         return replace(self, scheduling=replace(settings, prefix_cache=False), is_trial=True)
 
 
-class EngineSimulation:
-    """One engine, and a run over all its turns.
+class ServedTimes(NamedTuple):
+    """The times of the requests that were given tokens: [request] each, in seconds on one clock.
+
+    num_tokens: those that it generated, at least 1, as float64; priority: likewise.
+    """
+
+    arrival: NDArray[np.float64]
+    admitted: NDArray[np.float64]
+    first_token: NDArray[np.float64]
+    end: NDArray[np.float64]
+    num_tokens: NDArray[np.float64]
+    priority: NDArray[np.float64]
+
+    def where(self, is_wanted: NDArray[np.bool_]) -> Self:
+        columns: list[Any] = [column[is_wanted] for column in self]
+        return type(self)(*columns)
+
+    @property
+    def makespan(self) -> float:
+        """From the first arrival to the last end, in seconds; 0 of no request."""
+        return float(self.end.max() - self.arrival.min()) if len(self.arrival) else 0.0
+
+    def values(self, metric: str) -> NDArray[np.int64]:
+        """Return one of the METRICS of an SLO in microseconds [request]; tpot is 0 of one token."""
+        if metric == "tpot":
+            gaps = np.maximum(self.num_tokens - 1, 1)
+            decoding = (self.end - self.arrival) - (self.first_token - self.arrival)
+            seconds = np.where(self.num_tokens > 1, decoding / gaps, 0.0)
+        else:
+            until = {"queue": self.admitted, "ttft": self.first_token, "e2e": self.end}[metric]
+            seconds = until - self.arrival
+        found: NDArray[np.int64] = np.maximum(np.rint(seconds * MICROSECONDS), 0).astype(np.int64)
+        return found
+
+    def latencies(self) -> Latencies:
+        """Return exact percentiles by nearest rank; there is no itl, which these do not tell."""
+        tpot = self.values("tpot")[self.num_tokens > 1]
+        queue, ttft, e2e = (_distribution(self.values(name)) for name in ("queue", "ttft", "e2e"))
+        return Latencies(queue=queue, ttft=ttft, tpot=_distribution(tpot), itl=None, e2e=e2e)
+
+    def goodput(self, limits: dict[str, float], num_failed: int, makespan: float) -> Goodput:
+        """Return how many met `limits`, in seconds by metric; `num_failed` others did not."""
+        is_good = np.ones(len(self.arrival), bool)
+        missed = {"failed": num_failed} if num_failed else {}
+        for metric, limit in limits.items():
+            is_late = self.values(metric) > round(limit * MICROSECONDS)
+            is_good &= ~is_late
+            if is_late.any():
+                missed[metric] = int(is_late.sum())
+        num_requests = len(self.arrival) + num_failed
+        return Goodput.of(limits, num_requests, int(is_good.sum()), makespan, missed)
+
+
+def _distribution(values: NDArray[np.int64]) -> Distribution | None:
+    count = len(values)
+    if not count:
+        return None
+    ranks = [-(-count * percent // 100) - 1 for percent in PERCENTS]
+    percentiles = [int(value) for value in np.sort(values)[ranks]]
+    return seconds_distribution(count, int(values.sum()) / count, percentiles, int(values.max()))
+
+
+class ServedColumns:
+    """The numbers of sequences that were given tokens, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self._numbers = array("d")
+
+    def add(self, one: SimulatedSequence, num_output_tokens: int) -> None:
+        came = one.came
+        self._numbers.extend(
+            (
+                one.arrival_time if came is None else came,
+                one.admitted_ticks / TICKS_PER_SECOND,
+                one.first_token_ticks / TICKS_PER_SECOND,
+                one.end_ticks / TICKS_PER_SECOND,
+                num_output_tokens,
+                one.priority,
+            )
+        )
+
+    def since(self, place: int) -> ServedTimes:
+        """Return those added after the first `place` ones."""
+        width = len(ServedTimes._fields)
+        return ServedTimes(*np.frombuffer(self._numbers[place * width :]).reshape(-1, width).T)
+
+
+class ReplicaResult(Struct):
+    """What one engine did.
+
+    num_steps: steps that computed something.  computed_tokens: known, generated or drafted.
+    recomputed_tokens: lost by preemptions and not found in blocks again.  asked_tokens,
+    found_tokens: at first admissions, and found in blocks.  slot_steps, block_steps: slots and
+    blocks held, summed over steps.  num_draft_rows: rows with drafts, summed over steps.
+    draft_ticks: time to make drafts.  draft_work: prefill_work of verifying them.  unread_tokens:
+    reads that accepted drafts saved.  binding_ticks: how long each of arrivals (nothing waited),
+    slots, kv, tokens, preemption and batch kept the first of the waiting queue out.
+    num_served: sequences that were given tokens.  failed: those that could never run, by priority.
+    kv_read: tokens that decoding rows read before their own, less what drafts saved.  prefill_work:
+    see StepTime; of prompts and drafts.  stalled_ticks: without a step though requests waited, as
+    blocks were kept for others.  last_admission_ticks: of a first admission; None: none.
+    end_ticks: the end of its last step.  paid_seconds: None for all the time from the first arrival
+    to the end of all steps.  peak_slots, peak_blocks, peak_tokens: the most of any step.
+    """
+
+    settings: ReplicaSettings
+    num_steps: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    num_preemptions: int = 0
+    asked_tokens: int = 0
+    found_tokens: int = 0
+    slot_steps: int = 0
+    block_steps: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    num_draft_rows: int = 0
+    draft_ticks: int = 0
+    draft_work: int = 0
+    unread_tokens: int = 0
+    binding_ticks: Counter[str] = field(default_factory=Counter)
+    num_served: int = 0
+    failed: Counter[int] = field(default_factory=Counter)
+    kv_read: int = 0
+    prefill_work: int = 0
+    stalled_ticks: int = 0
+    last_admission_ticks: int | None = None
+    end_ticks: int = 0
+    paid_seconds: float | None = None
+    peak_slots: int = 0
+    peak_blocks: int = 0
+    peak_tokens: int = 0
+
+    def count(self, sequence: SimulatedSequence, served: "ServedColumns", role: Role) -> None:
+        """Count a sequence that has ended, or failed, or as much of it as an engine of `role` does.
+
+        An engine that computes prompts alone does all of a sequence of one token.
+        """
+        if sequence.has_failed:
+            self.failed[sequence.priority] += 1
+            return
+        num_prompt, num_output = sequence.num_prompt_tokens, sequence.output.length
+        num_output = min(num_output, sequence.max_tokens)
+        is_continued = role == "prefill" and num_output > PROMPT_TOKENS
+        if num_output > 1 and not is_continued:
+            num_more = num_output - 1
+            self.kv_read += num_more * num_prompt + (num_more * (num_more - 1) >> 1)
+        if role != "decode" and sequence.max_tokens:
+            self.prefill_work += num_prompt**2 - sequence.num_cached_at_first**2
+        first_token = sequence.first_token_ticks
+        if first_token == NEVER:
+            return
+        self.num_served += 1
+        begin = first_token if role == "decode" else sequence.admitted_ticks
+        if begin > (self.last_admission_ticks or NEVER):
+            self.last_admission_ticks = begin
+        if not is_continued:
+            served.add(sequence, num_output)
+
+    @property
+    def busy_ticks(self) -> int:
+        return self.binding_ticks.total()
+
+    @property
+    def binding_shares(self) -> dict[str, float]:
+        """The share of each of binding_ticks in the time of all steps; largest first."""
+        total = self.busy_ticks or 1
+        return {name: count / total for name, count in self.binding_ticks.most_common()}
+
+
+_FIELDS = ReplicaResult.__struct_fields__
+_SUMMED = _FIELDS[1 : _FIELDS.index("stalled_ticks") + 1]
+
+
+class FleetResult(Struct, frozen=True, dict=True):
+    """What all replicas of a fleet did, or (see `part`) some of them.
+
+    times: of all that were served.  refused: sequences that the router refused, by priority.
+    first_arrival: in seconds; None if there was none.  sequences: in the order of the workload's
+    jobs; none of a streamed one.  longest_request: in tokens.  history: None if it was not managed.
+    """
+
+    replicas: list[ReplicaResult]
+    times: ServedTimes
+    first_arrival: float | None
+    refused: Counter[int] = field(default_factory=Counter)
+    sequences: list[SimulatedSequence] = []
+    longest_request: int = 0
+    history: FleetHistory | None = None
+
+    def part(self, group: str) -> Self:
+        own = [each for each in self.replicas if each.settings.group == group]
+        return self if len(own) == len(self.replicas) else replace(self, replicas=own)
+
+    @cached_property
+    def totals(self) -> ReplicaResult:
+        """The sums of what the replicas did."""
+        if len(self.replicas) == 1:
+            return self.replicas[0]
+        totals = ReplicaResult(self.replicas[0].settings)
+        for name in _SUMMED:
+            parts = [getattr(each, name) for each in self.replicas]
+            setattr(totals, name, sum(parts, type(parts[0])()))
+        return totals
+
+    @property
+    def busy_ticks(self) -> int:
+        return self.totals.busy_ticks
+
+    @property
+    def failed(self) -> Counter[int]:
+        """The sequences that could never run, or were refused, by priority."""
+        return sum((replica.failed for replica in self.replicas), self.refused)
+
+    @property
+    def makespan(self) -> float:
+        """From the first arrival to the end of the last step, in seconds."""
+        end_ticks = max(replica.end_ticks for replica in self.replicas)
+        return max(end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0), 0.0)
+
+    def paid_seconds(self, makespan: float) -> float:
+        """Return the sum of the seconds that replicas are paid for, in a run of `makespan`."""
+        paid = (each.paid_seconds for each in self.replicas)
+        return sum(makespan if each is None else each for each in paid)
+
+    def share_used(self, limit: Callable[[ReplicaSettings], int | None], used: int) -> float | None:
+        """Return the share of what all steps might use; None where a replica has no limit."""
+        there = 0
+        for replica in self.replicas:
+            most = limit(replica.settings)
+            if most is None:
+                return None
+            there += most * replica.num_steps
+        return used / there if there else 0.0
+
+
+# -- the engine ----------------------------------------------------------------------------------
+
+_SAFE_BITS = 49  # of 53: times this near to each other may be the same as floats
+
+ENDS, ARRIVES, BEGINS = range(3)
+NOTHING = (inf, BEGINS)
+
+OnEnded = Callable[[int], object]
+"""Called with how many sequences have ended by now, now and then."""
+
+
+class Replica:
+    """One engine, which stands still between calls of `go_on` and `advance`, or runs by itself.
 
     ended: sequences that ended or failed since they were last taken from here.  needs_tables: which
-    blocks a sequence holds matters, not only how many.  kv_cache: None for the one of the settings.
+    blocks a sequence holds matters, not only how many.  turns: of all the fleet.  result: of an
+    engine before it, which it continues.  kv_cache: None for the one of the settings.
     """
 
     needs_tables = False
@@ -183,10 +394,13 @@ class EngineSimulation:
         self,
         turns: Turns,
         engine: ReplicaSettings,
+        result: ReplicaResult | None = None,
         kv_cache: KVCache[SimulatedSequence] | None = None,
     ) -> None:
         settings, step_time = engine.scheduling, engine.step_time
         self.ended: list[SimulatedSequence] = []
+        self.role = engine.role
+        self.result = ReplicaResult(engine) if result is None else result
         self._turns, self._num_slots, self._settings = turns, engine.num_slots, settings
         self._step_time, self._drafts, self._is_trial = step_time, engine.drafts, engine.is_trial
         self._drafting: dict[SimulatedSequence, None] = {}  # as they began; the first has a choice
@@ -207,16 +421,21 @@ class EngineSimulation:
         self._step = self._ticks = 0  # when the current step starts
         self._now = 0.0  # the same in seconds
         self._until = inf  # steps that begin later are not taken
-        self._totals = SimulationTotals()
         # Then arrivals only wait, if none could be admitted ahead of others.
         self._all_wait = settings.preempt_for is None and turns.all_wait
         if self._all_wait and turns.longest is not None:
             self._all_wait = self._scheduler.why_never(turns.longest) is None
         self._is_in_order = settings.batching == "static" or settings.policy == "fcfs"
+        self._last_end, self._num_last = NEVER, 0  # when sequences ended last, and how many
+        # Steps up to the next event, and their ticks, if it ends some that decide nothing.
+        self._next_stretch: tuple[int, int] | None = None
 
-    def run(self, on_ended: OnEnded = lambda _: None) -> SimulationResult:
-        queue, batch, turns, num_ended = self._queue, self._batch, self._turns, 0
-        for sequence in turns.begin():
+    def run(self, on_ended: OnEnded = lambda _: None) -> "FleetResult":
+        """Run over all the turns."""
+        queue, batch, turns, served = self._queue, self._batch, self._turns, ServedColumns()
+        first_turns, num_ended = turns.begin(), 0
+        first_arrival = min((turn.arrival_time for turn in first_turns), default=None)
+        for sequence in first_turns:
             queue.add(sequence, 0.0)
         while queue.num_pending or queue.num_slots or batch.num_free < self._num_slots:
             if queue.num_pending:
@@ -224,6 +443,7 @@ class EngineSimulation:
             self._go_on()
             if self.ended:
                 for sequence in self.ended:  # which grows by turns that fail
+                    self.result.count(sequence, served, self.role)
                     turn = turns.next_turn(sequence, self._now)
                     if turn is not None and turn.has_failed:
                         self._fail(turn)
@@ -232,8 +452,83 @@ class EngineSimulation:
                 num_ended += len(self.ended)
                 self.ended.clear()
                 on_ended(num_ended)
-        self._totals.num_steps = self._step
-        return SimulationResult(turns.sequences, self._totals, self._ticks)
+        return FleetResult(
+            [self.close()],
+            served.since(0),
+            first_arrival,
+            sequences=turns.sequences,
+            longest_request=turns.longest_request,
+        )
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    def add(self, sequence: SimulatedSequence) -> None:
+        """Take in a sequence, which arrives when no step begun by now can know of it."""
+        self._next_stretch = None
+        self._queue.add(sequence, self._now)
+
+    def next_event(self) -> tuple[float, int]:
+        """Return when it ends steps that decide nothing, or begins one that does.
+
+        Nothing joins, is admitted or ends before.  At equal times ENDS come before what arrives
+        then, and that before what BEGINS; NOTHING if there is nothing to do.
+        """
+        queue, now, self._next_stretch = self._queue, self._now, None
+        if queue.num_pending:
+            arrival = queue.next_arrival
+            if arrival is None or arrival <= now:
+                return now, BEGINS
+            if not (queue.num_slots or self._batch.num_occupied):
+                return arrival, BEGINS
+        elif not (queue.num_slots or self._batch.num_occupied):
+            return NOTHING
+        num_steps, until = (0, now) if self._drafts else self._num_sure_steps(now)
+        if not num_steps:
+            return now, BEGINS
+        self._next_stretch = _, ticks = self._time_of(num_steps, until)
+        return (self._ticks + ticks) / TICKS_PER_SECOND, ENDS
+
+    def go_on(self) -> None:
+        """Take the steps up to the next event, or the one that is it."""
+        if self._next_stretch is not None:
+            planned, self._next_stretch = self._next_stretch, None
+            self._skip(*planned)
+            return
+        if self._queue.num_pending:
+            num_pending = self._queue.num_pending
+            self._join_arrivals()
+            self._until = inf if num_pending == self._queue.num_pending else self._now
+        self._go_on()
+        self._until = inf
+
+    def advance(self, until: float) -> None:
+        """Take all steps that begin before `until`, if all that arrive before then were added."""
+        queue, batch, self._until, self._next_stretch = self._queue, self._batch, until, None
+        while self._now < until:
+            if queue.num_pending:
+                if not (queue.num_slots or batch.num_occupied):
+                    arrival = queue.next_arrival
+                    if arrival is not None and arrival >= until:
+                        break
+                self._join_arrivals()
+            elif not (queue.num_slots or batch.num_occupied):
+                break
+            self._go_on()
+        self._until = inf
+
+    def report(self, time: float) -> ReplicaStats:
+        """Return its state at `time`; a step may end after it."""
+        running = self._batch.num_occupied
+        if self._now > time and self._last_end == self._ticks:
+            running += self._num_last
+        return ReplicaStats(time, running, self._queue.num_waiting + self._queue.num_pending)
+
+    def close(self) -> ReplicaResult:
+        self.result.num_steps += self._step
+        self.result.end_ticks = max(self.result.end_ticks, self._ticks)
+        return self.result
 
     # -- arrivals --------------------------------------------------------------------------------
 
@@ -256,7 +551,7 @@ class EngineSimulation:
                 self._fail(sequence)
             elif not sequence.max_tokens:
                 sequence.end_ticks = self._ticks
-                self._note_over(sequence)
+                self._note_over([sequence])
             elif self._scheduler.why_never(sequence) is None or sequence.cut_to(
                 self._scheduler.room_for_output(sequence)
             ):
@@ -267,10 +562,13 @@ class EngineSimulation:
     def _fail(self, sequence: SimulatedSequence) -> None:
         self._scheduler.finish_waiting(sequence, FINISH)
         sequence.has_failed = True
-        self._note_over(sequence)
+        self._note_over([sequence])
 
-    def _note_over(self, sequence: SimulatedSequence) -> None:
-        self.ended.append(sequence)
+    def _note_over(self, sequences: Collection[SimulatedSequence]) -> None:
+        if self._last_end != self._ticks:
+            self._last_end, self._num_last = self._ticks, 0
+        self._num_last += len(sequences)
+        self.ended += sequences
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -363,9 +661,11 @@ class EngineSimulation:
                 if rows := rows_at(number % size):
                     growing.append(rows)
                     num_grown += len(rows)
-                self._totals.block_steps += num_grown
+                self.result.block_steps += num_grown
             if num_grown:
                 kv_cache.grow_all([*chain.from_iterable(growing)])
+                num_blocks = self._pool.num_total - self._pool.num_free
+                self.result.peak_blocks = max(self.result.peak_blocks, num_blocks)
         if ending:
             self._end_all(ending)
 
@@ -384,21 +684,21 @@ class EngineSimulation:
             ticks += self._make_drafts(drafts, scheduled.num_drafts)
         self._advance(1, ticks, stats.num_tokens)
         if drafts is not None:
-            totals, rows = self._totals, self._batch
+            result, rows = self.result, self._batch
             accepted: dict[int, int] = {}
             for row, num_drafts in scheduled.num_drafts.items():
                 position = rows.decode_step + row.offset
                 most = min(num_drafts, row.last_decode_step - rows.decode_step)
                 place = position + 1 - row.num_prompt_tokens
-                num = drafts.num_accepted(row.job, place, most)
+                num = drafts.num_accepted(row, place, most)
                 accepted[row.slot] = num
-                totals.num_accepted += num
-                totals.unread_tokens += num * position + num * (num + 1) // 2
+                result.num_accepted += num
+                result.unread_tokens += num * position + num * (num + 1) // 2
             self._scheduler.settle_drafts(scheduled, accepted)
         for sequence in scheduled.prefill_finished:
             if sequence.first_token_ticks == NEVER:
                 sequence.first_token_ticks = self._ticks
-            num_output = sequence.job.output.length
+            num_output = sequence.output.length
             if num_output < sequence.max_tokens:  # which nothing but its job knows
                 batch.end_after(sequence, num_output - sequence.num_generated)
         ending = self._scheduler.update(scheduled)
@@ -409,30 +709,30 @@ class EngineSimulation:
         self, drafts: AssumedDrafts, num_drafts: Mapping[SimulatedSequence, int]
     ) -> int:
         """Count the drafts that a step verifies; return the ticks that making them takes."""
-        totals, decode_step, num_rows = self._totals, self._batch.decode_step, len(num_drafts)
-        totals.num_draft_rows += num_rows
-        totals.num_drafts += sum(num_drafts.values())
+        result, decode_step, num_rows = self.result, self._batch.decode_step, len(num_drafts)
+        result.num_draft_rows += num_rows
+        result.num_drafts += sum(num_drafts.values())
         num_read = 0
         for row, num in num_drafts.items():
             context = decode_step + row.offset + 1
-            totals.draft_work += num * (2 * context + num)
+            result.draft_work += num * (2 * context + num)
             num_read += context - 1
         if not drafts.cost:
             return 0
         each, per = Decimal(repr(drafts.cost)).as_integer_ratio()
         rounds = max(num_drafts.values())
         draft_ticks = rounds * self._step_time.ticks(num_rows, num_rows, num_read, 0) * each // per
-        totals.draft_ticks += draft_ticks
+        result.draft_ticks += draft_ticks
         return draft_ticks
 
     def _note(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
         """Count what a step admits and preempts; raise Preempted in a trial."""
-        totals = self._totals
+        result = self.result
         if self._tables is not None:
             self._tables.take_copies()  # there is nothing to copy
         if scheduled.preempted and self._is_trial:
             raise Preempted
-        totals.num_preemptions += len(scheduled.preempted)
+        result.num_preemptions += len(scheduled.preempted)
         for victim, _, _, num_computed_tokens in scheduled.preempted:
             victim.num_preemptions += 1
             victim.num_lost_tokens = num_computed_tokens[victim]
@@ -441,24 +741,29 @@ class EngineSimulation:
             if sequence.admitted_ticks == NEVER:
                 sequence.admitted_ticks = self._ticks
                 sequence.num_cached_at_first = num_cached
-                totals.asked_tokens += sequence.num_tokens
-                totals.found_tokens += num_cached
+                result.asked_tokens += sequence.num_tokens
+                result.found_tokens += num_cached
             elif sequence.num_lost_tokens > num_cached:
-                totals.recomputed_tokens += sequence.num_lost_tokens - num_cached
+                result.recomputed_tokens += sequence.num_lost_tokens - num_cached
         if self._drafts is not None:
             self._drafting |= dict.fromkeys(scheduled.prefill_finished)
 
     def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
-        totals, pool, num_free = self._totals, self._pool, self._batch.num_free
-        totals.slot_steps += num_steps * (self._num_slots - num_free)
-        totals.block_steps += num_steps * (pool.num_total - pool.num_free)
-        totals.computed_tokens += num_tokens
+        result, pool, num_free = self.result, self._pool, self._batch.num_free
+        num_slots, num_blocks = self._num_slots - num_free, pool.num_total - pool.num_free
+        result.slot_steps += num_steps * num_slots
+        result.block_steps += num_steps * num_blocks
+        result.computed_tokens += num_tokens
+        result.peak_slots = max(result.peak_slots, num_slots)
+        result.peak_blocks = max(result.peak_blocks, num_blocks)
+        if num_tokens > result.peak_tokens and num_tokens // num_steps > result.peak_tokens:
+            result.peak_tokens = num_tokens // num_steps
         binding = "slots"
         if not self._queue.num_slots:
             binding = "arrivals"
         elif num_free and (blocked := self._scheduler.blocked) is not None:
             binding = blocked.reason
-        totals.binding_ticks[binding] += ticks
+        result.binding_ticks[binding] += ticks
         self._step += num_steps
         self._ticks = end = self._ticks + ticks
         self._now = end / TICKS_PER_SECOND
@@ -466,23 +771,20 @@ class EngineSimulation:
     def _end_all(self, ending: Collection[int]) -> None:
         """End the rows in these slots whose last step was the one before the current one."""
         slots, release, last_step = self._batch.slots, self._scheduler.release, self._step - 1
+        ended = []
         for slot in sorted(ending):
             sequence = slots[slot]
             if sequence is None:
                 raise InvariantError(f"slot {slot} is free, and its sequence was to end")
             release(sequence, last_step, FINISH)
             sequence.end_ticks = self._ticks
-            self._note_over(sequence)
+            ended.append(sequence)
+        self._note_over(ended)
 
 
 def simulate(
-    workload: Workload,
-    num_slots: int,
-    settings: SchedulingSettings,
-    step_time: StepTime,
-    on_ended: OnEnded = lambda _: None,
-    drafts: AssumedDrafts | None = None,
-) -> SimulationResult:
+    workload: Workload, engine: ReplicaSettings, on_ended: OnEnded = lambda _: None
+) -> FleetResult:
     """Return when everything happens to a workload, exactly as if each step were taken by itself.
 
     Steps in which rows are given drafts are, since each decides how far its rows come.
@@ -490,11 +792,8 @@ def simulate(
     Raises:
         BatchdecodeError: the settings make no sense.
     """
-    engine = ReplicaSettings(
-        num_slots=num_slots, scheduling=settings, step_time=step_time, drafts=drafts
-    )
     for_trial = engine.of_trial
     if for_trial is not None and workload.shares_nothing:
         with suppress(Preempted):
-            return EngineSimulation(Turns(workload), for_trial).run(on_ended)
-    return EngineSimulation(Turns(workload), engine).run(on_ended)
+            return Replica(Turns(workload), for_trial, ReplicaResult(engine)).run(on_ended)
+    return Replica(Turns(workload), engine).run(on_ended)

@@ -1,13 +1,41 @@
-"""Workloads: requests of which only times, lengths and shared contents matter."""
+"""Workloads: requests of which only times, lengths and shared contents matter.
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Self
+One is read from a file as a whole; a synthetic one is drawn as its requests arrive, and they are
+those that `batchdecode workload` writes with the same numbers and seed.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice, takewhile
+from math import ceil
+from typing import Any, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
+from batcher.fields import read_number
 from batcher.models.base import ANY_LENGTH, UNLIMITED, Context, Model, context_of
+from batcher.planning.simulated_sequence import GREEDY, Piece, SimulatedSequence
+from batcher.planning.synthetic import (
+    ARRIVALS,
+    LENGTHS,
+    OUTPUTS,
+    PRIORITIES,
+    PROMPTS,
+    Distribution,
+    PriorityShares,
+    constant,
+    draw_lengths,
+    draw_priorities,
+    gamma,
+    make_generator,
+    parse_distribution,
+    parse_priorities,
+    poisson,
+)
+from batcher.planning.workload_traces import DEFAULT_NAME, MAX_LENGTH, WorkloadError
 from batcher.prompts import (
     SegmentEnd,
     eviction_priority_of,
@@ -16,67 +44,23 @@ from batcher.prompts import (
     prefix_of,
 )
 from batcher.request import MAX_ANSWER, TO_THE_END, PromptInput, Request, is_plain
+from batcher.scheduling.queue import ARRIVAL_ORDER
+from batcher.timing.catalog import hint_at
 from batcher.tokens import NO_TOKENS, Tokens
 
 
-class Piece(NamedTuple):
-    """`length` tokens of a prompt or an output: those listed, or those that `symbol` stands for.
-
-    Equal symbols are equal tokens from the first on or, where the symbol is GREEDY, equal tokens
-    after equal ones.
-    """
-
-    length: int
-    symbol: tuple[int | str, ...] = ()
-    tokens: tuple[int, ...] | None = None
-
-
-GREEDY: tuple[int | str, ...] = ("greedy",)
-
-
-class Job(Struct, frozen=True, kw_only=True, gc=False):
-    """One sample of a request.
-
-    input_index: that of the request.  max_tokens: the limit that the scheduler knows;
-    prompt: None if it shares nothing with another.
-    num_lasting: first tokens that stay in a session when this turn is dropped.  has_siblings: the
-    request has other samples.  draft_tokens: drafts per step, None for those of all.
-    """
-
-    id: str
-    index: int = 0
-    input_index: int
-    arrival_time: float
-    num_prompt_tokens: int
-    max_tokens: int
-    has_default_limit: bool = False
-    priority: int = 0
-    deadline: float | None = None
-    cache_salt: str | None = None
-    prompt: tuple[Piece, ...] | None = None
-    output: Piece
-    segment_ends: tuple[SegmentEnd, ...] = ()
-    session: str | None = None
-    think_time: float = 0.0
-    num_lasting: int = 0
-    has_siblings: bool = False
-    draft_tokens: int | None = None
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        if self.prompt is not None:
-            return self.prompt
-        return (Piece(self.num_prompt_tokens, ("prompt", self.input_index)),)
-
-
 class Workload(Struct, frozen=True, gc=False):
-    """Jobs in the order of the input.  context: what their rows may be."""
+    """Jobs in the order of the input, of which simulations run copies; context: of their rows."""
 
-    jobs: list[Job]
+    jobs: list[SimulatedSequence]
     context: Context = ANY_LENGTH
 
     @property
     def num_samples(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def exact_num_samples(self) -> int:
         return len(self.jobs)
 
     @property
@@ -112,7 +96,7 @@ class Workload(Struct, frozen=True, gc=False):
         """Whether no two jobs begin with the same tokens, as far as is known."""
         beginnings = set()
         for job in self.jobs:
-            first = next(iter(job.pieces), None)
+            first = next(iter(job.own_prompt), None)
             if first is None or first.tokens is not None or job.session is not None:
                 return False
             beginnings.add(first.symbol)
@@ -135,8 +119,8 @@ class Workload(Struct, frozen=True, gc=False):
             return self
         jobs = []
         for job in self.jobs:
-            arrival = job.arrival_time / rate
-            deadline = None if job.deadline is None else job.deadline - job.arrival_time + arrival
+            arrival, deadline = job.arrival_time / rate, job.deadline
+            deadline = None if deadline is None else deadline - job.arrival_time + arrival
             jobs.append(replace(job, arrival_time=arrival, deadline=deadline))
         return replace(self, jobs=jobs)
 
@@ -154,7 +138,7 @@ def workload_of(
     Raises:
         BatchdecodeError: a request has beams or cfg_scale, or an output of unknown length.
     """
-    jobs: list[Job] = []
+    jobs: list[SimulatedSequence] = []
     sessions: set[str] = set()  # that have a turn by now
     context = context_of(model)
     for input_index, request in enumerate(requests):
@@ -178,14 +162,25 @@ def workload_of(
             max_tokens = MAX_ANSWER
         num_samples = (request.best_of or request.n) if max_tokens else request.n
         for index in range(num_samples):
-            output = _output(request, request_id, (input_index, index), outputs)
+            if outputs is not None and (input_index, index) in outputs:
+                tokens = tuple(outputs[input_index, index])
+                output = Piece(len(tokens), tokens=tokens)
+            elif has_exact_length(request):
+                symbol = GREEDY if is_plain(request) else ("output", input_index, index)
+                output = Piece(request.output_limit, symbol)
+            else:
+                raise BatchdecodeError(
+                    f"request {request_id!r} may end before max_tokens: set ignore_eos and no "
+                    "stops, or decode it once for the length of its output"
+                )
             jobs.append(
-                Job(
+                SimulatedSequence(
                     id=request_id,
                     index=index,
                     input_index=input_index,
                     arrival_time=request.arrival_time,
                     num_prompt_tokens=num_prompt,
+                    num_tokens=num_prompt,
                     max_tokens=max_tokens,
                     has_default_limit=request.max_tokens in {None, TO_THE_END},
                     priority=request.priority,
@@ -213,24 +208,6 @@ def has_exact_length(request: Request) -> bool:
         and not (request.states or request.heal or request.json_schema is not None)
         and not (request.regex or request.choice or request.lark or request.gbnf)
     )
-
-
-def _output(
-    request: Request,
-    request_id: str,
-    key: tuple[int, int],
-    outputs: Mapping[tuple[int, int], Sequence[int]] | None,
-) -> Piece:
-    if outputs is not None and key in outputs:
-        tokens = tuple(outputs[key])
-        return Piece(len(tokens), tokens=tokens)
-    if not has_exact_length(request):
-        raise BatchdecodeError(
-            f"request {request_id!r} may end before max_tokens: set ignore_eos and no stops, "
-            "or decode it once for the length of its output"
-        )
-    symbol = GREEDY if is_plain(request) else ("output", *key)
-    return Piece(request.output_limit, symbol)
 
 
 def _read(
@@ -262,3 +239,302 @@ def _read(
 def _listed(tokens: Iterable[int]) -> tuple[Piece, ...]:
     kept = tuple(tokens)
     return (Piece(len(kept), tokens=kept),) if kept else ()
+
+
+# -- synthetic workloads, which are drawn as they arrive -----------------------------------------
+
+PREFIX = "synthetic:"
+FORM = (
+    "synthetic:rate=R,duration=SECONDS,prompt=D,output=D, and perhaps burstiness=B (1, which is "
+    "Poisson, or constant), priority=N:SHARE:N:SHARE (0) and seed=N (0); a distribution has : "
+    "between its numbers"
+)
+MAX_RATE, MAX_DURATION, MAX_REQUESTS = 1e6, 1e9, 10**9
+_NUM_SAMPLED = 4096  # lengths, for their means
+_MAX_DIGITS = 18
+
+
+class StreamedWorkload(Struct, frozen=True, kw_only=True):
+    """Requests that arrive for `duration` seconds, `rate` of them a second; none shares a prefix.
+
+    It has the numbers that a Workload has, of tokens and samples about as many.
+    prompt, output: distributions of their lengths, as text.  burstiness: see gamma; None: at equal
+    distances.  shares: of priorities.
+    """
+
+    rate: float
+    duration: float
+    prompt: str
+    output: str
+    burstiness: float | None = 1.0
+    shares: PriorityShares = {}
+    seed: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        return max(round(self.rate * self.duration), 1)
+
+    @property
+    def priorities(self) -> set[int]:
+        return set(self.shares) or {0}
+
+    @property
+    def num_output_tokens(self) -> int:
+        return round(self.num_samples * _mean(self.output, "output"))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_output_tokens + round(self.num_samples * _mean(self.prompt, "prompt"))
+
+    @property
+    def shares_nothing(self) -> bool:
+        return True
+
+    @property
+    def span(self) -> float:
+        return self.duration
+
+    @property
+    def mean_rate(self) -> float:
+        return self.rate
+
+    def num_blocks(self, block_size: int) -> int:
+        return self.num_samples + ceil(self.num_tokens / block_size)
+
+    def at_rate(self, rate: float) -> Self:
+        return replace(self, rate=self.rate * rate, duration=self.duration / rate)
+
+    @property
+    def exact_num_samples(self) -> int:
+        return _num_times(self.rate, self.duration, self.burstiness, self.seed)
+
+    def arrivals(self) -> Iterator[SimulatedSequence]:
+        """Yield the requests as they arrive; none is kept."""
+        prompts, outputs = (
+            draw_lengths(_distribution(text, name), make_generator(self.seed, stream))
+            for text, name, stream in (
+                (self.prompt, "prompt", PROMPTS),
+                (self.output, "output", OUTPUTS),
+            )
+        )
+        priorities = draw_priorities(self.shares, make_generator(self.seed, PRIORITIES))
+        times = _times(self.rate, self.duration, self.burstiness, self.seed)
+        rows = zip(times, prompts, outputs, priorities, strict=False)
+        for number, (arrival, num_prompt, num_output, priority) in enumerate(rows):
+            yield SimulatedSequence(
+                id=f"{DEFAULT_NAME}{number}",
+                input_index=number,
+                arrival_time=arrival,
+                num_prompt_tokens=num_prompt,
+                num_tokens=num_prompt,
+                max_tokens=num_output,
+                priority=priority,
+                output=Piece(num_output, GREEDY),
+            )
+
+    @property
+    def most_tokens(self) -> tuple[int, int]:
+        """The tokens of the longest prompt and output that the distributions may give."""
+
+        def most(text: str) -> int:
+            constant = text.removeprefix("constant:")
+            is_number = constant.isascii() and constant.isdecimal()
+            return min(max(int(constant), 1), MAX_LENGTH) if is_number else MAX_LENGTH
+
+        return most(self.prompt), most(self.output)
+
+
+AnyWorkload = Workload | StreamedWorkload
+
+
+def _distribution(text: str, name: str) -> Distribution:
+    return parse_distribution(text, f"{name} of {PREFIX}", LENGTHS)
+
+
+def _times(rate: float, duration: float, burstiness: float | None, seed: int) -> Iterator[float]:
+    arrivals = poisson(rate)
+    if burstiness is None:
+        arrivals = constant(rate)
+    elif burstiness != 1:
+        arrivals = gamma(rate, burstiness)
+    return takewhile(duration.__gt__, arrivals(make_generator(seed, ARRIVALS)))
+
+
+@cache
+def _num_times(rate: float, duration: float, burstiness: float | None, seed: int) -> int:
+    return sum(1 for _ in _times(rate, duration, burstiness, seed))
+
+
+@cache
+def _mean(text: str, name: str) -> float:
+    lengths = draw_lengths(_distribution(text, name), make_generator(0, 0))
+    return sum(islice(lengths, _NUM_SAMPLED)) / _NUM_SAMPLED
+
+
+def parse_streamed(text: str) -> StreamedWorkload:
+    """Return the workload that `text`, in FORM, stands for.
+
+    Raises:
+        WorkloadError: it stands for none.
+    """
+    given: dict[str, str] = {}
+    for part in text.removeprefix(PREFIX).split(","):
+        name, equals, value = part.partition("=")
+        problem = None
+        if not equals:
+            problem = "this is no NAME=VALUE"
+        elif name not in _READERS:
+            problem = f"there is no {name}{hint_at(name, _READERS)}"
+        elif name in given:
+            problem = f"{name} is there twice"
+        if problem is not None:
+            raise WorkloadError(f"{text}: {part!r}: {problem}; expected {FORM}")
+        given[name] = value
+    missing = [name for name in ("rate", "duration", "prompt", "output") if name not in given]
+    if missing:
+        raise WorkloadError(f"{text}: {missing[0]} is missing; expected {FORM}")
+    values = {name: _READERS[name](value, f"{text}: {name}") for name, value in given.items()}
+    shares = values.pop("priority", {})
+    workload = StreamedWorkload(**values, shares=shares)
+    if workload.num_samples > MAX_REQUESTS:
+        raise WorkloadError(f"{text}: more than {MAX_REQUESTS:,} requests")
+    for length, name in ((workload.prompt, "prompt"), (workload.output, "output")):
+        _distribution(length, name)
+    return workload
+
+
+def _number(most: float) -> Callable[[str, str], float]:
+    def read(text: str, place: str) -> float:
+        try:
+            number = read_number(text, float)
+        except ValueError:
+            number = -1.0
+        if not 0 < number <= most:  # nor is NaN
+            raise WorkloadError(f"{place} {text!r}: expected a number above 0, up to {most:,.0f}")
+        return number
+
+    return read
+
+
+def _seed(text: str, place: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise WorkloadError(f"{place} {text!r}: expected a whole number")
+    return int(text)
+
+
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "rate": _number(MAX_RATE),
+    "duration": _number(MAX_DURATION),
+    "prompt": lambda text, _: text,
+    "output": lambda text, _: text,
+    "burstiness": lambda text, place: (
+        None if text == "constant" else _number(MAX_RATE)(text, place)
+    ),
+    "priority": parse_priorities,
+    "seed": _seed,
+}
+
+
+# -- what of it has arrived ----------------------------------------------------------------------
+
+
+class Turns:
+    """Makes the sequences of a workload; of one session at most one is on its way.
+
+    sequences: one for each job; turns that have not begun have no history.  all_wait: whether all
+    jobs have to be admitted, and none waits for another one.  longest: the sequence with the most
+    tokens, without histories, or None.
+    """
+
+    def __init__(self, workload: AnyWorkload) -> None:
+        self._streamed = workload if isinstance(workload, StreamedWorkload) else None
+        self._jobs: list[SimulatedSequence] = []
+        self._context = ANY_LENGTH
+        if isinstance(workload, Workload):
+            self._jobs, self._context = workload.jobs, workload.context
+        self.sequences = [job.copy_behind((), self._context) for job in self._jobs]
+        self._waiting: dict[str | None, deque[int]] = {}  # the places of turns, by their session
+        self._past: defaultdict[str, list[SimulatedSequence]] = defaultdict(list)  # that have ended
+        self._kept: defaultdict[str, list[Piece]] = defaultdict(list)  # of turns that were dropped
+        self.has_siblings = any(job.has_siblings for job in self._jobs)
+        self.has_sessions = any(job.session is not None for job in self._jobs)
+        self.all_wait = not self.has_sessions and all(
+            turn.fits and turn.max_tokens for turn in self.sequences
+        )
+        self.longest: SimulatedSequence | None = max(
+            self.sequences,
+            key=lambda sequence: sequence.num_prompt_tokens + sequence.max_tokens,
+            default=None,
+        )
+        if self._streamed is not None:
+            num_prompt, num_output = self._streamed.most_tokens
+            self.longest = SimulatedSequence(
+                id="longest",
+                num_prompt_tokens=num_prompt,
+                num_tokens=num_prompt,
+                max_tokens=num_output,
+                output=Piece(num_output, GREEDY),
+            )
+
+    @property
+    def longest_request(self) -> int:
+        longest = self.longest
+        return 0 if longest is None else longest.num_prompt_tokens + longest.max_tokens
+
+    def arrivals(self) -> Iterable[SimulatedSequence]:
+        if self._streamed is not None:
+            return self._streamed.arrivals()
+        return sorted(self.begin(), key=ARRIVAL_ORDER)
+
+    def begin(self) -> list[SimulatedSequence]:
+        """Return the sequences that wait for no other one."""
+        first = []
+        for place, sequence in enumerate(self.sequences):
+            if sequence.session in self._waiting:
+                self._waiting[sequence.session].append(place)
+                continue
+            if sequence.session is not None:
+                self._waiting[sequence.session] = deque()
+            first.append(sequence)
+        return first
+
+    def next_turn(self, ended: SimulatedSequence, now: float) -> SimulatedSequence | None:
+        """Return the turn after one that has ended or failed, or None.
+
+        It has failed if the one before it has.
+        """
+        name = ended.session
+        if name is None or not self._waiting[name]:
+            return None
+        place, past, kept = self._waiting[name].popleft(), self._past[name], self._kept[name]
+        job = self._jobs[place]
+        past.append(ended)
+        if self._context.drops_oldest:
+            num_more = job.num_prompt_tokens + self._context.num_reserved(job.max_tokens)
+            _drop_oldest(past, kept, num_more, self._context)
+        own = (piece for turn in past for piece in (*turn.own_prompt, turn.own_output))
+        history = tuple(piece for piece in (*kept, *own) if piece.length)
+        turn = job.copy_behind(history, self._context)
+        turn.arrival_time = max(job.arrival_time, now + job.think_time)
+        turn.has_failed = ended.has_failed
+        self.sequences[place] = turn
+        return turn
+
+
+def _drop_oldest(
+    past: list[SimulatedSequence], kept: list[Piece], num_more: int, context: Context
+) -> None:
+    """Drop the oldest turns until `num_more` tokens fit behind the others, or none is left."""
+    lengths = [
+        (sum(piece.length for piece in (*turn.own_prompt, turn.own_output)), turn.num_lasting)
+        for turn in past
+    ]
+    num_kept = sum(piece.length for piece in kept)
+    for _ in range(context.num_dropped(lengths, num_kept + num_more)):
+        turn = past.pop(0)
+        num_left = turn.num_lasting
+        for length, symbol, tokens in turn.own_prompt:
+            stays = min(length, num_left)
+            if stays:
+                kept.append(Piece(stays, symbol, None if tokens is None else tokens[:stays]))
+            num_left -= stays

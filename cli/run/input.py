@@ -166,7 +166,7 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
         with waiting():  # a FIFO opens when its other end does
             return OpenInput(io.FileIO(path), name)
     except (OSError, ValueError) as error:
-        from batcher.planning.streamed import PREFIX as STREAMED  # noqa: PLC0415 - heavy
+        from batcher.planning.workload import PREFIX as STREAMED  # noqa: PLC0415 - heavy
 
         reason = _reason(error)
         if name.startswith(STREAMED):

@@ -12,7 +12,7 @@ from report import Row
 from batcher.garbage import look_seldom
 from batcher.planning.deployments import Deployment
 from batcher.planning.measure import Question, measure
-from batcher.planning.streamed import parse_streamed
+from batcher.planning.workload import parse_streamed
 from batcher.settings import SchedulingSettings
 
 NUM_TURNS = 3

@@ -76,11 +76,13 @@ def rates(trace: Workload) -> Iterator[Row]:
 
 def best_rate(trace: Workload, settings: SchedulingSettings) -> float:
     """Return the output tokens per CPU-second of the fastest of three runs."""
-    step_time = step_time_of(PROFILE)
+    engine = ReplicaSettings(
+        num_slots=NUM_SLOTS, scheduling=settings, step_time=step_time_of(PROFILE)
+    )
     least = float("inf")
     for _ in range(3):
         began = time.process_time()
-        simulate(trace, NUM_SLOTS, settings, step_time)
+        simulate(trace, engine)
         least = min(least, time.process_time() - began)
     return trace.num_output_tokens / least
 

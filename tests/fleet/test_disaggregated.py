@@ -6,14 +6,14 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import simulate
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
 from batcher.planning.fleet import Fleet
 from batcher.planning.replicas import Transfer
 from batcher.planning.routers import ROUTERS, router_of
-from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import ReplicaSettings, simulate
-from batcher.planning.workload import workload_of
+from batcher.planning.simulator import ReplicaSettings
+from batcher.planning.workload import Turns, workload_of
 from batcher.request import Request
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
@@ -94,7 +94,7 @@ def test_a_request_alone_takes_its_prompt_the_way_and_its_other_tokens():
     transfer = Transfer(seconds_per_token=0.01, latency=0.5)
     (one,), result = run(workload((0, 100, 6)), [replica("prefill"), replica("decode")], transfer)
     assert (one.admitted, one.first_token, one.end) == (0.0, 1.0, 1.0 + 1.5 + 5)
-    assert [part.totals.num_steps for part in result.replicas] == [1, 5]
+    assert [part.num_steps for part in result.replicas] == [1, 5]
     assert [part.num_served for part in result.replicas] == [1, 1]
     assert list(result.times.num_tokens) == [6]
 
@@ -116,7 +116,7 @@ def test_a_request_alone_takes_what_its_steps_take(num_prompt, num_output, step_
 def test_output_of_one_token_goes_nowhere():
     (one,), result = run(workload((0, 5, 1)), [replica("prefill"), replica("decode")])
     assert (one.first_token, one.end) == (1.0, 1.0)
-    assert [part.totals.num_steps for part in result.replicas] == [1, 0]
+    assert [part.num_steps for part in result.replicas] == [1, 0]
 
 
 @examples(60)
@@ -134,7 +134,7 @@ def test_the_decode_side_is_an_engine_to_which_all_come_when_it_is_there(seed):
     ]
     alone = simulate(workload(*there), decoding.num_slots, SchedulingSettings(), step)
     assert seconds(sequences, "end_ticks") == pytest.approx(seconds(alone.sequences, "end_ticks"))
-    assert result.replicas[1].totals.num_steps == alone.totals.num_steps
+    assert result.replicas[1].num_steps == alone.totals.num_steps
 
 
 def test_blocks_are_held_on_both_sides_until_all_is_there():
@@ -151,7 +151,7 @@ def test_blocks_are_held_on_both_sides_until_all_is_there():
     (one, two), result = run(workload(*rows), replicas, transfer)
     assert (one.first_token, two.first_token) == (1.0, 1.0)
     assert (one.end, two.end) == (14.0, 27.0)
-    assert result.replicas[1].totals.block_steps == 6 * 3
+    assert result.replicas[1].block_steps == 6 * 3
 
 
 def test_blocks_are_looked_for_when_a_step_ends():

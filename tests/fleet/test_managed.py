@@ -9,7 +9,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import poisson, workload_of_jobs
+from jobs import poisson, simulate, workload_of_jobs
 from msgspec.structs import replace
 from simulated_workloads import STEP_TIMES, random_requests, random_settings
 
@@ -17,21 +17,24 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.models.simulated import SimulatedModel
 from batcher.planning.fleet import Fleet, RouterQueue
 from batcher.planning.management import (
+    MOVES,
+    PAID,
     AdmissionControl,
     Autoscale,
     Autoscaler,
     Failures,
     FleetState,
+    Life,
     Management,
     PlannedFailure,
+    ReplicaState,
     by_attainment,
     proportional,
+    timeline_of,
 )
-from batcher.planning.replicas import MOVES, PAID, Life, ReplicaState, timeline_of
 from batcher.planning.routers import ROUTERS, OwnRouter, router_of
-from batcher.planning.simulated_sequence import Turns
 from batcher.planning.simulator import ReplicaSettings, simulate
-from batcher.planning.workload import Workload, workload_of
+from batcher.planning.workload import Turns, Workload, workload_of
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
@@ -166,12 +169,7 @@ def test_between_two_failures_a_replica_is_the_engine_with_what_it_was_sent(seed
                 and (time < end or after is not ReplicaState.FAILED)
             ]
             mine = [replace(jobs[key], arrival_time=time) for key, time, _ in sent]
-            alone = simulate(
-                Workload(mine, workload.context),
-                settings.num_slots,
-                settings.scheduling,
-                settings.step_time,
-            )
+            alone = simulate(Workload(mine, workload.context), settings)
             end_ticks = {key_of(one): one.end_ticks for one in alone.sequences}
             for key, _, number in sent:
                 if last[key] == number and key in ended:

@@ -14,7 +14,7 @@ from batcher.events import ArriveEvent
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import SecondsHistogram, TimeSeries
-from batcher.planning.replicas import ServedTimes
+from batcher.planning.simulator import ServedTimes
 
 SLO = Slo({"queue": 4.0, "ttft": 6.0, "tpot": 1.1, "e2e": 12.5})
 ARRIVALS = [0.0, 0.5, 1.0, 1.013, 3.0, 3.0, 7.25, 40.0]

@@ -1,11 +1,11 @@
 """When the first of the queue is let in: the capacities, one next to the other."""
 
 import pytest
+from jobs import job_of, simulate
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, BlockedEvent, PreemptEvent
-from batcher.planning.simulator import simulate
-from batcher.planning.workload import Job, Piece, Workload
+from batcher.planning.workload import Workload
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
 
@@ -14,18 +14,6 @@ def limits(**more) -> SchedulingSettings:
     """10 blocks of 4 tokens, of which a step computes 8."""
     return SchedulingSettings(
         kv_blocks=10, block_size=4, max_batch_tokens=8, prefix_cache=False, **more
-    )
-
-
-def job(place: int, num_prompt_tokens: int, num_output_tokens: int) -> Job:
-    return Job(
-        id=f"r{place}",
-        input_index=place,
-        arrival_time=0.0,
-        num_prompt_tokens=num_prompt_tokens,
-        max_tokens=num_output_tokens,
-        prompt=(Piece(num_prompt_tokens, ("seed", place)),),
-        output=Piece(num_output_tokens, ("seed", -place)),
     )
 
 
@@ -50,7 +38,7 @@ def test_all_that_beams_may_ever_need_is_theirs_before_they_fork(
 
 def test_long_prompts_do_not_drive_each_other_out() -> None:
     # each prompt takes 24 of 40 tokens: two at a time would preempt each other for ever
-    workload = Workload([job(place, 24, 4) for place in range(6)])
+    workload = Workload([job_of(place, 24, 4) for place in range(6)])
     kept = simulate(workload, 4, limits(), ConstantStepTime())
     thrashing = simulate(workload, 4, limits(capacity="on-demand"), ConstantStepTime())
     assert (kept.totals.num_preemptions, kept.totals.recomputed_tokens) == (0, 0)

@@ -3,10 +3,10 @@
 import json
 from random import Random
 
+from jobs import simulate
 from msgspec import convert, to_builtins
 
 from batcher import Request, SimulatedModel
-from batcher.planning.simulator import simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.planning.workload_traces import BLOCK_TOKENS, TraceEntryChecks, trace_entries
 from batcher.settings import SchedulingSettings

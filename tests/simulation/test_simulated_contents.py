@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import job_of
 
-from batcher.planning.simulated_sequence import SimulatedContents, make_sequence
-from batcher.planning.workload import GREEDY, Job, Piece
+from batcher.planning.simulated_sequence import GREEDY, Piece, SimulatedContents
 
 
 class CountedPieces(tuple[Piece, ...]):  # noqa: SLOT001 - it counts
@@ -27,16 +27,7 @@ class CountedPieces(tuple[Piece, ...]):  # noqa: SLOT001 - it counts
 
 
 def sequence_of(pieces: list[Piece]) -> Any:
-    job = Job(
-        id="a",
-        input_index=0,
-        arrival_time=0.0,
-        num_prompt_tokens=sum(piece.length for piece in pieces),
-        max_tokens=0,
-        prompt=tuple(pieces),
-        output=Piece(0, GREEDY),
-    )
-    return make_sequence(job)
+    return job_of(0, sum(piece.length for piece in pieces), 0, prompt=tuple(pieces))
 
 
 def test_a_prompt_of_many_pieces_takes_time_in_proportion_to_them() -> None:

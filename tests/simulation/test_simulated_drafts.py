@@ -7,14 +7,14 @@ from assumed_drafter import AssumedDrafter
 from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import engine_of, simulate
 from simulated_workloads import STEP_TIMES, random_settings, run_engine
-from test_simulator import LoggedSimulation, engine_of, outcome, recomputed, workload_from
+from test_simulator import LoggedSimulation, outcome, recomputed, workload_from
 
 from batcher import Request, SimulatedModel
 from batcher.models.simulated import SimulatedSettings
-from batcher.planning.simulated_sequence import Turns
-from batcher.planning.simulator import AssumedDrafts, simulate
-from batcher.planning.workload import Workload, workload_of
+from batcher.planning.simulator import AssumedDrafts
+from batcher.planning.workload import Turns, Workload, workload_of
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import DEFAULT_DRAFT_TOKENS, expected_speedup, expected_tokens
 from batcher.timing.formulas import ConstantStepTime
@@ -107,7 +107,7 @@ def test_a_row_alone_gains_what_theory_says(acceptance: float, drafted: tuple[in
     workload = served_alone(num_tokens)
     result = simulate(workload, 1, SchedulingSettings(), ConstantStepTime(), drafts=drafts)
     expected = expected_speedup(acceptance, num_drafts, cost)
-    assert num_tokens / result.end == pytest.approx(expected, rel=0.02)
+    assert num_tokens / result.makespan == pytest.approx(expected, rel=0.02)
     per_step = 1 + result.totals.num_accepted / result.totals.num_draft_rows
     assert per_step == pytest.approx(expected_tokens(acceptance, num_drafts), rel=0.02)
 
@@ -117,7 +117,7 @@ def test_drafts_of_no_cost_that_are_never_right_take_only_what_verifying_them_ta
     drafts = AssumedDrafts(num_tokens=4, acceptance=0.0)
     constant = ConstantStepTime()
     result = simulate(workload, 1, SchedulingSettings(), constant, drafts=drafts)
-    assert result.end == simulate(workload, 1, SchedulingSettings(), constant).end == 50
+    assert result.makespan == simulate(workload, 1, SchedulingSettings(), constant).makespan == 50
     # none behind the first token, which its prompt gives, nor in the place of the last one
     assert result.totals.num_drafts == 4 * 45 + 3 + 2 + 1
     assert result.totals.num_accepted == 0
@@ -126,7 +126,7 @@ def test_drafts_of_no_cost_that_are_never_right_take_only_what_verifying_them_ta
 def test_a_draft_costs_its_share_of_a_step_one_after_the_other() -> None:
     drafts = AssumedDrafts(num_tokens=4, acceptance=1.0, cost=0.25)
     result = simulate(served_alone(11), 1, SchedulingSettings(), ConstantStepTime(), drafts=drafts)
-    assert result.end == 1 + 2 * (1 + 4 * 0.25)
+    assert result.makespan == 1 + 2 * (1 + 4 * 0.25)
 
 
 def test_luck_belongs_to_the_place_in_the_output_and_not_to_the_schedule() -> None:

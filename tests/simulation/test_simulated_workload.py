@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from jobs import simulate
 
 from batcher import Request, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.planning.simulator import simulate
 from batcher.planning.workload import Workload, workload_of
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings

@@ -1,11 +1,13 @@
 """The simulation against the engine with a model, and from event to event against step by step."""
 
+from collections.abc import Collection
 from random import Random
 from typing import Any
 
 from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jobs import engine_of, simulate
 from simulated_workloads import (
     STEP_TIMES,
     BoundedModel,
@@ -16,32 +18,15 @@ from simulated_workloads import (
 )
 
 from batcher import Request, SimulatedModel, decode
-from batcher.planning.simulated_sequence import SimulatedSequence, Turns
-from batcher.planning.simulator import (
-    AssumedDrafts,
-    EngineSimulation,
-    ReplicaSettings,
-    SimulationResult,
-    simulate,
-)
-from batcher.planning.workload import Workload, workload_of
+from batcher.planning.simulated_sequence import SimulatedSequence
+from batcher.planning.simulator import FleetResult, Replica
+from batcher.planning.workload import Turns, Workload, workload_of
 from batcher.scheduling.scheduler import SchedulerOutput
 from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import StepTime
 
 
-def engine_of(
-    num_slots: int,
-    chosen: SchedulingSettings,
-    step_time: StepTime,
-    drafts: AssumedDrafts | None = None,
-) -> ReplicaSettings:
-    return ReplicaSettings(
-        num_slots=num_slots, scheduling=chosen, step_time=step_time, drafts=drafts
-    )
-
-
-class LoggedSimulation(EngineSimulation):
+class LoggedSimulation(Replica):
     """A simulation that tells of its steps, each taken by itself, what an engine's events tell."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -62,21 +47,22 @@ class LoggedSimulation(EngineSimulation):
         return self._now
 
     def _go_on(self) -> None:
-        num_steps, block_steps = self._step, self._totals.block_steps
+        num_steps, block_steps = self._step, self.result.block_steps
         self.start = self._now
         super()._go_on()
         if self._step > num_steps:
-            self.blocks.append(self._totals.block_steps - block_steps)
+            self.blocks.append(self.result.block_steps - block_steps)
 
     def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
         super()._advance(num_steps, ticks, num_tokens)
         self.ends.append(self._now)
 
-    def _note_over(self, sequence: SimulatedSequence) -> None:
-        if sequence.admitted_ticks >= 0:
-            row = ("finish", self._step - 1, sequence.id, sequence.index, self.start)
-            self.log.append((*row, sequence.num_output_tokens))
-        super()._note_over(sequence)
+    def _note_over(self, sequences: Collection[SimulatedSequence]) -> None:
+        for one in sequences:
+            if one.admitted_ticks >= 0:
+                row = ("finish", self._step - 1, one.id, one.index, self.start)
+                self.log.append((*row, one.num_output_tokens))
+        super()._note_over(sequences)
 
     def _log(self, what: str, sequence: Any, num_tokens: int) -> None:
         self.log.append((what, self._step, sequence.id, sequence.index, self._now, num_tokens))
@@ -129,7 +115,7 @@ def recomputed(log: list[Logged]) -> int:
     return total
 
 
-def outcome(result: SimulationResult) -> Any:
+def outcome(result: FleetResult) -> Any:
     """All that a simulation tells."""
     times = [
         (
@@ -145,10 +131,10 @@ def outcome(result: SimulationResult) -> Any:
         )
         for sequence in result.sequences
     ]
-    return times, result.totals, result.end_ticks
+    return times, result.totals
 
 
-class PlannedSimulation(EngineSimulation):
+class PlannedSimulation(Replica):
     """A simulation that lets the scheduler plan every step."""
 
     def _go_on(self) -> None:
@@ -157,7 +143,7 @@ class PlannedSimulation(EngineSimulation):
 
 def simulate_steps(
     workload: Workload, num_slots: int, chosen: SchedulingSettings, step_time: StepTime
-) -> SimulationResult:
+) -> FleetResult:
     return PlannedSimulation(Turns(workload), engine_of(num_slots, chosen, step_time)).run()
 
 

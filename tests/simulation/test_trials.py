@@ -4,15 +4,14 @@ import pytest
 from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jobs import simulate
 from msgspec.structs import replace
 from test_simulator import outcome, simulate_steps
 
 from batcher.models.simulated import SimulatedModel
 from batcher.planning.deployments import Deployment
 from batcher.planning.measure import run
-from batcher.planning.simulator import simulate
-from batcher.planning.streamed import parse_streamed
-from batcher.planning.workload import Workload, workload_of
+from batcher.planning.workload import Workload, parse_streamed, workload_of
 from batcher.request import PromptSegment, Request
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of

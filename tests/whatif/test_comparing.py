@@ -13,8 +13,7 @@ from batcher.planning.compare import Size, compare, knee_of, knees_of, settings_
 from batcher.planning.deployments import AXES, Deployment, grid_of
 from batcher.planning.measure import Question, measure, run
 from batcher.planning.plan import find_plan
-from batcher.planning.streamed import parse_streamed
-from batcher.planning.workload import has_exact_length, workload_of
+from batcher.planning.workload import has_exact_length, parse_streamed, workload_of
 from batcher.request import Request
 from cli.planning import decoded_outputs
 

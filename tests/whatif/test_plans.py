@@ -32,8 +32,7 @@ from batcher.planning.plan import (
     likely,
     try_deployment,
 )
-from batcher.planning.streamed import parse_streamed
-from batcher.planning.workload import workload_of
+from batcher.planning.workload import parse_streamed, workload_of
 from batcher.request import Request
 from batcher.settings import SchedulingSettings
 
