@@ -9,7 +9,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import poisson, simulate, workload_of_jobs
+from jobs import poisson, workload_of_jobs
 from msgspec.structs import replace
 from simulated_workloads import STEP_TIMES, random_requests, random_settings
 
