@@ -647,6 +647,8 @@ def _wait_parts(
             yield StoryPart(start, stop, "wait", blocked.reason, behind, blocked.blocks, labels)
         else:  # while no slot is free, nothing else counts
             cause: Cause = "slots" if num_free < request.num_rows else "queue"
+            if cause == "queue" and timeline.run.layout == "remote":  # only the server knows
+                cause = ""
             yield StoryPart(start, stop, "wait", cause, by=labels)
 
 

@@ -29,6 +29,7 @@ from batcher.hf.settings import LOADING_SETTINGS
 from batcher.page import START as PAGE_START
 from batcher.page import is_page_start
 from batcher.trace.files import is_trace, read_numbered_trace, read_trace
+from batcher.trace.logs import events_of_log, kind_of_log, read_log
 from batcher.trace.run import TraceChecks
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
@@ -504,10 +505,19 @@ def events_of(
         BatchdecodeError: the input is neither a trace nor requests, or a trace to be run.
     """
     _, first_line = next(_lines(source), (0, b""))
-    if is_trace(first_line):
+    is_log = kind_of_log(first_line) is not None
+    if is_log or is_trace(first_line):
         for option in (name for name in run_options if name not in preset):
-            name = option.replace("_", "-")
-            raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a trace")
+            name, held = option.replace("_", "-"), "log" if is_log else "trace"
+            raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a {held}")
+        if is_log:
+            log = read_log(_lines(source), source.name)
+            missing = [
+                "which slot each request held (here the lowest free one)",
+                *sorted(log.missing),
+            ]
+            sys.stderr.write(f"{printable(source.name)} does not say {listed(missing)}\n")
+            return events_of_log(log)
         return read_numbered_trace(_lines(source), source.name, TraceChecks().complaint)
     if not run_options.get("keep_going"):  # or else it may be any bad line
         _check_is_request(first_line, source.name)

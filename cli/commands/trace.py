@@ -26,7 +26,7 @@ from ..options import (
 
 Format = Literal["spans", "steps", "csv", "chrome", "perfetto", "html", "svg", "gantt"]
 SELECTION, PLAYER, REQUESTS = "Only", "Player", "If INPUT holds requests"
-_INPUT_WORDS = "A trace, or requests to run first: a file or - for stdin."
+_INPUT_WORDS = "A trace, the log of another engine, or requests to run: a file or -."
 Run = Annotated[
     Mapping[str, Any],
     OptionGroup(

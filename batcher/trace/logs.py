@@ -1,0 +1,317 @@
+"""The log of another engine as the events of a run, so that every view of a trace shows it.
+
+Three kinds of log are read: lines with the times of each request, as `batchdecode replay` reads
+them; the results of `vllm bench serve --save-detailed`; and spans of requests in OTLP's JSON, as an
+OpenTelemetry collector writes them to a file.
+
+A log knows requests, but neither steps nor slots.  Here a step lasts from one thing that happened
+(a request began, or was given tokens) to the next, as in the trace of a server, and a request holds
+the lowest slot that was free when it began.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import accumulate, chain
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.events import (
+    MAX_WORKERS,
+    AdmitEvent,
+    AdmitReason,
+    ArriveEvent,
+    EndEvent,
+    Event,
+    FinishEvent,
+    ReceiveEvent,
+    RunEvent,
+    StepsEvent,
+)
+from batcher.result import ErrorInfo
+from batcher.trace.run import event_of_worker
+
+MICROSECOND, NANOSECONDS = 1e-6, 10**9
+REQUEST_LOG, BENCH_RESULT, SPANS = "input_toks", "input_lens", "resourceSpans"  # a key of each kind
+PROMPT_TOKENS = "gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"
+NO_STARTS = "when each request began to run (here when it arrived)"
+EVEN_TOKENS = "when tokens came between the first and the last (here at equal distances)"
+
+Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Time = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class ServedRequest(Struct, eq=False, gc=False, kw_only=True):
+    """A request of a log; all times are seconds on one clock.
+
+    admitted: when it began to run.  first, last: when its first and its last token came.
+    chunks: when tokens came, about as many each time; () if that is not known.
+    error: why it failed.  replica: which of several engines served it.
+    """
+
+    id: str
+    arrival: float
+    admitted: float
+    num_prompt_tokens: int
+    num_tokens: int
+    first: float
+    last: float
+    chunks: tuple[float, ...] = ()
+    error: str | None = None
+    replica: int | str | None = None
+
+    def num_tokens_by(self, time: float) -> int:
+        """Return how many of its tokens had come by `time`."""
+        if time >= self.last or time < self.first:
+            return self.num_tokens if time >= self.last else 0
+        if self.chunks:
+            return -(-self.num_tokens * bisect_right(self.chunks, time) // len(self.chunks))
+        return 1 + int((self.num_tokens - 1) * (time - self.first) / (self.last - self.first))
+
+
+class ServedLog(Struct):
+    """What a log holds; model: its name for the model.  missing: what it does not say."""
+
+    requests: list[ServedRequest] = []
+    model: str = "unknown"
+    missing: set[str] = set()
+
+
+# -- the kinds of log ------------------------------------------------------------------------------
+
+
+def kind_of_log(first_line: bytes) -> str | None:
+    """Return the key by which the first line of a log tells its kind; None: it is no log."""
+    if not first_line.startswith(b"{"):
+        return None
+    kinds = (BENCH_RESULT, SPANS, REQUEST_LOG)
+    return next((kind for kind in kinds if f'"{kind}"'.encode() in first_line), None)
+
+
+def read_log(lines: Iterable[tuple[int, bytes]], name: str) -> ServedLog:
+    """Return the requests of a log, given as (line number, line); `name` is for messages.
+
+    Raises:
+        BatchdecodeError: it is no such log, lacks what has to be there, or holds no request.
+    """
+    numbered = iter(lines)
+    first = next(numbered, (1, b""))
+    kind, log = kind_of_log(first[1]), ServedLog()
+    if kind is None:
+        raise BatchdecodeError(f"{name}: not a log of requests")
+    read = {REQUEST_LOG: _read_line, BENCH_RESULT: _read_bench, SPANS: _read_spans}[kind]
+    for number, line in chain([first], numbered):
+        try:
+            if not line.isspace():
+                read(line, log)
+        except (ValueError, LookupError, RecursionError) as error:  # the last: nested too deeply
+            raise BatchdecodeError(f"{name}:{number}: {error}") from None
+    if not log.requests:
+        raise BatchdecodeError(f"{name}: it holds no request")
+    return log
+
+
+class _Line(Struct, frozen=True):
+    request_id: str
+    input_toks: Length
+    output_toks: Length
+    queued_ts: Time
+    first_token_ts: Time
+    last_token_ts: Time
+    scheduled_ts: Time | None = None
+    replica: int | str | None = None
+
+
+def _read_line(line: bytes, log: ServedLog) -> None:
+    row = msgspec.json.decode(line, type=_Line)
+    log.missing.add(EVEN_TOKENS)
+    if row.scheduled_ts is None:
+        log.missing.add(NO_STARTS)
+    log.requests.append(
+        ServedRequest(
+            id=row.request_id,
+            arrival=row.queued_ts,
+            admitted=row.queued_ts if row.scheduled_ts is None else row.scheduled_ts,
+            num_prompt_tokens=row.input_toks,
+            num_tokens=row.output_toks,
+            first=row.first_token_ts,
+            last=row.last_token_ts,
+            replica=row.replica,
+        )
+    )
+
+
+class _Bench(Struct, frozen=True):
+    input_lens: list[Length]
+    output_lens: list[Length]
+    ttfts: list[Time]
+    itls: list[list[Time]]
+    start_times: list[Time]
+    errors: list[str] = []
+    model_id: str = "unknown"
+
+
+def _read_bench(line: bytes, log: ServedLog) -> None:
+    bench = msgspec.json.decode(line, type=_Bench)
+    log.model = bench.model_id
+    log.missing.add(NO_STARTS)
+    errors = bench.errors or [""] * len(bench.input_lens)
+    columns = bench.start_times, bench.input_lens, bench.output_lens, bench.ttfts, bench.itls
+    if len({len(errors), *(len(column) for column in columns)}) > 1:
+        raise ValueError("its lists have different lengths")
+    for arrival, num_prompt, num_tokens, ttft, gaps, error in zip(*columns, errors, strict=True):
+        chunks = tuple(accumulate(gaps, initial=arrival + ttft))
+        log.requests.append(
+            ServedRequest(
+                id=str(len(log.requests)),
+                arrival=arrival,
+                admitted=arrival,
+                num_prompt_tokens=num_prompt,
+                num_tokens=num_tokens,
+                first=chunks[0],
+                last=chunks[-1],
+                chunks=chunks,
+                error=error or None,
+            )
+        )
+
+
+def _read_spans(line: bytes, log: ServedLog) -> None:
+    resources = msgspec.json.decode(line)[SPANS]
+    scopes = (scope for resource in resources for scope in resource.get("scopeSpans", ()))
+    for span in (span for scope in scopes for span in scope.get("spans", ())):
+        told: dict[str, Any] = {}
+        for attribute in span.get("attributes", ()):
+            told[attribute["key"]] = next(iter(attribute["value"].values()), None)
+        lengths = [
+            int(told[name])
+            for names in (PROMPT_TOKENS, OUTPUT_TOKENS)
+            for name in names
+            if name in told
+        ]
+        if len(lengths) != 2:  # noqa: PLR2004 - prompt and output, or it is no request's
+            continue
+        begin, end = (int(span[f"{at}TimeUnixNano"]) / NANOSECONDS for at in ("start", "end"))
+        queue = told.get("gen_ai.latency.time_in_queue")
+        ttft = told.get("gen_ai.latency.time_to_first_token")
+        index = int(told.get("batchdecode.index", 0))
+        request_id = str(told.get("gen_ai.request.id", len(log.requests)))
+        models = "gen_ai.response.model", "gen_ai.request.model"
+        log.model = next((str(told[name]) for name in models if name in told), log.model)
+        log.missing.update({EVEN_TOKENS} if queue is not None else {EVEN_TOKENS, NO_STARTS})
+        has_failed = span.get("status", {}).get("code") in {2, "STATUS_CODE_ERROR"}
+        log.requests.append(
+            ServedRequest(
+                id=f"{request_id}#{index}" if index else request_id,
+                arrival=begin,
+                admitted=begin + float(queue or 0),
+                num_prompt_tokens=lengths[0],
+                num_tokens=lengths[1],
+                first=end if ttft is None else min(begin + float(ttft), end),
+                last=end,
+                error=str(told.get("error.type", "error")) if has_failed else None,
+            )
+        )
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+def events_of_log(log: ServedLog) -> Iterator[Event]:
+    """Yield the trace of a run that served the requests of a log; it begins at the first arrival.
+
+    What no log says is left open: a request that did not fail ends with the reason "stop".
+    """
+    begin = min(request.arrival for request in log.requests)
+    served: defaultdict[int | str | None, list[ServedRequest]] = defaultdict(list)
+    for request in sorted(log.requests, key=lambda request: request.arrival):
+        request.arrival -= begin
+        request.admitted = max(request.admitted - begin, request.arrival)
+        # A step has a beginning and an end, however short.
+        request.first = max(request.first - begin, request.admitted + MICROSECOND)
+        request.last = max(request.last - begin, request.first)
+        request.chunks = tuple(max(time - begin, request.first) for time in request.chunks)
+        served[request.replica].append(request)
+    if len(served) > MAX_WORKERS:
+        raise BatchdecodeError(f"a log has {len(served):,} replicas; {MAX_WORKERS:,} can be shown")
+    batch = max(map(_most_at_once, served.values()))
+    yield RunEvent(
+        batch=batch,
+        model=log.model,
+        settings={},
+        step_time={"name": "wall"},
+        layout="remote",
+        workers=len(served),
+    )
+    for number, requests in enumerate(served.values()):
+        for event in _events(requests):
+            yield event if len(served) == 1 else event_of_worker(event, number, batch)
+
+
+def _most_at_once(requests: list[ServedRequest]) -> int:
+    ran = [request for request in requests if request.error is None]
+    changes = sorted(
+        [(request.admitted, 1) for request in ran] + [(request.last, -1) for request in ran]
+    )
+    return max(accumulate(change for _, change in changes), default=1)
+
+
+def _events(requests: list[ServedRequest]) -> Iterator[Event]:
+    """Yield the events of one engine; requests: in the order of arrival."""
+    free = list(range(_most_at_once(requests)))  # a heap
+    last_used, none = [-2] * len(free), [0]
+    running: dict[ServedRequest, int] = {}  # with their slots
+    told: dict[ServedRequest, int] = {}  # how many tokens of those that run
+    ran = [request for request in requests if request.error is None]
+    to_arrive, to_admit = deque(requests), deque(sorted(ran, key=lambda row: row.admitted))
+    moments: defaultdict[float, set[ServedRequest]] = defaultdict(set)  # who is given tokens
+    for row in requests:
+        for time in (
+            (row.admitted,) if row.error is not None else (row.admitted, row.first, row.last)
+        ):
+            moments[time] |= set()
+        for time in row.chunks if row.error is None else ():
+            moments[time].add(row)
+    step, start, num_all = 0, 0.0, 0
+    for time in sorted(moments):
+        if running:  # a step has ended
+            due = moments[time] | {row for row in running if not row.chunks}
+            ended, num_tokens = [], 0
+            for row in sorted(due, key=running.__getitem__):
+                num_new = row.num_tokens_by(time) - told.get(row, 0)
+                if num_new or (row not in told and time >= row.first):
+                    slot = running[row]
+                    yield ReceiveEvent(step, start, row.id, 0, slot, num_new)
+                    told[row] = told.get(row, 0) + num_new
+                    num_tokens += num_new
+                if time >= row.last:
+                    ended.append(row)
+            columns = [time], [num_tokens], none, [len(running)], none, none, none
+            yield StepsEvent(step, *columns)
+            for row in ended:
+                slot, num = running.pop(row), told.pop(row)
+                yield FinishEvent(step, start, row.id, 0, slot, "stop", None, num)
+                heappush(free, slot)
+                last_used[slot] = step
+            step, num_all = step + 1, num_all + num_tokens
+        start = time
+        while to_arrive and to_arrive[0].arrival <= time:
+            row = to_arrive.popleft()
+            lengths = row.num_prompt_tokens, row.num_tokens
+            yield ArriveEvent(step, row.arrival, row.id, 0, "input", *lengths)
+            if row.error is not None:
+                error = ErrorInfo("model-error", row.error)
+                held = row.id, 0, None
+                yield FinishEvent(step, time, *held, "error", None, 0, error=error)
+        while to_admit and to_admit[0].admitted <= time:
+            row = to_admit.popleft()
+            running[row] = slot = heappop(free)
+            where, left = (step, time, row.id, 0, slot), max(row.num_prompt_tokens, 1)
+            reason: AdmitReason = "refill" if last_used[slot] == step - 1 else "empty"
+            yield AdmitEvent(*where, reason, left=left)
+    yield EndEvent(step, start, num_all, len(requests))
