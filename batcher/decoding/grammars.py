@@ -10,11 +10,10 @@ import json
 import re
 import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -119,6 +118,8 @@ _LINE_END = re.compile(r"\r\n|\r|\n|\Z")
 _TIMES = re.compile(r"[*+?]|\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
 _ESCAPE = re.compile(r"\\(?:([nrt\\\"\[\]])|x([\dA-Fa-f]{2})|u([\dA-Fa-f]{4})|U([\dA-Fa-f]{8}))")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
+_RANGE = re.compile(r"-(?!\])")
+_REFERENCE = re.compile(rf"<({_NAME.pattern})>")  # as _Parser writes it
 _MAX_DIGITS = 9  # of how often an item is repeated
 _MAX_NESTING = 25  # groups within groups; llguidance takes hardly more
 _LAST_SCALAR = 0x10FFFF
@@ -132,192 +133,148 @@ class GbnfError(Exception):
         super().__init__(f"{place_in(text, offset)}: {message}")
 
 
-class _Reference(NamedTuple):
-    """A rule's name where another rule uses it."""
-
-    name: str
-    offset: int
-
-
-_Parts = list[str | _Reference]  # Lark, but for the names of rules
-
-
 def gbnf_to_lark(text: str) -> str:
     """Return the Lark grammar of the same language, with a rule `start`.
 
     Raises:
         GbnfError: `text` is not GBNF, or needs what is not supported.
     """
-    rules = _Parser(text).rules()
+    parser = _Parser(text)
+    rules = parser.rules()
     uses: dict[str, list[str]] = {name: [] for name in rules}
-    for name, parts in rules.items():
-        for part in parts:
-            if isinstance(part, _Reference):
-                if part.name not in rules:
-                    raise GbnfError(text, part.offset, f"no rule is called '{part.name}'")
-                uses[name].append(part.name)
+    for rule, name, offset in parser.references:
+        if name not in rules:
+            raise GbnfError(text, offset, f"no rule is called '{name}'")
+        uses[rule].append(name)
     if "root" not in rules:
         raise GbnfError(text, len(text), "no rule is called 'root'")
-    used = {"root": None}  # the rules that root leads to, in order
-    queue = ["root"]
+    numbers, queue = {"root": 0}, ["root"]  # of the rules that root leads to, in order
     for name in queue:  # which grows
-        new = [other for other in dict.fromkeys(uses[name]) if other not in used]
-        queue += new
-        used.update(dict.fromkeys(new))
-    if "root" not in _finite(rules, uses, queue):
-        raise GbnfError(
-            text, 0, "no text keeps this grammar: its rules lead to one another forever"
-        )
+        for other in uses[name]:
+            if other not in numbers:
+                numbers[other] = len(numbers)
+                queue.append(other)
     prefix = "TERMINAL_"  # case tells rules from lexemes
     try:
-        TopologicalSorter({name: uses[name] for name in used}).prepare()
+        TopologicalSorter({name: uses[name] for name in queue}).prepare()
     except CycleError:
         prefix = "rule_"
-    names = {name: f"{prefix}{number}" for number, name in enumerate(used)}
-    lines = [f"start: {names['root']}"]
-    for name in used:
-        written = [part if isinstance(part, str) else names[part.name] for part in rules[name]]
-        lines.append(f"{names[name]}: {' '.join(written)}")
+    lines = [f"start: {prefix}0"]
+    for name, number in numbers.items():
+        lark = _REFERENCE.sub(lambda match: f"{prefix}{numbers[match[1]]}", rules[name])
+        lines.append(f"{prefix}{number}: {lark}")
     return "\n".join(lines)
 
 
-def _finite(rules: dict[str, _Parts], uses: dict[str, list[str]], names: list[str]) -> set[str]:
-    users: dict[str, list[str]] = {name: [] for name in names}
-    for name in names:
-        for used in uses[name]:
-            users[used].append(name)
-    finite: set[str] = set()
-    waiting = OrderedDict.fromkeys(reversed(names))  # what others use tends to come first
-    while waiting:
-        name, _ = waiting.popitem(last=False)
-        if name not in finite and _ends(rules[name], finite):
-            finite.add(name)
-            waiting.update(dict.fromkeys(users[name]))
-    return finite
-
-
-def _ends(parts: _Parts, finite: set[str]) -> bool:
-    # of each open group: whether an alternative before this one ends, and this one so far, and
-    # that without its last item
-    groups = [(False, True, True)]
-    for part in parts:
-        before, now, without_last = groups[-1]
-        if part == "(":
-            groups.append((False, True, True))
-        elif part == ")":
-            groups.pop()
-            outer, so_far, _ = groups[-1]
-            groups[-1] = (outer, so_far and (before or now), so_far)
-        elif part == "|":
-            groups[-1] = (before or now, True, True)
-        elif isinstance(part, _Reference):
-            groups[-1] = (before, now and part.name in finite, now)
-        elif part in {"*", "?"} or part.startswith("{0,"):
-            groups[-1] = (before, without_last, without_last)
-    [(before, now, _)] = groups
-    return before or now
-
-
 class _Parser:
-    """Reads a grammar by recursive descent, as llama.cpp's src/llama-grammar.cpp does."""
+    """Reads a grammar by recursive descent, as llama.cpp's src/llama-grammar.cpp does.
+
+    references: the rule that another one is named in, that one's name, and where.
+    """
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
-        self._nesting = 0
+        self._rule, self._nesting = "", 0
+        self.references: list[tuple[str, str, int]] = []
 
-    def rules(self) -> dict[str, _Parts]:
-        """Return every rule by its name."""
-        rules: dict[str, _Parts] = {}
-        self._skip(_BLANK_LINES)
+    def rules(self) -> dict[str, str]:
+        """Return the Lark of every rule by its name, but for the names in it."""
+        rules: dict[str, str] = {}
+        self._match(_BLANK_LINES)
         while self._at < len(self._text):
-            begin = self._at
-            name = self._name()
-            if name in rules:
-                raise GbnfError(self._text, begin, f"a second rule is called '{name}'")
-            self._skip(_BLANKS)
+            begin, match = self._at, self._match(_NAME)
+            if match is None:
+                raise self._error("expected the name of a rule")
+            self._rule = match[0]
+            if self._rule in rules:
+                raise GbnfError(self._text, begin, f"a second rule is called '{self._rule}'")
+            self._match(_BLANKS)
             if not self._take("::="):
                 raise self._error("expected '::='")
-            self._skip(_BLANK_LINES)
-            rules[name] = self._alternatives(_BLANKS)
+            self._match(_BLANK_LINES)
+            rules[self._rule] = self._alternatives(_BLANKS)
             if not _LINE_END.match(self._text, self._at):
                 raise self._error("expected a character, a rule, a group, '|' or a new line")
-            self._skip(_BLANK_LINES)
+            self._match(_BLANK_LINES)
         return rules
 
-    def _alternatives(self, blanks: re.Pattern[str]) -> _Parts:
-        parts = self._sequence(blanks)
-        while match := _BAR.match(self._text, self._at):  # on a line of its own, too
-            self._at = match.end()
-            parts += ["|", *self._sequence(blanks)]
-        return parts
+    def _alternatives(self, blanks: re.Pattern[str]) -> str:
+        found = [self._sequence(blanks)]
+        while self._match(_BAR):  # on a line of its own, too
+            found.append(self._sequence(blanks))
+        return " | ".join(found)
 
-    def _sequence(self, blanks: re.Pattern[str]) -> _Parts:
-        parts: _Parts = []
+    def _sequence(self, blanks: re.Pattern[str]) -> str:
+        items, num_before = [], len(self.references)
         while item := self._item():
-            self._skip(blanks)
+            self._match(blanks)
             num_times = 0
-            while times := _TIMES.match(self._text, self._at):
+            while times := self._match(_TIMES):
                 num_times += 1
                 if num_times > _MAX_NESTING:
-                    raise self._error(f"more than {_MAX_NESTING} repetitions of one item")
+                    message = f"more than {_MAX_NESTING} repetitions of one item"
+                    raise GbnfError(self._text, times.start(), message)
                 if item[-1] != ")":  # a literal's last character, or one repetition after another
-                    item = ["(", *item, ")"]
+                    item = f"( {item} )"
                 repetition = times[0]  # as Lark writes it
                 if times[1] is not None:
                     least, most = times[1], times[1] if times[2] is None else times[2]
+                    message = ""
                     if max(len(least), len(most)) > _MAX_DIGITS:
-                        raise self._error(f"a repetition count of more than {_MAX_DIGITS} digits")
-                    if most and int(least) > int(most):
-                        raise self._error("a repetition whose maximum is below its minimum")
+                        message = f"a repetition count of more than {_MAX_DIGITS} digits"
+                    elif most and int(least) > int(most):
+                        message = "a repetition whose maximum is below its minimum"
+                    if message:
+                        raise GbnfError(self._text, times.start(), message)
                     repetition = f"{{{int(least)},{most}}}"
-                self._at = times.end()
-                item = ['""'] if repetition == "{0,0}" else [*item, repetition]
-                self._skip(blanks)
-            parts += item
-        return parts or ['""']
+                item = f"{item} {repetition}"
+                if repetition == "{0,0}":
+                    item = '""'
+                    del self.references[num_before:]
+                self._match(blanks)
+            items.append(item)
+            num_before = len(self.references)
+        return " ".join(items) or '""'
 
-    def _item(self) -> _Parts:
+    def _item(self) -> str:
+        begin = self._at
         if self._take('"'):
-            characters: _Parts = []
+            characters = []
             while not self._take('"'):
                 characters.append(json.dumps(self._character("a '\"' to close the text")))
-            return characters or ['""']
+            return " ".join(characters) or '""'
         if self._take("["):
-            begin = self._at - 1
-            negation = "^" if self._take("^") else ""
-            ranges = []
+            negation, ranges = "^" if self._take("^") else "", ""
             while not self._take("]"):
                 offset = self._at
                 low = high = self._character("a ']' to close the class")
-                if self._text.startswith("-", self._at) and not self._text.startswith(
-                    "-]", self._at
-                ):
-                    self._at += 1
+                if self._match(_RANGE):
                     high = self._character("a ']' to close the class")
                 if low > high:
                     raise GbnfError(self._text, offset, "a range whose end comes before its start")
-                ranges.append(f"\\u{{{ord(low):x}}}-\\u{{{ord(high):x}}}")
+                ranges += f"\\u{{{ord(low):x}}}-\\u{{{ord(high):x}}}"
             if not ranges:
                 raise GbnfError(self._text, begin, "a class without characters")
-            return [f"/[{negation}{''.join(ranges)}]/"]
+            return f"/[{negation}{ranges}]/"
         if self._take("("):
             self._nesting += 1
             if self._nesting > _MAX_NESTING:
                 raise self._error(f"groups nested more than {_MAX_NESTING} deep")
-            self._skip(_BLANK_LINES)
-            parts = self._alternatives(_BLANK_LINES)
+            self._match(_BLANK_LINES)
+            alternatives = self._alternatives(_BLANK_LINES)
             if not self._take(")"):
                 raise self._error("expected ')'")
             self._nesting -= 1
-            return ["(", *parts, ")"]
+            return f"( {alternatives} )"
         if self._take("."):
-            return ["/(?s:.)/"]
-        if self._text.startswith(("<", "!<"), self._at):
+            return "/(?s:.)/"
+        if self._text.startswith(("<", "!<"), begin):
             raise self._error("references to tokens are not supported: a constraint is about text")
-        if _NAME.match(self._text, self._at):
-            offset = self._at
-            return [_Reference(self._name(), offset)]
-        return []
+        name = self._match(_NAME)
+        if name is None:
+            return ""
+        self.references.append((self._rule, name[0], begin))
+        return f"<{name[0]}>"
 
     def _character(self, wanted: str) -> str:
         if not self._text.startswith("\\", self._at):
@@ -328,9 +285,8 @@ class _Parser:
         match = _ESCAPE.match(self._text, self._at)
         if match is None:
             raise self._error("an escape that does not exist")
-        if match[1]:
-            character = _CONTROLS.get(match[1], match[1])
-        else:
+        character = _CONTROLS.get(match[1], match[1])
+        if not match[1]:
             number = int(match[2] or match[3] or match[4], 16)
             if number in _SURROGATES or number > _LAST_SCALAR:
                 raise self._error("an escape that stands for no character")
@@ -338,22 +294,16 @@ class _Parser:
         self._at = match.end()
         return character
 
-    def _name(self) -> str:
-        match = _NAME.match(self._text, self._at)
-        if match is None:
-            raise self._error("expected the name of a rule")
-        self._at = match.end()
-        return match[0]
-
     def _take(self, token: str) -> bool:
         if not self._text.startswith(token, self._at):
             return False
         self._at += len(token)
         return True
 
-    def _skip(self, blanks: re.Pattern[str]) -> None:
-        match = blanks.match(self._text, self._at)
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        match = pattern.match(self._text, self._at)
         self._at = match.end() if match else self._at
+        return match
 
     def _error(self, message: str) -> GbnfError:
         return GbnfError(self._text, self._at, message)

@@ -269,7 +269,7 @@ class StopMatcher:
         if not id_node and not text_node:
             for way in automaton.exits[state]:
                 if isinstance(way.pattern, bytes):
-                    yield self._texts.touching(way.pattern)
+                    yield self._texts.having[way.pattern[0]]
                 else:
                     yield [min(way.pattern[0], last)]
             return
@@ -278,7 +278,7 @@ class StopMatcher:
         if text_node:
             yield self._texts.empty
             for byte in texts.own_symbols(text_node):
-                yield self._texts.beginning(byte)
+                yield self._texts.having[byte]
 
     def _is_always_read(self, automaton: StopAutomaton) -> bool:
         return any(

@@ -188,10 +188,6 @@ class StopReading(NamedTuple):
     matches: list[Match]
 
 
-END_OF_TEXT = 256  # in the place of a byte that follows
-NUM_SECONDS = 257
-
-
 class RankedExit(NamedTuple):
     """An exit as it ranks among the others of its state; smaller goes first.
 
@@ -338,35 +334,12 @@ class StopReader:
 
 
 class ByteIndex:
-    """Finds texts by the bytes they have, each with the one that follows it."""
+    """Finds texts by the bytes in them; having: for each byte the places of those that have it."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         lengths = np.array([len(text) for text in texts])
-        ends = lengths.cumsum()[lengths > 0]
-        firsts = np.frombuffer(b"".join(texts), np.uint8).astype(np.int64)
-        seconds = np.append(firsts[1:], END_OF_TEXT)
-        seconds[ends - 1] = END_OF_TEXT
-        pairs = firsts * NUM_SECONDS + seconds
-        order = pairs.argsort(kind="stable")
-        owners = np.repeat(np.arange(len(texts)), lengths)
-        self._pairs = pairs[order]
-        self._owners: IntArray = owners[order]
-        self._is_first = (np.diff(owners, prepend=-1) != 0)[order]
+        joined = np.frombuffer(b"".join(texts), np.uint8)
+        owners = np.repeat(np.arange(len(texts)), lengths)[joined.argsort(kind="stable")]
+        ends = np.bincount(joined, minlength=256).cumsum()
+        self.having: list[IntArray] = np.split(owners, ends[:-1])
         self.empty: IntArray = (lengths == 0).nonzero()[0]
-
-    def touching(self, pattern: bytes) -> IntArray:
-        """Return the places of texts that may have `pattern` in them, or begin it at their end."""
-        first = pattern[0] * NUM_SECONDS
-        if len(pattern) == 1:
-            return self._owners[self._between(first, first + NUM_SECONDS)]
-        inside, at_end = first + pattern[1], first + END_OF_TEXT
-        found = [self._owners[self._between(pair, pair + 1)] for pair in (inside, at_end)]
-        return np.concatenate(found)
-
-    def beginning(self, byte: int) -> IntArray:
-        here = self._between(byte * NUM_SECONDS, (byte + 1) * NUM_SECONDS)
-        places: IntArray = self._owners[here][self._is_first[here]]
-        return places
-
-    def _between(self, low: int, high: int) -> slice:
-        return slice(*self._pairs.searchsorted([low, high]))
