@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest, write_to_textf
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -41,7 +42,7 @@ from batcher.result import FinishReason, Result, StopReason, TokenLogprob
 from batcher.serving.bodies import MAX_QUICK_BYTES, BodyReader, ClientRequest, fields_of
 from batcher.serving.engine_thread import EngineThread, Exchange, News
 from batcher.serving.http import (
-    EVENTS,
+    BAD_REQUEST,
     JSON,
     Access,
     Answer,
@@ -49,7 +50,6 @@ from batcher.serving.http import (
     ClientGoneError,
     Gate,
     Limits,
-    given_id,
     of_result,
     read_body,
 )
@@ -61,14 +61,6 @@ from batcher.trace.run import RequestFold
 
 
 _encode = msgspec.json.Encoder().encode
-
-
-class _Output(Struct):
-    """How much of one output has been told."""
-
-    num_chars: int = 0
-    num_tokens: int = 0
-    has_role: bool = False
 
 
 class ChunkWriter:
@@ -88,7 +80,7 @@ class ChunkWriter:
         }
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":'  # as of all its chunks
         self._end = b',"usage":null}\n\n' if body.delivery.includes_usage else b"}\n\n"
-        self._outputs: dict[int, _Output] = {}
+        self._told: dict[int, tuple[int, int]] = {}  # characters and tokens, by place
 
     def of_tokens(self, event: TokenEvent, place: int) -> bytes:
         return self._chunk(place, event.text, event.tokens or [], event.logprobs)
@@ -98,43 +90,36 @@ class ChunkWriter:
 
         place: its place in the answer, which is its index unless the outputs compete.
         """
-        output, logprobs = self._outputs.get(place, _Output()), result.logprobs
-        return self._chunk(
-            place,
-            result.text[output.num_chars :],
-            result.token_ids[output.num_tokens :],
-            None if logprobs is None else logprobs[output.num_tokens :],
-            result.finish_reason,
-            result.stop_reason,
-        )
+        num_chars, num_tokens = self._told.get(place, (0, 0))
+        logprobs = None if result.logprobs is None else result.logprobs[num_tokens:]
+        end = result.finish_reason, result.stop_reason
+        text, tokens = result.text[num_chars:], result.token_ids[num_tokens:]
+        return self._chunk(place, text, tokens, logprobs, end)
 
     def of_usage(self, results: list[Result]) -> bytes:
         return self._head + b'[],"usage":' + _encode(usage_of(results)) + b"}\n\n"
 
     def _chunk(
         self,
-        index: int,
+        place: int,
         text: str,
         tokens: list[int],
         logprobs: list[TokenLogprob] | None,
-        finish_reason: FinishReason | None = None,
-        stop_reason: StopReason = None,
+        end: tuple[FinishReason | None, StopReason] = (None, None),
     ) -> bytes:
-        output = self._outputs.setdefault(index, _Output())
-        start, output.num_chars = output.num_chars, output.num_chars + len(text)
-        output.num_tokens += len(tokens)
-        choice: dict[str, Any] = {"index": index}
+        is_first = place not in self._told
+        start, num_tokens = self._told.get(place, (0, 0))
+        self._told[place] = start + len(text), num_tokens + len(tokens)
+        choice: dict[str, Any] = {"index": place}
         told: ChatLogprobs | ChoiceLogprobs | None = None
         if self._is_chat:
-            delta = {"content": text} if text else {}
-            if not output.has_role:
-                delta, output.has_role = {"role": "assistant", "content": text}, True
-            choice["delta"] = delta
+            delta = {"content": text} if text or is_first else {}
+            choice["delta"] = {"role": "assistant", **delta} if is_first else delta
             told = chat_logprobs(logprobs) if logprobs else None
         else:
             choice["text"] = text
             told = choice_logprobs(logprobs, [start] * len(logprobs)) if logprobs else None
-        choice["finish_reason"], choice["stop_reason"] = finish_reason, stop_reason
+        choice["finish_reason"], choice["stop_reason"] = end
         choice["logprobs"] = told
         if self._tells_ids:
             choice["token_ids"] = tokens
@@ -199,11 +184,13 @@ class ServerMetrics:
 
 # The endpoints that generate: from a body to the engine, and from what that tells to an answer.
 
+EVENTS = "text/event-stream; charset=utf-8"
+MAX_ID_LENGTH = 128
 _DONE = b"data: [DONE]\n\n"
 
 
 class Service(Struct, frozen=True):
-    """What all endpoints have in common.
+    """The endpoints that generate, as an ASGI application; their paths are those of Batch rows.
 
     model: the name that answers show.  bytes_of: the bytes that a token stands for.
     """
@@ -215,15 +202,8 @@ class Service(Struct, frozen=True):
     limits: Limits = Limits()
     access: Access = Access()
 
-
-class GeneratingEndpoint:
-    """An endpoint as an ASGI application; url: as in rows of an OpenAI Batch."""
-
-    def __init__(self, url: str, service: Service) -> None:
-        self._url, self._service = url, service
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = Answer(send, self._service.limits)
+        answer = Answer(send, self.limits)
         with suppress(ClientGoneError):
             try:
                 await self._answer(answer, scope, receive)
@@ -236,22 +216,24 @@ class GeneratingEndpoint:
 
     async def _answer(self, answer: Answer, scope: Scope, receive: Receive) -> None:
         """Answer a request, or raise an ApiError, or a ClientGoneError."""
-        service, url, arrived = self._service, self._url, time.monotonic()
-        engine, reader = service.engine, service.reader
-        given = given_id(scope)
+        engine, reader, arrived = self.engine, self.reader, time.monotonic()
+        given = Headers(scope=scope).get("x-request-id") or None
+        if given and not (len(given) <= MAX_ID_LENGTH and given.isascii() and given.isprintable()):
+            message = f"`X-Request-Id` has at most {MAX_ID_LENGTH} characters, all of them ASCII"
+            raise ApiError(BAD_REQUEST, "invalid-value", message, "X-Request-Id")
         name = engine.name_for(given)
         answer.headers["x-request-id"] = given or name
         engine.check_room(1)
-        data = await read_body(scope, receive, service.limits)
+        url, data = scope["path"], await read_body(scope, receive, self.limits)
         fields = fields_of(data) if len(data) <= MAX_QUICK_BYTES else None
         if fields is not None and reader.is_quick(fields):
             body = reader.read(url, fields)
         else:
             body = await asyncio.to_thread(lambda: reader.read(url, fields or fields_of(data)))
-        requests = body.requests
-        engine.check_room(len(requests) * requests[0].n)
-        names = [name, *(engine.name_for(given) for _ in requests[1:])]
-        exchange = engine.submit(requests, names, arrived, wants_tokens=body.wants_tokens)
+        names = [name, *(engine.name_for(given) for _ in body.requests[1:])]
+        # The markers of states are no part of a text while it comes, and are in the end.
+        wants_tokens = bool(body.delivery.stream) and body.requests[0].states is None
+        exchange = engine.submit(body.requests, names, arrived, wants_tokens=wants_tokens)
         watch = asyncio.create_task(_watch(receive, exchange))
         try:
             if body.delivery.stream:
@@ -270,16 +252,16 @@ class GeneratingEndpoint:
         results.sort(key=lambda result: places[result.id] + (0 if is_ranked else result.index))
         completion = completion_of(
             results,
-            self._service.model,
+            self.model,
             body.form,
-            self._service.bytes_of,
+            self.bytes_of,
             created=int(time.time()),
             has_token_ids=bool(body.delivery.return_token_ids),
         )
         await answer.give(OK, _encode(completion))
 
     async def _stream(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
-        writer = ChunkWriter(exchange.names[0], self._service.model, body, int(time.time()))
+        writer = ChunkWriter(exchange.names[0], self.model, body, int(time.time()))
         results: list[Result] = []
         is_ranked = body.requests[0].best_of is not None
         while True:
@@ -299,7 +281,7 @@ class GeneratingEndpoint:
             part = b"".join(chunks)
             if not answer.has_begun:
                 _raise_failure(news[:1])
-                await answer.begin(OK, {"content-type": EVENTS, "cache-control": "no-cache"})
+                await answer.begin(OK, content_type=EVENTS, cache_control="no-cache")
             if not exchange.num_left and all(result.error is None for result in results):
                 break
             await answer.add(part)
@@ -350,7 +332,7 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
         middleware.insert(0, cross)  # so that refusals can be read, too
     return Starlette(
         routes=[
-            *(Route(url, GeneratingEndpoint(url, service), methods=["POST"]) for url in URLS),
+            *(Route(url, service, methods=["POST"]) for url in URLS),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
             Route("/health", health),

@@ -48,15 +48,6 @@ class ClientRequest(Struct, frozen=True):
     form: Form
     delivery: Delivery
 
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether the answer tells of tokens as they come.
-
-        The chunks of an output have one text, which markers of states are no part of while it comes
-        and are in the end.
-        """
-        return bool(self.delivery.stream) and self.requests[0].states is None
-
 
 # Of a file or of a clock that all clients share: a session would show the text of another.
 _NOT_OF_CLIENTS = {
@@ -65,8 +56,6 @@ _NOT_OF_CLIENTS = {
     "deadline": "the server's clock is its own",
     "session": "sessions are of files: send the messages so far",
 }
-
-
 _EXPECTED = {
     "stream": "true or false",
     "stream_options": "an object with `include_usage`, true or false",
@@ -173,9 +162,7 @@ def _place(text: str, span: TextSpan) -> str:
 
 
 def _take_delivery(fields: dict[str, Any]) -> Delivery:
-    told = {name: fields.pop(name) for name in Delivery.__struct_fields__ if name in fields}
-    if not told:
-        return Delivery()
+    told = {name: fields.pop(name) for name in _EXPECTED if name in fields}
     for name, value in told.items():
         try:
             msgspec.convert({name: value}, Delivery)

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Event, Semaphore, Thread
 from typing import Protocol
 
@@ -85,8 +86,8 @@ class Exchange:
 
 
 ServerClock = PacedClock | WallClock
-Mail = tuple[Request, str, bool] | str | None
-"""A request, its name and whether its tokens are told; the name of one to abort; None to end."""
+Mail = partial[None]
+"""What the thread of the engine is to do before its next step."""
 
 
 class Watcher(Protocol):
@@ -117,7 +118,7 @@ class EngineThread:
         self.engine, self.clock = engine, clock
         self.exchanges: dict[str, Exchange] = {}
         self.num_open, self.most_open = 0, engine.batch_size + max_queue
-        self.is_draining = self.has_failed = False
+        self.is_draining = self.has_failed = self._is_over = False
         self.failure: str | None = None
         self.on_end: Callable[[], object] = lambda: None
         self._watcher, self._prefix, self._num_requests = watcher, prefix, 0
@@ -165,23 +166,27 @@ class EngineThread:
         """Hand valid requests to the engine.
 
         arrived: when they came, by time.monotonic(); the time to read them is not the engine's.
+
+        Raises:
+            ApiError: see check_room.
         """
+        self.check_room(len(requests) * requests[0].n)
         arrival_time = max(0.0, self.clock.elapsed() - (time.monotonic() - arrived))
         exchange = Exchange(requests, names, wants_tokens=wants_tokens)
         self.num_open += exchange.num_left
         for request, name in zip(requests, names, strict=True):
             force_setattr(request, "arrival_time", arrival_time)
             self.exchanges[name] = exchange
-            self._post((request, name, wants_tokens))
+            self._post(partial(self._enqueue, request, name, wants_tokens))
         return exchange
 
     def release(self, exchange: Exchange) -> None:
         if self._forget(exchange):
             for name in exchange.names:
-                self._post(name)
+                self._post(partial(self._abort, name))
 
     def stop(self) -> None:
-        self._post(None)
+        self._post(partial(self._end))
         self._fail_all(ApiError(UNAVAILABLE, "server-ended", "the server has ended"))
 
     def join(self, timeout: float) -> None:
@@ -240,8 +245,10 @@ class EngineThread:
     def _run(self) -> None:
         failure = None
         try:
-            while self._read_mail():
-                if self.engine.has_work:
+            while not self._is_over:
+                if self._inbox:
+                    self._inbox.popleft()()
+                elif self.engine.has_work:
                     outcome = self.engine.step()
                     self._watcher.after_step(outcome)
                     if outcome.tokens or outcome.results:
@@ -249,7 +256,7 @@ class EngineThread:
                         self._tell(self._hear, outcome.tokens, outcome.results)
                     if isinstance(self.clock, PacedClock):
                         self.clock.linger()
-                elif not self._inbox:
+                else:
                     while not self._has_mail.wait(self._watcher.while_idle()):
                         pass  # without spinning
                     self._has_mail.clear()
@@ -258,21 +265,17 @@ class EngineThread:
             failure = describe(error) if is_ours else type(error).__name__  # no text of a request
         self._tell(self._hear_end, failure)
 
-    def _read_mail(self) -> bool:
-        engine, inbox = self.engine, self._inbox
-        while inbox:
-            mail = inbox.popleft()
-            if mail is None:
-                return False
-            if isinstance(mail, str):
-                with suppress(BatchdecodeError):  # it has ended in the meantime
-                    engine.abort(mail)
-                continue
-            request, name, is_streamed = mail
-            try:
-                engine.enqueue(request, reason="follow", name=name, is_streamed=is_streamed)
-            except RequestError as error:
-                first = error.problems[0]
-                refusal = ApiError(BAD_REQUEST, first.code, first.message, first.field)
-                self._tell(self._fail, name, refusal)
-        return True
+    def _enqueue(self, request: Request, name: str, is_streamed: bool) -> None:  # noqa: FBT001
+        try:
+            self.engine.enqueue(request, reason="follow", name=name, is_streamed=is_streamed)
+        except RequestError as error:
+            first = error.problems[0]
+            refusal = ApiError(BAD_REQUEST, first.code, first.message, first.field)
+            self._tell(self._fail, name, refusal)
+
+    def _abort(self, name: str) -> None:
+        with suppress(BatchdecodeError):  # it has ended in the meantime
+            self.engine.abort(name)
+
+    def _end(self) -> None:
+        self._is_over = True

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -74,8 +75,7 @@ def engine_failed() -> ApiError:
     return ApiError(UNAVAILABLE, "engine-failed", "the engine of this server has failed")
 
 
-MAX_ID_LENGTH = 128
-JSON, EVENTS = "application/json", "text/event-stream; charset=utf-8"
+JSON = "application/json"
 
 
 class ClientGoneError(Exception):
@@ -90,21 +90,6 @@ class Limits(Struct, frozen=True):
     write_seconds: float = 30.0
 
 
-def given_id(scope: Scope) -> str | None:
-    """Return what a client calls its request, None if it does not say.
-
-    Raises:
-        ApiError: that is too long, or nothing that can be printed.
-    """
-    given = Headers(scope=scope).get("x-request-id")
-    if not given:
-        return None
-    if len(given) > MAX_ID_LENGTH or not (given.isascii() and given.isprintable()):
-        message = f"`X-Request-Id` has at most {MAX_ID_LENGTH} characters, all of them ASCII"
-        raise ApiError(BAD_REQUEST, "invalid-value", message, "X-Request-Id")
-    return given
-
-
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     """Return the body of a request.
 
@@ -116,24 +101,21 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
         message = f"the body has more than {limits.max_body_bytes:,} bytes"
         return ApiError(TOO_LARGE, "body-too-large", message, headers=hang_up)
 
-    hang_up = {"connection": "close"}
-    stated = Headers(scope=scope).get("content-length")
-    if stated is not None and stated.isdecimal() and int(stated) > limits.max_body_bytes:
+    hang_up, request = {"connection": "close"}, Request(scope, receive)
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > limits.max_body_bytes:
         raise too_large()
+    body = bytearray()
     try:
         async with asyncio.timeout(limits.read_seconds):
-            parts, num_bytes, has_more = [], 0, True
-            while has_more:
-                part = await receive()
-                if part["type"] == "http.disconnect":
-                    cut = "the body is cut off, or not valid HTTP"
-                    raise ApiError(BAD_REQUEST, "invalid-body", cut)
-                parts.append(part.get("body", b""))
-                num_bytes += len(parts[-1])
-                if num_bytes > limits.max_body_bytes:
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.max_body_bytes:
                     raise too_large()
-                has_more = part.get("more_body", False)
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+        return bytes(body)
+    except ClientDisconnect:
+        message = "the body is cut off, or not valid HTTP"
+        raise ApiError(BAD_REQUEST, "invalid-body", message) from None
     except TimeoutError:
         message = f"the body has not come within {limits.read_seconds:g} seconds"
         raise ApiError(TIMEOUT, "body-timeout", message, headers=hang_up) from None
@@ -151,15 +133,16 @@ class Answer:
         self.has_begun = False
         self._send, self._limits = send, limits
 
+    async def begin(self, status: int, **headers: str) -> None:
+        self.has_begun = True
+        named = self.headers | {name.replace("_", "-"): text for name, text in headers.items()}
+        encoded = [(name.encode(), text.encode()) for name, text in named.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
     async def give(self, status: int, body: bytes) -> None:
         """Answer with JSON that is whole."""
-        await self.begin(status, {"content-type": JSON, "content-length": str(len(body))})
+        await self.begin(status, content_type=JSON, content_length=str(len(body)))
         await self.add(body, is_last=True)
-
-    async def begin(self, status: int, headers: dict[str, str]) -> None:
-        self.has_begun = True
-        encoded = [(n.encode(), v.encode()) for n, v in (self.headers | headers).items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def add(self, part: bytes, *, is_last: bool = False) -> None:
         """Send a part once the one before is read or nearly so, or raise a ClientGoneError."""
@@ -200,40 +183,35 @@ class Gate:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            _check(scope, self._access)
-        except ApiError as error:
-            headers = {"connection": "close", **error.headers}
-            await Response(error.json, error.status, headers, JSON)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        app: ASGIApp = self._app
+        if (error := self._refusal(scope)) is not None:
+            app = Response(error.json, error.status, {"connection": "close", **error.headers}, JSON)
+        await app(scope, receive, send)
 
-
-def _check(scope: Scope, access: Access) -> None:
-    headers = Headers(scope=scope)
-    num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
-    if num_bytes + len(scope["path"]) + len(scope["query_string"]) > MAX_HEAD_BYTES:
-        message = f"the head of the request has more than {MAX_HEAD_BYTES:,} bytes"
-        raise ApiError(HEADERS_TOO_LARGE, "headers-too-large", message)
-    if access.api_key is not None:
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        key = given.strip(" \t").encode("latin-1")
-        is_right = secrets.compare_digest(key, access.api_key.encode())  # takes as long for any
-        if scope["path"] not in _NO_KEY_NEEDED and not (is_right and kind.lower() == "bearer"):
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers, access = Headers(scope=scope), self._access
+        num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+        if num_bytes + len(scope["path"]) + len(scope["query_string"]) > MAX_HEAD_BYTES:
+            message = f"the head of the request has more than {MAX_HEAD_BYTES:,} bytes"
+            return ApiError(HEADERS_TOO_LARGE, "headers-too-large", message)
+        if access.api_key is not None:
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            key = given.strip(" \t").encode("latin-1")
+            is_right = secrets.compare_digest(key, access.api_key.encode())  # takes as long for any
+            if scope["path"] in _NO_KEY_NEEDED or (is_right and kind.lower() == "bearer"):
+                return None
             message = "this server needs its key in the header `Authorization: Bearer KEY`"
             bearer = {"www-authenticate": "Bearer"}
-            raise ApiError(UNAUTHORIZED, "invalid_api_key", message, headers=bearer)
-        return
-    if "*" in access.origins:
-        return
-    hosts = headers.getlist("host")
-    for host in hosts:
-        if access.hosts is not None and _PORT.sub("", host).lower() not in access.hosts:
-            message = (
-                f"`Host` is {host!r}; allow it with --allow-origin http://{host}, or use a key"
-            )
-            raise ApiError(FORBIDDEN, "host-not-allowed", message, "Host")
-    for origin in headers.getlist("origin"):
-        if origin not in access.origins and origin.partition("://")[2] not in hosts:
-            message = f"`Origin` is {origin!r}; allow it with --allow-origin {origin}, or use a key"
-            raise ApiError(FORBIDDEN, "origin-not-allowed", message, "Origin")
+            return ApiError(UNAUTHORIZED, "invalid_api_key", message, headers=bearer)
+        if "*" in access.origins:
+            return None
+        hosts, hint = headers.getlist("host"), "allow it with --allow-origin"
+        for host in hosts:
+            if access.hosts is not None and _PORT.sub("", host).lower() not in access.hosts:
+                message = f"`Host` is {host!r}; {hint} http://{host}, or use a key"
+                return ApiError(FORBIDDEN, "host-not-allowed", message, "Host")
+        for origin in headers.getlist("origin"):
+            if origin not in access.origins and origin.partition("://")[2] not in hosts:
+                message = f"`Origin` is {origin!r}; {hint} {origin}, or use a key"
+                return ApiError(FORBIDDEN, "origin-not-allowed", message, "Origin")
+        return None
