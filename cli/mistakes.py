@@ -56,6 +56,10 @@ def describe(error: exceptions.UsageError, line: Sequence[str]) -> str:
             source = context.get_parameter_source(param.name)
             is_variable = source is not None and source.name == "ENVIRONMENT"
             name = f"{PREFIX}{param.name.upper()}" if is_variable else _named(param).split()[0]
+            for letter in (opt for opt in param.opts if opt[:2] != "--"):
+                value = next((a[3:] for a in line if a.startswith(f"{letter}=")), None)
+                if value is not None:
+                    return f"{letter}={value}: write {letter} {value} or {name}={value}{see}"
         return f"{name} {error.message}".lstrip()
     if isinstance(error, exceptions.NoSuchOption):
         return f"{path} has no option {error.option_name}{_alike(error.option_name, context)}{see}"
@@ -114,6 +118,8 @@ def _named(param: Any) -> str:
 def _alike(name: str, context: Any) -> str:
     """Return the end of a message: the option that may be meant, and the commands that have it."""
     own = [opt for param in context.command.get_params(context) for opt in param.opts]
+    if name.startswith("--no-") and f"--{name.removeprefix('--no-')}" in own:
+        return f"; leave out --{name.removeprefix('--no-')}"
     meant = name_here(name) or name
     option = meant.partition(" ")[0]
     if option in own:

@@ -93,6 +93,8 @@ COMMANDS = [
         "trace a.l b.l",
         "; of two runs in step: batchdecode trace diff A B; of several files of requests",
     ),
+    ("run -b=3", "error: -b=3: write -b 3 or --batch=3\n(see "),
+    ("run --no-quiet", "run has no option --no-quiet; leave out --quiet\n(see "),
     ("run -batch 3", "run has no option -batch; did you mean --batch?\n(see "),
     ("trace x --format gant", "svg or gantt, not 'gant'; did you mean gantt?\n"),
     ("plan x --slo ttft=1 --search replica", "did you mean replicas?\n"),
