@@ -99,15 +99,6 @@ def test_a_text_stop_counts_only_from_min_tokens_on() -> None:
         assert len(held.tokens) >= number
 
 
-def test_the_best_samples_are_those_with_the_highest_sum() -> None:
-    everything = run([fields(temperature=1.0, n=5, logprobs=0)]).results
-    best = run([fields(temperature=1.0, n=2, best_of=5)]).results
-    sums = {result.index: result.cumulative_logprob for result in everything}
-    ranked = sorted(sums, key=lambda index: -(sums[index] or 0.0))
-    assert [result.index for result in best] == ranked[:2]
-    assert best[0].tokens == next(r.tokens for r in everything if r.index == ranked[0])
-
-
 def test_another_seed_and_another_id_give_other_samples() -> None:
     tokens = [
         run([fields(temperature=1.0, **more)]).results[0].tokens

@@ -67,25 +67,6 @@ def test_a_selection_is_a_slice_of_the_steps(jobs, batch, start, stop):
     assert list(timeline.select_waits(chosen)) == waits
 
 
-def test_chosen_requests_are_the_only_spans_and_keep_their_neighbours_in_the_steps():
-    timeline = timeline_of(DESIGN_JOBS)
-    chosen = Selection(request_ids=frozenset({"c"}))
-    assert [span.id for span in timeline.select_spans(chosen)] == ["c"]
-    assert [wait.id for wait in timeline.select_waits(chosen)] == ["c"]
-    assert [(row.step, row.slots) for row in timeline.select_steps(chosen)] == [
-        (1, ["a", "c"]),
-        (2, ["a", "c"]),
-    ]
-
-
-def test_an_id_may_come_again():
-    timeline = timeline_of([Job("a", 2), Job("a", 3)], batch=1)
-    assert [(span.id, span.index, span.start, span.end) for span in timeline.spans] == [
-        ("a", 0, 0, 2),
-        ("a", 0, 2, 5),
-    ]
-
-
 BEAMS = [admit("r0", 0, role="beam"), admit("r0", 1, index=1, role="beam")]
 
 

@@ -46,7 +46,7 @@ def test_runs_part_at_the_first_step_with_another_decision(workload, other):
 
 
 @given(paged_workloads())
-def test_a_run_equals_itself(workload):
+def test_a_run_equals_itself_and_its_times_are_those_of_the_summary(workload):
     run = play_paged(*workload)
     comparison = compare(run.events, run.events)
     assert comparison.is_equal
@@ -55,10 +55,6 @@ def test_a_run_equals_itself(workload):
     assert comparison.totals_a.preemptions == sum(isinstance(e, PreemptEvent) for e in run.events)
     assert comparison.totals_a.tokens == sum(job.length for job in workload[0])
     assert comparison.num_compared == len(workload[0])
-
-
-@given(paged_workloads())
-def test_times_of_tokens_are_those_of_the_summary(workload):
     events = play_paged(*workload).events
     metrics = RunMetrics()
     metrics.observe(events)

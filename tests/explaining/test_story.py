@@ -20,7 +20,6 @@ from batcher.events import BlockedEvent, RejectEvent
 from batcher.explaining.story import (
     PhaseFollower,
     PhaseTotals,
-    StoryPart,
     answer_of,
     read_requests,
     story_of,
@@ -94,19 +93,6 @@ def test_a_unit_that_needs_more_slots_than_are_free_waits_for_slots_and_holds_up
     assert [(p.cause, p.start, p.end) for p in waits] == [("queue", 0, 3), ("slots", 3, 4)]
 
 
-def test_a_wait_says_who_had_the_slots_and_how_many_went_before():
-    (story,) = stories_of(play_paged(CROWDED, Limits()).events, "c")
-    assert story.parts == [
-        StoryPart(0, 7, "wait", "slots", by=("a", "b"), num_passed=2),
-        StoryPart(7, 8, "wait", "preemption", "b", by=("a",)),
-        StoryPart(8, 9, "wait", "kv", "b", 5, ("a",)),
-        StoryPart(9, 13, "wait", "kv", None, 4, ("b",), num_passed=1),
-        StoryPart(13, 15, "prefill"),
-        StoryPart(15, 16, "decode"),
-    ]
-    assert (story.batch, story.kv_blocks) == (2, 8)
-
-
 def test_a_preempted_request_has_two_stays_and_what_it_cost():
     (story,) = stories_of(play_paged(CROWDED, Limits()).events, "b")
     first, second = story.spans
@@ -139,14 +125,11 @@ def test_a_hold_is_over_when_who_is_held_is_aborted():
     assert [(p.cause, p.start, p.end) for p in stories["b"].parts] == [("batch", 0, 2)]
 
 
-def test_an_id_that_comes_again_has_two_stories():
+def test_ids_that_come_again_and_those_without_a_slot_have_stories():
     once = [arrive("a"), admit("a", 0), finish("a", 0, 0)]
     again = [arrive("a", 1), admit("a", 0, 1), finish("a", 0, 2)]
     stories = stories_of([RUN, *once, *again], "a")
     assert [(s.arrived.step, s.ended.step) for s in stories] == [(0, 0), (1, 2)]
-
-
-def test_what_never_had_a_slot_has_a_story_too():
     events = [
         RUN,
         arrive("a"),

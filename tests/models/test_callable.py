@@ -23,7 +23,7 @@ def outcomes(results: list[Result]) -> list[tuple[str, list[int]]]:
     return [(result.finish_reason, result.tokens) for result in results]
 
 
-def test_a_callable_sees_whole_prefixes_in_slot_order() -> None:
+def test_a_callable_sees_whole_prefixes_in_slot_order_and_may_change_them() -> None:
     seen: list[list[list[int]]] = []
 
     def spy(prefixes: list[list[int]]) -> list[int]:
@@ -33,8 +33,6 @@ def test_a_callable_sees_whole_prefixes_in_slot_order() -> None:
     decode(requests(2, 1, 1), model=spy, batch_size=2)
     assert seen == [[[7], [7, 7]], [[7, 1], [7, 7, 7]]]
 
-
-def test_a_callable_may_keep_and_change_its_prefixes() -> None:
     def vandal(prefixes: list[list[int]]) -> list[int]:
         answer = count_up(prefixes)
         for prefix in prefixes:

@@ -87,12 +87,9 @@ def test_a_token_out_of_range_fails_its_row_alone(value: int) -> None:
     assert [result.tokens for result in results[1:]] == [result.tokens for result in good[1:]]
 
 
-def test_what_stands_in_empty_slots_means_nothing() -> None:
+def test_only_rows_that_are_there_can_fail() -> None:
     [result] = decode(REQUESTS[:1], model=Faulty(put(1, 10**6)), batch_size=2)
     assert result == decode(REQUESTS[:1], batch_size=2)[0]
-
-
-def test_a_row_that_the_model_gives_up_fails_with_its_words() -> None:
     results = decoded(lambda tokens: ModelOutput(tokens, {1: "context is full"}))
     assert [result.finish_reason for result in results] == ["length", "error", "length"]
     assert results[1].error.message == "step 2: context is full"
@@ -160,22 +157,16 @@ def answer_to(output: object, logit_slots: list[int]) -> ModelOutput:
     return model.forward(batch)
 
 
-def test_logits_are_handed_on_for_the_rows_that_want_them() -> None:
+def test_logits_are_handed_on_row_by_row_for_those_that_want_them() -> None:
     output = answer_to(ModelOutput(np.array([-1, 2, 99, 3]), {3: "full"}, LOGITS), [0, 3])
     assert output.logits.tolist() == LOGITS.tolist()
     assert output.tokens.tolist() == [0, 2, 0, 0]  # a token beside logits means nothing
     assert output.failed == {3: "full"}
-
-
-def test_logits_are_laid_out_row_by_row_however_they_came() -> None:
     for given in (LOGITS, LOGITS.astype(np.float64), np.asfortranarray(LOGITS), LOGITS.tolist()):
         output = answer_to(ModelOutput(np.zeros(4, np.int64), {}, given), [0, 3])
         assert output.logits.flags.c_contiguous
         assert output.logits.dtype == np.float32
         assert (output.logits == LOGITS).all()
-
-
-def test_logits_that_are_too_large_become_infinite() -> None:
     large = LOGITS.astype(np.float64) * 1e300
     output = answer_to(ModelOutput(np.zeros(4, np.int64), {}, large), [0, 3])
     assert output.logits[1].tolist() == [np.inf] * 4

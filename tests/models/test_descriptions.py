@@ -145,16 +145,16 @@ def test_an_llm_that_lacks_a_method_is_told_which(model: type, missing: str) -> 
         generate([0], model())
 
 
-def test_a_model_without_a_name_is_none() -> None:
+def test_a_model_has_a_name_that_a_file_can_hold_and_pages_if_it_says_so() -> None:
     class Nameless:
         def allocate(self, num_slots: int) -> None: ...
         def forward(self, batch: object) -> None: ...
 
     with pytest.raises(BatchdecodeError, match=r"is no Model: .*name"):
         as_model(Nameless())
+    with pytest.raises(BatchdecodeError, match=r"model \?: its name is not text"):
+        as_model(model_with(), "\ud800")
 
-
-def test_a_model_that_says_it_is_paged_has_to_be() -> None:
     class Paged:
         name, settings, tokenizer = "paged", {}, ByteTokenizer()
         vocab_size, eos_token_id, is_paged = 256, None, True
@@ -165,11 +165,6 @@ def test_a_model_that_says_it_is_paged_has_to_be() -> None:
 
     with pytest.raises(BatchdecodeError, match="says that it is_paged, and lacks allocate_pages"):
         as_model(Paged())
-
-
-def test_a_name_that_no_file_can_hold_is_no_name() -> None:
-    with pytest.raises(BatchdecodeError, match=r"model \?: its name is not text"):
-        as_model(model_with(), "\ud800")
 
 
 def array_of(*values: Any) -> Any:
@@ -285,11 +280,15 @@ def test_what_is_no_name_of_the_hub_is_not_told_as_one(name):
         load_model(name)
 
 
-def test_a_name_is_not_that_of_a_checkpoint():
+def test_names_and_settings_of_both_kinds_are_told_apart():
     assert is_hf("hf:gpt2")
     assert not is_checkpoint("hf:gpt2")
     assert not is_hf("models:gpt2")
     assert parse_draft("hf:gpt2") == ModelDraft("hf:gpt2")
+    shared = HF_SETTINGS.keys() & TRANSFORMER_SETTINGS.keys()
+    assert shared == {"max_context", "session_overflow"}
+    assert all(LOADING_SETTINGS[name] == TRANSFORMER_SETTINGS[name] for name in shared)
+    assert all(HF_SETTINGS[name].default == LOADING_SETTINGS[name].default for name in shared)
 
 
 @pytest.mark.parametrize(
@@ -303,10 +302,3 @@ def test_a_name_is_not_that_of_a_checkpoint():
 def test_settings_are_checked(settings, message):
     with pytest.raises(BatchdecodeError, match=f"^hf: .*{message}.*settings: device, dtype"):
         load_model("hf:gpt2", **settings)
-
-
-def test_a_setting_of_both_kinds_is_one_option():
-    shared = HF_SETTINGS.keys() & TRANSFORMER_SETTINGS.keys()
-    assert shared == {"max_context", "session_overflow"}
-    assert all(LOADING_SETTINGS[name] == TRANSFORMER_SETTINGS[name] for name in shared)
-    assert all(HF_SETTINGS[name].default == LOADING_SETTINGS[name].default for name in shared)

@@ -122,16 +122,13 @@ class Sizeless(SyncLLM):
     vocab_size = None
 
 
-def test_the_size_of_the_vocabulary_is_counted_if_nobody_says_it() -> None:
+def test_the_size_of_the_vocabulary_is_counted_once_if_nobody_says_it() -> None:
     model = made(llm := Sizeless())
     assert model.vocab_size == VOCAB_SIZE
     assert llm.calls == [[STOP], [STOP]]
     assert decoded(model) == (EXPECTED, {})
     wrong = made(Sizeless(lambda prefix, _: [0.0] * 9 if prefix == [1] else None))
     assert decoded(wrong)[1] == {0: "llm returned 9 logits, not 7 (attempt 3)"}
-
-
-def test_what_was_asked_to_count_is_not_asked_again() -> None:
     llm = Sizeless()
     model = LLMModel(llm, "llm", CallSettings(max_attempts=1), probe=PROMPTS[1])
     assert llm.calls == [PROMPTS[1]]
@@ -152,26 +149,21 @@ def test_an_llm_describes_the_model() -> None:
     assert load_as_llm(llm).settings == {"a": 1}
     assert load_as_llm(llm).tokenizer is model.tokenizer
 
-
-def load_as_llm(llm: object) -> LLMModel:
-    model = as_model(llm, "mine:llm", CallSettings(max_concurrency=3))
-    assert isinstance(model, LLMModel)
-    return model
-
-
-def test_a_class_and_an_llm_that_is_callable_are_llms_too() -> None:
     class Callable(SyncLLM):
         def __call__(self, prefixes: list[list[int]]) -> list[int]:
             return [0 for _ in prefixes]
 
     assert isinstance(as_model(SyncLLM), LLMModel)
     assert isinstance(as_model(Callable()), LLMModel)
-
-
-def test_a_stop_token_may_be_any_kind_of_integer() -> None:
     llm = SyncLLM()
     llm.get_stop_token_id = lambda: np.int32(4)
     assert made(llm).eos_token_id == 4
+
+
+def load_as_llm(llm: object) -> LLMModel:
+    model = as_model(llm, "mine:llm", CallSettings(max_concurrency=3))
+    assert isinstance(model, LLMModel)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -237,13 +229,6 @@ def test_the_threads_of_a_model_end_with_it(
     for thread in ours:
         thread.join(5)
     assert not any(thread.is_alive() for thread in ours)
-
-
-def test_threads_are_used_again() -> None:
-    names = set()
-    model = made(SyncLLM(lambda *_: names.add(threading.get_ident())))
-    decoded(model, num_steps=30)
-    assert len(names) <= 30  # for 90 calls; mostly 3
 
 
 def test_a_call_that_hangs_does_not_keep_the_interpreter() -> None:

@@ -394,12 +394,9 @@ class Sizeless(SyncLLM):
     vocab_size = None
 
 
-def test_a_first_answer_of_another_length_does_not_matter() -> None:
+def test_answers_that_disagree_at_first_do_not_matter_but_those_that_never_agree() -> None:
     llm = Sizeless(lambda *_: [0.5] * 3 if len(llm.calls) == 1 else None)
     assert decoded(made(llm, max_attempts=2)) == (EXPECTED, {})
-
-
-def test_answers_that_never_agree_are_an_error() -> None:
     llm = Sizeless(lambda *_: [0.5] * (6 + len(llm.calls)))
     with pytest.raises(Exception, match=r"returned another number of logits each time: \d+, \d+"):
         made(llm, max_attempts=2)

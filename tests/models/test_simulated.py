@@ -139,7 +139,7 @@ def test_the_logits_are_shaped_like_a_language_models() -> None:
     assert probabilities[:, frequent].mean() > 2 * probabilities[:, rare].mean()
 
 
-def test_golden_logits() -> None:
+def test_golden_logits_and_a_golden_text() -> None:
     """Samples stay the same from release to release; the reference says that they are right."""
     model = SimulatedModel()
     logits = reference_logits(model, model.tokenizer.encode("Tell me a story"))
@@ -148,6 +148,12 @@ def test_golden_logits() -> None:
     assert words == [" The", " Each", " Another", " This", " His"]
     expected = [13.3209, 11.9359, 11.1257, 10.5509, 10.105]
     assert [logits[token] for token in best] == pytest.approx(expected, abs=1e-4)
+    # Results stay the same from release to release; the reference says that they are right.
+    [result] = decode([{"prompt": "Tell me a story", "max_tokens": 24}])
+    assert result.text == (
+        " The librarian carefully sold another red hill. Our pilot admired my broken wheel beyond"
+        " every key. Her dog closed our golden garden"
+    )
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
@@ -160,15 +166,6 @@ def test_eos_comes_as_often_as_the_settings_say(rate: float) -> None:
     assert len(after) > 800
     assert sum(token == EOS_TOKEN_ID for token in after) / len(after) == pytest.approx(
         rate, abs=0.05
-    )
-
-
-def test_a_golden_text() -> None:
-    """Results stay the same from release to release; the reference says that they are right."""
-    [result] = decode([{"prompt": "Tell me a story", "max_tokens": 24}])
-    assert result.text == (
-        " The librarian carefully sold another red hill. Our pilot admired my broken wheel beyond"
-        " every key. Her dog closed our golden garden"
     )
 
 

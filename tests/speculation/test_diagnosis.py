@@ -167,13 +167,16 @@ def test_a_draft_that_guesses_one_token_further_is_told() -> None:
     assert "one position after it" in check.text
 
 
-def test_a_draft_without_the_tokens_of_its_target_is_not_asked() -> None:
+def test_drafts_without_logits_or_the_tokens_of_the_target_are_not_asked() -> None:
     class Few(Asked):
         vocab_size = 3
 
     draft = as_model(Few(lambda _prefix: np.zeros(3, np.float32)), "few")
     diagnosis = diagnose(rows_of(temperature=1.0), model_of(target), draft, {})
     assert (diagnosis.cause, diagnosis.overlap, diagnosis.num_positions) == ("tokenizer", None, 0)
+    plain = as_model(lambda prefixes: [1 for _ in prefixes])
+    with pytest.raises(BatchdecodeError, match="gives no logits"):
+        diagnose(rows_of(1, 2), model_of(target), plain, {})
 
 
 def test_the_overlap_is_that_of_the_probabilities_drawn_from() -> None:
@@ -233,12 +236,6 @@ def test_probabilities_are_those_that_the_engine_draws_from(setting: str) -> Non
         assert some == pytest.approx(expected, abs=1e-5)
         if len(expected) < 20:
             assert sum(some.values()) == pytest.approx(1), "no other is left"
-
-
-def test_models_without_logits_are_refused() -> None:
-    plain = as_model(lambda prefixes: [1 for _ in prefixes])
-    with pytest.raises(BatchdecodeError, match="gives no logits"):
-        diagnose(rows_of(1, 2), model_of(target), plain, {})
 
 
 @pytest.mark.parametrize(

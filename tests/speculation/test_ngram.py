@@ -93,11 +93,17 @@ TestNgramDrafting = NgramDrafting.TestCase
 TestNgramDrafting.settings = examples(60)
 
 
-def test_a_prompt_may_be_an_array() -> None:
+def test_branches_are_what_followed_last_and_a_prompt_may_be_an_array() -> None:
     drafter = NgramDrafter()
     drafter.open(0, array("H", [1, 2, 3, 1]))
     drafter.extend({0: array("H", [2])})
     assert drafter.propose({0: 2}) == {0: Proposal([3, 1])}
+    drafter = NgramDrafter(2, 2)
+    drafter.open(0, [5, 6, 1, 2, 5, 6, 3, 4, 5, 6, 1, 9, 5, 6])
+    assert drafter.propose({0: 4}) == {0: Proposal([1, 3, 9, 4], (0, 0, 1, 2))}
+    drafter = NgramDrafter(3, 2)
+    drafter.open(0, [9, 5, 6, 1, 5, 6, 1, 5, 6, 3, 9, 5, 6])
+    assert drafter.propose({0: 2}) == {0: Proposal([1, 3], (0, 0))}, "after 9 5 6, then the latest"
 
 
 def test_a_long_row_forgets_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +143,3 @@ def test_a_tree_has_the_line_and_others_beside_it(
         assert len(ends) <= num_branches
         if size == num_branches * length:
             assert of_line.tokens in found or not of_line
-
-
-def test_branches_of_an_ngram_are_what_followed_it_last() -> None:
-    drafter = NgramDrafter(2, 2)
-    drafter.open(0, [5, 6, 1, 2, 5, 6, 3, 4, 5, 6, 1, 9, 5, 6])
-    assert drafter.propose({0: 4}) == {0: Proposal([1, 3, 9, 4], (0, 0, 1, 2))}
-    drafter = NgramDrafter(3, 2)
-    drafter.open(0, [9, 5, 6, 1, 5, 6, 1, 5, 6, 3, 9, 5, 6])
-    assert drafter.propose({0: 2}) == {0: Proposal([1, 3], (0, 0))}, "after 9 5 6, then the latest"

@@ -75,14 +75,14 @@ def test_the_terms_of_an_exact_log_are_found_again() -> None:
     assert fit.errors.mape < 2e-4
     assert fit.errors.r2 > 0.999999
     assert fit.notes == []
-
-
-def test_the_term_of_experts_is_found_again() -> None:
     experts = replace(SMOOTH, x=30.0, num_experts=128, num_experts_per_tok=8)
     log = made_log(experts, 200, 0)
     terms = fit_terms(log, experts.experts)
     assert terms == pytest.approx(experts.terms, rel=1e-3, abs=1e-9)
     assert relative_errors(terms, log, experts.experts).mean() < 2e-4
+    profile = SMOOTH
+    log = made_log(profile, 50, 0)
+    assert predicted_seconds(profile.terms, log) == pytest.approx(log.seconds)
 
 
 @pytest.mark.heavy
@@ -119,12 +119,6 @@ def test_the_fit_is_the_best_there_is_nearby() -> None:
 
     for term, factor in product(TERMS, (0.98, 1.02)):
         assert loss(terms | {term: terms[term] * factor}) >= loss(terms) * (1 - 1e-4)
-
-
-def test_predictions_are_those_of_the_step_time() -> None:
-    profile = SMOOTH
-    log = made_log(profile, 50, 0)
-    assert predicted_seconds(profile.terms, log) == pytest.approx(log.seconds)
 
 
 @given(
@@ -168,13 +162,10 @@ def test_a_bad_line_is_named(line: str | dict[str, object], message: str) -> Non
         log_of(STEP | {"time": 1.0}, line)
 
 
-def test_chunks_are_counted_as_prefill_work() -> None:
+def test_chunks_are_counted_as_prefill_work_and_too_few_steps_refused() -> None:
     step = {"num_tokens": 30, "num_sequences": 3, "kv_read": 9, "seconds": 1}
     log = log_of(step | {"chunks": [[0, 8], [100, 21]]})
     assert log.prefill_work.tolist() == [8 * 8 + 21 * (200 + 21)]
-
-
-def test_too_few_steps_are_refused() -> None:
     with pytest.raises(BatchdecodeError, match="log: 19 steps are too few: 20 at least"):
         fit_steps(log_of(*[STEP] * 19), "log")
 

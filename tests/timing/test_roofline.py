@@ -75,7 +75,7 @@ def test_a_step_is_counted_by_hand(tmp_path: Path) -> None:
     assert prompt == 4 * 2 * 8 * 7 * (5 + 3.5) * 10**3
 
 
-def test_gpus_share_the_work_and_wait_for_their_all_reduces() -> None:
+def test_gpus_share_the_work_and_stages_the_layers() -> None:
     shape, gpu = load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")
     alone, four = (roofline("test", shape, gpu, n) for n in (1, 4))
     # two all-reduces a layer of 4.75 µs each, and of 8 tokens: each of four GPUs sends 3/2 of
@@ -83,9 +83,6 @@ def test_gpus_share_the_work_and_wait_for_their_all_reduces() -> None:
     waiting = 160 * 4.75e-6 + 160 * 8 * 1.5 * 8192 * 2 / 450e9
     expected = alone.ticks(8, 8, 9000, 0) / 4 + waiting * 10**15
     assert four.ticks(8, 8, 9000, 0) == pytest.approx(expected, rel=1e-9)
-
-
-def test_stages_have_some_of_the_layers_each() -> None:
     shape, gpu = load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")
     alone, two = (roofline("test", shape, gpu, 4, n) for n in (1, 2))
     sent = (4.75e-6 + 8192 * 2 / 450e9) * 1e15  # of a token, from one stage to the next

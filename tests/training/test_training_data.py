@@ -53,11 +53,8 @@ def test_the_share_that_is_held_out_is_the_one_that_was_asked_for(num_lines, hol
     assert 0 < len(held_out) - holdout * len(text) < 7  # a line has five characters
 
 
-def test_a_text_of_one_line_holds_nothing_out():
+def test_files_are_texts_in_the_order_of_their_names_and_one_line_holds_nothing_out(tmp_path):
     assert split_text("a long line, and no end", 0.5) == ("a long line, and no end", "", "")
-
-
-def test_files_of_a_folder_are_texts_in_the_order_of_their_names(tmp_path):
     for name in ("b.txt", "a.txt", "c.md"):
         (tmp_path / name).write_text(f"{name}\n" * 20)
     corpus = read_corpus(tmp_path, 0.1)
@@ -84,13 +81,10 @@ def test_what_is_no_text_is_refused(tmp_path, name, content, message):
     assert name in str(caught.value)
 
 
-def test_a_folder_without_texts_is_refused(tmp_path):
+def test_a_folder_without_texts_or_with_too_many_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a.md").write_text("text")
     with pytest.raises(BatchdecodeError, match=r"no file in it that ends in \.txt"):
         read_corpus(tmp_path, 0.1)
-
-
-def test_a_corpus_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("batcher.training.data.MAX_CORPUS", 10)
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("123456")
@@ -147,7 +141,7 @@ def test_an_epoch_has_each_of_its_rows_once_in_any_order(texts, seq_length, numb
     assert cells(packing.epoch(number, seed)) == rows
 
 
-def test_epochs_differ_and_so_do_seeds():
+def test_epochs_and_seeds_differ_and_targets_stay_in_their_texts():
     packing = Packing([list(range(1000))], 10)
     orders = [
         packing.epoch(number, seed).tokens.tolist() for number, seed in [(0, 0), (1, 0), (0, 1)]
@@ -155,15 +149,9 @@ def test_epochs_differ_and_so_do_seeds():
     assert orders[0] != orders[1]
     assert orders[0] != orders[2]
     assert len({order[0][0] % 10 for order in orders}) > 1  # they are cut at other places
-
-
-def test_the_number_of_targets_leaves_out_what_is_of_another_text():
     rows = Packing([[1, 2, 3], [4, 5, 6, 7], [8, 9]], 3).in_order()
     assert rows.num_targets == 5
     assert rows.targets.tolist() == [[2, 3, NO_TARGET], [5, 6, 7]]
-
-
-def test_texts_that_do_not_fill_a_row_are_refused():
     with pytest.raises(BatchdecodeError, match="7 tokens are too few for rows of seq_length 4: 8"):
         Packing([[1, 2, 3], [4, 5, 6, 7]], 4)
 
@@ -247,16 +235,14 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, message):
         train.train(options(config=str(path)))
 
 
-def test_options_go_before_the_file(tmp_path):
+def test_options_go_before_the_file_and_the_file_before_defaults(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text("steps: 100\nseed: 3\nnum_layers: 2\n")
     found = train.settings_of(options(config=str(path), steps=200, precision="bf16"))
     assert found == TrainingSettings(steps=200, seed=3, num_layers=2, precision="bf16")
-
-
-def test_an_option_that_is_too_large_is_refused():
     with pytest.raises(BatchdecodeError, match="--accumulate must be an integer from 1 to 4,096, "):
         train.settings_of(options(accumulate=10**6))
+    assert TrainingSettings() == msgspec.convert({}, TrainingSettings)
 
 
 def test_what_is_not_installed_is_named(monkeypatch):
@@ -265,22 +251,15 @@ def test_what_is_not_installed_is_named(monkeypatch):
         train.train(options())
 
 
-def test_every_setting_has_a_default():
-    assert TrainingSettings() == msgspec.convert({}, TrainingSettings)
-
-
 # The learning rate: up in a line, down in half a cosine, and never nothing.
 
 
 SETTINGS = TrainingSettings(steps=110, warmup_steps=10, learning_rate=0.01)
 
 
-def test_warm_up_is_a_line_to_the_highest_rate():
+def test_warm_up_is_a_line_and_the_rest_a_cosine():
     rates = [learning_rate(step, SETTINGS) for step in range(11)]
     assert rates == pytest.approx([0.01 * (step + 1) / 11 for step in range(11)])
-
-
-def test_the_cosine_is_at_half_its_way_in_the_middle_and_ends_just_above_nothing():
     assert learning_rate(60, SETTINGS) == pytest.approx(0.005)
     assert 0 < learning_rate(109, SETTINGS) < 0.01 / 1000
 
@@ -314,20 +293,14 @@ def lines_of(picture):
     ]
 
 
-def test_a_falling_loss_is_a_line_that_goes_down():
+def test_losses_are_lines_that_fall_with_means_where_they_are_long():
     losses = Losses([4.0, 3.0, 2.0], {3: Evaluation(2.5)})
     training, held_out = lines_of(loss_curve(losses))
     assert [x for x, _ in training] == pytest.approx([256, 464, 672])
     assert [y for _, y in training] == pytest.approx([48, 180, 312])  # down, as y grows
     assert held_out == [(672, 246)]
-
-
-def test_what_is_held_out_from_a_draft_is_judged_as_it_is_trained():
     losses = Losses([4.0, 2.0], {2: Evaluation(9.0, 3.0, 0.5, 0.5)})
     assert lines_of(loss_curve(losses))[1] == [(672, 180)]
-
-
-def test_a_long_run_has_means_of_several_steps():
     losses = Losses([1.0, 3.0] * 600, {})
     training, held_out = lines_of(loss_curve(losses))
     assert len(training) == 600
@@ -382,9 +355,11 @@ def written():
     return prompt, decode([{"prompt": prompt, "max_tokens": 80}], model=target)[0]
 
 
-def test_the_target_writes_english(written):
+def test_the_target_writes_english_in_a_few_megabytes(written):
     words = Counter(written[1].text.lower().split())
     assert sum(words[word] for word in COMMON) > words.total() / 5
+    sizes = [path.stat().st_size for path in PAIR.rglob("*") if path.is_file()]
+    assert sum(sizes) < 4_000_000
 
 
 def test_the_draft_has_the_target_s_tokens_and_foresees_half_of_them(written):
@@ -398,8 +373,3 @@ def test_the_draft_has_the_target_s_tokens_and_foresees_half_of_them(written):
     drafted = decode(rows, model=load_model(str(PAIR / "draft")), batch_size=16)
     agreed = sum(token == row.tokens[0] for token, row in zip(result.tokens, drafted, strict=True))
     assert agreed > len(rows) / 2
-
-
-def test_they_take_a_few_megabytes():
-    sizes = [path.stat().st_size for path in PAIR.rglob("*") if path.is_file()]
-    assert sum(sizes) < 4_000_000

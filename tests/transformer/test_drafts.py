@@ -151,12 +151,17 @@ def test_a_row_of_recurrent_layers_goes_on_before_its_drafts(position: int) -> N
         model.forward(batch)
 
 
-def test_recurrent_layers_verify_no_trees() -> None:
+def test_recurrent_layers_verify_no_trees_and_draft_nothing(monkeypatch) -> None:
     model = tiny_model(**KINDS["qwen3-next"])
     assert not can_verify_trees(model)
     assert can_verify_trees(tiny_model())
     with pytest.raises(InvariantError, match="drafts in a tree, which tiny does not verify"):
         drafted(model, (5, 5, 6))
+    # Its states would be those after its own drafts.
+    model = tiny_model(**KINDS["qwen3-next"])
+    monkeypatch.setattr(drafting, "_load", lambda *_: model)
+    with pytest.raises(BatchdecodeError, match="--draft simulated has recurrent layers"):
+        Engine(model, 2, speculation=SpeculationSettings(draft="simulated"))
 
 
 def test_a_tree_reaches_as_far_into_the_context_as_its_longest_way() -> None:
@@ -179,11 +184,3 @@ def test_a_row_that_outgrows_the_context_fails_alone() -> None:
     assert (output.draft_logits[2:] == alone[1:]).all()
     batch.leave(1)
     assert model.forward(batch).draft_logits.shape == (2, 256)
-
-
-def test_a_draft_with_recurrent_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its states would be those after its own drafts."""
-    model = tiny_model(**KINDS["qwen3-next"])
-    monkeypatch.setattr(drafting, "_load", lambda *_: model)
-    with pytest.raises(BatchdecodeError, match="--draft simulated has recurrent layers"):
-        Engine(model, 2, speculation=SpeculationSettings(draft="simulated"))

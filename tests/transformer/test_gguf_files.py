@@ -83,7 +83,7 @@ def test_a_file_gives_what_the_folder_gives_that_it_is_made_of(tmp_path, family,
         assert np.abs(checkpoint.read(name) - expected).max() <= tolerance
 
 
-def test_gemma_says_which_of_its_layers_attend_to_all(tmp_path):
+def test_gemma_says_which_of_its_layers_attend_to_all_and_the_largest_has_its_scale(tmp_path):
     def read(add, **changes):
         path = write_gguf(
             tmp_path / "a.gguf", "gemma3", with_fields=add, sliding_window=16, **changes
@@ -103,9 +103,6 @@ def test_gemma_says_which_of_its_layers_attend_to_all(tmp_path):
     assert every.full_layers == (0, 1)
     with pytest.raises(BatchdecodeError, match="sliding_window_pattern is not one of 3 layers"):
         read(each, num_hidden_layers=3)
-
-
-def test_the_largest_gemma_has_a_scale_of_its_own(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", "gemma3", num_hidden_layers=62, hidden_size=32)
     assert open_checkpoint(path).config.attention_scale == (32 / 4) ** -0.5
 

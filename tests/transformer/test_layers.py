@@ -45,13 +45,10 @@ def test_nothing_that_goes_through_exp_overflows(x: float) -> None:
     assert all(part.dtype == np.float32 for part in found)
 
 
-def test_gelu_is_close_to_its_definition() -> None:
+def test_activations_are_close_to_their_definitions() -> None:
     x = np.linspace(-6, 6, 101, dtype=np.float32)
     expected = [value * (1 + erf(value / sqrt(2))) / 2 for value in x.tolist()]
     assert_allclose(gelu_tanh(x), expected, atol=2e-3)
-
-
-def test_a_soft_cap_keeps_small_numbers_and_bounds_large_ones() -> None:
     assert_allclose(soft_cap(np.float32([0.01, -0.01]), 30), [0.01, -0.01], rtol=1e-5)
     assert_allclose(soft_cap(np.float32([1e6, -1e6]), 30), [30, -30])
 
@@ -81,14 +78,11 @@ def test_what_is_beyond_the_part_that_turns_stays_as_it_is(position: int, style:
     assert np.array_equal(turned[..., 8:], x[..., 8:])
 
 
-def test_linear_scaling_stretches_positions() -> None:
+def test_linear_and_llama_3_scaling_stretch_what_they_should() -> None:
     scaling = LinearScaling(factor=4.0)
     stretched = RotaryEmbedding(RopeSettings(theta=100.0, style="half-split", scaling=scaling), 8)
     plain = RotaryEmbedding(RopeSettings(theta=100.0, style="half-split", scaling=None), 8)
     assert_allclose(stretched.frequencies * 4, plain.frequencies)
-
-
-def test_llama_3_keeps_what_turns_often_and_stretches_what_turns_rarely() -> None:
     scaling = Llama3Scaling(
         factor=8.0,
         low_freq_factor=1.0,

@@ -138,7 +138,7 @@ def test_kinds_of_layers_that_make_no_sense(fields, message):
         config_from_json(config_json("qwen2", **fields))
 
 
-def test_qwen3_next_has_what_its_config_says():
+def test_qwen3_next_has_what_its_config_or_transformers_says():
     config = config_from_json(config_json("qwen3_next", num_hidden_layers=4))
     net = DeltaNetSettings((0, 2), 2, 4, key_head_dim=8, value_head_dim=6, kernel_size=4)
     assert config.delta_net == net
@@ -150,6 +150,22 @@ def test_qwen3_next_has_what_its_config_says():
     )
     assert (config.has_output_gate, config.has_offset_norms, config.has_qk_norm) == (True,) * 3
     assert not config.has_post_norms
+    fields = {"layer_types": ["full_attention"] * 2, "num_experts": 0, "linear_key_head_dim": None}
+    config = config_from_json(config_json("qwen3_next", **fields))
+    assert (config.delta_net, config.experts) == (None, None)
+    own = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "head_dim")
+    unsaid = dict.fromkeys([*own, "shared_expert_intermediate_size"])
+    config = config_from_json(config_json("qwen3_next", **unsaid))
+    assert config.experts == ExpertSettings(
+        (0, 1), 512, 10, 512, normalises=True, shared_intermediate_size=512
+    )
+    assert (config.head_dim, config.rope.partial_rotary_factor) == (256, 0.25)
+    said = {"partial_rotary_factor": 0.5, "norm_topk_prob": False}
+    config = config_from_json(config_json("qwen3_next", **said))
+    assert (config.rope.partial_rotary_factor, config.experts.normalises) == (0.5, False)
+    rope = {"rope_theta": 1e6, "partial_rotary_factor": 1.0}
+    config = config_from_json(config_json("qwen3_next", rope_parameters=rope))
+    assert config.rope == RopeSettings(1e6)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +182,6 @@ def test_some_layers_of_qwen3_next_are_recurrent(fields, recurrent):
     assert {*config.attention_layers} == {0, 1, 2, 3} - {*recurrent}
 
 
-def test_qwen3_next_may_have_attention_alone_and_dense_layers_alone():
-    fields = {"layer_types": ["full_attention"] * 2, "num_experts": 0, "linear_key_head_dim": None}
-    config = config_from_json(config_json("qwen3_next", **fields))
-    assert (config.delta_net, config.experts) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("fields", "layers"),
     [
@@ -183,22 +193,6 @@ def test_qwen3_next_may_have_attention_alone_and_dense_layers_alone():
 def test_some_layers_of_qwen3_next_are_dense(fields, layers):
     config = config_from_json(config_json("qwen3_next", num_hidden_layers=4, **fields))
     assert config.experts.layers == layers
-
-
-def test_what_is_left_out_of_qwen3_next_is_as_in_transformers():
-    own = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "head_dim")
-    unsaid = dict.fromkeys([*own, "shared_expert_intermediate_size"])
-    config = config_from_json(config_json("qwen3_next", **unsaid))
-    assert config.experts == ExpertSettings(
-        (0, 1), 512, 10, 512, normalises=True, shared_intermediate_size=512
-    )
-    assert (config.head_dim, config.rope.partial_rotary_factor) == (256, 0.25)
-    said = {"partial_rotary_factor": 0.5, "norm_topk_prob": False}
-    config = config_from_json(config_json("qwen3_next", **said))
-    assert (config.rope.partial_rotary_factor, config.experts.normalises) == (0.5, False)
-    rope = {"rope_theta": 1e6, "partial_rotary_factor": 1.0}
-    config = config_from_json(config_json("qwen3_next", rope_parameters=rope))
-    assert config.rope == RopeSettings(1e6)
 
 
 @pytest.mark.parametrize(

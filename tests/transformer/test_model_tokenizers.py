@@ -94,7 +94,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer, text):
     assert join_bytes(tokenizer.encode(text), tokenizer.token_bytes) == text.encode()
 
 
-def test_a_special_token_in_a_text_is_text():
+def test_special_tokens_are_those_of_a_chat_and_never_of_a_text():
     tokenizer = from_metadata()
     ids = tokenizer.encode("<|im_end|>")
     assert join_bytes(ids, tokenizer.token_bytes) == b"<|im_end|>"
@@ -102,9 +102,6 @@ def test_a_special_token_in_a_text_is_text():
     assert tokenizer.encode_with_special("a<|im_end|>") == [2 + ord("a"), 1]
     assert tokenizer.encode("<|im_end|>") == ids
     assert tokenizer.encode("<think>") == [261]  # a token, but not a special one
-
-
-def test_a_chat_has_special_tokens():
     tokenizer = from_metadata()
     ids = tokenizer.apply_chat_template(CHAT)
     assert ids == tokenizer.encode_with_special(CHAT_TEXT)
@@ -114,9 +111,12 @@ def test_a_chat_has_special_tokens():
     assert text == CHAT_TEXT.removesuffix("<|im_start|>assistant\n")
 
 
-def test_a_model_without_a_template_has_none():
+def test_a_file_may_have_no_template_and_not_a_broken_one():
     fields = {name: value for name, value in METADATA.items() if "chat" not in name}
     assert not hasattr(tokenizer_from_gguf("a.gguf", fields), "apply_chat_template")
+    fields = METADATA | {"tokenizer.chat_template": "{% if %}"}
+    with pytest.raises(BatchdecodeError, match=r"^tiny.gguf: the chat template cannot be used: "):
+        tokenizer_from_gguf("tiny.gguf", fields)
 
 
 GPT2_END = ["  ", " A", "'", "S", "!!", "\n", "\n", "x"]
@@ -137,13 +137,10 @@ def test_a_text_is_cut_as_the_model_was_trained(pre, cut):
     assert [byte_level_bytes(piece).decode() for piece, _ in found] == cut
 
 
-def test_qwen_composes_characters():
+def test_qwen_composes_characters_and_llama3_takes_whole_words():
     decomposed, composed = "e\N{COMBINING ACUTE ACCENT}", "\N{LATIN SMALL LETTER E WITH ACUTE}"
     assert from_metadata(pre="qwen2").encode(decomposed) == from_metadata().encode(composed)
     assert from_metadata(pre="gpt-2").encode(decomposed) != from_metadata().encode(composed)
-
-
-def test_llama3_takes_a_whole_word_before_it_merges():
     tokens = [*TOKENS, "cat"]
     types = [*TOKEN_TYPES, 1]
     assert len(from_metadata(pre="llama-bpe", tokens=tokens, token_type=types).encode("cat")) == 1
@@ -314,7 +311,7 @@ def test_gemma_merges_in_the_order_of_its_vocabulary():
     ).encode("a  b")
 
 
-def test_special_tokens_are_never_merged_to():
+def test_special_and_very_long_tokens_are_never_merged_to():
     tokens = ["<unk>", "<", "s", ">", "<s", "<s>", "<x", "x"]
     types = [2, 1, 1, 1, 1, 3, 1, 1]
     tokenizer = sentencepiece_of(
@@ -322,6 +319,14 @@ def test_special_tokens_are_never_merged_to():
     )
     assert tokenizer.encode("<s>") == [4, 3]
     assert tokenizer.encode_with_special("<s>") == [5]
+    # To look for all its parts would take the square of its length.
+    long = "a" * 10**6
+    tokens = ["a", "aa", long]
+    tokenizer = sentencepiece_of(
+        SCORES, tokens=tokens, token_type=None, scores=[0.0, 0.0, 0.0], add_space_prefix=False
+    )
+    assert tokenizer.encode("aaaa") == [1, 1]
+    assert tokenizer.token_bytes[2] == long.encode()
 
 
 @pytest.mark.parametrize(
@@ -338,17 +343,6 @@ def test_a_vocabulary_of_sentencepiece_that_is_none(changes, message):
         sentencepiece_of(SCORES, **changes)
 
 
-def test_a_very_long_token_is_never_merged_to():
-    """To look for all its parts would take the square of its length."""
-    long = "a" * 10**6
-    tokens = ["a", "aa", long]
-    tokenizer = sentencepiece_of(
-        SCORES, tokens=tokens, token_type=None, scores=[0.0, 0.0, 0.0], add_space_prefix=False
-    )
-    assert tokenizer.encode("aaaa") == [1, 1]
-    assert tokenizer.token_bytes[2] == long.encode()
-
-
 # -- tokenizer.json --------------------------------------------------------------------------------
 
 
@@ -357,16 +351,6 @@ def test_tokenizer_json_gives_the_same(text):
     again = Tokenizer.from_str(byte_level().to_str())
     again.encode_special_tokens = True
     assert again.encode(text, add_special_tokens=False).ids == from_metadata().encode(text)
-
-
-def test_a_folder_has_its_tokenizer(tmp_path):
-    inner = byte_level()
-    inner.enable_truncation(2)
-    inner.enable_padding(length=99)
-    tokenizer = write_tokenizer(tmp_path, inner)
-    assert tokenizer.token_bytes == from_metadata().token_bytes
-    assert tokenizer.encode("the cat <|im_end|>") == from_metadata().encode("the cat <|im_end|>")
-    assert not hasattr(tokenizer, "apply_chat_template")
 
 
 BOS, EOS = (SPECIAL[0], 0), (SPECIAL[1], 1)
@@ -557,15 +541,16 @@ def test_a_folder_whose_tokenizer_is_damaged(tmp_path, name, content, message):
         _ = open_checkpoint(tmp_path).tokenizer
 
 
-def test_a_folder_without_a_tokenizer(tmp_path):
+def test_a_folder_has_its_tokenizer_or_says_that_it_lacks_one(tmp_path):
     with pytest.raises(BatchdecodeError, match=r"tokenizer.json: there is no such file"):
         _ = open_checkpoint(write_folder(tmp_path)).tokenizer
-
-
-def test_a_broken_template_in_a_file_is_an_error_of_the_file():
-    fields = METADATA | {"tokenizer.chat_template": "{% if %}"}
-    with pytest.raises(BatchdecodeError, match=r"^tiny.gguf: the chat template cannot be used: "):
-        tokenizer_from_gguf("tiny.gguf", fields)
+    inner = byte_level()
+    inner.enable_truncation(2)
+    inner.enable_padding(length=99)
+    tokenizer = write_tokenizer(tmp_path, inner)
+    assert tokenizer.token_bytes == from_metadata().token_bytes
+    assert tokenizer.encode("the cat <|im_end|>") == from_metadata().encode("the cat <|im_end|>")
+    assert not hasattr(tokenizer, "apply_chat_template")
 
 
 # Chat templates: what transformers gives them, and what they cannot reach.

@@ -63,13 +63,10 @@ def test_a_constraint_may_end_with_any_of_them(liked: int, fields: dict) -> None
     assert (result.finish_reason, result.stop_reason) == ("stop", None)
 
 
-def test_none_of_them_comes_before_min_tokens() -> None:
+def test_beams_end_with_the_likeliest_and_no_row_before_min_tokens() -> None:
     request = Request(prompt="x", min_tokens=4, logit_bias=liking({97: 100, 98: 70, 100: 40}))
     [result] = decode([request], model=tiny_model(eos_token_ids=(98, 97)))
     assert result.tokens == [100, 100, 100, 100, 97]
-
-
-def test_beams_end_with_the_likeliest_of_them() -> None:
     request = Request(prompt="x", num_beams=3, n=3, logit_bias=liking({97: 100, 98: 70, 99: 40}))
     results = decode([request], model=tiny_model(eos_token_ids=(97, 98, 99)))
     assert [result.tokens for result in results] == [[97], [98], [99]]

@@ -108,14 +108,11 @@ def test_columns_are_cut_where_bits_are_equal_and_ranks_have_about_as_many(shape
         assert np.array_equal(part, whole[:, first:end])
 
 
-def test_bits_that_no_cut_gives_are_a_bug():
+def test_columns_are_cut_where_bits_are_equal_if_that_is_nowhere_too():
     true = reference_of((50, 20))
     other = true + 1
     with RankThreads(2) as ranks, pytest.raises(InvariantError, match="other bits"):
         ranks.map(lambda group: exact_boundaries((50, 20), other, group))
-
-
-def test_one_rank_may_have_to_compute_all():
     true = reference_of((50, 20))
 
     class Fussy(TiledLinear):

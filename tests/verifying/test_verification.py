@@ -193,8 +193,10 @@ def difference(**changes):
     return first_difference(["a"], {("a", 0): RESULT}, {("a", 0): replace(RESULT, **changes)})
 
 
-def test_slots_steps_and_usage_do_not_count():
+def test_neither_slots_nor_steps_nor_the_last_digit_count():
     assert difference(slot=3, steps=StepTimes(5, 6, 7, 9)) is None
+    told = [RESULT.logprobs[0], logprob(-0.500001), logprob(-0.499999)]
+    assert difference(logprobs=told, cumulative_logprob=-1.500002, score=-0.500001) is None
 
 
 @pytest.mark.parametrize(
@@ -229,12 +231,7 @@ def test_what_a_request_is_given_does(changes, field, position):
     assert (found.field, found.position) == (field, position)
 
 
-def test_the_last_digit_that_is_told_may_be_rounded_either_way():
-    told = [RESULT.logprobs[0], logprob(-0.500001), logprob(-0.499999)]
-    assert difference(logprobs=told, cumulative_logprob=-1.500002, score=-0.500001) is None
-
-
-def test_the_first_difference_is_that_of_the_first_request_and_output():
+def test_the_first_difference_is_told_be_it_a_missing_result():
     wrong = replace(RESULT, tokens=[9])
     keys = [("b", 0), ("a", 1), ("a", 0), ("c", 0)]
     alone = dict.fromkeys(keys, RESULT)
@@ -243,9 +240,6 @@ def test_the_first_difference_is_that_of_the_first_request_and_output():
     assert (found.id, found.index) == ("c", 0)
     found = first_difference(["b", "a", "c"], alone, here)
     assert (found.id, found.index) == ("a", 1)
-
-
-def test_a_result_that_is_missing_or_one_too_many_is_a_difference():
     both = {("a", 0): RESULT, ("a", 1): RESULT}
     for alone, here in ((both, {("a", 0): RESULT}), ({("a", 0): RESULT}, both)):
         found = first_difference(["a"], alone, here)
