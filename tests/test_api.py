@@ -128,7 +128,7 @@ def test_a_model_serves_one_engine_at_a_time() -> None:
         first.step()
 
 
-def test_what_is_changed_later_was_added_as_it_was() -> None:
+def test_an_engine_takes_requests_as_they_were_when_added() -> None:
     prompt, allowed = [5, 6], [48]
     engine = batcher.Engine(SimulatedModel())
     engine.add(Request(prompt=prompt, max_tokens=2, allowed_token_ids=allowed))
@@ -136,9 +136,6 @@ def test_what_is_changed_later_was_added_as_it_was() -> None:
     allowed[0] = 49
     results = drained(engine).results
     assert (results[0].tokens, results[0].usage.prompt_tokens) == ([48, 48], 2)
-
-
-def test_an_engine_takes_requests_only() -> None:
     with pytest.raises(BatchdecodeError, match="takes a Request, not a dict"):
         batcher.Engine(SimulatedModel()).add({"prompt": ""})
 

@@ -43,7 +43,7 @@ def decoded(engine: Engine, *requests: Request) -> tuple[list[int], int]:
     return found, most
 
 
-def test_blocks_before_the_window_are_freed() -> None:
+def test_blocks_before_the_window_are_freed_and_not_counted_as_needed() -> None:
     request = Request(prompt=[5] * 40, max_tokens=60, ignore_eos=True)
     limits = SchedulingSettings(block_size=4, max_batch_tokens=8, prefix_cache=True)
     _, full = decoded(Engine(GroupedModel(None), 1, settings=limits), request)
@@ -53,9 +53,6 @@ def test_blocks_before_the_window_are_freed() -> None:
     # chunk of 8 fills 2 more; a state reads one block.
     assert (full, window) == (25, 4)
     assert mixed <= 25 + 3 + 2
-
-
-def test_a_request_that_would_not_fit_without_a_window_runs() -> None:
     request = Request(prompt=[5] * 40, max_tokens=60, ignore_eos=True)
     limits = SchedulingSettings(block_size=4, max_batch_tokens=8, kv_blocks=5)
     (result,) = run(engine_of(GroupedModel(9), limits, request)).values()

@@ -121,7 +121,7 @@ def found_by(engine: Engine, *requests: Request) -> list[tuple[str, int, int, An
     return [(admit.id, admit.index, admit.cached, admit.cached_from) for admit in admits]
 
 
-def test_negative_prompts_and_beams_are_named_as_what_they_are() -> None:
+def test_whose_blocks_were_found_is_named_whatever_they_are() -> None:
     engine = Engine(SimulatedModel(), 3, settings=ROOMY)
     guided = Request(id="g", prompt=[3], negative_prompt=[5] * 5, cfg_scale=1.5, max_tokens=2)
     beams = Request(id="b", prompt=[5] * 5, num_beams=2, max_tokens=2, arrival_time=9.0)
@@ -130,9 +130,6 @@ def test_negative_prompts_and_beams_are_named_as_what_they_are() -> None:
         ("b", 0, 4, SequenceName("g", 0, "negative")),
         ("c", 0, 4, SequenceName("g", 0, "negative")),
     ]
-
-
-def test_who_has_the_part_of_a_block_that_is_copied_is_named() -> None:
     engine = Engine(
         SimulatedModel(), 1, settings=SchedulingSettings(block_size=4, prefix_cache=True)
     )
@@ -146,18 +143,12 @@ def test_who_has_the_part_of_a_block_that_is_copied_is_named() -> None:
         ("b", 0, 6, SequenceName("a", 0)),
         ("c", 0, 8, SequenceName("a", 0)),
     ]
-
-
-def test_it_is_told_of_models_with_several_cache_groups() -> None:
     engine = Engine(GroupedModel(None, 3), 1, settings=ROOMY)
     requests = [
         Request(id=name, prompt=[5] * 9, max_tokens=1, arrival_time=time)
         for name, time in (("a", 0.0), ("b", 5.0))
     ]
     assert found_by(engine, *requests) == [("b", 0, 8, SequenceName("a", 0))]
-
-
-def test_a_sample_finds_the_prompt_of_its_sibling_without_a_prefix_cache() -> None:
     settings = SchedulingSettings(kv_blocks=20, block_size=4, prefix_cache=False)
     short = Request(id="x", prompt=[9], max_tokens=2, ignore_eos=True)
     samples = Request(id="a", prompt=[3] * 7, max_tokens=4, n=2, temperature=1.0, ignore_eos=True)

@@ -232,10 +232,17 @@ def test_a_chat_without_a_limit_fills_the_context(more: dict[str, Any], num_toke
     )
 
 
-def test_without_a_context_a_chat_has_4096_tokens() -> None:
+def test_a_context_caps_what_is_kept_and_its_lack_gives_4096() -> None:
     [result] = run([fields(max_tokens=TO_THE_END)], SimulatedModel(ENDLESS)).results
     assert (result.finish_reason, result.limit) == ("length", None)
     assert len(result.tokens or ()) == 4096
+    settings = SchedulingSettings(kv_blocks=8, block_size=4, capacity="no-evict")
+    requests = [fields(id=name, prompt=[9] * 8, max_tokens=100, ignore_eos=True) for name in "ab"]
+    done = run(requests, Bounded(17), settings=settings)
+    assert [(one.finish_reason, len(one.tokens)) for one in done.results] == [("length", 9)] * 2
+    assert {one.step for one in of_kind(done.events, AdmitEvent)} == {0}
+    [result] = run([fields(prompt="", max_tokens=0)], Bounded(9, needs_prompt=True)).results
+    assert result.finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -269,16 +276,3 @@ def test_a_chat_without_a_limit_fails_only_if_it_fills_all_blocks(
                 assert tokens == (expected.tokens or [])[: 64 - 4 + 1]
                 assert len(tokens) == 64 - 4 + 1
     assert {one.error is None for one in results} == {True, False}
-
-
-def test_blocks_are_kept_for_the_capped_output_alone() -> None:
-    settings = SchedulingSettings(kv_blocks=8, block_size=4, capacity="no-evict")
-    requests = [fields(id=name, prompt=[9] * 8, max_tokens=100, ignore_eos=True) for name in "ab"]
-    done = run(requests, Bounded(17), settings=settings)
-    assert [(one.finish_reason, len(one.tokens)) for one in done.results] == [("length", 9)] * 2
-    assert {one.step for one in of_kind(done.events, AdmitEvent)} == {0}
-
-
-def test_an_empty_prompt_of_which_nothing_is_computed_is_none_too_few() -> None:
-    [result] = run([fields(prompt="", max_tokens=0)], Bounded(9, needs_prompt=True)).results
-    assert result.finish_reason == "length"

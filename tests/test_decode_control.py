@@ -36,13 +36,6 @@ def test_what_only_its_own_grammar_can_judge_goes_unchecked() -> None:
     assert (results["re"].constraint, results["re"].constraint_check) == ("complete", None)
 
 
-def test_a_constraint_that_one_request_has_is_not_said_to_be_reused() -> None:
-    for num_requests in (1, 3):
-        engine = Engine(SimulatedModel(), 2)
-        drained(engine, [fields(id=str(n), regex="[ab]+c") for n in range(num_requests)])
-        assert engine.constraint_counts == (1, num_requests - 1)
-
-
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 9, 10, 30])
 def test_max_tokens_cuts_a_constrained_output_and_says_so(max_tokens: int) -> None:
     [result] = run([fields(json_schema=SCHEMA, max_tokens=max_tokens)]).results
@@ -50,19 +43,20 @@ def test_max_tokens_cuts_a_constrained_output_and_says_so(max_tokens: int) -> No
     assert (result.finish_reason, result.constraint) == ("length", "incomplete")
 
 
-def test_a_stop_among_forced_tokens_ends_the_row_there() -> None:
+def test_a_constraint_ends_where_its_grammar_does_and_is_compiled_once() -> None:
+    [result] = run([fields(regex="", min_tokens=3)]).results
+    assert (result.text, result.tokens, result.finish_reason) == ("", [0], "stop")
+    assert result.constraint == "complete"
     for stop in ("indeed", "s", "now"):
         request = fields(choice=["yes indeed now"], stop=stop, max_tokens=20)
         [result] = run([request]).results
         assert (result.finish_reason, result.stop_reason) == ("stop", stop)
         assert result.text == "yes indeed now".partition(stop)[0]
         assert len(result.tokens) == len(result.text) + len(stop)
-
-
-def test_a_grammar_that_allows_nothing_but_the_end_ends() -> None:
-    [result] = run([fields(regex="", min_tokens=3)]).results
-    assert (result.text, result.tokens, result.finish_reason) == ("", [0], "stop")
-    assert result.constraint == "complete"
+    for num_requests in (1, 3):
+        engine = Engine(SimulatedModel(), 2)
+        drained(engine, [fields(id=str(n), regex="[ab]+c") for n in range(num_requests)])
+        assert engine.constraint_counts == (1, num_requests - 1)
 
 
 @pytest.mark.parametrize("stop", [{"stop_token": 0}, {"stop_sequence": [103, 0]}, {"stop": "e"}])
@@ -81,7 +75,7 @@ def test_where_only_the_end_is_left_stops_do_not_act_before_min_tokens(
         assert [segment.text for segment in result.segments] == ["e"]
 
 
-def test_tokens_before_min_tokens_do_not_stop() -> None:
+def test_stops_act_only_from_min_tokens_on() -> None:
     [free] = run([fields(max_tokens=12, ignore_eos=True)]).results
     stop = free.tokens[2]
     [stopped] = run([fields(max_tokens=12, stop_token=stop)]).results
@@ -89,9 +83,6 @@ def test_tokens_before_min_tokens_do_not_stop() -> None:
     [longer] = run([fields(max_tokens=12, stop_token=stop, min_tokens=6)]).results
     assert len(longer.tokens) >= 6
     assert stop not in longer.tokens[:5]
-
-
-def test_a_text_stop_counts_only_from_min_tokens_on() -> None:
     [free] = run([fields(max_tokens=12, ignore_eos=True)]).results
     for number in range(1, 13):
         [held] = run([fields(max_tokens=12, ignore_eos=True, stop=" ", min_tokens=number)]).results
@@ -116,7 +107,7 @@ def test_logprobs_sum_up_and_the_greedy_token_is_the_likeliest() -> None:
     assert result.cumulative_logprob == pytest.approx(sum(e.logprob for e in result.logprobs))
 
 
-def test_a_healed_prompt_is_written_anew_and_only_what_follows_is_text() -> None:
+def test_a_healed_prompt_is_written_anew_and_stops_do_not_act_in_it() -> None:
     prompt = "Count the bo"
     [result] = run([fields(prompt=prompt, heal=True)]).results
     tokenizer = SimulatedModel().tokenizer
@@ -125,9 +116,6 @@ def test_a_healed_prompt_is_written_anew_and_only_what_follows_is_text() -> None
     forced = written[: len(written) - len(result.text)]
     assert prompt.endswith(forced)
     assert result.usage.prompt_tokens == len(tokenizer.encode(prompt))
-
-
-def test_stops_do_not_act_in_the_end_of_the_prompt_that_is_healed() -> None:
     [free] = run([fields(prompt="Count the bo", heal=True, max_tokens=6)]).results
     for stop in ("bo", "o", " b"):
         [result] = run([fields(prompt="Count the bo", heal=True, max_tokens=6, stop=stop)]).results

@@ -44,11 +44,18 @@ def plain(request_id: str, max_tokens: int, arrival_time: float = 0.0) -> Reques
     )
 
 
-def test_nothing_to_do_is_no_step() -> None:
+def test_without_tokens_there_is_no_step() -> None:
     engine = Engine(SimulatedModel(), 3)
     assert not engine.has_work
     assert engine.step() == ((), (), ())
     assert engine.num_steps == 0
+    engine = Engine(SimulatedModel(), 2)
+    engine.add(plain("a", 0))
+    engine.add(plain("b", 0, arrival_time=7.5))
+    _, results = drain(engine)
+    assert [result.id for result in results] == ["a", "b"]
+    assert engine.num_steps == 0
+    assert engine.now == 7.5
 
 
 def test_max_tokens_zero_finishes_at_its_arrival_without_a_slot() -> None:
@@ -60,16 +67,6 @@ def test_max_tokens_zero_finishes_at_its_arrival_without_a_slot() -> None:
     assert not any(isinstance(event, AdmitEvent) and event.id == "z" for event in events)
 
 
-def test_only_requests_without_tokens_take_no_step() -> None:
-    engine = Engine(SimulatedModel(), 2)
-    engine.add(plain("a", 0))
-    engine.add(plain("b", 0, arrival_time=7.5))
-    _, results = drain(engine)
-    assert [result.id for result in results] == ["a", "b"]
-    assert engine.num_steps == 0
-    assert engine.now == 7.5
-
-
 def test_a_freed_slot_is_refilled_in_the_next_step_and_says_so() -> None:
     requests = [plain("long", 9), plain("a", 1), plain("b", 1), plain("c", 1, arrival_time=5)]
     events, _ = run(requests, 2)
@@ -77,7 +74,7 @@ def test_a_freed_slot_is_refilled_in_the_next_step_and_says_so() -> None:
     assert reasons == {"long": "empty", "a": "empty", "b": "refill", "c": "empty"}
 
 
-def test_a_request_that_is_wanted_is_one_that_would_fill_a_slot() -> None:
+def test_a_request_is_wanted_that_would_fill_a_slot_or_arrives_with_others() -> None:
     engine = Engine(SimulatedModel(), 2)
     assert engine.wants_request
     engine.add(plain("a", 1))
@@ -88,15 +85,21 @@ def test_a_request_that_is_wanted_is_one_that_would_fill_a_slot() -> None:
     assert engine.wants_request
     engine.add(plain("future", 1, arrival_time=9))
     assert not engine.wants_request
-
-
-def test_an_idle_engine_wants_all_that_arrive_together() -> None:
     engine = Engine(SimulatedModel(), 3)
     waiting = [plain(str(number), 1, arrival_time=5) for number in range(4)]
     while engine.wants_request and waiting:
         engine.add(waiting.pop(0))
     outcome = engine.step()
     assert len(outcome.results) == 3
+    engine = Engine(SimulatedModel(), 2)
+    for name in "abc":
+        engine.add(plain(name, 9))
+    engine.step()
+    assert not engine.wants_request
+    engine.abort("a")
+    assert not engine.wants_request
+    engine.abort("c")
+    assert engine.wants_request
 
 
 @pytest.mark.parametrize("before", [plain("z", 0), plain("z", 90)], ids=["no tokens", "too large"])
@@ -128,18 +131,6 @@ def test_an_id_is_unique_among_those_that_have_not_ended() -> None:
     with pytest.raises(BatchdecodeError, match="in the engine"):
         engine.abort("a")
     engine.add(plain("a", 1))
-
-
-def test_an_abort_in_the_queue_makes_room_for_another_request() -> None:
-    engine = Engine(SimulatedModel(), 2)
-    for name in "abc":
-        engine.add(plain(name, 9))
-    engine.step()
-    assert not engine.wants_request
-    engine.abort("a")
-    assert not engine.wants_request
-    engine.abort("c")
-    assert engine.wants_request
 
 
 def check_tokens(requests: list[Request], results: list[Result], language: Language) -> None:

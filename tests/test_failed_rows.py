@@ -64,18 +64,19 @@ def test_logits_of_no_use_fail_their_request_alone_with_the_step(fault: float) -
     assert results["b"].tokens == good["b"].tokens[:2]
 
 
-def test_a_row_without_a_token_left_fails_alone() -> None:
+def test_rows_and_beams_without_a_token_left_fail_alone() -> None:
     """Even if it is the only one of its settings."""
     lost = fields(id="lost", regex="abc", allowed_token_ids=[5], repetition_penalty=1.2)
     results = {result.id: result for result in run([lost, fields(id="ok")]).results}
     assert results["lost"].error is not None
     assert results["lost"].error.code == "constraint-error"
     assert results["ok"].tokens == run([fields(id="ok")]).results[0].tokens
-
-
-def test_a_beam_at_a_dead_end_is_no_failure_of_the_others() -> None:
     [result] = run([fields(num_beams=2, regex="abc|xyz", bad_words=["bc"], max_tokens=9)]).results
     assert (result.text, result.finish_reason) == ("xyz", "stop")
+    [only, missing] = run([fields(choice=["yes"], num_beams=3, n=2)]).results
+    assert (only.text, only.finish_reason, only.constraint) == ("yes", "stop", "complete")
+    assert missing.error is not None
+    assert (missing.error.code, missing.tokens) == ("too-few-outputs", [])
 
 
 def test_tokens_forced_before_a_failure_are_streamed() -> None:
@@ -87,13 +88,6 @@ def test_tokens_forced_before_a_failure_are_streamed() -> None:
     assert (result.text, result.finish_reason) == ("abcdef", "error")
     assert "".join(event.text for event in done.tokens) == "abcdef"
     assert [token for event in done.tokens for token in event.tokens] == result.tokens
-
-
-def test_beams_that_do_not_exist_are_errors() -> None:
-    [only, missing] = run([fields(choice=["yes"], num_beams=3, n=2)]).results
-    assert (only.text, only.finish_reason, only.constraint) == ("yes", "stop", "complete")
-    assert missing.error is not None
-    assert (missing.error.code, missing.tokens) == ("too-few-outputs", [])
 
 
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
@@ -194,13 +188,10 @@ def test_who_shares_what_was_not_computed_fails_and_nobody_else(*, is_attentive:
     assert results["other"].tokens == alone.tokens
 
 
-def test_a_later_request_finds_nothing_of_what_failed() -> None:
+def test_who_finds_blocks_later_or_has_a_cache_of_its_own_computes_what_failed() -> None:
     later = Request(id="later", prompt=GOOD.prompt, max_tokens=5, ignore_eos=True, arrival_time=3.0)
     alone = results_of(SimulatedModel(), [GOOD])["good"]
     assert results_of(FailsOnAToken(), [BAD, later])["later"].tokens == alone.tokens
-
-
-def test_a_model_with_a_cache_of_its_own_computes_everything_itself() -> None:
     alone = results_of(SimulatedModel(), [GOOD])["good"]
     results = results_of(FailsWithoutPages(), [BAD, GOOD])
     assert results["bad"].finish_reason == "error"

@@ -50,14 +50,12 @@ def test_the_likeliest_tokens_come_up_to_and_with_the_stop_token(kind: type[LLM]
     assert llm.calls == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
 
 
-def test_a_prompt_may_be_any_sequence_and_hold_the_stop_token() -> None:
+def test_a_prompt_may_be_any_sequence_and_an_output_any_length() -> None:
     assert generate((STOP,), LLM(), temperature=0) == [1, 2, 3, 4, STOP]
     assert generate(range(6), LLM(), temperature=0)[-1] == STOP
     assert generate(iter([0, 1]), llm := LLM(), temperature=0) == [2, 3, 4, STOP]
     assert llm.calls[0] == [0, 1]
 
-
-def test_it_goes_on_until_the_stop_token_however_long_that_takes() -> None:
     class Long(LLM):
         vocab_size = 6
 

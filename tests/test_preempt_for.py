@@ -71,7 +71,7 @@ def test_groups_give_way_and_come_together() -> None:
     assert preemptions(events) == []
 
 
-def test_who_cannot_be_let_in_lets_no_one_as_urgent_go_first() -> None:
+def test_no_one_as_urgent_overtakes_who_cannot_be_let_in_or_gave_way() -> None:
     # else single ones that keep coming would take each slot that the beams need
     top = replace(BULK[0], id="top", priority=0, max_tokens=10)
     beams = replace(VIP, id="beams", priority=1, num_beams=3, arrival_time=2.0)
@@ -81,6 +81,13 @@ def test_who_cannot_be_let_in_lets_no_one_as_urgent_go_first() -> None:
     ]
     results, _ = run([top, *BULK[:2], beams, *stream], settings("priority"), num_slots=3)
     assert results["beams"].steps.admitted == 10
+    # the beams leave two slots; who is less urgent than they were gets neither
+    beams = replace(BULK[0], id="beams", num_beams=3, priority=4)
+    top = replace(BULK[1], id="top", priority=6)
+    vips = [replace(VIP, id="first", num_beams=2), replace(VIP, id="second", priority=5)]
+    _, events = run([beams, top, *vips], settings("priority"))
+    moves = [(event.step, event.id) for event in events if isinstance(event, AdmitEvent)]
+    assert {id_ for step, id_ in moves if step == 3} == {"first"}
 
 
 @pytest.mark.parametrize(
@@ -105,16 +112,6 @@ def test_who_cannot_be_let_in_keeps_back_no_one_less_urgent(policy: str) -> None
         (50, "bulk-0", "beams", "priority"),
         (50, "vip", "beams", "priority"),
     ]
-
-
-def test_who_gave_way_is_not_overtaken_in_the_same_step() -> None:
-    # the beams leave two slots; who is less urgent than they were gets neither
-    beams = replace(BULK[0], id="beams", num_beams=3, priority=4)
-    top = replace(BULK[1], id="top", priority=6)
-    vips = [replace(VIP, id="first", num_beams=2), replace(VIP, id="second", priority=5)]
-    _, events = run([beams, top, *vips], settings("priority"))
-    moves = [(event.step, event.id) for event in events if isinstance(event, AdmitEvent)]
-    assert {id_ for step, id_ in moves if step == 3} == {"first"}
 
 
 def test_beams_that_are_aborted_when_they_are_back_may_have_whole_outputs() -> None:

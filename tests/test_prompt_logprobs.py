@@ -152,7 +152,7 @@ def test_what_is_scored_is_not_read_from_the_cache_but_written_to_it():
     assert cached["plain"] == (len(PROMPT) - 1) // 4 * 4
 
 
-def test_a_prompt_alone_is_computed_and_nothing_is_generated():
+def test_a_prompt_alone_is_computed_and_nothing_is_generated_or_measured():
     requests = [
         Request(id="a", prompt=PROMPT, prompt_logprobs=0, max_tokens=0, logprobs=1, stop="a"),
         Request(id="b", prompt="", prompt_logprobs=0, max_tokens=0),
@@ -169,9 +169,6 @@ def test_a_prompt_alone_is_computed_and_nothing_is_generated():
     assert results["b"].prompt_logprobs == []
     assert (results["c"].slot, results["c"].prompt_logprobs) == (None, None)
     assert not done.tokens
-
-
-def test_a_prompt_alone_has_no_first_token_in_the_metrics():
     metrics = RunMetrics(None)
     engine = Engine(MODEL, 2, settings=SchedulingSettings(max_batch_tokens=9), is_measured=True)
     engine.add(Request(id="alone", prompt=PROMPT, prompt_logprobs=0, max_tokens=0))

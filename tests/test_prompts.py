@@ -78,7 +78,7 @@ def test_bos_stands_before_a_prompt_that_begins_with_a_text():
     assert read_prompt([text, text], "prompt", "a", model, [5]).tokens == [5, *hi, *hi]
 
 
-def test_bos_is_one_of_the_tokens_of_a_prompt():
+def test_bos_is_one_of_the_tokens_of_a_prompt_once():
     turns = [Request(prompt="Hi", session="a", max_tokens=2), Request(prompt="You", session="a")]
     first, second = decode(turns, model=model_with_bos())
     assert first.usage.prompt_tokens == 1 + len(ENCODE("Hi"))
@@ -94,9 +94,6 @@ def test_bos_is_one_of_the_tokens_of_a_prompt():
         [Request(prompt=[PromptSegment(text="Hi")], echo=True)], model=model_with_bos()
     )
     assert echoed.text.startswith("Hi")
-
-
-def test_a_simulation_counts_bos_once():
     segment = PromptSegment(text="Hi")
     request = Request(prompt=[segment, segment], ignore_eos=True)
     [job] = workload_of([request], model_with_bos()).jobs
@@ -129,9 +126,14 @@ def test_segments_stand_one_behind_the_other_and_each_ends_at_a_boundary():
     assert count_tokens(prompt, MODEL.tokenizer) == ends[-1]
 
 
-def test_it_is_splitmix64_of_the_hashed_seed():
+def test_what_is_drawn_is_splitmix64_of_the_hashed_seed_in_two_bytes_each():
     numbers = splitmix64(next(splitmix64(5)))
     assert drawn(5, 50, 1000) == [3 + ((next(numbers) >> 32) * 997 >> 32) for _ in range(50)]
+    few, many = drawn(1, MANY), drawn(1, MANY + 1)
+    assert isinstance(few, list)
+    assert (type(many), many.itemsize) == (array, 2)
+    assert many[:MANY].tolist() == few
+    assert drawn(1, MANY + 1, None).tolist() == many.tolist()
 
 
 def test_what_a_seed_stands_for_is_the_same_in_every_process():
@@ -161,14 +163,6 @@ def test_drawn_tokens_are_ordinary_tokens_of_the_model(seed, length):
         assert len(tokens) == length
         assert all(type(token) is int and first <= token < vocab_size for token in tokens)
     assert drawn(seed, length, None) == drawn(seed, length, 512)
-
-
-def test_many_drawn_tokens_are_an_array_of_two_bytes_each():
-    few, many = drawn(1, MANY), drawn(1, MANY + 1)
-    assert isinstance(few, list)
-    assert (type(many), many.itemsize) == (array, 2)
-    assert many[:MANY].tolist() == few
-    assert drawn(1, MANY + 1, None).tolist() == many.tolist()
 
 
 def test_a_prompt_is_cut_at_a_boundary_of_its_own():
@@ -236,6 +230,8 @@ def test_segments_give_what_their_tokens_give():
     assert of_segments == of_tokens
     assert of_segments.usage.prompt_tokens == len(tokens)
     assert of_segments.text.startswith("ow")
+    prompt = [{"text": "She opened"}, {"length": 3, "seed": 2}, {"text": " the wind"}]
+    assert decode([{"prompt": prompt}]) == decode([Request(prompt=SEGMENTS)])
 
 
 @pytest.mark.parametrize("heal", [False, True])
@@ -257,11 +253,6 @@ def test_an_echo_leaves_out_what_the_session_has_before(prompt, text):
     [_, plain], [_, echoed] = decode(turns), decode(told)
     assert echoed.text == text + plain.text
     assert echoed.usage.prompt_tokens > len(ENCODE(text))
-
-
-def test_a_mapping_may_hold_segments():
-    prompt = [{"text": "She opened"}, {"length": 3, "seed": 2}, {"text": " the wind"}]
-    assert decode([{"prompt": prompt}]) == decode([Request(prompt=SEGMENTS)])
 
 
 # -- The bits are those of SplitMix64, of one number or of many ------------------------------------

@@ -127,7 +127,7 @@ def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
     )
 
 
-def test_a_standstill_counts_once_for_a_sequence_that_was_in_two_slots():
+def test_neither_two_slots_nor_what_was_forced_is_a_second_standstill():
     fold = RequestFold()
     fold.take(arrive("a"))
     fold.take(admit("a", 0))
@@ -136,6 +136,12 @@ def test_a_standstill_counts_once_for_a_sequence_that_was_in_two_slots():
     fold.take(StepsEvent(4, [5.0], [0], [3], [1], [1], [0], [0]))
     (request,) = fold.open
     assert [request.tokens_after(step) for step in (4, 5)] == [3, 4]
+    fold = RequestFold()
+    jumps = [jump("a", 0, step) for step in (0, 1)]
+    for event in [*FORCED[:2], *jumps, *STEPS]:
+        fold.take(event)
+    (request,) = fold.open
+    assert request.tokens_after(2) == 7
 
 
 STEPS = [
@@ -166,12 +172,3 @@ def test_a_step_that_computes_what_was_forced_is_no_standstill_of_others(events)
         fold.take(event)
     (request,) = fold.open
     assert [request.tokens_after(step) for step in (2, 3)] == [4, 5]
-
-
-def test_a_step_that_computes_at_once_what_was_forced_is_no_standstill():
-    fold = RequestFold()
-    jumps = [jump("a", 0, step) for step in (0, 1)]
-    for event in [*FORCED[:2], *jumps, *STEPS]:
-        fold.take(event)
-    (request,) = fold.open
-    assert request.tokens_after(2) == 7

@@ -145,16 +145,13 @@ def test_aborting_a_turn_that_waits_leaves_the_one_that_runs_alone() -> None:
     assert failed(run) == ["c", "d", "e"]
 
 
-def test_a_session_is_remembered_after_its_last_turn() -> None:
+def test_a_session_is_remembered_and_a_failed_turn_names_no_time() -> None:
     run = Run([turn("a", ignore_eos=True)]).finish()
     late = turn("b", think_time=3.0)
     run.engine.add(late)
     run.finish()
     check_conversation([turn("a", ignore_eos=True), late], run.results)
     assert run.arrivals()["b"] == (11.0, "turn")
-
-
-def test_an_idle_engine_wants_requests_whatever_time_the_turns_named_that_failed() -> None:
     requests = [turn("a", [5] * 300), turn("b", arrival_time=17.0)]
     run = Run(requests, settings=PAGED).step(2)
     assert {result.finish_reason for result in run.results.values()} == {"error"}

@@ -405,7 +405,7 @@ def test_a_model_drafts_for_an_empty_prompt_in_a_slot_that_was_used() -> None:
     assert sum(event.tokens for event in of_kind(events, AcceptEvent)) == 16
 
 
-def test_auto_gives_no_drafts_that_are_never_right_and_says_why() -> None:
+def test_auto_gives_no_drafts_that_are_never_right_and_learns_on_the_wall() -> None:
     engine = Engine(
         SimulatedModel(),
         4,
@@ -415,9 +415,6 @@ def test_auto_gives_no_drafts_that_are_never_right_and_says_why() -> None:
     events = engine_runs.drained(engine, plain(4, 9, 200)).events
     assert (0, "cost") in {(e.tokens, e.reason) for e in of_kind(events, SpeculateEvent)}
     assert sum(event.tokens for event in of_kind(events, DraftEvent)) < 800 / 2  # of a token each
-
-
-def test_auto_on_the_wall_learns_from_the_steps_it_measures() -> None:
     seconds = iter(range(10**6))
     clock = WallClock(lambda: next(seconds) / 8)
     speculation = SpeculationSettings(draft="simulated", draft_tokens="auto")

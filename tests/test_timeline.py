@@ -261,7 +261,7 @@ def test_what_happened_to_an_id_is_not_told_of_the_next_that_has_it():
     ]
 
 
-def test_a_dropped_sample_is_known_by_its_span():
+def test_a_dropped_sample_is_known_by_its_span_if_it_had_a_slot():
     run = [
         RUN,
         admit("r0", 0),
@@ -275,9 +275,6 @@ def test_a_dropped_sample_is_known_by_its_span():
         (0, 1, False),
         (2, 0, False),
     ]
-
-
-def test_a_sample_that_never_had_a_slot_may_be_dropped():
     events = [RUN, arrive("r0"), finish("r0", None), drop("r0")]
     assert list(Timeline.from_events(events).spans) == []
 
@@ -336,10 +333,13 @@ def test_a_preempted_sequence_waits_again_from_that_step():
     ]
 
 
-def test_what_was_found_in_the_cache_is_in_the_span():
+def test_a_span_has_what_was_found_in_the_cache_and_how_far_its_prompt_came():
     run = play_paged([PagedJob("a", 9, 1, cached=6)], Limits())
     (span,) = Timeline.from_events(run.events).spans
     assert (span.cached, span.prefill) == (6, 1)
+    events = [RUN, admit("a", 0, left=5), finish("a", 0, 1, reason="error")]
+    (span,) = Timeline.from_events(events).spans
+    assert (span.prefill, span.outcome) == (2, "error")
 
 
 def test_a_partner_and_beams_leave_and_come_back_with_their_first():
@@ -388,12 +388,6 @@ def test_a_preempted_request_may_be_aborted_while_it_waits(slot):
         ("b", 6, "length"),
     ]
     assert list(timeline.waits) == [Wait("a", 0, 2, 4)]
-
-
-def test_an_error_may_end_a_prompt_that_is_half_computed():
-    events = [RUN, admit("a", 0, left=5), finish("a", 0, 1, reason="error")]
-    (span,) = Timeline.from_events(events).spans
-    assert (span.prefill, span.outcome) == (2, "error")
 
 
 def test_what_a_constraint_forced_may_be_computed_in_several_steps_too():
@@ -539,7 +533,7 @@ def test_a_run_that_speculates_is_told_in_every_view():
     assert slices[0]["args"] == {"index": 0, "outcome": "length", "drafted": 7, "accepted": 2}
 
 
-def test_drafts_are_counted_by_their_position_in_the_draft():
+def test_drafts_are_counted_by_their_position_in_the_draft_the_first_of_them():
     fold = RequestFold()
     for event in EVENTS[1:-1]:
         (request,) = [fold.take(event)]
@@ -547,9 +541,6 @@ def test_drafts_are_counted_by_their_position_in_the_draft():
     assert counts.by_position() == [(2, 1), (2, 1), (2, 0), (1, 0)]
     assert (counts.num_steps, counts.num_rejecting, counts.num_rejected) == (2, 2, 5)
     assert (counts.num_drafted, counts.num_accepted, counts.blocks) == (7, 2, 1)
-
-
-def test_of_endless_drafts_only_the_first_are_told_by_position():
     counts = DraftCounts()
     counts.lengths[10**15] += 1
     assert counts.by_position() == [(1, 0)] * 64

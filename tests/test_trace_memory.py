@@ -106,14 +106,11 @@ def test_a_slot_that_nothing_uses_costs_nothing(view):
     assert peak_of(wide(2**20), views[view]) < 400_000
 
 
-def test_steps_of_a_huge_batch_have_the_slots_that_were_used():
+def test_stories_and_steps_go_from_event_to_event():
     (row, *_) = encode_steps(Timeline.from_events(wide(2**20)))
     assert row == b'{"step":0,"slots":["r0","r1048575"],"waiting":0}\n'
     story = answer_of(read_requests(wide(2**20), "r0")).stories[0]
     assert [part.phase for part in story.parts] == ["prefill", "decode"]
-
-
-def test_the_story_of_a_request_goes_from_event_to_event():
     tracemalloc.start()
     answer = answer_of(read_requests(forged(100_000_000), "b"))
     peak = tracemalloc.get_traced_memory()[1]

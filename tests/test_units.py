@@ -53,13 +53,10 @@ def test_beams_fork_from_the_first_and_their_events_name_parents() -> None:
     assert reasons == [(0, first.finish_reason), (1, second.finish_reason), (2, "unused")]
 
 
-def test_beams_end_where_a_constraint_leaves_only_the_end() -> None:
+def test_beams_end_where_only_the_end_is_left_and_when_aborted_with_what_they_have() -> None:
     results = run([fields(regex="[0-9]{3}", num_beams=2, n=2, min_tokens=6)]).results
     ends = {(result.finish_reason, result.constraint, len(result.tokens)) for result in results}
     assert ends == {("stop", "complete", 4)}
-
-
-def test_aborting_beams_gives_what_they_have() -> None:
     engine = Engine(SimulatedModel(), 4)
     engine.add(fields(num_beams=3, n=2, ignore_eos=True))
     engine.step()
@@ -114,7 +111,7 @@ def test_samples_that_are_whole_are_better_than_those_that_were_aborted() -> Non
     ]
 
 
-def test_what_is_aborted_ended_in_the_step_before() -> None:
+def test_what_is_aborted_ended_in_the_step_before_or_has_not_arrived() -> None:
     engine = Engine(SimulatedModel(), 4)
     engine.add(fields(temperature=1.0, best_of=2, ignore_eos=True))
     engine.step()
@@ -123,6 +120,11 @@ def test_what_is_aborted_ended_in_the_step_before() -> None:
     events = engine.step().events
     ends = [(type(event), event.step, event.time) for event in events]
     assert ends == [(FinishEvent, 1, 1.0), (FinishEvent, 1, 1.0), (DropEvent, 1, 1.0)]
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(fields(arrival_time=9.0))
+    engine.abort("a")
+    [result] = engine.step().results
+    assert (result.steps.arrived, result.steps.admitted) == (None, None)
 
 
 @pytest.mark.parametrize("first", mostly_heavy(range(4), 0))
@@ -168,14 +170,6 @@ def test_penalties_count_the_tokens_of_each_beam() -> None:
     beams = fields(num_beams=3, max_tokens=6, allowed_token_ids=allowed, frequency_penalty=2.0)
     [best] = run([beams]).results
     assert sorted(best.tokens) == allowed
-
-
-def test_what_is_aborted_before_its_time_has_not_arrived() -> None:
-    engine = Engine(SimulatedModel(), 1)
-    engine.add(fields(arrival_time=9.0))
-    engine.abort("a")
-    [result] = engine.step().results
-    assert (result.steps.arrived, result.steps.admitted) == (None, None)
 
 
 def is_replayed(request: Request) -> bool:

@@ -113,7 +113,7 @@ def test_a_link_is_followed(tmp_path, is_there):
     assert contents(tmp_path / "deep") == {"file": "new"}
 
 
-def test_a_pipe_is_written_to_at_once(tmp_path):
+def test_pipes_and_descriptors_are_written_to_as_they_are(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with WholeFile(str(tmp_path / "pipe")) as file:
@@ -122,9 +122,6 @@ def test_a_pipe_is_written_to_at_once(tmp_path):
         file.put()
     os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
-
-
-def test_what_a_descriptor_is_open_for_is_not_replaced(tmp_path):
     with (tmp_path / "file").open("wb") as opened:
         write(f"/dev/fd/{opened.fileno()}", "into what is open")
         assert os.fstat(opened.fileno()).st_size == len("into what is open")

@@ -116,7 +116,7 @@ def few_events():
     return traced(REQUESTS, 2, 1)[1]
 
 
-def test_views_name_the_worker():
+def test_views_name_the_worker_and_chrome_has_a_process_for_each():
     timeline = Timeline.from_events(few_events())
     spans = [msgspec.json.decode(line) for line in encode_spans(timeline)]
     assert all(span["worker"] == span["slot"] // BATCH for span in spans)
@@ -124,9 +124,6 @@ def test_views_name_the_worker():
     header, first, *_ = encode_csv(timeline)
     assert header.endswith(b",worker\n")
     assert first.endswith(b",0\n")
-
-
-def test_each_worker_is_a_process_of_chrome_with_its_slots_by_their_numbers():
     events = msgspec.json.decode(b"".join(encode_chrome(Timeline.from_events(few_events()))))[
         "traceEvents"
     ]
@@ -137,6 +134,9 @@ def test_each_worker_is_a_process_of_chrome_with_its_slots_by_their_numbers():
     waits = [(e["id"], e["pid"]) for e in events if e.get("cat") == "queue" and e["ph"] == "b"]
     assert len({number for number, _ in waits}) == len(waits)
     assert {pid for _, pid in waits} == {1, 2}
+    timeline = Timeline.from_events(few_events())
+    page = msgspec.json.decode(b"".join(encode_chrome(timeline, Selection(slots=frozenset({4})))))
+    assert {event["pid"] for event in page["traceEvents"]} == {2}
 
 
 def test_what_a_worker_found_in_its_cache_is_of_that_worker():
@@ -148,12 +148,6 @@ def test_what_a_worker_found_in_its_cache_is_of_that_worker():
     begun = {number: pid for phase, number, pid in ends if phase == "s"}
     assert begun == {number: pid for phase, number, pid in ends if phase == "f"}
     assert 2 * len(begun) == len(ends), "no two flows have one number"
-
-
-def test_slots_that_are_chosen_may_be_of_one_worker():
-    timeline = Timeline.from_events(few_events())
-    page = msgspec.json.decode(b"".join(encode_chrome(timeline, Selection(slots=frozenset({4})))))
-    assert {event["pid"] for event in page["traceEvents"]} == {2}
 
 
 @pytest.mark.parametrize(
@@ -304,17 +298,22 @@ ARRIVE = ArriveEvent(step=0, time=0, id="a", index=0, reason="input", prompt_tok
 ADMIT = AdmitEvent(step=3, time=3, id="a", index=0, slot=0, reason="empty")
 
 
-def test_a_worker_is_not_replaced_before_what_it_has_done():
+def test_a_restart_ends_waits_and_is_marked_but_not_before_what_was_done():
     restart = RestartEvent(step=3, time=2.0, reason="lost")
     with pytest.raises(InvariantError, match="replaced before step 3, and has made 4"):
         Timeline.from_events([RUN, ARRIVE, ADMIT, restart])
-
-
-def test_what_waits_when_a_worker_dies_has_waited_up_to_there():
     restart = RestartEvent(step=5, time=5.0, reason="exited", code=3)
     timeline = Timeline.from_events([RUN, ARRIVE, restart])
     assert [(wait.start, wait.end) for wait in timeline.waits] == [(0, 5)]
     assert timeline.num_steps == 5
+    restart = RestartEvent(step=0, time=0.0, reason="killed", code=9)
+    finish = FinishEvent(4, 4.0, "a", 0, 0, "stop", None, 2)
+    timeline = Timeline.from_events([RUN, restart, ARRIVE, replace(ADMIT, step=0), finish])
+    shown = b"".join(encode_chrome(timeline))
+    assert b'"worker replaced"' in shown
+    gantt = ["".join(text for text, _ in line) for line in render_gantt(timeline, width=60)]
+    assert any(line.split()[:2] == ["died", "!"] for line in gantt if line)
+    assert b"restart" in render_svg(timeline).partition(b"</style>")[2]
 
 
 @pytest.mark.parametrize(
@@ -338,14 +337,3 @@ def test_a_clock_on_the_wall_goes_on_from_the_time_it_is_told():
     clock.go_on_from(4, 7.0)
     clock.advance(None)
     assert (clock.step, clock.now) == (5, 7.5)
-
-
-def test_a_worker_that_died_before_its_first_step_is_marked_at_the_first():
-    restart = RestartEvent(step=0, time=0.0, reason="killed", code=9)
-    finish = FinishEvent(4, 4.0, "a", 0, 0, "stop", None, 2)
-    timeline = Timeline.from_events([RUN, restart, ARRIVE, replace(ADMIT, step=0), finish])
-    shown = b"".join(encode_chrome(timeline))
-    assert b'"worker replaced"' in shown
-    gantt = ["".join(text for text, _ in line) for line in render_gantt(timeline, width=60)]
-    assert any(line.split()[:2] == ["died", "!"] for line in gantt if line)
-    assert b"restart" in render_svg(timeline).partition(b"</style>")[2]

@@ -103,15 +103,12 @@ def test_the_plan_can_be_read(check):
     assert "invalid" not in shown
 
 
-def test_a_bad_line_is_exit_status_2(check):
+def test_a_bad_line_is_exit_status_2_and_an_empty_input_a_plan(check):
     done = check(REQUESTS + b"{\n", "--json")
     assert json.loads(done.plan)["invalid"] == 1
     assert isinstance(done.exception, InvalidInput)
     assert "error[invalid-json]" in done.stderr
     assert "1 invalid of 5 lines" in str(done.exception)
-
-
-def test_an_empty_input_is_a_plan_too(check):
     assert check(b"").plan.endswith("in.jsonl: 0 requests\n")
 
 

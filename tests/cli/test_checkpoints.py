@@ -106,18 +106,15 @@ def test_verify_proves_it_with_log_probabilities():
         assert proof["exercised"]["preemptions"] > 0
 
 
-def test_low_memory_shows_in_no_byte_and_a_run_goes_on_without_it(folder):
+def test_neither_fast_math_nor_low_memory_shows(folder):
     options = ["--weights", "int8-channel", "-o", "out"]
     assert run(*options, "--low-memory", requests="in", cwd=folder).returncode == 0
     assert run(*options, "--resume", requests="in", cwd=folder).returncode == 0
+    exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
+    assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"], 1e-3)
 
 
 # -- options ---------------------------------------------------------------------------------------
-
-
-def test_fast_math_is_near():
-    exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
-    assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"], 1e-3)
 
 
 def test_weights_that_are_no_numbers_are_damage_found_while_loading(tmp_path):

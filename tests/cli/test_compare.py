@@ -30,7 +30,7 @@ def rows_of(*arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
+def test_a_row_for_each_cell_the_same_for_any_processes_and_sorted(tmp_path):
     done = batchdecode("compare", CHAT, *PROFILE, "--batch", "4,8,16,32,64", "--policy", "fcfs,sjf")
     lines = done.stdout.decode().splitlines()
     assert lines[1].split()[:3] == ["policy", "batch", "tokens/s"]
@@ -42,6 +42,14 @@ def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
         "KV is unlimited; the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: "
         "--kv-blocks 2587\n"
     )
+    cells = rows_of(CHAT, *PROFILE, "--batch", "8,4,16", "--sort", "throughput")
+    assert [cell["settings"]["batch"] for cell in cells] == [16, 8, 4]
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(lines_of(*workload(200, arrivals=lambda i: i)))
+    grid = (path, "--batch", "2,3,5,8", "--json")
+    one, four = (batchdecode("compare", *grid, "--jobs", jobs).stdout for jobs in (1, 4))
+    assert one == four
+    assert len(one.splitlines()) == 4
 
 
 @pytest.mark.parametrize(("width", "wanted"), [(92, ""), (80, ""), (80, "hits"), (60, "")])
@@ -81,15 +89,6 @@ def test_long_settings_are_cut_where_leaving_out_columns_does_not_do(tmp_path):
     assert str(path) in whole
     assert [line.split()[0][-8:] for line in lines if ".yaml" in line] == ["one.yaml"] * 4
     assert " price" in " ".join(lines)
-
-
-def test_processes_change_nothing(tmp_path):
-    path = tmp_path / "r.jsonl"
-    path.write_bytes(lines_of(*workload(200, arrivals=lambda i: i)))
-    grid = (path, "--batch", "2,3,5,8", "--json")
-    one, four = (batchdecode("compare", *grid, "--jobs", jobs).stdout for jobs in (1, 4))
-    assert one == four
-    assert len(one.splitlines()) == 4
 
 
 def test_drafts_are_compared_with_none(tmp_path):
@@ -142,11 +141,6 @@ def test_requests_that_can_never_run_are_told_of_and_if_none_can_it_fails(tmp_pa
     assert [line.split()[-2:] for line in done.stdout.decode().splitlines()[2:4]] == [
         ["KV", "100%"]
     ] * 2
-
-
-def test_sorted_the_best_comes_first():
-    cells = rows_of(CHAT, *PROFILE, "--batch", "8,4,16", "--sort", "throughput")
-    assert [cell["settings"]["batch"] for cell in cells] == [16, 8, 4]
 
 
 @pytest.mark.parametrize("number", mostly_heavy([signal.SIGINT, signal.SIGTERM], signal.SIGINT))

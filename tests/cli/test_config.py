@@ -29,15 +29,12 @@ def batch_of(done):
     return json.loads(done.plan)["batch"]
 
 
-def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(check):
+def test_one_file_serves_all_commands_and_flags_go_before_it(check):
     assert batch_of(check("")) == 8
     assert batch_of(check("batch: 2")) == 2
     assert batch_of(check("batch: 2", BATCHDECODE_BATCH="3")) == 3
     assert batch_of(check("batch: 2", "-b", "4", BATCHDECODE_BATCH="3")) == 4
     assert batch_of(check("batch:")) == 8
-
-
-def test_one_file_serves_all_commands(check):
     assert batch_of(check("keep-order: true\nkeep_going: yes\nstep-delay: 1.5\nbatch: 3")) == 3
 
 
@@ -193,13 +190,10 @@ def test_what_is_set_for_running_requests_means_nothing_to_a_trace(below, trace)
     assert (refused.returncode, refused.stdout) == (2, b"")
 
 
-def test_what_plan_searches_may_be_set_for_other_commands():
+def test_what_plan_searches_may_be_set_for_others_and_unknown_names_are_warned_of(monkeypatch):
     command = ["plan", REQUESTS, "--slo", "e2e=500", "-q"]
     assert batchdecode(*command, BATCHDECODE_BATCH="3").returncode == 0
     assert batchdecode(*command, "--batch", "3").returncode == 2
-
-
-def test_a_name_that_no_command_has_is_warned_of(monkeypatch):
     done = batchdecode("check", REQUESTS, BATCHDECODE_BACTH="4", BATCHDECODE_API_KEY="secret")
     assert done.returncode == 0
     assert done.stderr == (

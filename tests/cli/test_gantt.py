@@ -95,14 +95,11 @@ def test_what_ids_have_in_common_is_what_the_labels_leave_out():
         assert row_of(lines, f"slot {slot}").startswith(f"slot {slot} ┃{start}")
 
 
-def test_wide_and_combining_characters_keep_the_columns():
+def test_labels_of_wide_combining_and_escaped_characters_keep_the_columns():
     lines = gantt_of([Job("日本語", 5), Job("e\u0301te\u0301", 5), Job("b", 5)], 3)
     assert "┃日本語━" in row_of(lines, "slot 0")
     assert "┃e\u0301te\u0301━" in row_of(lines, "slot 1")
     assert len({cell_width(row_of(lines, f"slot {slot}")) for slot in range(3)}) == 1
-
-
-def test_an_escape_is_never_cut():
     lines = gantt_of([Job("chat-\u30c6", 9), Job("chat-\u30c8", 9)], ascii_only=True)
     assert lines[1].startswith("ids chat-~ ")
     assert row_of(lines, "slot 0").startswith(r"slot 0 |\u30c6=")

@@ -169,15 +169,12 @@ class GoneScreen(Screen):
         raise OSError("the terminal is gone")
 
 
-def test_a_terminal_that_is_gone_does_not_end_the_run():
+def test_a_terminal_that_is_gone_ends_no_run_but_results_for_it_are_an_error():
     run = Run(long_requests(8), screen=GoneScreen())
     run.view.write_message("warning\n")
     run.steps(3).view.close()
     assert run.view._next_frame == float("inf")
     View(GoneScreen()).write_message("warning\n")
-
-
-def test_results_for_a_terminal_that_is_gone_are_an_error():
     run = inline(long_requests(8), screen=GoneScreen())
     run.view.write_results(b"result\n")
     with pytest.raises(OSError, match="is gone"):

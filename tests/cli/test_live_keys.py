@@ -59,11 +59,17 @@ def last_line(run):
 # -- looking around --------------------------------------------------------------------------------
 
 
-def test_the_last_line_says_which_keys_there_are():
+def test_the_last_line_and_the_help_tell_of_the_keys():
     run = played()
     assert last_line(run).strip() == "space pause  . step  / find  ? keys  q end"
     assert "keys" not in Run(long_requests(9)).steps(1).screen.text()
     assert "keys" not in played(screen=Screen(40, 12)).screen.text()
+    run = played()
+    text = press(run, "?")
+    assert "# request" not in text
+    for key in ("space", ".", "-, +", "arrows", "home, end", "/", "n, N", "escape", "?", "q"):
+        assert f"\n{key}" in text
+    assert "# request" in press(run, "?")
 
 
 @pytest.mark.parametrize("display", [ScreenLive, InlineLive])
@@ -85,15 +91,6 @@ def test_many_slots_are_a_map_and_rows_to_scroll_through(display):
     press(run, "home")
     assert shown_slots(run) == first
     assert "a cell a slot" in press(run, "escape")
-
-
-def test_help_is_in_place_of_the_slots_and_tells_of_all_keys():
-    run = played()
-    text = press(run, "?")
-    assert "# request" not in text
-    for key in ("space", ".", "-, +", "arrows", "home, end", "/", "n, N", "escape", "?", "q"):
-        assert f"\n{key}" in text
-    assert "# request" in press(run, "?")
 
 
 def test_the_page_on_the_live_view_tells_of_the_same_keys():

@@ -96,7 +96,7 @@ def test_keys_go_as_many_steps_as_they_say_and_stay_in_the_run(keys):
         assert seen.step == expected
 
 
-def test_a_request_is_found_where_it_is_admitted():
+def test_a_request_is_found_where_it_is_admitted_and_n_goes_through_all():
     seen = Seen(LONG).type("/", "r17")
     [admit] = [e for e in LONG if type(e).__name__ == "AdmitEvent" and e.id == "r17"]
     assert seen.step == admit.step
@@ -105,9 +105,6 @@ def test_a_request_is_found_where_it_is_admitted():
     seen.type("/", "nobody")
     assert "no request with nobody in its id was admitted" in seen.text
     assert seen.step == admit.step
-
-
-def test_n_goes_through_all_that_have_it_in_their_names():
     seen = Seen(LONG).type("/", "r1")  # which one is called as a whole
     assert "r1 is in slot 1" in seen.text
     seen.type("/", "r5")

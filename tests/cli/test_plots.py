@@ -47,7 +47,7 @@ def chart_of(*places, limit=None):
     return Chart("points: batch", "TTFT p99 (s)", {"": points}, limit)
 
 
-def test_a_point_for_each_cell_by_what_is_promised():
+def test_charts_have_a_point_for_each_cell_and_a_line_for_each_setting():
     ttft, e2e = charts_of({"batch": [1, 2, 4]}, "ttft=30,e2e=15")
     assert ttft.latency_title == "TTFT p99 (s)"
     assert ttft.title == "points: batch"
@@ -63,9 +63,6 @@ def test_a_point_for_each_cell_by_what_is_promised():
         (40, False),
         (20, False),
     ]
-
-
-def test_of_several_settings_batch_is_along_a_line_and_the_others_make_lines():
     ttft, tpot = charts_of({"batch": [1, 2], "policy": [*POLICIES][:2], "kv_blocks": [8, 16]})
     assert (ttft.latency_title, tpot.latency_title) == ("TTFT p99 (s)", "TPOT p99 (s)")
     assert ttft.title == "points: batch; lines: policy, blocks"

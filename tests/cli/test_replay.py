@@ -19,9 +19,6 @@ def test_replay_shows_the_real_run_the_simulated_one_and_the_error():
         assert all(f"{name} {which}" in text for which in ("mean", "p50", "p99"))
     assert "makespan" in text
     assert "binding: arrivals" in text
-
-
-def test_replay_as_json_reads_stdin():
     done = batchdecode(
         "replay", "--profile", "rtx4090_llama3.1-8b", "--json", *RUN, stdin=LOG.read_bytes()
     )

@@ -47,7 +47,7 @@ def test_the_tables_are_narrow_and_ascii_and_say_what_the_summary_says(tmp_path,
             assert float(shown.replace(",", "")) == pytest.approx(found[column], rel=0.01)
 
 
-def test_limits_and_drafts_have_their_lines(tmp_path):
+def test_limits_drafts_and_constraints_have_their_lines(tmp_path):
     lines, summary = told(tmp_path, *LIMITED, "--prefix-cache", "on")
     titles = {line[2:16].strip() for line in lines}
     assert {"KV", "prefix cache", "preemptions", "budget", "steps blocked"} <= titles
@@ -56,9 +56,6 @@ def test_limits_and_drafts_have_their_lines(tmp_path):
     lines, summary = told(tmp_path, *DRAFTED)
     drafted, accepted = (summary["speculation"][name] for name in ("drafted", "accepted"))
     assert any(f"drafted {drafted:,}   accepted {accepted:,} (" in line for line in lines)
-
-
-def test_constraints_tell_what_they_took_and_the_summary_does_not(tmp_path):
     lines, summary = told(tmp_path, source="-", stdin=CONSTRAINED)
     text = " ".join(" ".join(lines).split())
     assert re.search(r"constraints compiled 1 in [\d.]+ m?s longest [\d.]+ m?s reused 2", text)
@@ -100,14 +97,7 @@ def test_a_run_over_time_is_a_table(tmp_path):
     assert "latencies" not in summary
 
 
-def test_gz_is_packed_and_no_requests_give_a_header(tmp_path):
-    done = batchdecode("run", "-q", "--timeseries", "t.csv.gz", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    packed = (tmp_path / "t.csv.gz").read_bytes()
-    assert gzip.decompress(packed).decode().splitlines() == [",".join(COLUMNS)]
-
-
-def test_a_run_with_drafts_has_columns_for_them(tmp_path):
+def test_the_table_over_time_has_columns_for_drafts_and_is_packed_if_asked(tmp_path):
     (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(4)))
     options = ["--draft", "simulated:0.8", "--timeseries", "t.csv", "--summary-json", "s.json"]
     done = batchdecode("run", "in.jsonl", "-b", 2, *options, "-q", cwd=tmp_path)
@@ -117,6 +107,10 @@ def test_a_run_with_drafts_has_columns_for_them(tmp_path):
     found = json.loads((tmp_path / "s.json").read_bytes())["speculation"]
     for column in ("drafted", "accepted"):
         assert sum(int(row[column]) for row in rows) == found[column] > 0
+    done = batchdecode("run", "-q", "--timeseries", "t.csv.gz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    packed = (tmp_path / "t.csv.gz").read_bytes()
+    assert gzip.decompress(packed).decode().splitlines() == [",".join(COLUMNS)]
 
 
 # One run, one count: a request is a line of the file, an output one of its results, everywhere.

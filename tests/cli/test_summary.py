@@ -65,7 +65,7 @@ BUSY_JOBS = [
 ]
 
 
-def test_a_run_in_six_lines():
+def test_runs_that_stopped_tell_how_many_had_not_begun():
     files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
     assert lines_of(summary_of(BUSY_JOBS), files) == [
         "✓ 21 ok  1 failed   903 steps · 2 slots · 72% busy · 2.1 s",
@@ -75,9 +75,6 @@ def test_a_run_in_six_lines():
         "  computed 1,391 positions, no padding",
         "  results.jsonl (22)   trace: batchdecode trace run.trace.jsonl",
     ]
-
-
-def test_a_run_that_stopped_tells_how_many_requests_had_not_begun():
     rest = {"is_complete": False, "num_unread": 1200}
     assert lines_of(summary_of([]), is_complete=False) == ["■ no requests"]
     assert lines_of(summary_of([]), **rest) == ["■ 1,200 not begun"]

@@ -124,7 +124,7 @@ def test_what_differs_in_kind_differs_in_shape():
     assert {"preempted", "KV blocks", "of 8"} <= {*texts_of(crowded)}
 
 
-def test_in_seconds_a_pause_is_a_gap():
+def test_any_id_is_text_and_in_seconds_a_pause_is_a_gap():
     timeline = timeline_of([Job("a", 2), Job("b", 2, 8.0)], 1)
     (_, _, end), (_, start, _) = bars_of(picture_of(timeline, unit="seconds"))
     per_second = (CHART[1] - CHART[0]) / 10
@@ -132,9 +132,6 @@ def test_in_seconds_a_pause_is_a_gap():
     assert start == pytest.approx(CHART[0] + 8 * per_second, abs=0.1)
     (_, _, end), (_, start, _) = bars_of(picture_of(timeline))
     assert start - end == pytest.approx(1, abs=0.1)
-
-
-def test_any_id_is_text():
     name = "<b>&\"'\x00\x1b]\u202e</b>"
     root = picture_of(timeline_of([Job(name, 30)], 1))
     assert r"<b>&\"'\x00\x1b]\u202e</b>".replace(r"\"", '"') in texts_of(root)

@@ -47,14 +47,11 @@ def test_profiles_are_as_wide_as_the_terminal_and_tell_the_same():
         assert told.split() == details_of(report).split()
 
 
-def test_profiles_of_a_file_says_what_beats_its_hardware():
+def test_profiles_say_what_beats_hardware_and_times_by_tokens():
     text = batchdecode("profiles", SAMPLES / "profiles.yaml").stdout.decode()
     assert "our-gpu   unchecked" in text
     assert "too-good  too fast" in text
     assert "too-good is faster than its hardware: prefill 2,048: 1.27 times as fast as" in text
-
-
-def test_times_by_tokens_are_shown():
     text = batchdecode("profiles", "rtx4090_llama3.1-8b").stdout.decode()
     assert "\n  by_tokens 15: 15.73  20: 16.73  64: 17.37  176: 20.87" in text
     listed = batchdecode("profiles").stdout.decode()

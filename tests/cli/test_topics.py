@@ -128,7 +128,7 @@ def pager(tmp_path):
     return pager
 
 
-def test_a_terminal_gets_it_laid_out_through_the_pager(pager):
+def test_a_terminal_gets_it_laid_out_through_the_pager_if_there_is_one(pager):
     shown, status = read_on_a_terminal("policies", PAGER=pager("echo PAGED\nexec cat"))
     text = without_styles(shown)
     assert status == 0
@@ -136,9 +136,6 @@ def test_a_terminal_gets_it_laid_out_through_the_pager(pager):
     assert "](" not in text
     assert "\x1b[" in shown
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
-
-
-def test_a_pager_that_cannot_be_started_leaves_the_text_to_the_terminal():
     shown, status = read_on_a_terminal("input index", PAGER="no-such-pager")
     assert status == 0
     assert "input index" in without_styles(shown)

@@ -40,7 +40,7 @@ def test_a_story_says_which_limit_is_a_default():
     assert done.stdout.startswith(b"1: 1 prompt token, at most 16 more by default\n")
 
 
-def test_the_story_of_a_request_that_waits_for_others(traces):
+def test_the_story_of_a_request_that_waits_for_others_as_text_and_json(traces):
     done = batchdecode("trace", "why", "c", "tight.jsonl", cwd=traces)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.decode().splitlines() == [
@@ -61,9 +61,6 @@ def test_the_story_of_a_request_that_waits_for_others(traces):
         "  in all 16 steps, 8.5 s: 13 steps waiting (6.750 s), 2 steps prefill (1.375",
         "    s), 1 step decode (0.375 s)",
     ]
-
-
-def test_the_story_as_json(traces):
     done = batchdecode("trace", "why", "c", "tight.jsonl", "--json", cwd=traces)
     (story,) = json.loads(done.stdout)["stories"]
     assert story["parts"][2] == {
@@ -118,7 +115,28 @@ def test_the_longest_is_the_one_whose_story_takes_the_most_seconds(workload):
     assert kept.all.index(kept.longest) == seconds.index(max(seconds))
 
 
-def test_a_line_without_an_id_is_told_what_is_missing(traces):
+def test_on_a_terminal_a_line_without_a_file_is_told_which_are_meant(traces):
+    ours, theirs = pty.openpty()
+    for name, hint in {
+        "r 12": WHICH_RUN,
+        "tight.jsonl": "; before the file tight.jsonl goes the ID of a request, or --longest",
+    }.items():
+        process = start("trace", "why", name, cwd=traces, stdin=theirs)
+        said = process.communicate()[1].decode()
+        assert said == f"error: trace why {name} needs an INPUT, - for stdin{hint}\n"
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_the_id_goes_before_the_file_and_without_one_it_is_said(traces):
+    done = batchdecode("trace", "why", "tight.jsonl", "c d", cwd=traces)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: cannot read c d: No such file or directory; "
+        "did you mean: batchdecode trace why 'c d' tight.jsonl?\n"
+    )
+    neither = batchdecode("trace", "why", "x" * 300, "d", cwd=traces)
+    assert neither.stderr == "error: cannot read d: No such file or directory\n"
     for line, said in {
         "": "trace why needs the ID of a request, or --longest",
         "--longest a tight.jsonl": "--longest stands in place of an ID, and a is one",
@@ -133,30 +151,6 @@ def test_a_line_without_an_id_is_told_what_is_missing(traces):
     bad = lines_of({"id": "a", "promt": "x"})
     done = batchdecode("trace", "why", "--longest", "--keep-going", cwd=traces, stdin=bad)
     assert done.stderr.endswith("\nerror: <stdin> has no request\n")
-
-
-def test_on_a_terminal_a_line_without_a_file_is_told_which_are_meant(traces):
-    ours, theirs = pty.openpty()
-    for name, hint in {
-        "r 12": WHICH_RUN,
-        "tight.jsonl": "; before the file tight.jsonl goes the ID of a request, or --longest",
-    }.items():
-        process = start("trace", "why", name, cwd=traces, stdin=theirs)
-        said = process.communicate()[1].decode()
-        assert said == f"error: trace why {name} needs an INPUT, - for stdin{hint}\n"
-    os.close(ours)
-    os.close(theirs)
-
-
-def test_the_id_goes_before_the_file(traces):
-    done = batchdecode("trace", "why", "tight.jsonl", "c d", cwd=traces)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: cannot read c d: No such file or directory; "
-        "did you mean: batchdecode trace why 'c d' tight.jsonl?\n"
-    )
-    neither = batchdecode("trace", "why", "x" * 300, "d", cwd=traces)
-    assert neither.stderr == "error: cannot read d: No such file or directory\n"
 
 
 def test_requests_are_run_and_each_sample_is_told(tmp_path):
