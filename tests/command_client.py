@@ -12,13 +12,7 @@ import socket
 import sys
 
 
-def ask(
-    path: str,
-    arguments: tuple[str, ...],
-    folder: str,
-    environment: dict[str, str],
-    descriptors: list[int],
-) -> socket.socket:
+def ask(path, arguments, folder, environment, descriptors):
     """Have the server at `path` begin a command; return where it tells its process and status."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
@@ -30,7 +24,7 @@ def ask(
     return connection
 
 
-def main(path: str, *arguments: str) -> None:
+def main(path, *arguments):
     """Have the server run the command here, and end as it does."""
     # A handler of Python's might wait until the server says something, so signals come by a pipe.
     reader, writer = os.pipe()
@@ -57,7 +51,7 @@ def main(path: str, *arguments: str) -> None:
     os._exit(status)
 
 
-def _pass_on(process: int, sent: int) -> None:
+def _pass_on(process, sent):
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, sent)
 

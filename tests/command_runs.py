@@ -3,16 +3,13 @@
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from command_client import ask
 from command_server import command_line
 
 
-def run_command(
-    arguments: Iterable[str], folder: str, environment: dict[str, str], stdin: bytes, timeout: float
-) -> subprocess.CompletedProcess[bytes]:
+def run_command(arguments, folder, environment, stdin, timeout):
     """Run a command to its end, with pipes for its streams, as subprocess.run does."""
     *_, path = command_line()
     (its_in, ours_in), (ours_out, its_out), (ours_err, its_err) = (os.pipe() for _ in range(3))
@@ -30,11 +27,11 @@ def run_command(
         return subprocess.CompletedProcess([*arguments], status, *(each.result() for each in said))
 
 
-def write_all(descriptor: int, content: bytes) -> None:
+def write_all(descriptor, content):
     with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as pipe:
         pipe.write(content)
 
 
-def read_all(descriptor: int) -> bytes:
+def read_all(descriptor):
     with os.fdopen(descriptor, "rb") as pipe:
         return pipe.read()

@@ -28,7 +28,7 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 TESTS = Path(__file__).parent
 SHARED_SERVER = "COMMAND_SERVER"  # in the environment: the socket of one that is running
@@ -40,12 +40,12 @@ OF_OTHERS = ("fsspec.implementations.http", "gguf", "jinja2", "llguidance", "tok
 
 
 @cache
-def command_line() -> list[str]:
+def command_line():
     path = os.environ.get(SHARED_SERVER) or start_server()
     return [sys.executable, "-I", "-S", str(TESTS / "command_client.py"), path]
 
 
-def start_server() -> str:
+def start_server():
     """Start a server that ends with this process; return the path of its socket."""
     folder = Path(tempfile.mkdtemp())
     path = str(folder / "socket")
@@ -70,7 +70,7 @@ class Command(NamedTuple):
     connection: socket.socket
 
 
-def serve(listener: socket.socket) -> None:
+def serve(listener):
     """Fork a process for each client; return in these, ready to be the command."""
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
@@ -100,7 +100,7 @@ def serve(listener: socket.socket) -> None:
                 os.kill(ends[key.data].process, signal.SIGKILL)
 
 
-def forked(listener: socket.socket) -> Command | None:
+def forked(listener):
     """Fork for the client that waits; return None in the new process, which is as the client is."""
     connection, _ = listener.accept()
     size, descriptors, *_ = socket.recv_fds(connection, 8, 3)
@@ -118,7 +118,7 @@ def forked(listener: socket.socket) -> Command | None:
     return command
 
 
-def leave(selector: selectors.BaseSelector) -> None:
+def leave(selector):
     """Close what is the server's alone, in a process that it has forked."""
     for key in [*selector.get_map().values()]:
         if isinstance(key.fileobj, socket.socket):
@@ -128,19 +128,12 @@ def leave(selector: selectors.BaseSelector) -> None:
     selector.close()
 
 
-def answer(command: Command, number: int) -> None:
+def answer(command, number):
     with contextlib.suppress(ConnectionError):
         command.connection.sendall(b"%d\n" % number)
 
 
-def become(
-    descriptors: list[int],
-    folder: str,
-    environment: dict[str, str],
-    umask: int,
-    file_size: tuple[int, int],
-    arguments: list[str],
-) -> None:
+def become(descriptors, folder, environment, umask, file_size, arguments):
     """Make this process what the client is."""
     for descriptor, theirs in enumerate(descriptors):
         os.dup2(theirs, descriptor)
@@ -157,7 +150,7 @@ def become(
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as above
 
 
-def prepare() -> None:
+def prepare():
     """Import all that a command may import late, but for what few do, and make all parsers."""
     for package in map(importlib.import_module, ("batcher", "cli")):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -172,7 +165,7 @@ def prepare() -> None:
     gc.freeze()
 
 
-def end(status: int) -> NoReturn:
+def end(status):
     """End as Python does, but leave the modules: taking them down takes longer than a command."""
     threading._shutdown()
     atexit._run_exitfuncs()

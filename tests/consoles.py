@@ -46,7 +46,7 @@ class Page(NamedTuple):
     pictures: dict[Path, str]
 
 
-def regenerated(page: Path, tool: list[str], blocks: re.Pattern[str] = PLAIN) -> Page:
+def regenerated(page, tool, blocks=PLAIN):
     """`page` with the output and the pictures its commands give now; `tool` starts batchdecode."""
     with tempfile.TemporaryDirectory() as commands, tempfile.TemporaryDirectory() as folder:
         batchdecode = Path(commands, "batchdecode")
@@ -71,14 +71,14 @@ def regenerated(page: Path, tool: list[str], blocks: re.Pattern[str] = PLAIN) ->
         return Page(shown, pictures)
 
 
-def run_block(block: str, folder: str, environ: dict[str, str]) -> str:
+def run_block(block, folder, environ):
     """The commands of `block`, each followed by what it prints."""
     return "".join(
         f"$ {command}\n{output_of(command, folder, environ)}" for command in COMMAND.findall(block)
     )
 
 
-def output_of(command: str, folder: str, environ: dict[str, str]) -> str:
+def output_of(command, folder, environ):
     """What `command` prints in `folder`, however slow it is, and its exit status if not 0."""
     done = subprocess.run(
         ["bash", "-c", command],

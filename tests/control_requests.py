@@ -1,7 +1,5 @@
 """Requests that use everything a request can ask for, drawn or listed, for the simulated model."""
 
-from typing import Any
-
 from hypothesis import strategies as st
 
 from batcher import Request
@@ -73,7 +71,7 @@ STOPS = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
     },
 )
-CONSTRAINTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+CONSTRAINTS = st.sampled_from(
     [
         {"json_schema": SCHEMA, "max_tokens": 60},
         {"regex": "(ab|cd)+ the door", "max_tokens": 30},
@@ -96,9 +94,9 @@ PROMPTS = st.sampled_from(["Count the boats", "Count the bo", "", "The fox said:
 
 
 @st.composite
-def control_fields(draw: st.DrawFn) -> dict[str, Any]:
+def control_fields(draw):
     """Draw the fields of a request that is more than plain."""
-    fields: dict[str, Any] = {"prompt": draw(PROMPTS), "max_tokens": draw(st.integers(0, 14))}
+    fields = {"prompt": draw(PROMPTS), "max_tokens": draw(st.integers(0, 14))}
     choice = draw(st.sampled_from([None, SAMPLING, MIROSTAT, BEST_OF, BEAMS, CFG]))
     if choice is not None:
         fields |= draw(choice)
@@ -118,5 +116,5 @@ def control_fields(draw: st.DrawFn) -> dict[str, Any]:
     return fields
 
 
-def control_requests() -> st.SearchStrategy[Request]:
+def control_requests():
     return control_fields().map(lambda fields: Request(**fields))

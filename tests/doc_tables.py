@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from batcher.fields import Field, fields_of, range_in_words
+from batcher.fields import fields_of, range_in_words
 from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment
 from batcher.settings import SETTINGS
 
@@ -16,12 +16,12 @@ PAGES = [DOCS / name for name in ("requests-and-results.md", "segments.md", "cli
 TABLE = re.compile(r"<!-- made of (\w+)(?: from (\w+) to (\w+))? -->\n\n((?:\|.*\n)+)")
 
 
-def renewed(text: str) -> str:
+def renewed(text):
     """The text of a page with its tables made anew."""
     return TABLE.sub(make_table, text)
 
 
-def make_table(match: re.Match[str]) -> str:
+def make_table(match):
     kind, first, last, table = match.groups()
     head, line, *rows = table.splitlines()
     if kind == "fields":
@@ -40,11 +40,11 @@ def make_table(match: re.Match[str]) -> str:
     return match[0].replace(table, "\n".join([head, line, *rows]) + "\n")
 
 
-def row_of(field: Field) -> str:
+def row_of(field):
     return f"| `{field.name}` | {field.shape or shape_of(field)} | {field.words} |"
 
 
-def shape_of(field: Field) -> str:
+def shape_of(field):
     default = field.default
     shown = f"`{json.dumps(default)}`" if isinstance(default, str) else json.dumps(default)
     if isinstance(default, float):
@@ -52,7 +52,7 @@ def shape_of(field: Field) -> str:
     return type_of(field) + ("" if default is None else f"; {shown}")
 
 
-def type_of(field: Field) -> str:
+def type_of(field):
     """The type of a field for people: its range, its choices, or text."""
     if field.choices is not None:
         *most, last = [json.dumps(choice) for choice in field.choices]
@@ -72,9 +72,9 @@ def type_of(field: Field) -> str:
     return f"{kind}{above} {smallest} to {'2^52' if largest == 2**52 else largest}"
 
 
-def exclusions() -> list[str]:
+def exclusions():
     """A row for all fields that the same fields are excluded by for the same reason."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    rows = {}
     for name, field in REQUEST_FIELDS.items():
         for why in dict.fromkeys(field.excludes.values()):
             others = listed(other for other, reason in field.excludes.items() if reason == why)
@@ -82,15 +82,15 @@ def exclusions() -> list[str]:
     return [f"| {listed(names)} | {others} | {why} |" for (others, why), names in rows.items()]
 
 
-def needs() -> list[str]:
-    rows: dict[tuple[str, str], list[str]] = {}
+def needs():
+    rows = {}
     for name, field in REQUEST_FIELDS.items():
         if field.needs is not None:
             rows.setdefault(field.needs, []).append(name)
     return [f"| {listed(names)} | `{other}` | {how} |" for (other, how), names in rows.items()]
 
 
-def settings() -> list[str]:
+def settings():
     rows = []
     for setting in SETTINGS.values():
         default = setting.shown_default
@@ -102,7 +102,7 @@ def settings() -> list[str]:
     return [row.replace("|  |", "| |") for row in rows]
 
 
-def listed(names) -> str:
+def listed(names):
     return ", ".join(f"`{name}`" for name in names)
 
 

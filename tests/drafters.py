@@ -1,13 +1,10 @@
 """Drafters for tests, which know what rows are given and are wrong now and then."""
 
-from collections.abc import Mapping, Sequence
 from random import Random
 
 from drafted_trees import lines_of, random_parents, way_to
 
-from batcher import Result
 from batcher.speculation.proposal import Proposal, proposal_of
-from batcher.tokens import Tokens
 
 
 class Oracle:
@@ -18,36 +15,29 @@ class Oracle:
     expected: prompts, and what follows each of them in one of its samples.
     """
 
-    def __init__(
-        self,
-        expected: Sequence[tuple[Tokens, Result]],
-        chance: float,
-        seed: int,
-        *,
-        makes_trees: bool = True,
-    ) -> None:
+    def __init__(self, expected, chance, seed, *, makes_trees=True):
         self._makes_trees = makes_trees
         self.known = expected
         self._wholes = [[*prompt, *result.tokens] for prompt, result in expected]
         self._chance, self._random = chance, Random(seed)
-        self.rows: dict[int, list[int]] = {}
+        self.rows = {}
         self.num_accepted = 0
 
-    def open(self, slot: int, tokens: Tokens) -> None:
+    def open(self, slot, tokens):
         assert slot not in self.rows, slot
         self.rows[slot] = [*tokens]
 
-    def extend(self, given: Mapping[int, Sequence[int]]) -> None:
+    def extend(self, given):
         assert given.keys() <= self.rows.keys()
         for slot, tokens in given.items():
             assert tokens
             self.num_accepted += len(tokens) - 1
             self.rows[slot] += tokens
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
+    def propose(self, num_wanted):
         return {slot: self._drafts(slot, num) for slot, num in num_wanted.items()}
 
-    def _drafts(self, slot: int, num: int) -> Proposal:
+    def _drafts(self, slot, num):
         row = self.rows[slot]
         wholes = [whole for whole in self._wholes if whole[: len(row)] == row]
         num_drafts = self._random.randint(0, num)
@@ -67,5 +57,5 @@ class Oracle:
                 tokens[place] = self._random.choice([3, 17, 40, 300, 10**6])
         return proposal_of(tokens, parents)
 
-    def close(self, slot: int, *, has_ended: bool) -> None:
+    def close(self, slot, *, has_ended):
         del self.rows[slot]

@@ -1,7 +1,6 @@
 """Runs of an engine for tests: all that comes out of it, and requests in few words."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
@@ -14,15 +13,15 @@ class Run(NamedTuple):
     tokens: list[TokenEvent]
 
 
-def run(requests: Iterable[Request], batch_size: int = 4, *, model: Any = None) -> Run:
+def run(requests, batch_size=4, *, model=None):
     return drained(Engine(model or SimulatedModel(), batch_size, is_streaming=True), requests)
 
 
-def traced(engine: Engine, requests: Iterable[Request] = ()) -> list[Event]:
+def traced(engine, requests=()):
     return [engine.run_event(), *drained(engine, requests).events, engine.end_event()]
 
 
-def drained(engine: Engine, requests: Iterable[Request] = ()) -> Run:
+def drained(engine, requests=()):
     for request in requests:
         engine.add(request)
     done = Run([], [], [])
@@ -34,9 +33,9 @@ def drained(engine: Engine, requests: Iterable[Request] = ()) -> Run:
     return done
 
 
-def fields(**more: Any) -> Request:
+def fields(**more):
     return Request(**{"id": "a", "prompt": "Count the boats", "max_tokens": 8, **more})
 
 
-def of_kind(events: list[Event], kind: type) -> list[Any]:
+def of_kind(events, kind):
     return [event for event in events if type(event) is kind]

@@ -4,9 +4,6 @@
 runs it.
 """
 
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 from hypothesis import settings
 
@@ -14,12 +11,12 @@ USUAL = 100  # where a test does not say how many
 PART = 10
 
 
-def examples(number: int) -> settings:
+def examples(number):
     is_thorough = settings.default is settings.get_profile("thorough")
     return settings(max_examples=number if is_thorough else -(-number // PART))
 
 
-def mostly_heavy(cases: Iterable[Any], *quick: Any) -> list[Any]:
+def mostly_heavy(cases, *quick):
     every = list(cases)
     assert all(case in every for case in quick), "a quick case is none of them"
     return [
@@ -27,7 +24,7 @@ def mostly_heavy(cases: Iterable[Any], *quick: Any) -> list[Any]:
     ]
 
 
-def rest_heavy(num_quick: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+def rest_heavy(num_quick, cases):
     every = list(cases)
     rest = [pytest.param(*case, marks=pytest.mark.heavy) for case in every[num_quick:]]
     return [*every[:num_quick], *rest]

@@ -4,8 +4,6 @@ import asyncio
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +14,7 @@ VOCAB_SIZE, STOP = 7, 5
 PROMPTS = [[1], [2, 3], [4, 4, 4]]
 
 
-def logits_after(prefix: list[int]) -> list[float]:
+def logits_after(prefix):
     state = 1
     for token in prefix:
         state = (state * 31 + token + 1) % 1009
@@ -28,16 +26,16 @@ class SyncLLM:
 
     vocab_size = VOCAB_SIZE
 
-    def __init__(self, trouble: Callable[[list[int], int], Any] = lambda *_: None) -> None:
+    def __init__(self, trouble=lambda *_: None):
         self.trouble = trouble
-        self.calls: list[list[int]] = []
-        self.num_attempts: Counter[tuple[int, ...]] = Counter()
+        self.calls = []
+        self.num_attempts = Counter()
         self.lock = threading.Lock()
 
-    def get_stop_token_id(self) -> Any:
+    def get_stop_token_id(self):
         return STOP
 
-    def next_token_logits(self, prev_token_ids: list[int]) -> Any:
+    def next_token_logits(self, prev_token_ids):
         prefix = prev_token_ids.copy()
         with self.lock:
             self.calls.append(prefix)
@@ -49,11 +47,11 @@ class SyncLLM:
 
 
 class AsyncLLM(SyncLLM):
-    async def get_stop_token_id(self) -> Any:
+    async def get_stop_token_id(self):
         await asyncio.sleep(0)
         return STOP
 
-    async def next_token_logits(self, prev_token_ids: list[int]) -> Any:
+    async def next_token_logits(self, prev_token_ids):
         await asyncio.sleep(0)
         answer = super().next_token_logits(prev_token_ids)
         return await answer if inspect.isawaitable(answer) else answer
@@ -62,8 +60,8 @@ class AsyncLLM(SyncLLM):
 class HalfAsyncLLM(SyncLLM):
     """A plain method that returns something to be awaited."""
 
-    def next_token_logits(self, prev_token_ids: list[int]) -> Any:
-        async def answer() -> Any:
+    def next_token_logits(self, prev_token_ids):
+        async def answer():
             return super(HalfAsyncLLM, self).next_token_logits(prev_token_ids)
 
         return answer()
@@ -72,18 +70,16 @@ class HalfAsyncLLM(SyncLLM):
 KINDS = [SyncLLM, AsyncLLM, HalfAsyncLLM]
 
 
-def made(llm: object, **settings: Any) -> LLMModel:
+def made(llm, **settings):
     fields = {"timeout": 5, "max_attempts": 3, "backoff": 0.001, **settings}
     return LLMModel(llm, "llm", CallSettings(**fields))
 
 
-def decoded(
-    model: LLMModel, prompts: list[list[int]] = PROMPTS, num_steps: int = 4
-) -> tuple[list[list[int]], dict[int, str]]:
+def decoded(model, prompts=PROMPTS, num_steps=4):
     """Greedy tokens of every row, and what failed: those rows end."""
     model.allocate(len(prompts))
     batch, failed = Batch(len(prompts)), {}
-    tokens: list[list[int]] = [[] for _ in prompts]
+    tokens = [[] for _ in prompts]
     for slot, prompt in enumerate(prompts):
         batch.join(Chunk(slot, prompt, 0))
     for _ in range(num_steps):
@@ -104,7 +100,7 @@ def decoded(
     return tokens, failed
 
 
-def expected(prompt: list[int], num_steps: int = 4) -> list[int]:
+def expected(prompt, num_steps=4):
     prefix = prompt.copy()
     for _ in range(num_steps):
         prefix.append(int(np.argmax(logits_after(prefix))))
@@ -114,8 +110,8 @@ def expected(prompt: list[int], num_steps: int = 4) -> list[int]:
 EXPECTED = [expected(prompt) for prompt in PROMPTS]
 
 
-def raises(error: BaseException) -> Callable[[], Any]:
-    def trouble() -> None:
+def raises(error):
+    def trouble():
         raise error
 
     return trouble

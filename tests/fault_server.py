@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Self
 
 Behaviour = Callable[["Exchange"], Awaitable[None]]
 
@@ -20,52 +19,43 @@ Behaviour = Callable[["Exchange"], Awaitable[None]]
 class Exchange:
     """A request, and the connection on which it is answered."""
 
-    def __init__(
-        self, path: str, headers: dict[str, str], body: Any, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, path, headers, body, writer):
         self.path, self.headers, self.body, self.writer = path, headers, body, writer
         self.is_chat = path.endswith("/chat/completions")
 
-    async def begin(self, kind: str = "text/event-stream") -> None:
+    async def begin(self, kind="text/event-stream"):
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n"
         await self.send(head.encode())
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data):
         self.writer.write(data)
         await self.writer.drain()
 
-    async def event(self, told: Any) -> None:
+    async def event(self, told):
         data = told if isinstance(told, str) else json.dumps(told)
         await self.send(f"data: {data}\n\n".encode())
 
-    async def choice(self, text: str | None = None, **more: Any) -> None:
+    async def choice(self, text=None, **more):
         said = {"delta": {"content": text}} if self.is_chat else {"text": text}
         finish = more.pop("finish_reason", None)
         await self.event({"choices": [{"index": 0, **said, "finish_reason": finish, **more}]})
 
-    async def refuse(self, status: int, said: Any, **headers: str) -> None:
+    async def refuse(self, status, said, **headers):
         body = json.dumps(said).encode()
         lines = [f"HTTP/1.1 {status} No", f"Content-Length: {len(body)}", "Connection: close"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         await self.send("\r\n".join([*lines, "", ""]).encode() + body)
 
-    def reset(self) -> None:
+    def reset(self):
         endpoint = self.writer.get_extra_info("socket")
         endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 
-def answer(
-    *texts: str,
-    finish: str | None = "stop",
-    gap: float = 0.0,
-    first: float = 0.0,
-    usage: dict[str, int] | None = None,
-    **of_last: Any,
-) -> Behaviour:
+def answer(*texts, finish="stop", gap=0.0, first=0.0, usage=None, **of_last):
     """Stream these texts, a chunk each, `gap` seconds apart, the first after `first`."""
 
-    async def behave(exchange: Exchange) -> None:
+    async def behave(exchange):
         await asyncio.sleep(first)
         await exchange.begin()
         for number, text in enumerate(texts):
@@ -81,26 +71,26 @@ def answer(
     return behave
 
 
-def refusal(status: int, message: str = "no", **headers: str) -> Behaviour:
+def refusal(status, message="no", **headers):
 
-    async def behave(exchange: Exchange) -> None:
+    async def behave(exchange):
         await exchange.refuse(status, {"error": {"message": message}}, **headers)
 
     return behave
 
 
-async def reset(exchange: Exchange) -> None:
+async def reset(exchange):
     exchange.reset()
 
 
-async def silence(_: Exchange) -> None:
+async def silence(_):
     await asyncio.sleep(3600)
 
 
-def chunks(*told: Any, kind: str = "text/event-stream", then: Behaviour | None = None) -> Behaviour:
+def chunks(*told, kind="text/event-stream", then=None):
     """Send these events, whatever they are, and go on as `then` does, or close."""
 
-    async def behave(exchange: Exchange) -> None:
+    async def behave(exchange):
         await exchange.begin(kind)
         for each in told:
             await exchange.event(each)
@@ -118,31 +108,25 @@ class FaultServer:
     answered; most_open: the most that were at once.  num_gone: whose clients left before the end.
     """
 
-    def __init__(
-        self,
-        behaviours: dict[str, list[Behaviour]] | None = None,
-        usual: Behaviour | None = None,
-        models: tuple[str, ...] = ("tiny",),
-        max_open: int | None = None,
-    ) -> None:
+    def __init__(self, behaviours=None, usual=None, models=("tiny",), max_open=None):
         self.behaviours, self.usual = behaviours or {}, usual or answer("one", " two")
         self.models, self.max_open = models, max_open
-        self.requests: list[tuple[str, dict[str, str], Any]] = []
+        self.requests = []
         self.num_open = self.most_open = self.num_gone = 0
         self._times = Counter[str]()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = set()
         self._ready = threading.Event()
         self.port = 0
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"openai:http://127.0.0.1:{self.port}/v1"
 
     @property
-    def bodies(self) -> list[Any]:
+    def bodies(self):
         return [body for _, _, body in self.requests]
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._ready.clear()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -150,11 +134,11 @@ class FaultServer:
         self._ready.wait()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self):
         loop = self._loop
         server = loop.run_until_complete(
             asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=4096)
@@ -171,7 +155,7 @@ class FaultServer:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader, writer):
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             first, *lines = head.split("\r\n")
@@ -188,7 +172,7 @@ class FaultServer:
         with suppress(ConnectionError, asyncio.CancelledError):
             await writer.wait_closed()
 
-    async def _answer(self, exchange: Exchange, reader: asyncio.StreamReader) -> None:
+    async def _answer(self, exchange, reader):
         self.requests.append((exchange.path, exchange.headers, exchange.body))
         if self.max_open is not None and self.num_open >= self.max_open:
             await exchange.refuse(429, {"error": {"message": "busy"}}, Retry_After="0.05")
@@ -206,7 +190,7 @@ class FaultServer:
                 task.cancel()
             await asyncio.gather(behaving, leaving, return_exceptions=True)
 
-    def _behaviour(self, exchange: Exchange) -> Behaviour:
+    def _behaviour(self, exchange):
         body = exchange.body
         said = body["messages"][-1]["content"] if exchange.is_chat else body["prompt"]
         known = self.behaviours.get(said if isinstance(said, str) else json.dumps(said))

@@ -11,22 +11,18 @@ from typing import NamedTuple
 from msgspec import structs
 from scheduling_settings import blocks_needed
 
-from batcher import Request
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
     BlockedEvent,
     DropEvent,
     FinishEvent,
-    ForkEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
-    RequestEvent,
     StepsEvent,
 )
 from batcher.request import is_plain
-from batcher.settings import SchedulingSettings
 
 
 class Row(NamedTuple):
@@ -40,7 +36,7 @@ class Row(NamedTuple):
 Unit = tuple[Row, ...]  # the head_row first
 
 
-def units_of(request: Request, request_id: str) -> list[Unit]:
+def units_of(request, request_id):
     """Return what waits on behalf of a request, by the documentation."""
     if request.output_limit == 0 and request.prompt_logprobs is None:
         return [(Row(request_id, index, "sample"),) for index in range(request.n)]
@@ -56,35 +52,35 @@ def units_of(request: Request, request_id: str) -> list[Unit]:
 class FollowedSchedule:
     """Who waits, who runs and where, from events; each event is checked against that."""
 
-    def __init__(self, num_slots: int, settings: SchedulingSettings) -> None:
+    def __init__(self, num_slots, settings):
         self.num_slots, self.settings = num_slots, settings
-        self.requests: dict[str, Request] = {}
-        self.drops: Counter[str] = Counter()
+        self.requests = {}
+        self.drops = Counter()
         self.pending: dict[Row, Unit] = {}  # by head_row, as the next two
-        self.waiting: dict[Row, Unit] = {}
-        self.running: dict[Row, Unit] = {}
+        self.waiting = {}
+        self.running = {}
         self.holders: dict[int, Row] = {}  # slot -> sequence
-        self.arrived: dict[Row, ArriveEvent] = {}
-        self.queue_numbers: dict[Row, int] = {}
+        self.arrived = {}
+        self.queue_numbers = {}
         self.admitted: dict[Row, AdmitEvent] = {}  # for the last time
         self.preempted: dict[Row, PreemptEvent] = {}  # for the last time
         self.left: dict[Row, int] = {}  # tokens still to be computed, of running rows
-        self.jumped: Counter[Row] = Counter()
+        self.jumped = Counter()
         self.to_admit: list[Row] = []  # what is left of a unit that is being admitted,
         self.to_end: list[Row] = []  # and of one that is ending,
         self.to_preempt: list[Row] = []  # and of one that is preempted
-        self.hold: BlockedEvent | None = None
+        self.hold = None
         self.times = [0.0]
         self.computed: list[int] = []  # tokens of each step, as far as that has been told
-        self.blocks: list[int] = []
-        self.ends: list[float] = []
+        self.blocks = []
+        self.ends = []
 
-    def add(self, request: Request, request_id: str) -> None:
+    def add(self, request, request_id):
         """Take in a request that the engine has accepted."""
         self.requests[request_id] = request
         self.pending |= {unit[0]: unit for unit in units_of(request, request_id)}
 
-    def follow(self, event: RequestEvent) -> None:
+    def follow(self, event):
         """Check one event, and take note of it."""
         assert not self.to_admit or isinstance(event, AdmitEvent), "a unit was torn apart"
         assert not self.to_preempt or isinstance(event, PreemptEvent), "a unit was torn apart"
@@ -111,7 +107,7 @@ class FollowedSchedule:
         ):
             self.times.append(event.time)  # the others happen at a time which may be long past
 
-    def check_no_slot_is_wasted(self, now: float) -> None:
+    def check_no_slot_is_wasted(self, now):
         """Make sure that no slot is empty while somebody could have it: invariant 5."""
         num_free = self.num_slots - len(self.holders)
         head = self.head(now)
@@ -125,7 +121,7 @@ class FollowedSchedule:
         if self.settings.policy != "lpm":
             assert head[:2] == held_back, "somebody else is held back"
 
-    def head(self, now: float) -> Row | None:
+    def head(self, now):
         """Return who is to be admitted first, if all that wait are sorted anew."""
         if not self.waiting:
             return None
@@ -135,7 +131,7 @@ class FollowedSchedule:
             return oldest if has_aged else min(self.waiting, key=self._key)
         return oldest
 
-    def _key(self, head_row: Row) -> tuple[float, int]:
+    def _key(self, head_row):
         request, arrival = self.requests[head_row.id], self.arrived[head_row]
         size = arrival.prompt_tokens + arrival.max_tokens
         keys = {
@@ -146,14 +142,14 @@ class FollowedSchedule:
         }
         return keys.get(self.settings.policy, 0), self.queue_numbers[head_row]
 
-    def _urgency(self, head_row: tuple[str, int]) -> float:
+    def _urgency(self, head_row):
         """Return what is the less, the less a sequence may wait."""
         request = self.requests[head_row[0]]
         if self.settings.preempt_for == "priority":
             return request.priority
         return inf if request.deadline is None else request.deadline
 
-    def _goes_first(self, head_row: Row) -> bool:
+    def _goes_first(self, head_row):
         """Whether one that waits may be let in ahead of the queue: who is less urgent gives way.
 
         Where nothing but priorities and slots decides, those that are before it cannot come.
@@ -173,7 +169,7 @@ class FollowedSchedule:
         before = [row for other, row in first.items() if other < urgency]
         return first[urgency] == head_row and all(map(self._lacks_slots, before))
 
-    def _lacks_slots(self, head_row: Row) -> bool:
+    def _lacks_slots(self, head_row):
         """Whether too few slots are left by those that would not give way to one that waits."""
         urgency, num_needed = self._urgency(head_row[:2]), len(self.waiting[head_row])
         held = sum(
@@ -181,13 +177,13 @@ class FollowedSchedule:
         )
         return held + num_needed > self.num_slots
 
-    def _follow_arrival(self, event: ArriveEvent) -> None:
+    def _follow_arrival(self, event):
         head_row = next(row for row in self.pending if row[:2] == (event.id, event.index))
         self.waiting[head_row] = self.pending.pop(head_row)
         self.arrived[head_row] = event
         self.queue_numbers[head_row] = len(self.queue_numbers)
 
-    def _follow_admission(self, event: AdmitEvent) -> None:
+    def _follow_admission(self, event):
         row = Row(event.id, event.index, event.role)
         if not self.to_admit:
             if self.settings.policy != "lpm" and not self._goes_first(row):
@@ -211,7 +207,7 @@ class FollowedSchedule:
         if is_plain(self.requests[row.id]):
             self._check_first_chunk(event, self.arrived[row].prompt_tokens + event.generated)
 
-    def _free_for(self, event: AdmitEvent) -> set[int]:
+    def _free_for(self, event):
         """Return the slots that were free when one was given to a sequence.
 
         What is preempted in a step is told before who is let in, but may happen later: for a row
@@ -226,7 +222,7 @@ class FollowedSchedule:
         }
         return set(range(self.num_slots)) - set(self.holders) - later
 
-    def _check_first_chunk(self, event: AdmitEvent, num_known: int) -> None:
+    def _check_first_chunk(self, event, num_known):
         num_known = max(num_known, 1)  # an empty prompt computes the token that begins every text
         assert event.cached < num_known, "nothing was left to compute"
         num_computed = num_known - event.cached - event.left
@@ -234,7 +230,7 @@ class FollowedSchedule:
         assert threshold is None or num_computed <= threshold, "too long a chunk (invariant 11)"
         assert num_computed >= 0
 
-    def _follow_chunk(self, event: PrefillEvent) -> None:
+    def _follow_chunk(self, event):
         row = self.holders[event.slot]
         assert row == (event.id, event.index, event.role), "not who holds the slot"
         threshold = self.settings.long_prefill_threshold
@@ -246,7 +242,7 @@ class FollowedSchedule:
         assert event.left >= 0
         self.left[row] = event.left
 
-    def _follow_preemption(self, event: PreemptEvent) -> None:
+    def _follow_preemption(self, event):
         row = Row(event.id, event.index, event.role)
         assert self.holders.pop(event.slot) == row, "not who held it"
         beneficiary = (event.for_id, event.for_index)
@@ -266,7 +262,7 @@ class FollowedSchedule:
         assert row == self.to_preempt.pop(0), "groups are preempted together, in order"
         self.preempted[row] = event
 
-    def _follow_hold(self, event: BlockedEvent) -> None:
+    def _follow_hold(self, event):
         head_row = next(row for row in self.waiting if row[:2] == (event.id, event.index))
         assert len(self.waiting[head_row]) <= self.num_slots
         assert len(self.holders) < self.num_slots, "no slot was free"
@@ -282,7 +278,7 @@ class FollowedSchedule:
             assert self.settings.max_batch_tokens is not None
         self.hold = event
 
-    def _follow_steps(self, event: StepsEvent) -> None:
+    def _follow_steps(self, event):
         assert event.step == len(self.computed), "steps are left out, or told twice"
         parts = [part for part in structs.astuple(event)[1:] if part is not None]
         assert len({len(part) for part in parts}) == 1
@@ -298,7 +294,7 @@ class FollowedSchedule:
         self.ends += event.ends
         assert self.ends == sorted(self.ends), "invariant 4"
 
-    def _follow_row(self, event: JumpEvent | ForkEvent) -> None:
+    def _follow_row(self, event):
         row = self.holders[event.slot]
         assert row[:2] == (event.id, event.index)
         if isinstance(event, JumpEvent):
@@ -307,7 +303,7 @@ class FollowedSchedule:
             beams = self.running[row._replace(index=0)]
             assert beams[event.parent] in self.holders.values()
 
-    def _follow_end(self, event: FinishEvent) -> None:
+    def _follow_end(self, event):
         row = Row(event.id, event.index, event.role)
         if event.slot is None:
             self._follow_end_without_slot(row, event)
@@ -323,7 +319,7 @@ class FollowedSchedule:
         if event.reason in {"stop", "length"}:
             assert self.left[row] == 0 or row.role != "sample", "it could not have had a token"
 
-    def _follow_end_without_slot(self, row: Row, event: FinishEvent) -> None:
+    def _follow_end_without_slot(self, row, event):
         request = self.requests[row.id]
         is_first = row in self.pending or row in self.waiting
         assert is_first or row.role != "sample"

@@ -1,10 +1,9 @@
 """A model with several cache groups, which insists that each has what it reads."""
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from batcher import ModelOutput, SimulatedModel
-from batcher.models.base import Batch, Pages
+from batcher import SimulatedModel
 
 BEGIN = 0
 
@@ -23,27 +22,27 @@ class GroupedModel(SimulatedModel):
     kinds: of each group its window, or "state".
     """
 
-    def __init__(self, *kinds: int | str | None) -> None:
+    def __init__(self, *kinds):
         self.kinds = kinds
         self.cache_windows = tuple(2 if kind == "state" else kind for kind in kinds)
         super().__init__()
 
-    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
-        self.blocks: dict[int, dict[int, Cell]] = {}
+    def allocate_pages(self, num_slots, num_blocks, block_size):
+        self.blocks = {}
         self.lengths = [0] * num_slots
         self.num_read = 0
         super().allocate_pages(num_slots, num_blocks, block_size)
 
-    def forward(self, batch: Batch) -> ModelOutput:
+    def forward(self, batch):
         if batch.pages is not None:
             self._look(batch, batch.pages)
         return super().forward(batch)
 
-    def _look(self, batch: Batch, pages: Pages) -> None:
+    def _look(self, batch, pages):
         for source, target in pages.copies:
             self.blocks[target] = self.blocks[source].copy()
         chunks = {chunk.slot for chunk in batch.chunks}
-        rows: list[tuple[int, int, Any]] = [
+        rows = [
             (slot, pages.moved.get(slot, self.lengths[slot]), [batch.tokens.item(slot)])
             for slot in batch.slots.tolist()
             if slot not in chunks
@@ -61,9 +60,7 @@ class GroupedModel(SimulatedModel):
             assert len(ends) <= 1, "groups have seen other tokens"
             self.lengths[slot] = start + len(tokens)
 
-    def _compute(
-        self, kind: int | str | None, table: list[int], size: int, start: int, tokens: list[int]
-    ) -> int:
+    def _compute(self, kind, table, size, start, tokens):
         """Compute tokens in one group; return the hash of the last."""
         if kind == "state":
             known = [self._state(table, size, start - 1)] if start else []
@@ -80,17 +77,17 @@ class GroupedModel(SimulatedModel):
             cells[0 if kind == "state" else position % size] = Cell(position, token, chain)
         return 0 if kind == 1 else chain
 
-    def _block(self, table: list[int], size: int, position: int) -> int:
+    def _block(self, table, size, position):
         block = table[position // size]
         assert block >= 0, f"the block of position {position} is freed"
         return block
 
-    def _cell(self, table: list[int], size: int, position: int) -> Cell:
+    def _cell(self, table, size, position):
         cell = self.blocks[self._block(table, size, position)][position % size]
         assert cell.position == position, "another token stands there"
         return cell
 
-    def _state(self, table: list[int], size: int, position: int) -> Cell:
+    def _state(self, table, size, position):
         state = self.blocks[self._block(table, size, position)][0]
         assert state.position == position, "the state is that after another token"
         return state

@@ -1,7 +1,6 @@
 """A model that keeps account of what it is told, and insists that it is right."""
 
-from batcher import ModelOutput, SimulatedModel
-from batcher.models.base import Batch, Chunk
+from batcher import SimulatedModel
 
 UNKNOWN = -1  # a token that another row has computed into shared blocks
 
@@ -13,12 +12,12 @@ class LedgerModel(SimulatedModel):
     parts: slots whose rows yield no token yet.
     """
 
-    def __init__(self, *, is_attentive: bool = False) -> None:
-        self.rows: dict[int, list[int]] = {}
-        self.parts: set[int] = set()
+    def __init__(self, *, is_attentive=False):
+        self.rows = {}
+        self.parts = set()
         super().__init__(is_attentive=is_attentive)
 
-    def forward(self, batch: Batch) -> ModelOutput:
+    def forward(self, batch):
         fresh = set()
         for chunk in batch.chunks:
             assert chunk.slot not in fresh, "two chunks for one slot"
@@ -38,23 +37,23 @@ class LedgerModel(SimulatedModel):
         assert slots.issuperset(batch.logit_slots.tolist())
         return super().forward(batch)
 
-    def _take(self, chunk: Chunk, batch: Batch) -> None:
+    def _take(self, chunk, batch):
         if chunk.slot not in self.rows:
             num_found = chunk.start if batch.pages is not None else 0
             self.rows[chunk.slot] = [UNKNOWN] * num_found
         assert chunk.start == len(self.rows[chunk.slot]), "not where the row goes on"
         self.rows[chunk.slot] += chunk.token_ids
 
-    def _note_forks(self, slots: set[int], batch: Batch) -> None:
+    def _note_forks(self, slots, batch):
         for slot in slots - set(self.rows):
             assert batch.pages is not None, "a row of which nothing was told"
             self.rows[slot] = [UNKNOWN] * batch.pages.moved[slot]
 
-    def fork(self, source: int, target: int) -> None:
+    def fork(self, source, target):
         self.rows[target] = self.rows[source].copy()
         super().fork(source, target)
 
-    def release(self, slot: int) -> None:
+    def release(self, slot):
         self.rows.pop(slot, None)
         self.parts.discard(slot)
         super().release(slot)

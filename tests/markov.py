@@ -2,23 +2,23 @@
 
 import numpy as np
 
-from batcher import Batch, ModelOutput
+from batcher import ModelOutput
 
 LETTERS = "abcdef"
 WANTED = np.array([0.38, 0.01, 0.01, 0.34, 0.23, 0.03])  # after an a; others follow others alike
 DRAFTED = np.array([0.30, 0.01, 0.40, 0.22, 0.01, 0.06])
 
 
-def logits_of(probabilities: np.ndarray) -> np.ndarray:
+def logits_of(probabilities):
     rows = [np.roll(np.log(probabilities), place) for place in range(len(LETTERS))]
     return np.array(rows, np.float32)
 
 
 class Letters:
-    def __init__(self) -> None:
+    def __init__(self):
         self.token_bytes = [letter.encode() for letter in LETTERS]
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         return [LETTERS.index(letter) for letter in text]
 
 
@@ -29,16 +29,16 @@ class Target:
     is_paged = verifies_drafts = True
     logits = logits_of(WANTED)
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.name, self.tokenizer, self.settings = type(self).__name__, Letters(), {}
 
-    def allocate(self, num_slots: int) -> None:
+    def allocate(self, num_slots):
         self.tokens = np.zeros(num_slots, np.int64)
 
-    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
+    def allocate_pages(self, num_slots, num_blocks, block_size):
         self.allocate(num_slots)
 
-    def forward(self, batch: Batch) -> ModelOutput:
+    def forward(self, batch):
         last, drafts = batch.tokens.copy(), []
         for chunk in batch.chunks:
             num_known = len(chunk.token_ids) - chunk.num_drafts
@@ -50,10 +50,10 @@ class Target:
             draft_logits=self.logits[drafts] if drafts else None,
         )
 
-    def fork(self, source: int, target: int) -> None:
+    def fork(self, source, target):
         """Nothing is kept."""
 
-    def release(self, slot: int) -> None:
+    def release(self, slot):
         """Nothing is kept."""
 
 

@@ -19,14 +19,14 @@ TABLE = re.compile(r"<!-- (members|arguments|fields) of (\S+)\.(\w+) -->\n\n((?:
 TO_BE_WRITTEN = "TO BE WRITTEN"
 
 
-def renewed(text: str) -> str:
+def renewed(text):
     """Return the text of a page with its tables as the code has them now."""
     return TABLE.sub(
         lambda table: table[0].removesuffix(table[4]) + table_of(*table.groups()), text
     )
 
 
-def table_of(kind: str, module: str, name: str, old: str) -> str:
+def table_of(kind, module, name, old):
     """Return the table of what `module.name` has; `old` is the one that stands there."""
     what = getattr(import_module(module), name)
     rows = ROWS[kind](what, meanings_in(old))
@@ -39,7 +39,7 @@ def table_of(kind: str, module: str, name: str, old: str) -> str:
     return "".join([lines[0], f"|{'---|' * len(head)}\n", *lines[1:]])
 
 
-def members_of(kind: type, _: dict[str, str]) -> list[list[str]]:
+def members_of(kind, _):
     """Return the public methods and properties of a class, with what their docstrings say."""
     rows, members = [], {}
     for owner in kind.__mro__:
@@ -53,14 +53,14 @@ def members_of(kind: type, _: dict[str, str]) -> list[list[str]]:
     return rows
 
 
-def call_of(function: object) -> str:
+def call_of(function):
     """Return the arguments of a method as it is called, without their types."""
     _, *parameters = inspect.signature(function).parameters.values()
     plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
     return str(inspect.Signature(plain))
 
 
-def arguments_of(what: object, meanings: dict[str, str]) -> list[list[str]]:
+def arguments_of(what, meanings):
     """Return the arguments of a function or class, with what is said of each."""
     return [
         [f"`{name}`", default_of(parameter), meanings.get(name, TO_BE_WRITTEN)]
@@ -68,12 +68,12 @@ def arguments_of(what: object, meanings: dict[str, str]) -> list[list[str]]:
     ]
 
 
-def fields_of(what: object, meanings: dict[str, str]) -> list[list[str]]:
+def fields_of(what, meanings):
     """Return the fields of a record, with what is said of each."""
     return [[name, meaning] for name, _, meaning in arguments_of(what, meanings)]
 
 
-def default_of(parameter: inspect.Parameter) -> str:
+def default_of(parameter):
     """Return the default of an argument; settings as they are made."""
     value = parameter.default
     if value is parameter.empty:
@@ -83,7 +83,7 @@ def default_of(parameter: inspect.Parameter) -> str:
     return f"`{value!r}`"
 
 
-def meanings_in(table: str) -> dict[str, str]:
+def meanings_in(table):
     """Return what the last column of a table says of each name in its first."""
     rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
     return {cells[0].strip(" `"): cells[-1].strip() for cells in rows}

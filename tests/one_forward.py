@@ -1,13 +1,11 @@
 """The tokens of one sequence in one forward, in blocks that are not in order."""
 
-from batcher.transformer.layers import FloatArray
 from batcher.transformer.step import Snapshot, Span
-from batcher.transformer.transformer import Transformer
 
 BLOCK_SIZE = 16
 
 
-def logits_after_each(transformer: Transformer, token_ids: list[int]) -> FloatArray:
+def logits_after_each(transformer, token_ids):
     """Return the logits [tokens, vocab_size] after each of the tokens of a sequence."""
     num_tokens = len(token_ids)
     num_blocks = -(-num_tokens // BLOCK_SIZE)

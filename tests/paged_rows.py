@@ -4,12 +4,11 @@ What a row comes to, and what it would come to after each draft, is that of its 
 """
 
 from collections.abc import Callable
-from random import Random
 
 import numpy as np
 from drafted_trees import is_line, random_parents, way_to
 
-from batcher.models.base import NO_SLOTS, Batch, Chunk, Model, Pages, moves_along
+from batcher.models.base import NO_SLOTS, Batch, Chunk, Pages, moves_along
 
 NUM_SLOTS = 5
 Scores = Callable[[list[int], list[list[int]]], np.ndarray]
@@ -22,18 +21,18 @@ class Row:
     has_gone_back: whether it had any before.
     """
 
-    def __init__(self, tokens: list[int], num_computed: int, num_before: int) -> None:
+    def __init__(self, tokens, num_computed, num_before):
         self.tokens, self.num_computed, self.num_before = tokens, num_computed, num_before
-        self.drafts: list[int] = []
-        self.parents: list[int] = []
+        self.drafts = []
+        self.parents = []
         self.has_gone_back = False
 
     @property
-    def num_new(self) -> int:
+    def num_new(self):
         return len(self.tokens) - self.num_computed
 
     @property
-    def ways(self) -> list[list[int]]:
+    def ways(self):
         """The drafts up to each of them."""
         ways = [way_to(draft, self.parents) for draft in range(len(self.drafts))]
         return [[self.drafts[number] for number in way] for way in ways]
@@ -48,26 +47,18 @@ class PagedRows:
     """
 
     def __init__(
-        self,
-        model: Model,
-        random: Random,
-        scores: Scores,
-        spoil: Callable[["PagedRows"], None] | None = None,
-        *,
-        is_paged: bool = True,
-        vocab_size: int = 512,
-        max_tokens: int | None = None,
-    ) -> None:
+        self, model, random, scores, spoil=None, *, is_paged=True, vocab_size=512, max_tokens=None
+    ):
         self.model, self.random, self.scores, self.spoil = model, random, scores, spoil
         self.is_paged, self.vocab_size, self.max_tokens = is_paged, vocab_size, max_tokens
         size = random.choice([1, 2, 4, 16])
         self.windows = getattr(model, "cache_windows", (None,))
         self.recomputes = getattr(model, "recomputes_drafts", False)
-        self.tables: list[list[list[int]]] = [[[] for _ in range(NUM_SLOTS)] for _ in self.windows]
+        self.tables = [[[] for _ in range(NUM_SLOTS)] for _ in self.windows]
         self.pages = Pages(size, self.tables[0], self.tables[1:])
         self.batch = Batch(NUM_SLOTS, self.pages if is_paged else None)
         self.counts: dict[int, int] = {}  # block -> how many tables have it
-        self.rows: dict[int, Row] = {}
+        self.rows = {}
         self.num_accepted = self.num_rejected = 0
         is_limited = random.random() < 0.5
         self.pages.num_blocks = 600 if is_limited else 0
@@ -76,12 +67,12 @@ class PagedRows:
         else:
             model.allocate(NUM_SLOTS)
 
-    def draw(self, most: int) -> list[int]:
+    def draw(self, most):
         return [self.random.randrange(self.vocab_size) for _ in range(self.random.randint(1, most))]
 
     # -- blocks ----------------------------------------------------------------------------------
 
-    def take_block(self) -> int:
+    def take_block(self):
         """Take a free block, any; there are more of them if there were none."""
         free = [block for block in range(self.pages.num_blocks) if block not in self.counts]
         if not free:
@@ -91,21 +82,21 @@ class PagedRows:
         self.counts[block] = 1
         return block
 
-    def drop(self, blocks: list[int]) -> None:
+    def drop(self, blocks):
         for block in blocks:
             if block >= 0:
                 self.counts[block] -= 1
                 if not self.counts[block]:
                     del self.counts[block]
 
-    def give_back(self, slot: int, num_tokens: int) -> None:
+    def give_back(self, slot, num_tokens):
         """Take the blocks from a row that are not needed for so many tokens."""
         num_kept = -(-num_tokens // self.pages.block_size)
         for tables in self.tables:
             self.drop(tables[slot][num_kept:])
             del tables[slot][num_kept:]
 
-    def own(self, slot: int, start: int, stop: int) -> None:
+    def own(self, slot, start, stop):
         """Have blocks that nobody else has where the row writes; free what windows have passed."""
         size = self.pages.block_size
         for tables, window in zip(self.tables, self.windows, strict=True):
@@ -123,7 +114,7 @@ class PagedRows:
                     self.drop([table[place]])
                     table[place] = -1
 
-    def share(self, source: int, target: int, num_tokens: int) -> bool:
+    def share(self, source, target, num_tokens):
         """Let a row have the blocks of another one's first tokens, if all that is read is there."""
         num_blocks = -(-num_tokens // self.pages.block_size)
         for tables, window in zip(self.tables, self.windows, strict=True):
@@ -140,7 +131,7 @@ class PagedRows:
 
     # -- what happens between two steps ----------------------------------------------------------
 
-    def change(self) -> None:
+    def change(self):
         """Let rows go and be forked."""
         for slot, row in list(self.rows.items()):
             is_long = self.max_tokens is not None and len(row.tokens) > self.max_tokens
@@ -157,17 +148,17 @@ class PagedRows:
         if self.spoil is not None and self.random.random() < 0.5:
             self.spoil(self)
 
-    def leave(self, slot: int) -> None:
+    def leave(self, slot):
         del self.rows[slot]
         self.give_back(slot, 0)
         self.pages.moved.pop(slot, None)
         self.batch.leave(slot)
         self.model.release(slot)
 
-    def is_decoding(self, slot: int, row: Row) -> bool:
+    def is_decoding(self, slot, row):
         return self.batch.holds(slot) and row.num_new == 1
 
-    def fork(self, source: int, target: int) -> None:
+    def fork(self, source, target):
         row, [token] = self.rows[source], self.draw(1)
         self.share(source, target, row.num_computed)
         self.rows[target] = Row([*row.tokens[:-1], token], row.num_computed, row.num_computed)
@@ -177,7 +168,7 @@ class PagedRows:
         self.batch.tokens[target] = token
         self.pages.moved[target] = row.num_computed
 
-    def admit(self, slot: int) -> None:
+    def admit(self, slot):
         """Begin a row; half of them after tokens that another one has, or will have by then."""
         tokens = self.draw(self.random.choice([1, 5, 30]))
         num_shared = num_before = 0
@@ -198,7 +189,7 @@ class PagedRows:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def step(self) -> None:
+    def step(self):
         """Compute some of what is there to compute, and check what every row yields."""
         stands_still = self.random.random() < 0.2
         for row in self.rows.values():
@@ -224,7 +215,7 @@ class PagedRows:
         self.batch.chunks = []
         self.pages.copies.clear()
 
-    def chunk(self, slot: int, start: int, stop: int, *, can_draft: bool) -> Chunk:
+    def chunk(self, slot, start, stop, *, can_draft):
         """Return some tokens of a row, perhaps with drafts behind them, and have blocks for all."""
         row = self.rows[slot]
         num_drafts = self.random.choice([0, 0, 1, 3, 9]) if can_draft and self.is_paged else 0
@@ -237,7 +228,7 @@ class PagedRows:
         tokens = row.tokens[start:stop] + row.drafts
         return Chunk(slot, tokens, start, num_drafts=num_drafts, draft_parents=parents)
 
-    def decode(self, slot: int) -> None:
+    def decode(self, slot):
         row, position = self.rows[slot], self.rows[slot].num_computed
         before = [tables[slot].copy() for tables in self.tables]
         chunk = self.chunk(slot, position, position + 1, can_draft=True)
@@ -268,7 +259,7 @@ class PagedRows:
             self.batch.add_part(chunk)
         return does_yield
 
-    def check(self, yielding: list[int]) -> None:
+    def check(self, yielding):
         assert self.batch.slots.tolist() == sorted(yielding)
         is_told_logits = self.model.gives == "logits"
         self.batch.logit_slots = self.batch.slots if is_told_logits else NO_SLOTS
@@ -296,7 +287,7 @@ class PagedRows:
             self.accept(slot, int(tokens[slot]))
         self.batch.tokens = tokens
 
-    def accept(self, slot: int, token: int) -> None:
+    def accept(self, slot, token):
         """Give a row some of its drafts, its next token, and perhaps more at once."""
         row = self.rows[slot]
         path = way_to(self.random.randint(-1, len(row.drafts) - 1), row.parents)

@@ -35,7 +35,7 @@ class Language(NamedTuple):
 ENGLISH = Language(lambda prefix: reference_next_token(SIMULATED, prefix), SIMULATED.tokenizer, 0)
 
 
-def tiny_next(prefix: Sequence[int]) -> int:
+def tiny_next(prefix):
     """A model of three letters that repeats one of them often, so that overlapping stops occur."""
     return random.Random(repr(list(prefix))).choice([97, 97, 97, 98, 99])
 
@@ -43,14 +43,14 @@ def tiny_next(prefix: Sequence[int]) -> int:
 TINY = Language(tiny_next, ByteTokenizer(), None)
 
 
-def tiny_model() -> CallableModel:
+def tiny_model():
     return CallableModel(lambda prefixes: [tiny_next(prefix) for prefix in prefixes])
 
 
-def decode_alone(request: Request, language: Language) -> Decoded:
+def decode_alone(request, language):
     prompt = request.prompt
     prefix = language.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-    tokens: list[int] = []
+    tokens = []
     while len(tokens) < request.output_limit:
         tokens.append(language.next_token(prefix + tokens))
         stopped = first_stop(request, tokens, language)
@@ -59,15 +59,15 @@ def decode_alone(request: Request, language: Language) -> Decoded:
     return Decoded(tokens, as_text(tokens, language), "length", None)
 
 
-def as_text(tokens: Sequence[int], language: Language) -> str:
+def as_text(tokens, language):
     return as_bytes(tokens, language).decode("utf-8", "replace")
 
 
-def as_bytes(tokens: Sequence[int], language: Language) -> bytes:
+def as_bytes(tokens, language):
     return b"".join(language.tokenizer.token_bytes[token] for token in tokens)
 
 
-def first_stop(request: Request, tokens: list[int], language: Language) -> Decoded | None:
+def first_stop(request, tokens, language):
     """Walk through the bytes of the last token; at each, the longest stop that ends there wins."""
     text = as_bytes(tokens, language)
     old = len(as_bytes(tokens[:-1], language))
@@ -91,12 +91,12 @@ def first_stop(request: Request, tokens: list[int], language: Language) -> Decod
     return None
 
 
-def rank(order: int, num_ids: int, given: object) -> tuple[int, int]:
+def rank(order, num_ids, given):
     """Of equally many bytes, more ids go first, and EOS, for which nothing is reported, last."""
     return (0, -1000) if given is None else (num_ids, 1000 - order)
 
 
-def listed_stops(request: Request, language: Language) -> tuple[list, list[str]]:
+def listed_stops(request, language):
     """The id stops as (ids, what is reported), then the text stops, each in order of precedence."""
     token, sequence, text = request.stop_token, request.stop_sequence, request.stop
     ids = [([t], t) for t in ([token] if isinstance(token, int) else token or [])]
@@ -110,7 +110,7 @@ def listed_stops(request: Request, language: Language) -> tuple[list, list[str]]
     return ids, texts + ([text] if isinstance(text, str) else text or [])
 
 
-def _outputs() -> list[tuple[str | list[int], list[int]]]:
+def _outputs():
     prompts = ["", "Tell me", " the river", "é—", [258], [5, 6, 7], [2] * 40, " dog", [0], [0, 0]]
     endless = [Request(prompt=prompt, max_tokens=40, ignore_eos=True) for prompt in prompts]
     return [(request.prompt, decode_alone(request, ENGLISH).tokens) for request in endless]
@@ -120,12 +120,12 @@ OUTPUTS = _outputs()
 
 
 @st.composite
-def english_requests(draw: st.DrawFn) -> Request:
+def english_requests(draw):
     """A request for the simulated model whose stops are mostly pieces of what it would write."""
     prompt, output = draw(st.sampled_from(OUTPUTS))
     text = as_text(output, ENGLISH)
 
-    def piece(of: str | list[int]) -> st.SearchStrategy:
+    def piece(of):
         starts = st.integers(0, len(of) - 1)
         return st.builds(lambda start, size: of[start : start + size], starts, st.integers(1, 9))
 
@@ -150,7 +150,7 @@ def english_requests(draw: st.DrawFn) -> Request:
 
 
 @st.composite
-def tiny_requests(draw: st.DrawFn) -> Request:
+def tiny_requests(draw):
     """A request for the model of three letters, with stops that overlap each other."""
     letters = st.text("abc", min_size=1, max_size=5)
     ids = st.lists(st.sampled_from([97, 98, 99]), min_size=1, max_size=5)
@@ -170,6 +170,6 @@ class HasId(Protocol):
     id: str
 
 
-def place_of(record: HasId) -> int:
+def place_of(record):
     """Return the place in the input of a request whose id was left to the engine."""
     return int(record.id) - 1

@@ -64,7 +64,7 @@ class DraftedRun(NamedTuple):
 
 
 class _Row:
-    def __init__(self, job: DraftedJob) -> None:
+    def __init__(self, job):
         self.job = job
         self.slot = -1
         self.generated = 0
@@ -72,20 +72,20 @@ class _Row:
 
 
 class _Play:
-    def __init__(self, jobs: list[DraftedJob], batch: int, seed: int, *, is_timed: bool) -> None:
+    def __init__(self, jobs, batch, seed, *, is_timed):
         self.rng, self.batch, self.is_timed = Random(seed), batch, is_timed
         step_time = {"name": "linear"} if is_timed else {}
         run = RunEvent(batch=batch, model="test", settings={}, step_time=step_time)
         self.run = DraftedRun([run], [], [], {job.id: [] for job in jobs}, [], [], [], {})
         self.queue = [_Row(job) for job in jobs]
-        self.rows: list[_Row] = []
+        self.rows = []
         self.step, self.now = 0, 0.0
-        self.columns: list[tuple[float, int, int, int, int]] = []
+        self.columns = []
 
-    def emit(self, kind: type, row: _Row, *fields: object, **named: object) -> None:
+    def emit(self, kind, row, *fields, **named):
         self.run.events.append(kind(self.step, self.now, row.job.id, 0, *fields, **named))
 
-    def play(self) -> DraftedRun:
+    def play(self):
         for row in self.queue:
             self.emit(ArriveEvent, row, "input", row.job.prompt, row.job.length)
         while self.queue or self.rows:
@@ -96,7 +96,7 @@ class _Play:
         self.run.events.append(end)
         return self.run
 
-    def take_step(self) -> None:
+    def take_step(self):
         rng, run = self.rng, self.run
         if self.is_timed and len(self.rows) > 1 and rng.random() < 0.1:
             self.preempt(self.rows[-1])
@@ -121,7 +121,7 @@ class _Play:
         if rng.random() < 0.3:
             self.tell()
 
-    def admit(self) -> list[_Row]:
+    def admit(self):
         admitted = []
         while self.queue and len(self.rows) < self.batch:
             row = self.queue.pop(0)
@@ -131,20 +131,20 @@ class _Play:
             admitted.append(row)
         return admitted
 
-    def preempt(self, row: _Row) -> None:
+    def preempt(self, row):
         self.rows.remove(row)
         lost = row.job.prompt + row.generated - 1
         self.emit(PreemptEvent, row, row.slot, "kv", "z", 0, lost, row.generated)
         row.has_token = False
         self.queue.insert(0, row)
 
-    def draft(self, row: _Row) -> int:
+    def draft(self, row):
         num_drafts = self.rng.choice([0, 1, 2, 2, 5]) if row.job.speculates else 0
         if num_drafts:
             self.emit(DraftEvent, row, row.slot, row.job.prompt + row.generated, num_drafts)
         return num_drafts
 
-    def give(self, row: _Row, drafted: int, end: float) -> None:
+    def give(self, row, drafted, end):
         """Give a row its tokens; what is drafted behind its end is rejected, or not told of."""
         left = row.job.length - row.generated
         accepted = min(self.rng.randint(0, drafted), left - 1)
@@ -166,7 +166,7 @@ class _Play:
         row.generated += 1 + accepted
         self.run.given[row.job.id] += [end] * (1 + accepted)
 
-    def tell(self) -> None:
+    def tell(self):
         """Tell of the steps that were not told of yet, if the run tells of any."""
         if self.is_timed and self.columns:
             ends, decodes, prefills, rows, drafts = map(list, zip(*self.columns, strict=True))
@@ -177,9 +177,7 @@ class _Play:
         self.columns.clear()
 
 
-def play_drafts(
-    jobs: list[DraftedJob], batch: int, seed: int, *, is_timed: bool = False
-) -> DraftedRun:
+def play_drafts(jobs, batch, seed, *, is_timed=False):
     """Run `jobs`, first come first served; `seed` is that of all that is drawn.
 
     is_timed: steps differ in length, and are told of; then rows are also preempted.
@@ -188,7 +186,7 @@ def play_drafts(
 
 
 @st.composite
-def drafted_workloads(draw: st.DrawFn) -> tuple[list[DraftedJob], int, int]:
+def drafted_workloads(draw):
     """Draw jobs, a batch and a seed."""
     job = st.builds(
         DraftedJob,

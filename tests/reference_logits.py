@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 
 from batcher.models.simulated import (
     GRAMMAR_GAP,
@@ -13,7 +12,6 @@ from batcher.models.simulated import (
     SHARPNESSES,
     TOP_LOGIT,
     ZIPF_EXPONENT,
-    SimulatedModel,
     reference_next_token,
     uniform_bits,
 )
@@ -22,7 +20,7 @@ from batcher.models.tokenizers import BEGIN_TOKEN_ID
 NUM_CHOICES = 1024  # of a line
 
 
-def reference_logits(model: SimulatedModel, prefix: Sequence[int]) -> list[float]:
+def reference_logits(model, prefix):
     """Return the logits [vocab] after `prefix`."""
     first = int(model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID])
     counts = Counter(model.choices[first : first + NUM_CHOICES].tolist())
@@ -32,7 +30,7 @@ def reference_logits(model: SimulatedModel, prefix: Sequence[int]) -> list[float
     shape = state >> SHAPE_SHIFT
     ranking = shape // len(SHARPNESSES) % NUM_RANKINGS
 
-    def comes_up(token: int) -> tuple[bool, float]:
+    def comes_up(token):
         bits = uniform_bits(first // NUM_CHOICES, ranking, token)
         return token not in counts, -math.log((bits + 0.5) / 2**52) / max(1, counts[token])
 

@@ -65,29 +65,29 @@ class PagedRun(NamedTuple):
 
 
 class _Row:
-    def __init__(self, job: PagedJob) -> None:
+    def __init__(self, job):
         self.job = job
         self.generated = self.computed = self.blocks = 0
         self.slot = -1
         self.is_decoding = False  # it has had a token in this slot
 
     @property
-    def known(self) -> int:
+    def known(self):
         return self.job.prompt + self.generated
 
 
 class _Play:
     """The state of a run; each method is a rule."""
 
-    def __init__(self, jobs: list[PagedJob], limits: Limits) -> None:
+    def __init__(self, jobs, limits):
         self.limits = limits
         self.unread = sorted(jobs, key=lambda job: job.arrival)
-        self.queue: list[_Row] = []
-        self.running: list[_Row] = []
+        self.queue = []
+        self.running = []
         self.now, self.step = 0.0, 0
-        self.last_admitted: SequenceName | None = None
+        self.last_admitted = None
         self.used: set[int] = set()  # slots of the step before
-        self.hold: tuple | None = None
+        self.hold = None
         scheduling = {"kv_blocks": limits.blocks, "block_size": limits.block_size}
         if limits.is_prefill_first:
             scheduling["prefill_order"] = "prefill-first"
@@ -99,18 +99,18 @@ class _Play:
             step_time={"name": "test", "duration": limits.duration},
         )
         self.run = PagedRun([run], [], [], {job.id: {} for job in jobs}, [], [], [])
-        self.figures: list[tuple[float, int, int, int, int]] = []
+        self.figures = []
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event):
         self.run.events.append(event)
 
-    def free_blocks(self) -> int:
+    def free_blocks(self):
         return self.limits.blocks - sum(row.blocks for row in self.running)
 
-    def blocks_for(self, num_tokens: int) -> int:
+    def blocks_for(self, num_tokens):
         return -(-num_tokens // self.limits.block_size)
 
-    def play(self) -> PagedRun:
+    def play(self):
         while self.unread or self.queue or self.running:
             self.arrive()
             if not self.queue and not self.running:
@@ -122,7 +122,7 @@ class _Play:
         self.emit(EndEvent(self.step, self.now, num_tokens, len(self.run.states)))
         return self.run
 
-    def arrive(self) -> None:
+    def arrive(self):
         while self.unread and self.unread[0].arrival <= self.now:
             job = self.unread.pop(0)
             self.emit(
@@ -130,7 +130,7 @@ class _Play:
             )
             self.queue.append(_Row(job))
 
-    def one_step(self) -> None:
+    def one_step(self):
         self.room = self.limits.budget
         self.has_preempted = False
         self.work: dict[str, int] = {}  # tokens computed, by id
@@ -150,7 +150,7 @@ class _Play:
         self.note_states()
         self.commit()
 
-    def decode(self, rows: list[_Row]) -> None:
+    def decode(self, rows):
         for row in rows:
             while row in self.running and self.blocks_for(row.known) > row.blocks:
                 if self.free_blocks():
@@ -164,7 +164,7 @@ class _Play:
             del self.work[name]
             self.room += 1
 
-    def preempt(self, row: _Row, other: _Row) -> None:
+    def preempt(self, row, other):
         self.running.remove(row)
         self.has_preempted = True
         self.emit(
@@ -185,7 +185,7 @@ class _Play:
         row.is_decoding = False
         self.queue.insert(0, row)
 
-    def chase(self, rows: list[_Row]) -> None:
+    def chase(self, rows):
         for row in rows:
             num_tokens = min(row.known - row.computed, self.room)
             if num_tokens:
@@ -196,7 +196,7 @@ class _Play:
                     PrefillEvent(self.step, self.now, row.job.id, 0, row.slot, num_tokens, left)
                 )
 
-    def admit(self) -> None:
+    def admit(self):
         while self.queue and len(self.running) < self.limits.batch:
             row = self.queue[0]
             needed = self.blocks_for(row.known)
@@ -236,13 +236,13 @@ class _Play:
             )
         return None
 
-    def note_hold(self, row: _Row, reason: str, blocks: int) -> None:
+    def note_hold(self, row, reason, blocks):
         hold = (row.job.id, reason, blocks)
         if hold != self.hold:
             self.emit(BlockedEvent(self.step, self.now, row.job.id, 0, reason, blocks))
         self.hold = hold
 
-    def note_states(self) -> None:
+    def note_states(self):
         """Write down what each job meets, from what was just decided."""
         for row in self.queue:
             if len(self.running) == self.limits.batch:
@@ -259,13 +259,13 @@ class _Play:
                 cause = "prefill" if self.limits.is_prefill_first else "tokens"
                 state = State("prefill", "" if has_share else cause)
             self.run.states[row.job.id][self.step] = state
-        labels: list[str | None] = [None] * self.limits.batch
+        labels = [None] * self.limits.batch
         for row in self.running:
             labels[row.slot] = row.job.id
         self.run.slots.append(labels)
         self.run.waiting.append(len(self.queue))
 
-    def commit(self) -> None:
+    def commit(self):
         start = self.now
         num_decodes = sum(row.is_decoding and row.job.id in self.work for row in self.running)
         num_tokens = sum(self.work.values())
@@ -296,7 +296,7 @@ class _Play:
         if len(self.figures) == 3:
             self.flush()
 
-    def flush(self) -> None:
+    def flush(self):
         """Write the figures of some steps at once, as late as an engine may."""
         if self.figures:
             columns = [list(column) for column in zip(*self.figures, strict=True)]
@@ -305,13 +305,13 @@ class _Play:
             self.figures.clear()
 
 
-def play_paged(jobs: list[PagedJob], limits: Limits) -> PagedRun:
+def play_paged(jobs, limits):
     """Run `jobs`, each of which the blocks have room for, first come first served."""
     return _Play(jobs, limits).play()
 
 
 @st.composite
-def paged_workloads(draw: st.DrawFn) -> tuple[list[PagedJob], Limits]:
+def paged_workloads(draw):
     """Draw up to eight jobs and limits under which each of them can run alone."""
     limits = Limits(
         batch=draw(st.integers(1, 4)),

@@ -46,19 +46,19 @@ class Played(NamedTuple):
 DESIGN_JOBS = [Job("a", 3), Job("b", 1), Job("c", 2), Job("d", 4)]
 
 
-def jobs_of(*lengths: int) -> list[Job]:
+def jobs_of(*lengths):
     """Return a job r0, r1, ... of each length, all there from the start."""
     return [Job(f"r{number}", length) for number, length in enumerate(lengths)]
 
 
-def play(jobs: list[Job], batch: int) -> Played:
+def play(jobs, batch):
     """Run `jobs`, sorted by arrival; a job is read only when a slot is free for it."""
-    events: list[Event] = [RunEvent(batch=batch, model="test", settings={})]
-    rows: list[Row] = []
-    starts: list[float] = []
+    events = [RunEvent(batch=batch, model="test", settings={})]
+    rows = []
+    starts = []
     unread = list(jobs)
-    queue: list[Job] = []
-    slots: list[tuple[Job, int] | None] = [None] * batch
+    queue = []
+    slots = [None] * batch
     now = 0.0
     while unread or queue or any(slots):
         step = len(rows)
@@ -100,12 +100,12 @@ def play(jobs: list[Job], batch: int) -> Played:
     return Played(events, rows)
 
 
-def timeline_of(jobs: list[Job], batch: int = 2) -> Timeline:
+def timeline_of(jobs, batch=2):
     return Timeline.from_events(play(jobs, batch).events)
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[Job]:
+def workloads(draw):
     """Draw up to a dozen jobs in order of arrival, some of length 0, some alike in their times."""
     arrivals = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, 7.25, 8.0, 20.0]), max_size=12))
     return [

@@ -60,12 +60,12 @@ class UnitRun(NamedTuple):
     idle: dict[str, int]
 
 
-def samples(name: str, *lengths: int, **fields) -> list[Unit]:
+def samples(name, *lengths, **fields):
     """Return the units of a request with a sample of each length."""
     return [Unit(name, [(i, "sample")], length, **fields) for i, length in enumerate(lengths)]
 
 
-def guided(name: str, *lengths: int, **fields) -> list[Unit]:
+def guided(name, *lengths, **fields):
     """Return the same, each sample with a partner for the negative prompt."""
     return [
         Unit(name, [(i, "sample"), (i, "negative")], length, **fields)
@@ -73,24 +73,24 @@ def guided(name: str, *lengths: int, **fields) -> list[Unit]:
     ]
 
 
-def beams(name: str, num_beams: int, length: int, **fields) -> list[Unit]:
+def beams(name, num_beams, length, **fields):
     """Return the unit of a beam search."""
     return [Unit(name, [(i, "beam") for i in range(num_beams)], length, **fields)]
 
 
-def label(name: str, index: int, role: str) -> str:
+def label(name, index, role):
     """Return what the sequence has to be called."""
     return name + ["", f"#{index}"][index > 0] + ["", "~"][role == "negative"]
 
 
 class _Running:
-    def __init__(self, unit: Unit, slots: list[int], start: int) -> None:
+    def __init__(self, unit, slots, start):
         self.unit, self.slots, self.start = unit, slots, start
         self.jumped = [0] * len(slots)
-        self.forks: list[list[tuple[int, int]]] = [[] for _ in slots]
+        self.forks = [[] for _ in slots]
 
 
-def play_units(units: list[Unit], batch: int, seed: int | None = None) -> UnitRun:
+def play_units(units, batch, seed=None):
     """Run `units`, sorted by arrival, first come first served; `seed` is that of jumps and forks.
 
     Without a seed there are none.  No unit has more rows than the batch has slots.
@@ -140,22 +140,22 @@ def play_units(units: list[Unit], batch: int, seed: int | None = None) -> UnitRu
     return run
 
 
-def _labels(running: list[_Running], batch: int) -> list[str | None]:
-    row: list[str | None] = [None] * batch
+def _labels(running, batch):
+    row = [None] * batch
     for one in running:
         for slot, (index, role) in zip(one.slots, one.unit.rows, strict=True):
             row[slot] = label(one.unit.id, index, role)
     return row
 
 
-def _jump(one: _Running, step: int, now: float, rng: Random, run: UnitRun) -> None:
+def _jump(one, step, now, rng, run):
     if one.unit.rows[0][1] == "sample" and rng.random() < 0.3:
         num_tokens, (index, _) = rng.randint(1, 4), one.unit.rows[0]
         one.jumped[0] += num_tokens
         run.events.append(JumpEvent(step, now, one.unit.id, index, one.slots[0], num_tokens))
 
 
-def _fork(one: _Running, step: int, now: float, rng: Random, run: UnitRun) -> None:
+def _fork(one, step, now, rng, run):
     for beam, slot in enumerate(one.slots):
         parent = rng.randrange(len(one.slots))
         if parent != beam:
@@ -163,7 +163,7 @@ def _fork(one: _Running, step: int, now: float, rng: Random, run: UnitRun) -> No
             run.events.append(ForkEvent(step, now, one.unit.id, beam, slot, parent))
 
 
-def _finish(one: _Running, step: int, now: float, run: UnitRun) -> None:
+def _finish(one, step, now, run):
     unit = one.unit
     for number, (slot, (index, role)) in enumerate(zip(one.slots, unit.rows, strict=True)):
         outcome, tokens = "unused", 0
@@ -185,11 +185,7 @@ def _finish(one: _Running, step: int, now: float, run: UnitRun) -> None:
         )
 
 
-def _count_idle(
-    idle_steps: list[tuple[int, float, int]],
-    admissions: list[tuple[int, Unit]],
-    idle: dict[str, int],
-) -> None:
+def _count_idle(idle_steps, admissions, idle):
     """Ask of every step which unit would have filled its idle slots."""
     idle |= {"tail": 0, "arrivals": 0, "empty_queue": 0, "too_few": 0}
     for step, now, num_idle in idle_steps:
@@ -204,10 +200,10 @@ def _count_idle(
 
 
 @st.composite
-def unit_workloads(draw: st.DrawFn) -> tuple[list[Unit], int]:
+def unit_workloads(draw):
     """Draw requests of all kinds in order of arrival, and a batch that has room for each."""
     batch = draw(st.integers(1, 6))
-    units: list[Unit] = []
+    units = []
     arrivals = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, 7.25, 20.0]), max_size=7))
     lengths = st.integers(1, 5)
     for number, arrival in enumerate(sorted(arrivals)):

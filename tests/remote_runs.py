@@ -1,15 +1,11 @@
 """Runs of a RemoteEngine against the server of faults, in this process, and what comes of them."""
 
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-
-from fault_server import FaultServer
 
 from batcher.events import Event
 from batcher.remote.client import remote_model_of
 from batcher.remote.engine import RemoteEngine
-from batcher.remote.model import RemoteModel
 from batcher.request import Request
 from batcher.result import Result
 from batcher.trace.timeline import Timeline
@@ -24,20 +20,20 @@ class RemoteRun(NamedTuple):
     results: list[Result]
     tokens: list[Any]
 
-    def kinds(self, kind: type) -> list[Any]:
+    def kinds(self, kind):
         return [event for event in self.events if type(event) is kind]
 
     @property
-    def by_id(self) -> dict[str, Result]:
+    def by_id(self):
         return {result.id: result for result in self.results}
 
 
 @contextmanager
-def engine_of(server: FaultServer, batch: int = 4, **options: Any) -> Iterator[RemoteEngine]:
+def engine_of(server, batch=4, **options):
     """An engine over the server, closed at the end; options: of the server, or of the engine."""
     names = {"settings", "is_streaming", "waiting"}
     of_engine = {name: options.pop(name) for name in names & options.keys()}
-    model: RemoteModel = remote_model_of(server.name, QUICK | options)
+    model = remote_model_of(server.name, QUICK | options)
     engine = RemoteEngine(model, batch, **of_engine)
     try:
         yield engine
@@ -45,7 +41,7 @@ def engine_of(server: FaultServer, batch: int = 4, **options: Any) -> Iterator[R
         engine.close()
 
 
-def carry_out(engine: RemoteEngine, requests: Iterable[Request]) -> RemoteRun:
+def carry_out(engine, requests):
     """Put all requests in, and step until nothing is left; the trace has to make sense."""
     run = RemoteRun([engine.run_event()], [], [])
     for index, request in enumerate(requests):
@@ -58,12 +54,10 @@ def carry_out(engine: RemoteEngine, requests: Iterable[Request]) -> RemoteRun:
     return run
 
 
-def answered(
-    server: FaultServer, requests: Iterable[Request], batch: int = 4, **options: Any
-) -> RemoteRun:
+def answered(server, requests, batch=4, **options):
     with server, engine_of(server, batch, **options) as engine:
         return carry_out(engine, requests)
 
 
-def asking(*prompts: str, **fields: Any) -> list[Request]:
+def asking(*prompts, **fields):
     return [Request(prompt=prompt, id=prompt, **fields) for prompt in prompts]

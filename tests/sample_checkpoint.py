@@ -18,7 +18,7 @@ WORDS += " green"
 MARKS = [".", ",", "!"]
 
 
-def vocabulary() -> Vocabulary:
+def vocabulary():
     """All bytes, and words with a space before them, with all they are merged from."""
     tokens, merges = [*SPECIAL, *BYTES], []
     for word in WORDS.split():
@@ -30,7 +30,7 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(tokens, types, merges)
 
 
-def write(path: Path) -> Path:
+def write(path):
     """Write the checkpoint; return its path."""
     words = vocabulary()
     fields = config_json(vocab_size=len(words.tokens))

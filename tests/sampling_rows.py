@@ -1,12 +1,9 @@
 """Helpers of the sampling tests: rows of a sampler, and what the next token is drawn from."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from msgspec import structs
 
-from batcher.decoding.filters import SamplingParams
-from batcher.decoding.sampling import Masks, Sampled, Sampler, SamplingRow
+from batcher.decoding.sampling import Sampler, SamplingRow
 
 NEGATIVE = 1  # the slot of a negative prompt's row
 
@@ -14,28 +11,20 @@ NEGATIVE = 1  # the slot of a negative prompt's row
 class Letters:
     """A tokenizer whose token i is the character 256 + i, so that no text is cut in two ways."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size):
         self.token_bytes = [chr(256 + token_id).encode() for token_id in range(vocab_size)]
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         return [ord(character) - 256 for character in text]
 
 
-def language_like(rng: np.random.Generator, num_rows: int, vocab_size: int) -> np.ndarray:
+def language_like(rng, num_rows, vocab_size):
     ranks = np.stack([rng.permutation(vocab_size) for _ in range(num_rows)]) + 1
     slopes = rng.uniform(0.9, 1.6, (num_rows, 1))
     return (3 - slopes * np.log(ranks) + rng.normal(0, 0.5, ranks.shape)).astype(np.float32)
 
 
-def start(
-    params: SamplingParams,
-    vocab_size: int,
-    *,
-    prompt: Sequence[int] = (),
-    generated: Sequence[int] = (),
-    stop_token_ids: tuple[int, ...] = (),
-    is_beam: bool = False,
-) -> Sampler:
+def start(params, vocab_size, *, prompt=(), generated=(), stop_token_ids=(), is_beam=False):
     """A sampler whose slot 0 has a row with these tokens already."""
     sampler = Sampler(2, vocab_size, Letters(vocab_size))
     partner = None if params.cfg_scale == 1 else NEGATIVE
@@ -46,13 +35,11 @@ def start(
     return sampler
 
 
-def one_step(logits: Sequence[float], params: SamplingParams, **row: object) -> Sampled:
+def one_step(logits, params, **row):
     return start(params, len(logits), **row).sample(np.array([logits], np.float32))
 
 
-def drawn_from(
-    logits: np.ndarray, params: SamplingParams, masks: Masks | None = None, **row: object
-) -> np.ndarray:
+def drawn_from(logits, params, masks=None, **row):
     """The log-probabilities [vocab] that slot 0's next token is drawn from, -inf if it cannot be.
 
     logits: [vocab], or [2, vocab] if a negative prompt's row stands below.

@@ -1,29 +1,25 @@
 """Scheduling settings that make trouble, and requests whose prompts have much in common, drawn."""
 
-from typing import Any
-
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import ENGLISH
 
-from batcher import Request
 from batcher.prompts import count_tokens
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
-from batcher.timing.step_time import StepTime
 
 POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]
 BLOCK_SIZES = [1, 2, 3, 4, 16]
 
 
-def blocks_needed(request: Request, block_size: int) -> int:
+def blocks_needed(request, block_size):
     """Return how many blocks one admission of `request` needs at most, by the documentation.
 
     The last token that a row generates is never computed.
     """
 
-    def of_row(num_prompt_tokens: int) -> int:
+    def of_row(num_prompt_tokens):
         max_tokens = max(request.output_limit, request.prompt_logprobs is not None)
         num_computed = max(num_prompt_tokens + max_tokens - 1, 1)
         return -(-num_computed // block_size)
@@ -36,12 +32,10 @@ def blocks_needed(request: Request, block_size: int) -> int:
 
 
 @st.composite
-def scheduling_settings(
-    draw: st.DrawFn, num_slots: int, num_blocks: st.SearchStrategy[int | None], block_size: int
-) -> SchedulingSettings:
+def scheduling_settings(draw, num_slots, num_blocks, block_size):
     """Draw settings for `num_slots` slots and blocks of `block_size` tokens."""
     kv_blocks = draw(num_blocks)
-    fields: dict[str, Any] = {
+    fields = {
         "policy": draw(st.sampled_from(POLICIES)),
         "aging": draw(st.sampled_from([4.0, 300.0])),
         "batching": draw(st.sampled_from(["continuous", "continuous", "continuous", "static"])),
@@ -67,15 +61,15 @@ def scheduling_settings(
     return SchedulingSettings(**fields)
 
 
-def step_times() -> st.SearchStrategy[StepTime | None]:
+def step_times():
     return st.sampled_from([None, None, step_time_of("rtx4090_llama3.1-8b")])
 
 
 @st.composite
-def sharing(draw: st.DrawFn, requests: st.SearchStrategy[Request]) -> Request:
+def sharing(draw, requests):
     """Draw one of `requests` to be scheduled in one way or another, many with a common prompt."""
     request = draw(requests)
-    changes: dict[str, Any] = {
+    changes = {
         "priority": draw(st.integers(0, 2)),
         "cache_salt": draw(st.sampled_from([None, None, "a", "b"])),
         "deadline": draw(st.sampled_from([None, request.arrival_time + 5.0])),
@@ -85,7 +79,7 @@ def sharing(draw: st.DrawFn, requests: st.SearchStrategy[Request]) -> Request:
     return replace(request, **changes)
 
 
-def common_prompts() -> st.SearchStrategy[list[int]]:
+def common_prompts():
     return st.builds(
         lambda shared, own: [*range(10, 10 + shared), *own],
         st.integers(0, 40),
@@ -93,7 +87,7 @@ def common_prompts() -> st.SearchStrategy[list[int]]:
     )
 
 
-def segmented_prompts() -> st.SearchStrategy[list[PromptSegment]]:
+def segmented_prompts():
     """Draw up to four segments, each one of a few of its length, the first nearly always equal."""
     segment = st.builds(
         PromptSegment,

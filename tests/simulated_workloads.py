@@ -1,7 +1,6 @@
 """Random requests and settings for simulations, and what an engine says of them."""
 
-from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine_runs import drained
 from msgspec.structs import replace
@@ -13,16 +12,14 @@ from batcher.request import PromptSegment
 from batcher.result import Result
 from batcher.scheduling.scheduler import check_settings
 from batcher.settings import SchedulingSettings
-from batcher.speculation.proposal import Drafter
 from batcher.timing.formulas import ConstantStepTime, LeastStepTime, ProfileStepTime
 from batcher.timing.profiles import shipped_profiles, step_time_of
-from batcher.timing.step_time import StepTime
 
 Logged = tuple[str, int, str, int, float, int]
 """What happened, in which step, to which sample, when, and with how many tokens."""
 
 TERMS = {"t0": 300, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01}
-STEP_TIMES: list[StepTime] = [
+STEP_TIMES = [
     ConstantStepTime(),
     ConstantStepTime(0.25),
     step_time_of("rtx4090_llama3.1-8b"),
@@ -52,20 +49,13 @@ class EngineRun(NamedTuple):
 class BoundedModel(SimulatedModel):
     """The simulated model, with a context of so many tokens; it then needs a prompt, too."""
 
-    def __init__(self, max_context: int | None, session_overflow: str = "error") -> None:
+    def __init__(self, max_context, session_overflow="error"):
         super().__init__()
         self.max_context, self.needs_prompt = max_context, max_context is not None
         self.session_overflow = session_overflow
 
 
-def run_engine(
-    requests: list[Request],
-    num_slots: int,
-    settings: SchedulingSettings,
-    step_time: StepTime,
-    model: SimulatedModel,
-    drafter: Drafter | None = None,
-) -> EngineRun:
+def run_engine(requests, num_slots, settings, step_time, model, drafter=None):
     """Return what the engine does with a simulated model, which ends nothing early."""
     engine = Engine(
         model,
@@ -76,9 +66,9 @@ def run_engine(
         speculation=drafter,
     )
     done = drained(engine, requests)
-    log: list[Logged] = []
-    ends: list[float] = []
-    blocks: list[int] = []
+    log = []
+    ends = []
+    blocks = []
     for event in done.events:
         if isinstance(event, AdmitEvent):
             log.append(("admit", event.step, event.id, event.index, event.time, event.cached))
@@ -92,13 +82,13 @@ def run_engine(
     return EngineRun(log, ends, blocks, {(r.id, r.index): r for r in done.results})
 
 
-def random_requests(random: Random, *, may_stop: bool = True) -> list[Request]:
+def random_requests(random, *, may_stop=True):
     """Some requests: shared prefixes, samples, sessions, priorities, deadlines, salts."""
     base = random.choices([3, 4, 5], k=random.randint(0, 40))
-    drawn: list[Request] = []
+    drawn = []
     for number in range(random.randint(1, 12)):
         session = random.choice([None, None, None, "s", "t"])
-        more: dict[str, Any] = {}
+        more = {}
         if may_stop and random.random() < 0.2:
             more["stop_token"] = random.choices(range(3, 500), k=30)
         if session is None and random.random() < 0.2:
@@ -106,7 +96,7 @@ def random_requests(random: Random, *, may_stop: bool = True) -> list[Request]:
         if random.random() < 0.2:
             more["cache_salt"] = random.choice("ab")
         tail = random.choices(range(3, 500), k=random.randint(0, 12))
-        prompt: Any = base[: random.randint(0, len(base))] + tail
+        prompt = base[: random.randint(0, len(base))] + tail
         if random.random() < 0.25:
             prompt = [
                 PromptSegment(tokens=(base + [7] * 20)[: random.randint(1, 20)], type="system")
@@ -129,7 +119,7 @@ def random_requests(random: Random, *, may_stop: bool = True) -> list[Request]:
     return drawn
 
 
-def random_settings(random: Random) -> tuple[int, SchedulingSettings]:
+def random_settings(random):
     """A number of slots and settings under which some requests can run."""
     num_slots = random.randint(1, 6)
     settings = SchedulingSettings(

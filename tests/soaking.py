@@ -2,8 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, PreemptEvent
@@ -29,14 +28,14 @@ class Soaked(NamedTuple):
     kept: dict[str, int]
 
 
-def requests(num_requests: int) -> Iterator[Request]:
+def requests(num_requests):
     """Yield requests whose prompts begin as those of their time do; one in fifty asks for two."""
     draw = random.Random(0)
     for number in range(num_requests):
         family = number // LIFE_OF_A_PREFIX + draw.randint(0, 2)
         prefix = random.Random(family)
         shared = [prefix.randrange(3, 500) for _ in range(draw.choice([0, 4, 8, 14]))]
-        more: dict[str, Any] = {"n": 2, "temperature": 1.0} if number % 50 == 0 else {}
+        more = {"n": 2, "temperature": 1.0} if number % 50 == 0 else {}
         if number % 40 == 0:
             more["cache_salt"] = f"salt {family}"
         yield Request(
@@ -48,11 +47,11 @@ def requests(num_requests: int) -> Iterator[Request]:
         )
 
 
-def soak(num_requests: int) -> Soaked:
+def soak(num_requests):
     """Run so many requests through one engine, and abort one in thirty at some stage."""
     engine = Engine(SimulatedModel(), NUM_SLOTS, settings=SETTINGS)
     draw, outcomes = random.Random(1), Counter[str]()
-    living: dict[str, None] = {}
+    living = {}
     num_preemptions = num_hits = 0
     unread = requests(num_requests)
     while True:
@@ -77,7 +76,7 @@ def soak(num_requests: int) -> Soaked:
     return Soaked(outcomes, engine.num_steps, num_preemptions, num_hits, kept(engine))
 
 
-def kept(engine: Engine) -> dict[str, int]:
+def kept(engine):
     """Return how much an engine still holds of rows that have ended, by place; {} if nothing."""
     scheduler, runner, rows = engine.scheduler, engine._runner, engine._runner.rows
     batch = scheduler.batch

@@ -1,21 +1,19 @@
 """`--acceptance leviathan`: outputs are drawn from what they are drawn from without drafts."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any
 
 import numpy as np
 import pytest
 from control_requests import control_requests
-from engine_runs import Run, drained
+from engine_runs import drained
 from examples import examples, mostly_heavy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markov import DRAFTED, LETTERS, WANTED, Good, Target, Weak
 from reference import english_requests
 from sampling_rows import drawn_from
-from test_scheduling_invariance import Case, alone, cases, engine_of, run
+from test_scheduling_invariance import alone, cases, engine_of, run
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.decoding.filters import sampling_params
@@ -31,25 +29,25 @@ from batcher.decoding.sampling import (
 from batcher.engine.speculating import Speculator
 from batcher.events import AcceptEvent, DraftEvent, PreemptEvent
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
-from batcher.speculation.settings import Acceptance, SpeculationSettings
+from batcher.speculation.settings import SpeculationSettings
 
 PROMPT, LENGTH, NUM_OUTPUTS = [*range(len(LETTERS)), 0], 3, 2000
-RULES: list[Acceptance] = ["exact", "leviathan"]
+RULES = ["exact", "leviathan"]
 LIMIT = 3.09  # standard normal deviations; one is above it in a thousand times
 AS_ROWS_HAVE_THEM = str.maketrans(LETTERS, "".join(map(chr, range(256, 256 + len(LETTERS)))))
 Output = tuple[int, ...]
 
 
 def decoded(
-    draft: str,
-    fields: Mapping[str, Any],
-    num_drafts: int = 3,
+    draft,
+    fields,
+    num_drafts=3,
     *,
-    rule: Acceptance = "leviathan",
-    batch_size: int = 200,
-    limits: SchedulingSettings = DEFAULT_SCHEDULING,
-    num_outputs: int = NUM_OUTPUTS,
-) -> Run:
+    rule="leviathan",
+    batch_size=200,
+    limits=DEFAULT_SCHEDULING,
+    num_outputs=NUM_OUTPUTS,
+):
     """Decode two tokens more than are looked at, so that drafts go beyond."""
     speculation = SpeculationSettings(draft=draft, draft_tokens=num_drafts, acceptance=rule)
     engine = Engine(Target(), batch_size, settings=limits, speculation=speculation)
@@ -59,13 +57,11 @@ def decoded(
     return drained(engine)
 
 
-def expected(
-    fields: Mapping[str, Any], allowed: Callable[[Output], list[int]] | None = None
-) -> dict[Output, float]:
+def expected(fields, allowed=None):
     """Return how likely the first tokens of an output are, one after the other, without drafts."""
     words = [word.translate(AS_ROWS_HAVE_THEM) for word in fields.get("bad_words", ())]
     params = sampling_params(Request(prompt=PROMPT, **{**fields, "bad_words": words}))
-    found: dict[Output, float] = {(): 1.0}
+    found = {(): 1.0}
     for _ in range(LENGTH):
         longer = {}
         for output, probability in found.items():
@@ -80,7 +76,7 @@ def expected(
     return found
 
 
-def surprise(run: Run, probabilities: Mapping[Output, float]) -> float:
+def surprise(run, probabilities):
     """Return by how many normal deviations the outputs are not what they are to be drawn from.
 
     Pearson's chi-square, whose cube root is nearly normal (Wilson and Hilferty 1931); what is to
@@ -99,12 +95,12 @@ def surprise(run: Run, probabilities: Mapping[Output, float]) -> float:
     return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5)
 
 
-def share_accepted(run: Run) -> float:
+def share_accepted(run):
     drafted = sum(event.tokens for event in run.events if isinstance(event, DraftEvent))
     return sum(event.tokens for event in run.events if isinstance(event, AcceptEvent)) / drafted
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "plain": {},
     "top-p": {"top_p": 0.5},
     "penalties": {"temperature": 1.3, "repetition_penalty": 1.4, "frequency_penalty": 0.4},
@@ -125,7 +121,7 @@ HEAVY = pytest.mark.heavy  # thousands of outputs each
         pytest.param("Weak", 3, "bad words", marks=HEAVY),
     ],
 )
-def test_outputs_follow_the_distribution(draft: str, num_drafts: int, setting: str) -> None:
+def test_outputs_follow_the_distribution(draft, num_drafts, setting):
     fields = {"temperature": 1.0, **SETTINGS[setting]}
     run = decoded(f"markov:{draft}", fields, num_drafts)
     assert surprise(run, expected(fields)) < LIMIT
@@ -133,11 +129,11 @@ def test_outputs_follow_the_distribution(draft: str, num_drafts: int, setting: s
 
 
 @pytest.mark.heavy
-def test_they_do_under_a_constraint() -> None:
+def test_they_do_under_a_constraint():
     fields = {"temperature": 1.0, "regex": "([abc][cdef])*"}
     run = decoded("markov:Weak", fields)
 
-    def allowed(output: Output) -> list[int]:
+    def allowed(output):
         return [2, 3, 4, 5] if len(output) % 2 else [0, 1, 2]
 
     assert surprise(run, expected(fields, allowed)) < LIMIT
@@ -145,7 +141,7 @@ def test_they_do_under_a_constraint() -> None:
 
 
 @HEAVY
-def test_they_do_with_drafts_that_were_drawn_from_nothing() -> None:
+def test_they_do_with_drafts_that_were_drawn_from_nothing():
     fields = {"temperature": 1.0}
     run = decoded("ngram", fields)
     assert surprise(run, expected(fields)) < LIMIT
@@ -155,7 +151,7 @@ def test_they_do_with_drafts_that_were_drawn_from_nothing() -> None:
 
 
 @HEAVY
-def test_they_do_where_rows_are_preempted_and_drafts_left_out() -> None:
+def test_they_do_where_rows_are_preempted_and_drafts_left_out():
     fields = {"temperature": 1.0}
     limits = SchedulingSettings(block_size=2, kv_blocks=300, max_batch_tokens=512)
     run = decoded("markov:Weak", fields, limits=limits)
@@ -166,7 +162,7 @@ def test_they_do_where_rows_are_preempted_and_drafts_left_out() -> None:
 
 
 @HEAVY
-def test_they_do_with_mirostat() -> None:
+def test_they_do_with_mirostat():
     fields = {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.2}
     plain = decoded("markov:Weak", fields | {"speculate": False, "seed": 1}, num_outputs=8000)
     counts = Counter(tuple(result.tokens[:LENGTH]) for result in plain.results)
@@ -181,7 +177,7 @@ def test_they_do_with_mirostat() -> None:
 
 
 @pytest.mark.parametrize("draft", mostly_heavy(["Good", "Fair", "Weak"], "Fair"))
-def test_drafts_are_accepted_as_often_as_both_overlap(draft: str) -> None:
+def test_drafts_are_accepted_as_often_as_both_overlap(draft):
     fields = {"temperature": 1.0}
     share = {"Good": 0.255, "Fair": 0.581, "Weak": 1.0}[draft]
     overlap = np.minimum(WANTED, (1 - share) * WANTED + share * DRAFTED).sum()
@@ -192,17 +188,17 @@ def test_drafts_are_accepted_as_often_as_both_overlap(draft: str) -> None:
     assert overlap / (2 - overlap) - 0.015 < by_rule["exact"] < by_rule["leviathan"]
 
 
-def slow_output(request_id: str, draft: Target, is_drafting: Callable[[int], bool]) -> list[int]:
+def slow_output(request_id, draft, is_drafting):
     """Return an output token by token, of a row that is given three drafts in some steps."""
     key, output = np.array([row_key(0, request_id, 0)], np.uint64), list[int]()
 
-    def drawn(weights: np.ndarray, its_key: np.ndarray, position: int) -> int:
+    def drawn(weights, its_key, position):
         ids = np.arange(len(weights))
         noise = gumbel_noise(token_hashes(its_key, np.array([position]), ids[None]))[0]
         with np.errstate(divide="ignore"):
             return int((np.log(weights) + noise).argmax())
 
-    def after(model: Target, tokens: list[int]) -> np.ndarray:
+    def after(model, tokens):
         return np.exp(log_softmax(model.logits[[*PROMPT, *tokens][-1]]))
 
     for step in count():
@@ -229,9 +225,7 @@ def slow_output(request_id: str, draft: Target, is_drafting: Callable[[int], boo
 
 
 @pytest.mark.parametrize("draft", [Good, Weak])
-def test_each_output_is_that_of_the_rule_word_by_word(
-    monkeypatch: pytest.MonkeyPatch, draft: type[Target]
-) -> None:
+def test_each_output_is_that_of_the_rule_word_by_word(monkeypatch, draft):
     wanted, steps = Speculator.wanted, count()
 
     def now_and_then(self):
@@ -243,7 +237,7 @@ def test_each_output_is_that_of_the_rule_word_by_word(
         assert result.tokens == slow_output(result.id, draft(), lambda step: step % 2 == 1)
 
 
-def test_greedy_outputs_are_those_of_the_exact_rule() -> None:
+def test_greedy_outputs_are_those_of_the_exact_rule():
     fields = {"temperature": 0.0, "presence_penalty": 0.7, "logprobs": 2}
     runs = [decoded("markov:Weak", fields, rule=rule, num_outputs=50) for rule in RULES]
     assert runs[0].results == runs[1].results
@@ -256,9 +250,7 @@ def test_greedy_outputs_are_those_of_the_exact_rule() -> None:
     num_drafts=st.sampled_from([1, 4]),
 )
 @settings(examples(8), derandomize=True)
-def test_whatever_is_asked_for_every_request_ends_and_greedy_ones_as_alone(
-    case: Case, draft: str, num_drafts: int
-) -> None:
+def test_whatever_is_asked_for_every_request_ends_and_greedy_ones_as_alone(case, draft, num_drafts):
     speculation = SpeculationSettings(draft=draft, draft_tokens=num_drafts, acceptance="leviathan")
     found = run(engine_of(case, SimulatedModel(), speculation=speculation))
     for request in case.requests:
@@ -269,7 +261,7 @@ def test_whatever_is_asked_for_every_request_ends_and_greedy_ones_as_alone(
             assert sum(name == request.id for name, _ in found) == len(by_itself)
 
 
-def test_the_logprobs_told_are_those_of_the_distribution() -> None:
+def test_the_logprobs_told_are_those_of_the_distribution():
     fields = {"temperature": 1.0, "top_k": 4, "logprobs": 3, "logprobs_mode": "processed"}
     params = sampling_params(Request(prompt=PROMPT, **fields))
     for result in decoded("markov:Weak", fields, num_outputs=40).results:

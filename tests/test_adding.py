@@ -17,20 +17,20 @@ RUN = "from cli.main import main; main()"
 class Copy:
     """A copy of the code that can be changed and run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         for name in ("batcher", "cli"):
             shutil.copytree(
                 ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
             )
 
-    def insert(self, path: str, before: str, lines: str) -> None:
+    def insert(self, path, before, lines):
         file = self.folder / path
         text = file.read_text()
         assert text.count(before) == 1, before
         file.write_text(text.replace(before, lines + before))
 
-    def python(self, code: str, *arguments: str, status: int = 0) -> str:
+    def python(self, code, *arguments, status=0):
         """What `code` prints, stdout and stderr together."""
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
@@ -47,7 +47,7 @@ class Copy:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Copy:
+def copy(tmp_path):
     return Copy(tmp_path)
 
 
@@ -96,7 +96,7 @@ print(json.dumps({
 
 
 @pytest.mark.heavy
-def test_a_field_that_chooses_tokens_is_added_in_the_table_and_in_the_sampler(copy: Copy) -> None:
+def test_a_field_that_chooses_tokens_is_added_in_the_table_and_in_the_sampler(copy):
     copy.insert("batcher/request.py", "    typical_p: Annotated[", FIELD)
     copy.insert("batcher/decoding/sampling.py", "    if params.mirostat == 1:", SAMPLER)
     found = json.loads(copy.python(USE_OF_FIELD))
@@ -134,7 +134,7 @@ except BatchdecodeError as error:
 
 
 @pytest.mark.heavy
-def test_a_setting_is_added_in_the_table_and_where_it_is_used(copy: Copy) -> None:
+def test_a_setting_is_added_in_the_table_and_where_it_is_used(copy):
     copy.insert("batcher/settings.py", "    prefill_order: Annotated[", SETTING)
     copy.insert(
         "batcher/scheduling/scheduler.py",
@@ -163,6 +163,6 @@ def test_a_setting_is_added_in_the_table_and_where_it_is_used(copy: Copy) -> Non
     assert "--max-admissions N" in copy.python(RUN, "plan", "--help-all")
 
 
-def write_requests(folder: Path) -> None:
+def write_requests(folder):
     lines = [json.dumps({"prompt": "abc", "max_tokens": 4, "ignore_eos": True})] * 4
     (folder / "in.jsonl").write_text("\n".join(lines))

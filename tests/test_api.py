@@ -1,21 +1,19 @@
 """batcher.decode: what a program gets."""
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from engine_runs import drained
 
 import batcher
-from batcher import BatchdecodeError, Engine, Request, Result, SimulatedModel, decode
+from batcher import BatchdecodeError, Engine, Request, SimulatedModel, decode
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 
 
-def test_results_come_back_in_input_order_and_finish_in_completion_order() -> None:
-    finished: list[Result] = []
+def test_results_come_back_in_input_order_and_finish_in_completion_order():
+    finished = []
     requests = [Request(prompt=[5], max_tokens=n, ignore_eos=True) for n in (5, 1, 3)]
     results = decode(requests, batch_size=3, on_finish=finished.append)
     assert [result.index for result in results] == [0, 0, 0]
@@ -23,7 +21,7 @@ def test_results_come_back_in_input_order_and_finish_in_completion_order() -> No
     assert [result.id for result in results] == ["1", "2", "3"]
 
 
-def test_mappings_are_requests_too() -> None:
+def test_mappings_are_requests_too():
     fields = {"id": "x", "prompt": "Hi", "stop_sequence": ["."], "max_tokens": 50}
     assert decode([fields]) == decode([Request(**fields)])
 
@@ -38,12 +36,12 @@ def test_mappings_are_requests_too() -> None:
         ({"prompt": {1, 2}.__iter__()}, "request 2: .*cannot be part of a request"),
     ],
 )
-def test_a_bad_request_is_refused_before_anything_runs(fields: dict, message: str) -> None:
+def test_a_bad_request_is_refused_before_anything_runs(fields, message):
     with pytest.raises(BatchdecodeError, match=message):
         decode([{"prompt": "good"}, fields])
 
 
-def test_synonyms_and_arrays_are_taken_from_mappings() -> None:
+def test_synonyms_and_arrays_are_taken_from_mappings():
     [result] = decode([{"custom_id": "x", "prompt_tokens": np.array([5, 6]), "max_tokens": 1}])
     assert (result.id, result.usage.prompt_tokens) == ("x", 2)
 
@@ -51,26 +49,26 @@ def test_synonyms_and_arrays_are_taken_from_mappings() -> None:
 @pytest.mark.parametrize(
     "fields", [{"prompt": b"hello"}, {"prompt": {5, 6}}, {"prompt": "", "stop": ["a", b"b"]}]
 )
-def test_bytes_and_sets_are_not_taken_for_text_and_lists(fields: dict) -> None:
+def test_bytes_and_sets_are_not_taken_for_text_and_lists(fields):
     with pytest.raises(BatchdecodeError, match=r"request 1: a (bytes|set) cannot be part"):
         decode([fields])
 
 
-def nested(depth: int) -> dict[str, Any]:
-    value: dict[str, Any] = {}
+def nested(depth):
+    value = {}
     for _ in range(depth):
         value = {"not": value}
     return value
 
 
-def cyclic_mapping() -> dict[str, Any]:
-    value: dict[str, Any] = {}
+def cyclic_mapping():
+    value = {}
     value["not"] = value
     return value
 
 
-def cyclic_list() -> list[Any]:
-    value: list[Any] = ["a"]
+def cyclic_list():
+    value = ["a"]
     value.append(value)
     return value
 
@@ -86,9 +84,7 @@ def cyclic_list() -> list[Any]:
         (lambda number: {"json_schema": {"const": np.array([[number]], object)}}, "const"),
     ],
 )
-def test_numbers_that_json_does_not_have_are_refused(
-    number: float, fields: Callable[[float], dict], name: str
-) -> None:
+def test_numbers_that_json_does_not_have_are_refused(number, fields, name):
     with pytest.raises(
         BatchdecodeError, match=rf"request 2: `{name}` must be finite, not -?(nan|inf)"
     ):
@@ -96,7 +92,7 @@ def test_numbers_that_json_does_not_have_are_refused(
 
 
 @pytest.mark.parametrize("key", [float("nan"), np.float32("inf"), b"5"])
-def test_keys_that_json_does_not_have_are_refused(key: object) -> None:
+def test_keys_that_json_does_not_have_are_refused(key):
     with pytest.raises(BatchdecodeError, match=r"request 1: a (key|bytes) (must|cannot) be"):
         decode([{"prompt": "x", "logit_bias": {key: 1.0}}])
 
@@ -111,12 +107,12 @@ def test_keys_that_json_does_not_have_are_refused(key: object) -> None:
     ],
     ids=["deep", "schema", "stops", "state"],
 )
-def test_what_is_nested_without_end_is_refused(fields: dict) -> None:
+def test_what_is_nested_without_end_is_refused(fields):
     with pytest.raises(BatchdecodeError, match=r"request '?2'?: .*nested too deep"):
         decode([{"prompt": ""}, {"prompt": "x"} | fields])
 
 
-def test_a_model_serves_one_engine_at_a_time() -> None:
+def test_a_model_serves_one_engine_at_a_time():
     model = SimulatedModel()
     first = batcher.Engine(model)
     first.add(Request(prompt="", max_tokens=3))
@@ -128,7 +124,7 @@ def test_a_model_serves_one_engine_at_a_time() -> None:
         first.step()
 
 
-def test_an_engine_takes_requests_as_they_were_when_added() -> None:
+def test_an_engine_takes_requests_as_they_were_when_added():
     prompt, allowed = [5, 6], [48]
     engine = batcher.Engine(SimulatedModel())
     engine.add(Request(prompt=prompt, max_tokens=2, allowed_token_ids=allowed))
@@ -140,7 +136,7 @@ def test_an_engine_takes_requests_as_they_were_when_added() -> None:
         batcher.Engine(SimulatedModel()).add({"prompt": ""})
 
 
-def drafts(**fields: Any) -> dict[str, Any]:
+def drafts(**fields):
     return {"speculation": SpeculationSettings(**{"draft": "ngram", **fields})}
 
 
@@ -159,12 +155,12 @@ def drafts(**fields: Any) -> dict[str, Any]:
         ({"grammar_timeout": "5"}, "grammar_timeout '5' is not a number above 0"),
     ],
 )
-def test_an_engine_says_which_of_its_arguments_is_wrong(arguments: dict, message: str) -> None:
+def test_an_engine_says_which_of_its_arguments_is_wrong(arguments, message):
     with pytest.raises(BatchdecodeError, match=re.escape(message)):
         Engine(SimulatedModel(), **arguments)
 
 
-def test_every_public_name_can_be_had() -> None:
+def test_every_public_name_can_be_had():
     for name in batcher.__all__:
         assert name in dir(batcher)
         assert getattr(batcher, name) is not None
@@ -172,7 +168,7 @@ def test_every_public_name_can_be_had() -> None:
         batcher.no_such_name  # noqa: B018 - the look-up is the test
 
 
-def test_samples_come_by_index_but_the_best_of_many_best_first() -> None:
+def test_samples_come_by_index_but_the_best_of_many_best_first():
     fields = {"id": "a", "prompt": "Hi", "temperature": 1.0, "logprobs": 0, "max_tokens": 12}
     everything = decode([{**fields, "n": 6}], batch_size=4)
     assert [result.index for result in everything] == list(range(6))

@@ -1,7 +1,5 @@
 """Whatever a request asks for, its outputs are its own, in any batch, slot and order."""
 
-import random
-
 import pytest
 from control_requests import control_requests
 from examples import examples
@@ -11,7 +9,7 @@ from msgspec.structs import replace
 from reference import english_requests
 from test_scheduling_invariance import timeless
 
-from batcher import Request, Result, SimulatedModel
+from batcher import Result, SimulatedModel
 from batcher.engine import Engine
 from batcher.engine.rows import RowState
 from batcher.requests.validation import num_slots_needed
@@ -19,23 +17,23 @@ from batcher.requests.validation import num_slots_needed
 Outputs = dict[str, list[Result]]
 
 
-def decode(requests: list[Request], batch_size: int) -> Outputs:
+def decode(requests, batch_size):
     """Return the results of each request, without what tells of the batch they were decoded in."""
     engine = Engine(SimulatedModel(), batch_size)
     for request in requests:
         engine.add(request)
-    outputs: Outputs = {request.id or "": [] for request in requests}
+    outputs = {request.id or "": [] for request in requests}
     while engine.has_work:
         for result in engine.step().results:
             outputs[result.id].append(result)
     return {request_id: [*map(timeless, results)] for request_id, results in outputs.items()}
 
 
-def named(requests: list[Request]) -> list[Request]:
+def named(requests):
     return [replace(request, id=f"r{number}") for number, request in enumerate(requests)]
 
 
-def in_order(outputs: Outputs) -> Outputs:
+def in_order(outputs):
     return {
         request_id: sorted(results, key=lambda result: result.index)
         for request_id, results in outputs.items()
@@ -48,11 +46,9 @@ def in_order(outputs: Outputs) -> Outputs:
     st.randoms(use_true_random=False),
 )
 @examples(60)
-def test_outputs_do_not_depend_on_the_batch_or_the_order(
-    requests: list[Request], batch_size: int, shuffler: random.Random
-) -> None:
+def test_outputs_do_not_depend_on_the_batch_or_the_order(requests, batch_size, shuffler):
     requests = [request for request in named(requests) if num_slots_needed(request) <= batch_size]
-    alone: Outputs = {}
+    alone = {}
     for request in requests:
         alone |= decode([request], num_slots_needed(request))
     shuffled = requests.copy()
@@ -62,7 +58,7 @@ def test_outputs_do_not_depend_on_the_batch_or_the_order(
 
 @given(control_requests())
 @examples(60)
-def test_a_request_gives_as_many_results_as_it_asks_for(request: Request) -> None:
+def test_a_request_gives_as_many_results_as_it_asks_for(request):
     (results,) = decode(named([request]), 4).values()
     assert len(results) == request.n
     assert len({result.index for result in results}) == request.n
@@ -70,7 +66,7 @@ def test_a_request_gives_as_many_results_as_it_asks_for(request: Request) -> Non
 
 @given(st.lists(control_requests(), min_size=1, max_size=4))
 @examples(40)
-def test_jumping_ahead_changes_no_output(requests: list[Request]) -> None:
+def test_jumping_ahead_changes_no_output(requests):
     jumping = decode(named(requests), 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RowState, "may_jump", False)

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import english_requests
-from test_scheduling_invariance import Case, cases, check, run
+from test_scheduling_invariance import cases, check, run
 
-from batcher import BatchdecodeError, Engine, ModelError, ModelOutput, Request, SimulatedModel
+from batcher import BatchdecodeError, Engine, ModelError, Request, SimulatedModel
 from batcher.events import AdmitEvent
-from batcher.models.base import Batch
 from batcher.scheduling.blocks import NO_NODE, ROOT, BlockPool
 from batcher.settings import SchedulingSettings
 
@@ -22,14 +21,14 @@ KINDS = [(5,), (None, 3), (None, 5, "state"), (None, "state"), ("state",), (None
 
 @given(case=cases(st.one_of(english_requests(), control_requests())), kinds=st.sampled_from(KINDS))
 @settings(examples(30), derandomize=True)
-def test_every_group_has_what_it_reads(case: Case, kinds: tuple) -> None:
+def test_every_group_has_what_it_reads(case, kinds):
     num_blocks = case.settings.kv_blocks
     if num_blocks is not None:
         case = case._replace(settings=replace(case.settings, kv_blocks=num_blocks * len(kinds)))
     check(case, lambda: GroupedModel(*kinds), SimulatedModel)
 
 
-def decoded(engine: Engine, *requests: Request) -> tuple[list[int], int]:
+def decoded(engine, *requests):
     """Return how many tokens of each request were found, and the most blocks that were held."""
     found, most = [], 0
     pool = engine.scheduler.kv_cache.pool
@@ -43,7 +42,7 @@ def decoded(engine: Engine, *requests: Request) -> tuple[list[int], int]:
     return found, most
 
 
-def test_blocks_before_the_window_are_freed_and_not_counted_as_needed() -> None:
+def test_blocks_before_the_window_are_freed_and_not_counted_as_needed():
     request = Request(prompt=[5] * 40, max_tokens=60, ignore_eos=True)
     limits = SchedulingSettings(block_size=4, max_batch_tokens=8, prefix_cache=True)
     _, full = decoded(Engine(GroupedModel(None), 1, settings=limits), request)
@@ -62,7 +61,7 @@ def test_blocks_before_the_window_are_freed_and_not_counted_as_needed() -> None:
     assert "up to 10 blocks" in refused.error.message
 
 
-def engine_of(model: GroupedModel, limits: SchedulingSettings, *requests: Request) -> Engine:
+def engine_of(model, limits, *requests):
     engine = Engine(model, 2, settings=limits, is_checked=True)
     for request in requests:
         engine.add(request)
@@ -70,7 +69,7 @@ def engine_of(model: GroupedModel, limits: SchedulingSettings, *requests: Reques
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_a_prefix_is_found_as_far_as_every_group_has_what_is_read_next(kinds: tuple) -> None:
+def test_a_prefix_is_found_as_far_as_every_group_has_what_is_read_next(kinds):
     limits = SchedulingSettings(block_size=4, prefix_cache=True)
     engine = Engine(GroupedModel(*kinds), 1, settings=limits, is_checked=True)
     prompt = [*range(10, 50)]
@@ -79,7 +78,7 @@ def test_a_prefix_is_found_as_far_as_every_group_has_what_is_read_next(kinds: tu
     assert found == [0, 40, 36]
 
 
-def test_a_prefix_whose_window_is_gone_is_computed_again_and_found_from_then_on() -> None:
+def test_a_prefix_whose_window_is_gone_is_computed_again_and_found_from_then_on():
     limits = SchedulingSettings(block_size=4, kv_blocks=32, max_batch_tokens=8)
     engine = Engine(GroupedModel(None, 5), 1, settings=limits, is_checked=True)
     system = [*range(10, 42)]
@@ -96,13 +95,13 @@ class FailingModel(GroupedModel):
 
     is_failing = False
 
-    def forward(self, batch: Batch) -> ModelOutput:
+    def forward(self, batch):
         if self.is_failing:
             raise ModelError("no memory")
         return super().forward(batch)
 
 
-def test_what_a_failed_row_was_to_compute_is_not_found() -> None:
+def test_what_a_failed_row_was_to_compute_is_not_found():
     limits = SchedulingSettings(block_size=4, kv_blocks=40, max_batch_tokens=8)
     model = FailingModel(None, 5)
     engine = Engine(model, 1, settings=limits, is_checked=True)
@@ -118,7 +117,7 @@ def test_what_a_failed_row_was_to_compute_is_not_found() -> None:
     assert before == after < 32
 
 
-def test_what_a_group_has_is_worth_as_much_as_the_block_it_is_beside() -> None:
+def test_what_a_group_has_is_worth_as_much_as_the_block_it_is_beside():
     pool = BlockPool(2)
     neighbour, block = pool.take(2)
     node = pool.register([neighbour], ROOT, iter([b"a"]), priority=2)
@@ -130,7 +129,7 @@ def test_what_a_group_has_is_worth_as_much_as_the_block_it_is_beside() -> None:
     assert pool.nodes[block] == NO_NODE
 
 
-def test_what_a_model_says_of_its_windows_is_checked() -> None:
+def test_what_a_model_says_of_its_windows_is_checked():
     for windows in ((), (0,), [4], (True,), "all"):
         model = GroupedModel(None)
         model.cache_windows = windows
@@ -139,7 +138,7 @@ def test_what_a_model_says_of_its_windows_is_checked() -> None:
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_the_next_turn_of_a_session_starts_from_the_last_one(kinds: tuple) -> None:
+def test_the_next_turn_of_a_session_starts_from_the_last_one(kinds):
     limits = SchedulingSettings(block_size=4, prefix_cache=True)
     engine = Engine(GroupedModel(*kinds), 1, settings=limits, is_checked=True)
     for number in range(3):

@@ -1,8 +1,5 @@
 """Whose blocks a sequence found, by who computed what: from events and tokens alone."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from engine_runs import drained
 from examples import examples
 from grouped_model import GroupedModel
@@ -16,7 +13,6 @@ from batcher.events import (
     ArriveEvent,
     FinishEvent,
     PrefillEvent,
-    RequestEvent,
     SequenceName,
 )
 from batcher.request import PromptSegment
@@ -28,7 +24,7 @@ ROOMY = SchedulingSettings(block_size=2, prefix_cache=True)
 Tokens = dict[SequenceName, list[int]]
 
 
-def run(engine: Engine, requests: list[Request]) -> tuple[list[RequestEvent], Tokens]:
+def run(engine, requests):
     """Return the events of a run, and the tokens of all samples, prompt and output."""
     prompts = {engine.add(request): request.prompt for request in requests}
     done = drained(engine)
@@ -39,7 +35,7 @@ def run(engine: Engine, requests: list[Request]) -> tuple[list[RequestEvent], To
 
 
 @st.composite
-def alike_requests(draw: st.DrawFn) -> list[Request]:
+def alike_requests(draw):
     """Requests of which many begin with the same tokens."""
     return [
         Request(
@@ -55,14 +51,12 @@ def alike_requests(draw: st.DrawFn) -> list[Request]:
     ]
 
 
-def first_to_compute(
-    events: list[RequestEvent], tokens: Tokens, salts: dict[str, str | None], size: int
-) -> Iterator[tuple[AdmitEvent, SequenceName | None]]:
+def first_to_compute(events, tokens, salts, size):
     """Yield each admission, and who was the first to compute what it found, nothing being evicted.
 
     What a step computes of a prompt can be found at once, and an output when its row has gone.
     """
-    first: dict[tuple[str | None, tuple[int, ...]], SequenceName] = {}
+    first = {}
     num_prompt = {event.id: event.prompt_tokens for event in events if type(event) is ArriveEvent}
     for event in sorted(
         (event for event in events if isinstance(event, ORDER)),
@@ -81,8 +75,8 @@ def first_to_compute(
 @given(alike_requests(), st.integers(1, 4), st.integers(1, 3), st.sampled_from([None, 4, 7]))
 @examples(200)
 def test_where_nothing_is_evicted_it_is_who_computed_them_first(
-    requests: list[Request], batch_size: int, block_size: int, budget: int | None
-) -> None:
+    requests, batch_size, block_size, budget
+):
     settings = SchedulingSettings(
         block_size=block_size, prefix_cache=True, max_batch_tokens=budget, policy="priority"
     )
@@ -96,8 +90,8 @@ def test_where_nothing_is_evicted_it_is_who_computed_them_first(
 @given(alike_requests(), st.integers(1, 4), st.integers(8, 20))
 @examples(100)
 def test_where_they_are_evicted_and_preempted_it_is_one_that_has_the_same_tokens(
-    requests: list[Request], batch_size: int, num_blocks: int
-) -> None:
+    requests, batch_size, num_blocks
+):
     settings = SchedulingSettings(
         block_size=2, kv_blocks=num_blocks, capacity="on-demand", preempt_for="priority"
     )
@@ -115,13 +109,13 @@ def test_where_they_are_evicted_and_preempted_it_is_one_that_has_the_same_tokens
         come.add(SequenceName(admit.id, admit.index))
 
 
-def found_by(engine: Engine, *requests: Request) -> list[tuple[str, int, int, Any]]:
+def found_by(engine, *requests):
     events, _ = run(engine, list(requests))
     admits = [event for event in events if isinstance(event, AdmitEvent) and event.cached]
     return [(admit.id, admit.index, admit.cached, admit.cached_from) for admit in admits]
 
 
-def test_whose_blocks_were_found_is_named_whatever_they_are() -> None:
+def test_whose_blocks_were_found_is_named_whatever_they_are():
     engine = Engine(SimulatedModel(), 3, settings=ROOMY)
     guided = Request(id="g", prompt=[3], negative_prompt=[5] * 5, cfg_scale=1.5, max_tokens=2)
     beams = Request(id="b", prompt=[5] * 5, num_beams=2, max_tokens=2, arrival_time=9.0)

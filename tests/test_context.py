@@ -1,18 +1,15 @@
 """The context of a model: a prompt that leaves no room fails, an output that reaches it ends."""
 
-from collections.abc import Iterable
-from typing import Any, Literal
-
 import pytest
 from control_requests import control_requests
-from engine_runs import Run, drained, fields, of_kind
+from engine_runs import drained, fields, of_kind
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import english_requests
 
-from batcher import Request, Result, SimulatedModel
+from batcher import SimulatedModel
 from batcher.engine import Engine
 from batcher.engine.model_runner import ModelRunner
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
@@ -30,48 +27,37 @@ HEALER = ModelRunner(MODEL, 1)
 class Bounded(SimulatedModel):
     """The simulated model with a context; `needs_prompt` as a transformer does."""
 
-    def __init__(
-        self,
-        max_context: int,
-        *,
-        needs_prompt: bool = False,
-        settings: SimulatedSettings | None = None,
-    ) -> None:
+    def __init__(self, max_context, *, needs_prompt=False, settings=None):
         super().__init__(settings)
         self.max_context, self.needs_prompt = max_context, needs_prompt
 
 
-def run(
-    requests: Iterable[Request],
-    model: SimulatedModel,
-    batch_size: int = 5,
-    settings: SchedulingSettings = DEFAULT_SCHEDULING,
-) -> Run:
+def run(requests, model, batch_size=5, settings=DEFAULT_SCHEDULING):
     engine = Engine(model, batch_size, settings=settings, is_streaming=True, is_checked=True)
     for request in requests:
         engine.enqueue(request)
     return drained(engine)
 
 
-def room_for(request: Request, max_context: int) -> int:
+def room_for(request, max_context):
     """How many tokens the output of a request may have, by the documentation."""
     tokens = request.prompt
     if isinstance(tokens, str):
         tokens = MODEL.tokenizer.encode(tokens)
-    num_tokens = len(HEALER.heal(tokens)[0]) if request.heal else len(tokens)  # type: ignore[arg-type]  # ids
+    num_tokens = len(HEALER.heal(tokens)[0]) if request.heal else len(tokens)
     if request.cfg_scale != 1:
         negative = count_tokens(request.negative_prompt or [], MODEL.tokenizer)
         num_tokens = max(num_tokens, negative)
     return max_context - num_tokens
 
 
-def told(results: Iterable[Result]) -> list[Result]:
-    bare = [replace(one, slot=None, steps=None) for one in results]  # type: ignore[arg-type]  # left out
+def told(results):
+    bare = [replace(one, slot=None, steps=None) for one in results]
     return sorted(bare, key=lambda one: (one.id, one.index))
 
 
-def streams(done: Run) -> dict[tuple[str, int], list[Any]]:
-    found: dict[tuple[str, int], list[Any]] = {}
+def streams(done):
+    found = {}
     for one in done.tokens:
         found.setdefault((one.id, one.index), []).append((one.tokens, one.text, one.state))
     return found
@@ -84,8 +70,8 @@ def streams(done: Run) -> dict[tuple[str, int], list[Any]]:
     st.sampled_from([DEFAULT_SCHEDULING, SchedulingSettings(kv_blocks=60, block_size=4)]),
 )
 def test_an_output_ends_in_the_context_as_it_would_with_so_few_max_tokens(
-    drawn: list[Request], max_context: int, settings: SchedulingSettings
-) -> None:
+    drawn, max_context, settings
+):
     requests = [replace(one, id=f"r{n}", arrival_time=0.0) for n, one in enumerate(drawn)]
     rooms = {one.id: room_for(one, max_context) for one in requests}
     fitting = [one for one in requests if rooms[one.id] >= min(one.output_limit, 1)]
@@ -107,7 +93,7 @@ def test_an_output_ends_in_the_context_as_it_would_with_so_few_max_tokens(
             assert (result.error.code, result.slot) == ("prompt-too-long", None)
 
 
-def test_the_trace_says_what_was_left_to_generate_and_which_limit_ended_it() -> None:
+def test_the_trace_says_what_was_left_to_generate_and_which_limit_ended_it():
     requests = [
         fields(id="cut", prompt=[9] * 4, max_tokens=9, ignore_eos=True),
         fields(id="whole", prompt=[9] * 4, max_tokens=6, ignore_eos=True),
@@ -131,7 +117,7 @@ def test_the_trace_says_what_was_left_to_generate_and_which_limit_ended_it() -> 
     assert len(of_kind(done.events, AdmitEvent)) == 2
 
 
-def test_a_prompt_that_is_scored_alone_may_fill_the_context() -> None:
+def test_a_prompt_that_is_scored_alone_may_fill_the_context():
     scored = [
         fields(id="fills", prompt=[9] * 10, max_tokens=0, prompt_logprobs=0),
         fields(id="above", prompt=[9] * 11, max_tokens=0, prompt_logprobs=0),
@@ -153,9 +139,7 @@ def test_a_prompt_that_is_scored_alone_may_fill_the_context() -> None:
         ({"prompt": [9] * 40, "n": 3, "temperature": 1.0}, "prompt-too-long", "the prompt has 40"),
     ],
 )
-def test_every_output_of_a_request_that_has_no_room_fails_without_a_slot(
-    more: dict[str, Any], code: str, message: str
-) -> None:
+def test_every_output_of_a_request_that_has_no_room_fails_without_a_slot(more, code, message):
     done = run([fields(**more)], Bounded(30, needs_prompt=True))
     assert len(done.results) == more.get("n", 1)
     for result in done.results:
@@ -165,7 +149,7 @@ def test_every_output_of_a_request_that_has_no_room_fails_without_a_slot(
     assert of_kind(done.events, AdmitEvent) == []
 
 
-def test_a_turn_that_has_no_room_fails_and_so_do_those_after_it() -> None:
+def test_a_turn_that_has_no_room_fails_and_so_do_those_after_it():
     turns = [
         fields(id=name, prompt=[9] * 5, max_tokens=6, ignore_eos=True, session="s")
         for name in ("a", "b", "c", "d")
@@ -184,7 +168,7 @@ def test_a_turn_that_has_no_room_fails_and_so_do_those_after_it() -> None:
 class Own:
     """A model of somebody else's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         inner = SimulatedModel()
         self.name, self.settings, self.tokenizer = "own", {}, inner.tokenizer
         self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
@@ -192,11 +176,11 @@ class Own:
         self.fork, self.release, self.max_context = inner.fork, inner.release, 9
 
 
-def test_models_of_ones_own_tell_their_context_too() -> None:
-    def two(prefixes: list[list[int]]) -> list[int]:
+def test_models_of_ones_own_tell_their_context_too():
+    def two(prefixes):
         return [2 for _ in prefixes]
 
-    two.max_context = 9  # type: ignore[attr-defined]  # as a function's attribute
+    two.max_context = 9
     for model in (CheckedModel(Own()), CallableModel(two)):
         request = fields(prompt=[9] * 7, max_tokens=5, ignore_eos=True)
         engine = Engine(model, 1)
@@ -218,7 +202,7 @@ ENDLESS = SimulatedSettings(eos_rate=0)
         ({"min_tokens": 30}, 36),
     ],
 )
-def test_a_chat_without_a_limit_fills_the_context(more: dict[str, Any], num_tokens: int) -> None:
+def test_a_chat_without_a_limit_fills_the_context(more, num_tokens):
     chat = fields(prompt=[9] * 4, max_tokens=TO_THE_END, **more)
     done = run([chat], Bounded(40, settings=ENDLESS))
     assert len(done.results) == more.get("n", 1)
@@ -232,7 +216,7 @@ def test_a_chat_without_a_limit_fills_the_context(more: dict[str, Any], num_toke
     )
 
 
-def test_a_context_caps_what_is_kept_and_its_lack_gives_4096() -> None:
+def test_a_context_caps_what_is_kept_and_its_lack_gives_4096():
     [result] = run([fields(max_tokens=TO_THE_END)], SimulatedModel(ENDLESS)).results
     assert (result.finish_reason, result.limit) == ("length", None)
     assert len(result.tokens or ()) == 4096
@@ -253,9 +237,7 @@ def test_a_context_caps_what_is_kept_and_its_lack_gives_4096() -> None:
         ({"num_beams": 2, "n": 2}, "no-evict"),
     ],
 )
-def test_a_chat_without_a_limit_fails_only_if_it_fills_all_blocks(
-    more: dict[str, Any], capacity: Literal["on-demand", "watermark", "no-evict"]
-) -> None:
+def test_a_chat_without_a_limit_fails_only_if_it_fills_all_blocks(more, capacity):
     prompts = {str(n): [9, 9, 9, 260 + n] for n in range(12)}
     chats = [
         fields(id=name, prompt=prompt, max_tokens=TO_THE_END, **more)

@@ -1,7 +1,5 @@
 """What a request may ask for beside greedy tokens, as the engine serves it and events tell it."""
 
-from typing import Any
-
 import pytest
 from control_requests import SCHEMA, control_requests
 from engine_runs import drained, fields, of_kind, run
@@ -10,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batcher import Request, SimulatedModel
+from batcher import SimulatedModel
 from batcher.engine import Engine
 from batcher.events import FinishEvent, JumpEvent
 from batcher.request import Transition
 
 
-def test_forced_tokens_come_in_one_step_and_count() -> None:
+def test_forced_tokens_come_in_one_step_and_count():
     done = run([fields(json_schema=SCHEMA, max_tokens=100)])
     [result] = done.results
     [*_, finish] = of_kind(done.events, FinishEvent)
@@ -27,7 +25,7 @@ def test_forced_tokens_come_in_one_step_and_count() -> None:
     assert (result.finish_reason, result.constraint) == ("stop", "complete")
 
 
-def test_what_only_its_own_grammar_can_judge_goes_unchecked() -> None:
+def test_what_only_its_own_grammar_can_judge_goes_unchecked():
     grammar = {"lark": 'start: "yes" | "no"', "max_tokens": 8}
     asked = [fields(id="lark", **grammar), fields(id="cut", **grammar | {"max_tokens": 1})]
     results = {result.id: result for result in run([*asked, fields(id="re", regex="yes")]).results}
@@ -37,13 +35,13 @@ def test_what_only_its_own_grammar_can_judge_goes_unchecked() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 9, 10, 30])
-def test_max_tokens_cuts_a_constrained_output_and_says_so(max_tokens: int) -> None:
+def test_max_tokens_cuts_a_constrained_output_and_says_so(max_tokens):
     [result] = run([fields(json_schema=SCHEMA, max_tokens=max_tokens)]).results
     assert len(result.tokens) == max_tokens
     assert (result.finish_reason, result.constraint) == ("length", "incomplete")
 
 
-def test_a_constraint_ends_where_its_grammar_does_and_is_compiled_once() -> None:
+def test_a_constraint_ends_where_its_grammar_does_and_is_compiled_once():
     [result] = run([fields(regex="", min_tokens=3)]).results
     assert (result.text, result.tokens, result.finish_reason) == ("", [0], "stop")
     assert result.constraint == "complete"
@@ -61,9 +59,7 @@ def test_a_constraint_ends_where_its_grammar_does_and_is_compiled_once() -> None
 
 @pytest.mark.parametrize("stop", [{"stop_token": 0}, {"stop_sequence": [103, 0]}, {"stop": "e"}])
 @pytest.mark.parametrize("states", [None, {"x": [Transition([103, 0], None)]}])
-def test_where_only_the_end_is_left_stops_do_not_act_before_min_tokens(
-    stop: dict[str, Any], states: dict[str, list[Transition]] | None
-) -> None:
+def test_where_only_the_end_is_left_stops_do_not_act_before_min_tokens(stop, states):
     """103 is the e of the output: what the stop would take away is kept."""
     [result] = run(
         [fields(choice=["e"], min_tokens=9, max_tokens=12, states=states, **stop)]
@@ -75,7 +71,7 @@ def test_where_only_the_end_is_left_stops_do_not_act_before_min_tokens(
         assert [segment.text for segment in result.segments] == ["e"]
 
 
-def test_stops_act_only_from_min_tokens_on() -> None:
+def test_stops_act_only_from_min_tokens_on():
     [free] = run([fields(max_tokens=12, ignore_eos=True)]).results
     stop = free.tokens[2]
     [stopped] = run([fields(max_tokens=12, stop_token=stop)]).results
@@ -90,7 +86,7 @@ def test_stops_act_only_from_min_tokens_on() -> None:
         assert len(held.tokens) >= number
 
 
-def test_another_seed_and_another_id_give_other_samples() -> None:
+def test_another_seed_and_another_id_give_other_samples():
     tokens = [
         run([fields(temperature=1.0, **more)]).results[0].tokens
         for more in ({}, {"seed": 1}, {"id": "b"})
@@ -98,7 +94,7 @@ def test_another_seed_and_another_id_give_other_samples() -> None:
     assert len({tuple(own) for own in tokens}) == 3
 
 
-def test_logprobs_sum_up_and_the_greedy_token_is_the_likeliest() -> None:
+def test_logprobs_sum_up_and_the_greedy_token_is_the_likeliest():
     [result] = run([fields(logprobs=3)]).results
     assert result.logprobs is not None
     assert [entry.token for entry in result.logprobs] == result.tokens
@@ -107,7 +103,7 @@ def test_logprobs_sum_up_and_the_greedy_token_is_the_likeliest() -> None:
     assert result.cumulative_logprob == pytest.approx(sum(e.logprob for e in result.logprobs))
 
 
-def test_a_healed_prompt_is_written_anew_and_stops_do_not_act_in_it() -> None:
+def test_a_healed_prompt_is_written_anew_and_stops_do_not_act_in_it():
     prompt = "Count the bo"
     [result] = run([fields(prompt=prompt, heal=True)]).results
     tokenizer = SimulatedModel().tokenizer
@@ -125,9 +121,7 @@ def test_a_healed_prompt_is_written_anew_and_stops_do_not_act_in_it() -> None:
 
 @given(st.lists(control_requests(), min_size=1, max_size=5), st.integers(4, 6))
 @examples(60)
-def test_streamed_text_and_tokens_are_those_of_the_results(
-    requests: list[Request], batch_size: int
-) -> None:
+def test_streamed_text_and_tokens_are_those_of_the_results(requests, batch_size):
     requests = [replace(request, id=f"r{place}") for place, request in enumerate(requests)]
     done = run(requests, batch_size)
     by_id = {request.id: request for request in requests}
@@ -145,7 +139,7 @@ def test_streamed_text_and_tokens_are_those_of_the_results(
             assert streamed == "".join(segment.text for segment in result.segments)
 
 
-def test_what_is_too_much_for_the_grammar_byte_by_byte_is_legal_all_the_same() -> None:
+def test_what_is_too_much_for_the_grammar_byte_by_byte_is_legal_all_the_same():
     schema = {"type": "string", "maxLength": 300, "pattern": r"^(?:\S+\s+){0,29}\S+$"}
     requests = [
         fields(id=str(n), json_schema=schema, max_tokens=40, temperature=1.0) for n in range(6)

@@ -3,7 +3,6 @@
 import re
 from functools import cache
 from itertools import takewhile
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -35,7 +34,7 @@ DOCS = ROOT / "docs"
 QUICK_PAGES = [ROOT / "README.md", *sorted((DOCS / "prompts").glob("*.md"))]
 
 
-def check_commands(page: Path, tool: list[str]) -> None:
+def check_commands(page, tool):
     shown = regenerated(page, tool)
     assert page.read_text() == shown.text, "run `python tests/consoles.py` and look"
     for path, picture in shown.pictures.items():
@@ -43,24 +42,24 @@ def check_commands(page: Path, tool: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", mostly_heavy(PAGES, *QUICK_PAGES), ids=lambda page: page.name)
-def test_commands_print_what_the_page_says(page: Path) -> None:
+def test_commands_print_what_the_page_says(page):
     check_commands(page, command_line())
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("page", ["README.md", "docs/prompts/first-file.md"])
-def test_the_installed_commands_print_what_the_page_says(page: str) -> None:
+def test_the_installed_commands_print_what_the_page_says(page):
     check_commands(ROOT / page, INSTALLED)
 
 
-def test_tables_of_public_names_are_those_of_the_code() -> None:
+def test_tables_of_public_names_are_those_of_the_code():
     for page in PAGES:
         text = page.read_text()
         assert TO_BE_WRITTEN not in text, page
         assert text == renewed(text), "run `python tests/member_tables.py`"
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     for page in PAGES:
         for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
             linked = page.parent / path if path else page
@@ -68,13 +67,13 @@ def test_links_lead_somewhere() -> None:
             assert not anchor or anchor in anchors_of(linked), f"{page}: {path}#{anchor}"
 
 
-def test_tests_that_pages_name_are_there() -> None:
+def test_tests_that_pages_name_are_there():
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for name in re.findall(r"`(tests/[\w/]+(?:\.py)?)`", page.read_text()):
             assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
-def test_every_page_is_linked_from_the_first() -> None:
+def test_every_page_is_linked_from_the_first():
     text = (DOCS / "README.md").read_text()
     linked = {(DOCS / link).resolve() for link in re.findall(r"\]\(([^)#:]+)\)", text)}
     pages = {page for page in PAGES if page.is_relative_to(DOCS)}
@@ -82,17 +81,17 @@ def test_every_page_is_linked_from_the_first() -> None:
 
 
 @cache
-def anchors_of(page: Path) -> set[str]:
+def anchors_of(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def code_spans(page: str) -> set[str]:
+def code_spans(page):
     return set(re.findall(r"`([^`\n]+)`", (DOCS / page).read_text()))
 
 
-def test_every_command_and_option_is_documented() -> None:
+def test_every_command_and_option_is_documented():
     documented = code_spans("cli.md")
     for name in COMMANDS:
         command = command_of(name)
@@ -108,7 +107,7 @@ def test_every_command_and_option_is_documented() -> None:
                     )
 
 
-def test_every_field_is_documented() -> None:
+def test_every_field_is_documented():
     documented = code_spans("requests-and-results.md") | code_spans("segments.md")
     for record in (Request, PromptSegment, Result, Usage, StepTimes, ErrorInfo):
         assert set(record.__struct_fields__) <= documented, record
@@ -116,11 +115,11 @@ def test_every_field_is_documented() -> None:
     assert set(get_args(FinishReason)) <= documented
 
 
-def test_every_error_code_is_documented() -> None:
+def test_every_error_code_is_documented():
     assert set(ERROR_CODES) <= code_spans("requests-and-results.md")
 
 
-def test_every_event_has_its_row_and_every_reason_is_documented() -> None:
+def test_every_event_has_its_row_and_every_reason_is_documented():
     documented = code_spans("trace-format.md")
     rows = rows_of(DOCS / "trace-format.md", "| `event` |")
     kinds = {event.__struct_config__.tag: event for event in event_types(Event)}
@@ -136,7 +135,7 @@ def test_every_event_has_its_row_and_every_reason_is_documented() -> None:
 COMMON_FIELDS = {"step", "time", "id", "index", "reason", "worker"}
 
 
-def rows_of(page: Path, head: str) -> dict[str, set[str]]:
+def rows_of(page, head):
     lines = page.read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(head))
     rows = takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
@@ -144,16 +143,16 @@ def rows_of(page: Path, head: str) -> dict[str, set[str]]:
     return {first: {first, *others} for first, *others in spans}
 
 
-def event_types(union: object) -> list[type]:
+def event_types(union):
     members = get_args(union)
     return [union] if not members else [kind for member in members for kind in event_types(member)]
 
 
-def test_every_setting_of_the_simulated_model_is_documented() -> None:
+def test_every_setting_of_the_simulated_model_is_documented():
     assert set(SimulatedSettings.__struct_fields__) <= code_spans("simulated.md")
 
 
-def test_the_lifecycle_diagram_is_the_table() -> None:
+def test_the_lifecycle_diagram_is_the_table():
     lines = [
         f"    {source} --> {target}: {move.name}"
         for move in MOVES

@@ -1,7 +1,5 @@
 """The step, exactly: the schedule against a slow one, the tokens against one at a time."""
 
-from collections.abc import Iterable
-
 import engine_runs
 import pytest
 from examples import examples
@@ -11,7 +9,6 @@ from msgspec.structs import replace
 from reference import (
     ENGLISH,
     TINY,
-    Language,
     decode_alone,
     english_requests,
     place_of,
@@ -19,7 +16,7 @@ from reference import (
     tiny_requests,
 )
 
-from batcher import BatchdecodeError, Engine, Model, Request, RequestError, Result, SimulatedModel
+from batcher import BatchdecodeError, Engine, Request, RequestError, SimulatedModel
 from batcher.events import AdmitEvent
 from batcher.result import StepTimes
 from batcher.settings import SchedulingSettings
@@ -27,24 +24,22 @@ from batcher.settings import SchedulingSettings
 BATCH_SIZES = st.sampled_from([1, 2, 3, 8, 64])
 
 
-def run(
-    requests: list[Request], batch_size: int, model: Model | None = None
-) -> tuple[list, list[Result]]:
+def run(requests, batch_size, model=None):
     return drain(Engine(model or SimulatedModel(), batch_size), requests)
 
 
-def drain(engine: Engine, requests: Iterable[Request] = ()) -> tuple[list, list[Result]]:
+def drain(engine, requests=()):
     done = engine_runs.drained(engine, requests)
     return done.events, done.results
 
 
-def plain(request_id: str, max_tokens: int, arrival_time: float = 0.0) -> Request:
+def plain(request_id, max_tokens, arrival_time=0.0):
     return Request(
         id=request_id, prompt=[5], max_tokens=max_tokens, ignore_eos=True, arrival_time=arrival_time
     )
 
 
-def test_without_tokens_there_is_no_step() -> None:
+def test_without_tokens_there_is_no_step():
     engine = Engine(SimulatedModel(), 3)
     assert not engine.has_work
     assert engine.step() == ((), (), ())
@@ -58,7 +53,7 @@ def test_without_tokens_there_is_no_step() -> None:
     assert engine.now == 7.5
 
 
-def test_max_tokens_zero_finishes_at_its_arrival_without_a_slot() -> None:
+def test_max_tokens_zero_finishes_at_its_arrival_without_a_slot():
     events, results = run([plain("a", 3), plain("z", 0), plain("b", 1)], 1)
     assert [result.id for result in results] == ["z", "a", "b"]
     zero = results[0]
@@ -67,14 +62,14 @@ def test_max_tokens_zero_finishes_at_its_arrival_without_a_slot() -> None:
     assert not any(isinstance(event, AdmitEvent) and event.id == "z" for event in events)
 
 
-def test_a_freed_slot_is_refilled_in_the_next_step_and_says_so() -> None:
+def test_a_freed_slot_is_refilled_in_the_next_step_and_says_so():
     requests = [plain("long", 9), plain("a", 1), plain("b", 1), plain("c", 1, arrival_time=5)]
     events, _ = run(requests, 2)
     reasons = {event.id: event.reason for event in events if isinstance(event, AdmitEvent)}
     assert reasons == {"long": "empty", "a": "empty", "b": "refill", "c": "empty"}
 
 
-def test_a_request_is_wanted_that_would_fill_a_slot_or_arrives_with_others() -> None:
+def test_a_request_is_wanted_that_would_fill_a_slot_or_arrives_with_others():
     engine = Engine(SimulatedModel(), 2)
     assert engine.wants_request
     engine.add(plain("a", 1))
@@ -103,9 +98,7 @@ def test_a_request_is_wanted_that_would_fill_a_slot_or_arrives_with_others() -> 
 
 
 @pytest.mark.parametrize("before", [plain("z", 0), plain("z", 90)], ids=["no tokens", "too large"])
-def test_all_that_arrive_together_are_wanted_behind_what_ends_without_a_slot(
-    before: Request,
-) -> None:
+def test_all_that_arrive_together_are_wanted_behind_what_ends_without_a_slot(before):
     settings = SchedulingSettings(policy="priority", kv_blocks=4)
     engine = Engine(SimulatedModel(), 1, settings=settings)
     late = replace(plain("x", 3, arrival_time=1), priority=5)
@@ -117,12 +110,12 @@ def test_all_that_arrive_together_are_wanted_behind_what_ends_without_a_slot(
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2**20 + 1, 2.5, "8", None])
-def test_a_batch_size_out_of_range_is_refused(batch_size: int) -> None:
+def test_a_batch_size_out_of_range_is_refused(batch_size):
     with pytest.raises(BatchdecodeError, match="batch size"):
         Engine(SimulatedModel(), batch_size)
 
 
-def test_an_id_is_unique_among_those_that_have_not_ended() -> None:
+def test_an_id_is_unique_among_those_that_have_not_ended():
     engine = Engine(SimulatedModel(), 1)
     engine.add(plain("a", 1))
     with pytest.raises(RequestError, match="has not ended"):
@@ -133,7 +126,7 @@ def test_an_id_is_unique_among_those_that_have_not_ended() -> None:
     engine.add(plain("a", 1))
 
 
-def check_tokens(requests: list[Request], results: list[Result], language: Language) -> None:
+def check_tokens(requests, results, language):
     """Invariants 1 and 7: one result for each request, with the tokens of decoding it alone."""
     assert sorted(place_of(result) for result in results) == list(range(len(requests)))
     for result in results:
@@ -141,13 +134,13 @@ def check_tokens(requests: list[Request], results: list[Result], language: Langu
         assert got == decode_alone(requests[place_of(result)], language)
 
 
-def check_schedule(requests: list[Request], results: list[Result], batch_size: int) -> None:
+def check_schedule(requests, results, batch_size):
     """Invariants 2, 5 and the step itself, against a scheduler that knows only output lengths."""
     lengths = {place_of(result): len(result.tokens) for result in results}
     queue = sorted(range(len(requests)), key=lambda i: (requests[i].arrival_time, i))
     queue = [index for index in queue if requests[index].max_tokens > 0]
     slots: list[tuple[int, int] | None] = [None] * batch_size  # (index, tokens left)
-    expected: dict[int, tuple[int, int, int]] = {}
+    expected = {}
     step, now = 0, 0.0
     while queue or any(slots):
         if not any(slots) and requests[queue[0]].arrival_time > now:
@@ -171,7 +164,7 @@ def check_schedule(requests: list[Request], results: list[Result], batch_size: i
 
 @given(st.lists(english_requests(), max_size=12), BATCH_SIZES)
 @examples(60)
-def test_tokens_and_schedule_for_any_batch_size(requests: list[Request], batch_size: int) -> None:
+def test_tokens_and_schedule_for_any_batch_size(requests, batch_size):
     _, results = run(requests, batch_size)
     check_tokens(requests, results, ENGLISH)
     check_schedule(requests, results, batch_size)
@@ -179,15 +172,13 @@ def test_tokens_and_schedule_for_any_batch_size(requests: list[Request], batch_s
 
 @given(st.lists(tiny_requests(), max_size=12), BATCH_SIZES)
 @examples(120)
-def test_overlapping_stops_of_a_model_with_any_vocabulary(
-    requests: list[Request], batch_size: int
-) -> None:
+def test_overlapping_stops_of_a_model_with_any_vocabulary(requests, batch_size):
     _, results = run(requests, batch_size, tiny_model())
     check_tokens(requests, results, TINY)
     check_schedule(requests, results, batch_size)
 
 
-def slots_of(results: list[Result]) -> list[Result]:
+def slots_of(results):
     return [
         result if result.slot is not None else replace(result, steps=StepTimes(0, None, None, 0))
         for result in sorted(results, key=place_of)
@@ -196,9 +187,7 @@ def slots_of(results: list[Result]) -> list[Result]:
 
 @given(st.lists(english_requests(), max_size=10), BATCH_SIZES, st.randoms())
 @examples(30)
-def test_adding_late_in_order_of_arrival_gives_the_same_results(
-    requests: list[Request], batch_size: int, random: object
-) -> None:
+def test_adding_late_in_order_of_arrival_gives_the_same_results(requests, batch_size, random):
     """What a driver that reads only when a slot is free gets is what adding all at once gives.
 
     But one without a slot ends where it is read, and not where it arrived.
@@ -218,12 +207,12 @@ def test_adding_late_in_order_of_arrival_gives_the_same_results(
     assert times == sorted(times)
 
 
-def test_a_replay_of_known_results_never_calls_the_model() -> None:
+def test_a_replay_of_known_results_never_calls_the_model():
     requests = [plain(str(number), 5) for number in range(7)]
     _, results = run(requests, 3)
 
     class Silent(SimulatedModel):
-        def forward(self, batch: object) -> None:
+        def forward(self, batch):
             raise AssertionError("the model was asked")
 
     engine = Engine(Silent(), 3)
@@ -234,7 +223,7 @@ def test_a_replay_of_known_results_never_calls_the_model() -> None:
 
 
 @pytest.mark.parametrize("setting", [{"kv_blocks": 9}, {"preempt_for": "priority"}], ids=str)
-def test_nothing_is_replayed_where_what_it_computed_would_be_missed(setting: dict) -> None:
+def test_nothing_is_replayed_where_what_it_computed_would_be_missed(setting):
     engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(**setting))
     _, [result] = run([plain("a", 3)], 1)
     with pytest.raises(BatchdecodeError, match="only without KV blocks and without preemption"):
@@ -242,7 +231,7 @@ def test_nothing_is_replayed_where_what_it_computed_would_be_missed(setting: dic
     assert not engine.has_work
 
 
-def test_requests_without_a_slot_are_handed_out_without_a_step() -> None:
+def test_requests_without_a_slot_are_handed_out_without_a_step():
     engine = Engine(SimulatedModel(), 1)
     engine.add(Request(id="a", prompt=[5], max_tokens=3, ignore_eos=True))
     engine.step()

@@ -1,7 +1,6 @@
 """Everything a program can do to a running engine, in any order, checked after each move."""
 
 from collections import defaultdict
-from typing import Any
 
 import pytest
 from control_requests import control_requests
@@ -16,8 +15,7 @@ from reference import ENGLISH, decode_alone, english_requests
 from scheduling_settings import BLOCK_SIZES, blocks_needed, scheduling_settings, sharing, step_times
 from soaking import kept
 
-from batcher import Engine, Request, RequestError, Result
-from batcher.engine import StepOutcome
+from batcher import Engine, RequestError
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 from batcher.prompts import read_prompt
 from batcher.request import is_plain
@@ -27,39 +25,39 @@ from batcher.settings import DEFAULT_SCHEDULING
 SESSIONS = ["morning", "evening"]
 
 
-def decode_control_alone(request: Request, request_id: str) -> dict[int, Result]:
+def decode_control_alone(request, request_id):
     """Return every sample or beam of a request that has a batch to itself, by index."""
     everything = structs.replace(
         request, id=request_id, arrival_time=0.0, n=request.best_of or request.n
     )
     engine = Engine(LedgerModel(), num_slots_needed(request))
     engine.add(everything)
-    results: list[Result] = []
+    results = []
     while engine.has_work:
         results += engine.step().results
     return {result.index: timeless(result) for result in results}
 
 
-def timeless(result: Result) -> Result:
-    return structs.replace(result, slot=None, steps=None, error=None)  # type: ignore[arg-type]  # not needed here
+def timeless(result):
+    return structs.replace(result, slot=None, steps=None, error=None)
 
 
 class EngineMachine(RuleBasedStateMachine):
     """Adds, aborts and steps; what must be true follows from events and results alone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.requests: dict[str, Request] = {}
-        self.sessions: dict[str, list[str]] = defaultdict(list)
-        self.aborted: set[str] = set()
-        self.results: dict[str, list[Result]] = defaultdict(list)
-        self.told: dict[tuple[str, int], list[int]] = defaultdict(list)
-        self.text: dict[tuple[str, int], str] = defaultdict(str)
+        self.requests = {}
+        self.sessions = defaultdict(list)
+        self.aborted = set()
+        self.results = defaultdict(list)
+        self.told = defaultdict(list)
+        self.text = defaultdict(str)
 
     @initialize(
         batch_size=st.sampled_from([1, 2, 3, 7]), is_plain_run=st.booleans(), data=st.data()
     )
-    def start(self, *, batch_size: int, is_plain_run: bool, data: Any) -> None:
+    def start(self, *, batch_size, is_plain_run, data):
         self.model = LedgerModel(is_attentive=True)
         self.is_streaming = data.draw(st.booleans())
         self.is_plain_run = is_plain_run
@@ -85,7 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
         session=st.sampled_from([None, None, *SESSIONS]),
         think_time=st.sampled_from([0.0, 0.0, 2.5]),
     )
-    def add(self, request: Request, delay: float, session: str | None, think_time: float) -> None:
+    def add(self, request, delay, session, think_time):
         arrival = max(0.0, self.engine.now + delay)
         deadline = None if request.deadline is None else arrival + 8.0
         request = structs.replace(request, arrival_time=arrival, deadline=deadline)
@@ -104,19 +102,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.living())
     @rule(data=st.data())
-    def abort(self, data: Any) -> None:
+    def abort(self, data):
         request_id = data.draw(st.sampled_from(self.living()))
         self.engine.abort(request_id)
         self.aborted.add(request_id)
 
-    def living(self) -> list[str]:
+    def living(self):
         schedule = self.schedule
         firsts = [*schedule.pending, *schedule.waiting, *schedule.running]
         known = {first.id for first in firsts} - self.aborted
         return sorted((id_ for id_ in known if id_ in self.engine._num_open), key=int)
 
     @rule()
-    def step(self) -> None:
+    def step(self):
         had_work = self.engine.has_work
         step, held = self.engine.num_steps, self.engine.num_running
         outcome = self.engine.step()
@@ -138,7 +136,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.num_steps in (step, step + 1)
         assert held == 0 or self.engine.num_steps == step + 1
 
-    def take(self, outcome: StepOutcome) -> None:
+    def take(self, outcome):
         for told in outcome.tokens:
             assert self.is_streaming
             self.told[told.id, told.index] += told.tokens
@@ -151,12 +149,12 @@ class EngineMachine(RuleBasedStateMachine):
             self.check_stream(self.requests[result.id], result)
             self.check_tokens_by_steps(self.requests[result.id], result)
 
-    def check_arrivals(self, outcome: StepOutcome) -> None:
+    def check_arrivals(self, outcome):
         arrivals = [event for event in outcome.events if isinstance(event, ArriveEvent)]
         order = [(event.time, int(event.id), event.index) for event in arrivals]
         assert order == sorted(order)
 
-    def check_tokens_by_steps(self, request: Request, result: Result) -> None:
+    def check_tokens_by_steps(self, request, result):
         """Without limits a row has a token for every step, and those that it jumped."""
         row = Row(result.id, result.index, "sample")
         if not self.is_plain_run or result.finish_reason == "error" or request.num_beams > 1:
@@ -168,7 +166,7 @@ class EngineMachine(RuleBasedStateMachine):
                 num_steps = 0
             assert len(result.tokens) == num_steps + self.schedule.jumped[row]
 
-    def check_stream(self, request: Request, result: Result) -> None:
+    def check_stream(self, request, result):
         is_told = self.is_streaming and request.best_of is None and request.num_beams == 1
         told = self.told[result.id, result.index]
         assert told == (result.tokens if is_told else [])
@@ -180,13 +178,13 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.text[result.id, result.index] == text
 
     @invariant()
-    def time_never_goes_back(self) -> None:
+    def time_never_goes_back(self):
         if hasattr(self, "engine"):
             assert self.schedule.times == sorted(self.schedule.times), "invariant 4"
             assert self.engine.now >= self.schedule.times[-1]
 
     @invariant()
-    def slots_and_places_agree_with_the_events(self) -> None:
+    def slots_and_places_agree_with_the_events(self):
         if not hasattr(self, "engine"):
             return
         engine, schedule, ended = self.engine, self.schedule, self.aborted
@@ -203,7 +201,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert engine.num_waiting == len(waiting)
 
     @invariant()
-    def blocks_are_free_or_held(self) -> None:
+    def blocks_are_free_or_held(self):
         if not hasattr(self, "engine") or self.engine.scheduler.kv_cache is None:
             return
         scheduler, pool = self.engine.scheduler, self.engine.scheduler.kv_cache.pool
@@ -211,7 +209,7 @@ class EngineMachine(RuleBasedStateMachine):
         held = {block for row in scheduler.batch.slots if row for block in row.block_table}
         assert len(held) + pool.num_free == pool.num_total, "invariant 10"
 
-    def teardown(self) -> None:
+    def teardown(self):
         if not hasattr(self, "engine"):
             return
         for _ in range(20_000):
@@ -236,7 +234,7 @@ class EngineMachine(RuleBasedStateMachine):
             else:
                 self.check_control(request, results)
 
-    def check_that_nothing_is_left(self) -> None:
+    def check_that_nothing_is_left(self):
         schedule = self.schedule
         assert schedule.pending | schedule.waiting | schedule.running == {}
         assert schedule.holders == {}
@@ -245,11 +243,11 @@ class EngineMachine(RuleBasedStateMachine):
         if schedule.computed:
             assert len(schedule.computed) <= self.engine.num_steps
 
-    def check_sessions(self) -> dict[str, list[int]]:
+    def check_sessions(self):
         """Return what each turn goes on from, after making sure that all behind a failure fail."""
-        histories: dict[str, list[int]] = {}
+        histories = {}
         for turns in self.sessions.values():
-            history: list[int] = []
+            history = []
             end, has_failed = -1, False
             for request_id in turns:
                 (result,) = self.results[request_id]
@@ -265,7 +263,7 @@ class EngineMachine(RuleBasedStateMachine):
                 has_failed = has_failed or result.finish_reason in {"error", "aborted"}
         return histories
 
-    def has_failed_before_it_ran(self, request: Request, result: Result) -> bool:
+    def has_failed_before_it_ran(self, request, result):
         """Return whether that is so, after making sure that there was a reason."""
         if result.error is None or result.error.code not in {"session-failed", "kv-too-small"}:
             return False
@@ -277,7 +275,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert blocks_needed(request, settings.block_size) > settings.kv_blocks
         return True
 
-    def check_plain(self, request: Request, result: Result) -> None:
+    def check_plain(self, request, result):
         alone = decode_alone(structs.replace(request, prompt=tokens_of(request)), ENGLISH)
         if result.finish_reason == "aborted":
             assert result.tokens == alone.tokens[: len(result.tokens)], "invariant 7"
@@ -285,7 +283,7 @@ class EngineMachine(RuleBasedStateMachine):
             got = (result.tokens, result.text, result.finish_reason, result.stop_reason)
             assert got == alone, "invariant 7"
 
-    def check_control(self, request: Request, results: list[Result]) -> None:
+    def check_control(self, request, results):
         request = structs.replace(request, session=None, think_time=0.0)
         alone = decode_control_alone(request, results[0].id)
         if request.num_beams > 1 and results[0].id in self.aborted:
@@ -301,17 +299,17 @@ class EngineMachine(RuleBasedStateMachine):
             assert [r.index for r in results] == [r.index for r in best[: request.n]]
 
 
-def likeliest_first(result: Result) -> tuple[bool, float, int]:
+def likeliest_first(result):
     return result.finish_reason == "error", -(result.cumulative_logprob or 0.0), result.index
 
 
-def can_be_a_turn(request: Request) -> bool:
+def can_be_a_turn(request):
     has_one_output = request.n == request.num_beams == 1 and request.best_of is None
     has_own_prompt = request.heal or request.echo or request.prompt_logprobs is not None
     return has_one_output and request.cfg_scale == 1 and not has_own_prompt
 
 
-def tokens_of(request: Request) -> list[int]:
+def tokens_of(request):
     return read_prompt(request.prompt, "prompt", "", LedgerModel()).tokens
 
 

@@ -1,21 +1,18 @@
 """What fails, fails alone, with those that were to go on from what it has not computed."""
 
-from collections.abc import Callable, Iterable
 from itertools import count
-from typing import Any
 
 import numpy as np
 import pytest
 from engine_runs import drained, fields, run
 from msgspec.structs import replace
-from test_scheduling_invariance import Outputs, alone
+from test_scheduling_invariance import alone
 from test_scheduling_invariance import run as outputs_of
 
-from batcher import ModelOutput, Request, Result, SimulatedModel
+from batcher import ModelOutput, Request, SimulatedModel
 from batcher.decoding.constraints import GrammarRow
 from batcher.engine import Engine
 from batcher.errors import ModelError, RequestError
-from batcher.models.base import Batch
 from batcher.models.callables import CallableModel
 from batcher.settings import SchedulingSettings
 
@@ -24,7 +21,7 @@ from batcher.settings import SchedulingSettings
     ("more", "field"),
     [({"num_beams": 5}, "num_beams"), ({"cfg_scale": 2.0, "negative_prompt": ""}, "cfg_scale")],
 )
-def test_what_needs_more_slots_than_there_are_is_refused(more: dict[str, Any], field: str) -> None:
+def test_what_needs_more_slots_than_there_are_is_refused(more, field):
     engine = Engine(SimulatedModel(), 1)
     with pytest.raises(RequestError, match="slots") as caught:
         engine.add(fields(**more))
@@ -35,23 +32,21 @@ def test_what_needs_more_slots_than_there_are_is_refused(more: dict[str, Any], f
 class Altered(SimulatedModel):
     """A model of which one call, the third unless told otherwise, comes to something else."""
 
-    def __init__(
-        self, alter: Callable[[Batch, ModelOutput], ModelOutput | None], call: int = 3
-    ) -> None:
+    def __init__(self, alter, call=3):
         super().__init__()
         self._alter, self._num_left = alter, call
 
-    def forward(self, batch: Batch) -> ModelOutput:
+    def forward(self, batch):
         output = super().forward(batch)
         self._num_left -= 1
         return (not self._num_left and self._alter(batch, output)) or output
 
 
 @pytest.mark.parametrize("fault", [np.nan, -np.inf, np.inf])
-def test_logits_of_no_use_fail_their_request_alone_with_the_step(fault: float) -> None:
+def test_logits_of_no_use_fail_their_request_alone_with_the_step(fault):
     requests = [fields(id=name, temperature=1.0, ignore_eos=True) for name in "abc"]
 
-    def faulty(batch: Batch, output: ModelOutput) -> None:
+    def faulty(batch, output):
         output.logits[batch.logit_slots.tolist().index(1)] = fault
 
     good = {result.id: result for result in run(requests).results}
@@ -64,7 +59,7 @@ def test_logits_of_no_use_fail_their_request_alone_with_the_step(fault: float) -
     assert results["b"].tokens == good["b"].tokens[:2]
 
 
-def test_rows_and_beams_without_a_token_left_fail_alone() -> None:
+def test_rows_and_beams_without_a_token_left_fail_alone():
     """Even if it is the only one of its settings."""
     lost = fields(id="lost", regex="abc", allowed_token_ids=[5], repetition_penalty=1.2)
     results = {result.id: result for result in run([lost, fields(id="ok")]).results}
@@ -79,8 +74,8 @@ def test_rows_and_beams_without_a_token_left_fail_alone() -> None:
     assert (missing.error.code, missing.tokens) == ("too-few-outputs", [])
 
 
-def test_tokens_forced_before_a_failure_are_streamed() -> None:
-    def interrupted(batch: Batch, output: ModelOutput) -> ModelOutput:
+def test_tokens_forced_before_a_failure_are_streamed():
+    def interrupted(batch, output):
         return ModelOutput(output.tokens, dict.fromkeys(batch.slots.tolist(), "no"), output.logits)
 
     done = run([fields(regex="abcdef[0-9]")], model=Altered(interrupted, 1))
@@ -91,9 +86,9 @@ def test_tokens_forced_before_a_failure_are_streamed() -> None:
 
 
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
-def test_a_text_of_tokens_that_the_model_does_not_know_is_refused(field: str) -> None:
+def test_a_text_of_tokens_that_the_model_does_not_know_is_refused(field):
     class Small(CallableModel):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__(lambda prefixes: [[0.0] * 20 for _ in prefixes], "small")
             self.vocab_size, self.gives = 20, "logits"
 
@@ -103,7 +98,7 @@ def test_a_text_of_tokens_that_the_model_does_not_know_is_refused(field: str) ->
     assert caught.value.problems[0].field == field
 
 
-def test_an_output_that_breaks_its_constraint_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_breaks_its_constraint_is_an_error(monkeypatch):
     """However it came about: here the mask lets everything pass."""
     monkeypatch.setattr(GrammarRow, "packed_mask", lambda _: b"\xff" * 64)
     monkeypatch.setattr(GrammarRow, "forced_tokens", lambda _, most: ())
@@ -115,10 +110,10 @@ def test_an_output_that_breaks_its_constraint_is_an_error(monkeypatch: pytest.Mo
     assert result.finish_reason == "error"
 
 
-def breaking(slot: int) -> Altered:
+def breaking(slot):
     """Return a model that fails one slot in a call in which it gives every row an EOS."""
 
-    def broken(_: Batch, output: ModelOutput) -> ModelOutput:
+    def broken(_, output):
         output.tokens[:] = 0
         return ModelOutput(output.tokens, {slot: "no more"}, output.logits)
 
@@ -129,7 +124,7 @@ def breaking(slot: int) -> Altered:
 @pytest.mark.parametrize(
     "more", [{"num_beams": 2, "n": 2}, {"cfg_scale": 2.0, "negative_prompt": "x"}]
 )
-def test_what_a_model_fails_in_a_partner_fails_its_sample(more: dict[str, Any], slot: int) -> None:
+def test_what_a_model_fails_in_a_partner_fails_its_sample(more, slot):
     *results, beside = run([fields(**more), fields(id="b")], 3, model=breaking(slot)).results
     errors = [result.error and result.error.message for result in results]
     assert errors == ["step 2: no more"] * len(results)
@@ -137,7 +132,7 @@ def test_what_a_model_fails_in_a_partner_fails_its_sample(more: dict[str, Any], 
 
 
 @pytest.mark.parametrize("more", [{}, {"regex": "[a-z ]*"}, {"temperature": 1.0}])
-def test_a_failed_row_is_told_no_token_for_the_step_that_failed(more: dict[str, Any]) -> None:
+def test_a_failed_row_is_told_no_token_for_the_step_that_failed(more):
     done = run([fields(**more), fields(id="b")], model=breaking(0))
     told = [(event.step, event.tokens) for event in done.tokens if event.id == "a" and event.tokens]
     assert told == [(step, [token]) for step, token in enumerate(done.results[0].tokens)]
@@ -156,7 +151,7 @@ OTHER = Request(id="other", prompt=[*SHARED[1:], 5], max_tokens=5, ignore_eos=Tr
 class FailsOnAToken(SimulatedModel):
     """Computes nothing of a prompt with BAD_TOKEN in it, and says that its row has failed."""
 
-    def forward(self, batch: Batch) -> ModelOutput:
+    def forward(self, batch):
         bad = {chunk.slot for chunk in batch.chunks if BAD_TOKEN in chunk.token_ids}
         kept, is_yielding = batch.chunks, batch._is_yielding.copy()
         batch.chunks = [chunk for chunk in kept if chunk.slot not in bad]
@@ -171,14 +166,14 @@ class FailsWithoutPages(FailsOnAToken):
     is_paged = False
 
 
-def results_of(model: SimulatedModel, requests: Iterable[Request]) -> dict[str, Result]:
+def results_of(model, requests):
     settings = SchedulingSettings(kv_blocks=40, block_size=4)
     engine = Engine(model, 4, settings=settings, is_checked=True)
     return {result.id: result for result in drained(engine, requests).results}
 
 
 @pytest.mark.parametrize("is_attentive", [False, True])
-def test_who_shares_what_was_not_computed_fails_and_nobody_else(*, is_attentive: bool) -> None:
+def test_who_shares_what_was_not_computed_fails_and_nobody_else(*, is_attentive):
     alone = results_of(SimulatedModel(), [OTHER])["other"]
     results = results_of(FailsOnAToken(is_attentive=is_attentive), [BAD, GOOD, OTHER])
     assert results["bad"].error.message == "step 0: boom"
@@ -188,7 +183,7 @@ def test_who_shares_what_was_not_computed_fails_and_nobody_else(*, is_attentive:
     assert results["other"].tokens == alone.tokens
 
 
-def test_who_finds_blocks_later_or_has_a_cache_of_its_own_computes_what_failed() -> None:
+def test_who_finds_blocks_later_or_has_a_cache_of_its_own_computes_what_failed():
     later = Request(id="later", prompt=GOOD.prompt, max_tokens=5, ignore_eos=True, arrival_time=3.0)
     alone = results_of(SimulatedModel(), [GOOD])["good"]
     assert results_of(FailsOnAToken(), [BAD, later])["later"].tokens == alone.tokens
@@ -199,9 +194,7 @@ def test_who_finds_blocks_later_or_has_a_cache_of_its_own_computes_what_failed()
 
 
 @pytest.mark.parametrize("max_batch_tokens", [8, 30])
-def test_who_shares_it_in_chunks_may_fail_and_is_given_no_other_tokens(
-    max_batch_tokens: int,
-) -> None:
+def test_who_shares_it_in_chunks_may_fail_and_is_given_no_other_tokens(max_batch_tokens):
     settings = SchedulingSettings(kv_blocks=60, block_size=4, max_batch_tokens=max_batch_tokens)
     engine = Engine(FailsOnAToken(is_attentive=True), 4, settings=settings, is_checked=True)
     requests = [BAD, GOOD, replace(OTHER, prompt=[*SHARED, 6, 7, 8, 9, 9, 9])]
@@ -218,17 +211,17 @@ def test_who_shares_it_in_chunks_may_fail_and_is_given_no_other_tokens(
 class FailsOnce(SimulatedModel):
     """A model that raises in one of its calls, before it has done anything."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         super().__init__(is_attentive=True)
         self._number, self._calls = number, count()
 
-    def forward(self, batch: Batch) -> ModelOutput:
+    def forward(self, batch):
         if next(self._calls) == self._number:
             raise ModelError("out of memory")
         return super().forward(batch)
 
 
-def test_a_beam_does_not_go_on_from_a_copy_that_a_call_of_prompts_alone_was_to_make() -> None:
+def test_a_beam_does_not_go_on_from_a_copy_that_a_call_of_prompts_alone_was_to_make():
     beams = Request(id="beams", prompt=[40] * 5, max_tokens=24, num_beams=3, n=3, ignore_eos=True)
     later = [
         Request(id=f"late{n}", prompt=[50 + n] * 9, max_tokens=2, arrival_time=n)
@@ -237,7 +230,7 @@ def test_a_beam_does_not_go_on_from_a_copy_that_a_call_of_prompts_alone_was_to_m
     settings = SchedulingSettings(
         prefill_order="prefill-first", max_batch_tokens=5, block_size=4, kv_blocks=90
     )
-    good: Outputs = {}
+    good = {}
     for request in [beams, *later]:
         good |= alone(SimulatedModel, request)
     num_failed = 0

@@ -17,7 +17,6 @@ from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.results import decode_result_line
 from batcher.requests.validation import ModelCapabilities
 from batcher.trace.files import read_trace
-from batcher.trace.run import SlotSpan
 from batcher.trace.timeline import Timeline
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +41,7 @@ CASES = {  # name -> arguments of run
 }
 
 
-def decode_case(name: str, trace: Path) -> bytes:
+def decode_case(name, trace):
     command = [*command_line(), "run", *CASES[name], "--quiet", "--trace", str(trace)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
     assert done.returncode == (1 if name == "bad" else 0)
@@ -50,7 +49,7 @@ def decode_case(name: str, trace: Path) -> bytes:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_gives_the_bytes_it_gave(name: str, tmp_path: Path) -> None:
+def test_a_run_gives_the_bytes_it_gave(name, tmp_path):
     trace = tmp_path / "trace.jsonl"
     results = decode_case(name, trace)
     assert results == (GOLDEN / f"{name}.results.jsonl").read_bytes()
@@ -58,7 +57,7 @@ def test_a_run_gives_the_bytes_it_gave(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_trace_accounts_for_the_results(name: str) -> None:
+def test_the_trace_accounts_for_the_results(name):
     lines = (GOLDEN / f"{name}.results.jsonl").read_bytes().splitlines()
     results = [result for line in lines for result in decode_result_line(line)]
     events = list(
@@ -66,7 +65,7 @@ def test_the_trace_accounts_for_the_results(name: str) -> None:
     )
     timeline = Timeline.from_events(events)
     timeline.check_integrity()
-    stays: dict[tuple[str, int], list[SlotSpan]] = {}
+    stays = {}
     for span in sorted(timeline.spans, key=lambda span: span.start):
         if span.outcome != "unused":
             stays.setdefault((span.id, span.index), []).append(span)
@@ -84,7 +83,7 @@ def test_the_trace_accounts_for_the_results(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["example", "sample", "openai", "paged"])
-def test_the_results_are_those_of_decoding_alone(name: str) -> None:
+def test_the_results_are_those_of_decoding_alone(name):
     source = (ROOT / CASES[name][0]).read_bytes().splitlines()
     parser = RequestParser(ModelCapabilities(vocab_size=512))
     parsed = [parser.parse(line, number) for number, line in enumerate(source, 1)]
@@ -96,13 +95,13 @@ def test_the_results_are_those_of_decoding_alone(name: str) -> None:
         assert got == expected
 
 
-def test_the_example_holds_its_slots_as_the_documentation_says() -> None:
+def test_the_example_holds_its_slots_as_the_documentation_says():
     events = read_trace((GOLDEN / "example.trace.jsonl").read_bytes().splitlines(keepends=True))
     steps = [row.slots for row in Timeline.from_events(events).select_steps()]
     assert steps == [["a", "b"], ["a", "c"], ["a", "c"], *[["d", None]] * 4]
 
 
-def test_a_golden_line_is_plain_json() -> None:
+def test_a_golden_line_is_plain_json():
     line = (GOLDEN / "sample.results.jsonl").read_bytes().splitlines()[0]
     fields = msgspec.json.decode(line)
     assert fields["text"] == as_text(fields["tokens"], ENGLISH)

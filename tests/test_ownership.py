@@ -4,7 +4,6 @@ Assignments are found by the names of attributes, in the folders whose code may 
 """
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,7 +65,7 @@ WRITERS = {
 WRITERS_OF = {name: where for where, names in WRITERS.items() for name in names.split()}
 
 
-def test_each_field_has_one_writer() -> None:
+def test_each_field_has_one_writer():
     listed = [name for names in WRITERS.values() for name in names.split()]
     assert len(listed) == len(WRITERS_OF)
     known = {
@@ -77,7 +76,7 @@ def test_each_field_has_one_writer() -> None:
     assert set(listed) == known
 
 
-def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.Attribute]]:
+def assigned(tree):
     """The attributes of others than `self` that a module assigns, changes in place or deletes.
 
     Each comes with the class or function that does so.
@@ -92,7 +91,7 @@ def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.Attribute]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_field_is_assigned_where_it_may_be(folder: str) -> None:
+def test_a_field_is_assigned_where_it_may_be(folder):
     found = set()
     for path in sorted(BATCHER.rglob("*.py")):
         module = path.relative_to(BATCHER).as_posix()
@@ -109,7 +108,7 @@ def test_a_field_is_assigned_where_it_may_be(folder: str) -> None:
     assert found
 
 
-def test_others_know_no_sequence_that_they_could_change() -> None:
+def test_others_know_no_sequence_that_they_could_change():
     for path in sorted(BATCHER.rglob("*.py")):
         module = path.relative_to(BATCHER).as_posix()
         if module.startswith(FOLDERS):

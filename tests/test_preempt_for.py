@@ -1,15 +1,12 @@
 """`--preempt-for`: who may not wait takes the place of one that runs, and it changes no token."""
 
-from typing import Any
-
 import pytest
 from engine_runs import drained
 from msgspec.structs import replace
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.events import AdmitEvent, Event, PreemptEvent
-from batcher.result import Result
+from batcher.events import AdmitEvent, PreemptEvent
 from batcher.settings import SchedulingSettings
 from batcher.trace.timeline import Timeline
 
@@ -22,13 +19,11 @@ VIP = Request(
 )
 
 
-def settings(measure: Any, **more: Any) -> SchedulingSettings:
+def settings(measure, **more):
     return SchedulingSettings(preempt_for=measure, **more)
 
 
-def run(
-    requests: list[Request], chosen: SchedulingSettings, num_slots: int = 4
-) -> tuple[dict[str, Result], list[Event]]:
+def run(requests, chosen, num_slots=4):
     engine = Engine(SimulatedModel(is_attentive=True), num_slots, settings=chosen, is_checked=True)
     for request in requests:
         engine.add(request)
@@ -36,14 +31,14 @@ def run(
     return {result.id: result for result in done.results}, done.events
 
 
-def preemptions(events: list[Event]) -> list[tuple[int, str, str, str]]:
+def preemptions(events):
     found = [event for event in events if isinstance(event, PreemptEvent)]
     return [(event.step, event.id, event.for_id, event.reason) for event in found]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "sjf"])
 @pytest.mark.parametrize(("measure", "step"), [("priority", 3), ("deadline", 5)])
-def test_who_may_not_wait_takes_the_slot_of_the_worst(policy: str, measure: str, step: int) -> None:
+def test_who_may_not_wait_takes_the_slot_of_the_worst(policy, measure, step):
     # by its deadline it has to begin at 5.0: it takes five steps
     results, events = run([*BULK, VIP], settings(measure, policy=policy))
     assert preemptions(events) == [(step, "bulk-3", "vip", measure)]
@@ -55,7 +50,7 @@ def test_who_may_not_wait_takes_the_slot_of_the_worst(policy: str, measure: str,
     }
 
 
-def test_groups_give_way_and_come_together() -> None:
+def test_groups_give_way_and_come_together():
     beams = replace(VIP, id="beams", num_beams=3, priority=2)
     pair = replace(BULK[0], id="pair", cfg_scale=1.5, negative_prompt="bad", priority=6)
     results, events = run([pair, *BULK[:2], beams], settings("priority"))
@@ -71,7 +66,7 @@ def test_groups_give_way_and_come_together() -> None:
     assert preemptions(events) == []
 
 
-def test_no_one_as_urgent_overtakes_who_cannot_be_let_in_or_gave_way() -> None:
+def test_no_one_as_urgent_overtakes_who_cannot_be_let_in_or_gave_way():
     # else single ones that keep coming would take each slot that the beams need
     top = replace(BULK[0], id="top", priority=0, max_tokens=10)
     beams = replace(VIP, id="beams", priority=1, num_beams=3, arrival_time=2.0)
@@ -93,13 +88,13 @@ def test_no_one_as_urgent_overtakes_who_cannot_be_let_in_or_gave_way() -> None:
 @pytest.mark.parametrize(
     ("more", "told"), [({"batching": "static"}, "--batching"), ({"capacity": "no-evict"}, "--cap")]
 )
-def test_what_preempts_nobody_is_refused(more: dict[str, Any], told: str) -> None:
+def test_what_preempts_nobody_is_refused(more, told):
     with pytest.raises(BatchdecodeError, match=f"--preempt-for deadline does not go with {told}"):
         Engine(SimulatedModel(), 4, settings=settings("deadline", kv_blocks=9, **more))
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_who_cannot_be_let_in_keeps_back_no_one_less_urgent(policy: str) -> None:
+def test_who_cannot_be_let_in_keeps_back_no_one_less_urgent(policy):
     top = replace(BULK[0], id="top", priority=0, max_tokens=50)
     beams = replace(VIP, id="beams", priority=1, num_beams=3, arrival_time=2.0)
     vip = replace(VIP, priority=2, max_tokens=100)
@@ -114,7 +109,7 @@ def test_who_cannot_be_let_in_keeps_back_no_one_less_urgent(policy: str) -> None
     ]
 
 
-def test_beams_that_are_aborted_when_they_are_back_may_have_whole_outputs() -> None:
+def test_beams_that_are_aborted_when_they_are_back_may_have_whole_outputs():
     settings = SchedulingSettings(
         kv_blocks=60,
         block_size=1,

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel, decode
 from batcher.errors import RequestError
-from batcher.models.base import Model
 from batcher.models.loading import as_model
 from batcher.models.tokenizers import WordTokenizer
 from batcher.planning.workload import workload_of
@@ -59,7 +58,7 @@ class BosTokenizer(WordTokenizer):
     prefix_token_ids = (1,)
 
 
-def model_with_bos() -> Model:
+def model_with_bos():
     model = SimulatedModel()
     model.tokenizer = BosTokenizer()
     return as_model(model)
@@ -258,7 +257,7 @@ def test_an_echo_leaves_out_what_the_session_has_before(prompt, text):
 # -- The bits are those of SplitMix64, of one number or of many ------------------------------------
 
 
-def test_the_bits_are_those_of_its_authors() -> None:
+def test_the_bits_are_those_of_its_authors():
     # the first outputs of their code with seed 1234567
     state, expected = 1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423]
     states = [(state + number * GAMMA) % 2**64 for number in (1, 2, 3)]

@@ -1,11 +1,10 @@
 """Checkpoints from Python: by name, loaded once with settings, for chats, and for one prompt."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from batcher import BatchdecodeError, Engine, Model, Request, decode, generate, load_model
+from batcher import BatchdecodeError, Engine, Request, decode, generate, load_model
 from batcher import generate_many as many
 
 TINY = str(Path(__file__).parent.parent / "samples" / "tiny.gguf")
@@ -13,20 +12,20 @@ REQUEST = {"prompt": "The old king", "max_tokens": 6}
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model():
     return load_model(TINY)
 
 
-def test_a_name_and_a_model_that_was_loaded_decode_the_same(model: Model) -> None:
+def test_a_name_and_a_model_that_was_loaded_decode_the_same(model):
     wanted = decode([REQUEST], model=model)
     assert decode([REQUEST], model=TINY) == decode([REQUEST], model=model) == wanted
     engine = Engine(TINY, 1)
-    engine.add(Request(**REQUEST))  # type: ignore[arg-type]  # of mixed values
+    engine.add(Request(**REQUEST))
     results = [result for _ in range(6) for result in engine.step().results]
     assert [one.tokens for one in results] == [one.tokens for one in wanted]
 
 
-def test_settings_are_those_of_the_options() -> None:
+def test_settings_are_those_of_the_options():
     loaded = load_model(TINY, weights="int8", max_context=8)
     assert (loaded.settings["weights"], loaded.settings["max_context"]) == ("int8", 8)
     [result] = decode([{"prompt": [9] * 5, "ignore_eos": True}], model=loaded)
@@ -44,14 +43,12 @@ def test_settings_are_those_of_the_options() -> None:
         ("simulated", {"weights": "int8"}, "unknown field `weights`"),
     ],
 )
-def test_what_is_no_model_or_no_setting_is_refused(
-    name: str, settings: dict[str, Any], message: str
-) -> None:
+def test_what_is_no_model_or_no_setting_is_refused(name, settings, message):
     with pytest.raises(BatchdecodeError, match=message):
         load_model(name, **settings)
 
 
-def test_a_text_may_be_what_a_user_says(model: Model) -> None:
+def test_a_text_may_be_what_a_user_says(model):
     messages = [{"role": "user", "content": REQUEST["prompt"]}]
     [said] = decode([REQUEST], model=model, chat=True)
     [written] = decode([{"messages": messages, "max_tokens": 6}], model=model)
@@ -60,7 +57,7 @@ def test_a_text_may_be_what_a_user_says(model: Model) -> None:
         decode([REQUEST], model=lambda prefixes: [1 for _ in prefixes], chat=True)
 
 
-def test_one_prompt_is_gone_on_with(model: Model) -> None:
+def test_one_prompt_is_gone_on_with(model):
     [result] = decode([REQUEST], model=model)
     assert generate("The old king", TINY, temperature=0, max_tokens=6) == result.text
     tokens = model.tokenizer.encode("The old king")

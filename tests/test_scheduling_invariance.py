@@ -4,7 +4,7 @@ Invariant 7 with all that a request can ask for, under all that a schedule can b
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from control_requests import control_requests
 from examples import examples
@@ -37,12 +37,12 @@ class Case(NamedTuple):
     step_time: StepTime | None
 
 
-def attentive() -> SimulatedModel:
+def attentive():
     return SimulatedModel(is_attentive=True)
 
 
 @st.composite
-def cases(draw: st.DrawFn, requests: st.SearchStrategy[Request]) -> Case:
+def cases(draw, requests):
     """Draw up to a dozen requests, and settings under which each of them can run."""
     drawn = draw(st.lists(sharing(requests), min_size=1, max_size=12))
     batch_size = draw(st.sampled_from([3, 4, 8]))
@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn, requests: st.SearchStrategy[Request]) -> Case:
     )
 
 
-def engine_of(case: Case, model: Any, *, is_streaming: bool = True, **fields: Any) -> Engine:
+def engine_of(case, model, *, is_streaming=True, **fields):
     engine = Engine(
         model,
         case.batch_size,
@@ -72,15 +72,15 @@ def engine_of(case: Case, model: Any, *, is_streaming: bool = True, **fields: An
     return engine
 
 
-def alone(make_model: MakeModel, request: Request) -> Outputs:
+def alone(make_model, request):
     engine = Engine(make_model(), num_slots_needed(request), settings=DEFAULT_SCHEDULING)
     engine.add(replace(request, arrival_time=0.0))
     return run(engine)
 
 
-def run(engine: Engine) -> Outputs:
-    outputs: Outputs = {}
-    streamed: dict[tuple[str, int], list[int]] = {}
+def run(engine):
+    outputs = {}
+    streamed = {}
     num_preemptions = num_cached = 0
     while engine.has_work:
         assert engine.num_steps < MAX_STEPS
@@ -101,18 +101,18 @@ def run(engine: Engine) -> Outputs:
     return outputs
 
 
-def _note(what: str) -> None:
+def _note(what):
     if currently_in_test_context():
         event(what)
 
 
-def timeless(result: Result) -> Result:
+def timeless(result):
     error = result.error and replace(result.error, message=result.error.message.partition(": ")[2])
-    return replace(result, slot=None, steps=None, error=error)  # type: ignore[arg-type]  # left out
+    return replace(result, slot=None, steps=None, error=error)
 
 
-def check(case: Case, make_model: MakeModel, make_reference: MakeModel) -> None:
-    expected: Outputs = {}
+def check(case, make_model, make_reference):
+    expected = {}
     for request in case.requests:
         expected |= alone(make_reference, request)
     assert run(engine_of(case, make_model())) == expected
@@ -120,13 +120,13 @@ def check(case: Case, make_model: MakeModel, make_reference: MakeModel) -> None:
 
 @given(cases(st.one_of(english_requests(), control_requests())))
 @settings(examples(35), derandomize=True)
-def test_a_model_that_attends_to_its_pages_gives_the_same(case: Case) -> None:
+def test_a_model_that_attends_to_its_pages_gives_the_same(case):
     check(case, attentive, SimulatedModel)
 
 
 @given(cases(st.one_of(english_requests(), control_requests())))
 @settings(examples(15), derandomize=True)
-def test_a_model_is_told_of_every_token_once(case: Case) -> None:
+def test_a_model_is_told_of_every_token_once(case):
     check(case, LedgerModel, SimulatedModel)
 
 
@@ -138,17 +138,17 @@ class UnpagedModel(LedgerModel):
 
 @given(cases(st.one_of(english_requests(), control_requests())))
 @settings(examples(25), derandomize=True)
-def test_a_model_with_a_cache_by_slot_gives_the_same(case: Case) -> None:
+def test_a_model_with_a_cache_by_slot_gives_the_same(case):
     check(case, UnpagedModel, SimulatedModel)
 
 
 @given(cases(tiny_requests()))
 @settings(examples(20), derandomize=True)
-def test_a_model_without_pages_gives_the_same(case: Case) -> None:
+def test_a_model_without_pages_gives_the_same(case):
     check(case, tiny_model, tiny_model)
 
 
-def test_the_first_token_of_a_row_that_was_preempted_is_its_first() -> None:
+def test_the_first_token_of_a_row_that_was_preempted_is_its_first():
     settings = SchedulingSettings(kv_blocks=6, block_size=4)
     engine = Engine(attentive(), 2, settings=settings, is_checked=True)
     for number in range(2):

@@ -1,7 +1,5 @@
 """Sessions that outgrow the context and lose their oldest turns, against doing it by hand."""
 
-from typing import Any
-
 from engine_runs import drained
 from examples import examples
 from hypothesis import given
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.events import ArriveEvent
 from batcher.request import TO_THE_END, PromptSegment
-from batcher.result import Result
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 MODEL = SimulatedModel()
@@ -22,37 +19,32 @@ class Dropping(SimulatedModel):
 
     session_overflow = "drop-oldest"
 
-    def __init__(self, max_context: int) -> None:
+    def __init__(self, max_context):
         super().__init__(is_attentive=True)
         self.max_context = max_context
 
 
-def run(
-    requests: list[Request],
-    max_context: int,
-    batch_size: int = 3,
-    settings: SchedulingSettings = DEFAULT_SCHEDULING,
-) -> tuple[dict[str, Result], dict[str, ArriveEvent]]:
+def run(requests, max_context, batch_size=3, settings=DEFAULT_SCHEDULING):
     engine = Engine(Dropping(max_context), batch_size, settings=settings, is_checked=True)
     done = drained(engine, requests)
     arrivals = {one.id: one for one in done.events if isinstance(one, ArriveEvent)}
     return {result.id: result for result in done.results}, arrivals
 
 
-def tokens_of(prompt: Any) -> tuple[list[int], list[int]]:
+def tokens_of(prompt):
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], PromptSegment):
         system = [token for one in prompt if one.type == "system" for token in one.tokens or ()]
         return system, [t for one in prompt if one.type != "system" for t in one.tokens or ()]
     return [], list(prompt)
 
 
-def converse(turns: list[Request], max_context: int) -> list[tuple[list[int], list[int], int]]:
+def converse(turns, max_context):
     """Prompt, output and number of dropped turns of each turn, decoded alone, up to a failure."""
     said: list[tuple[list[int], list[int]]] = []  # of each turn: of the system, and all others
     kept: list[int] = []  # of those that were dropped
-    found: list[tuple[list[int], list[int], int]] = []
+    found = []
 
-    def before() -> list[int]:
+    def before():
         return kept + [token for past in said for part in past for token in part]
 
     for turn in turns:
@@ -76,10 +68,10 @@ def converse(turns: list[Request], max_context: int) -> list[tuple[list[int], li
 
 
 @st.composite
-def turns_of(draw: st.DrawFn, session: str) -> list[Request]:
+def turns_of(draw, session):
     turns = []
     for number in range(draw(st.integers(1, 6))):
-        prompt: Any = draw(st.lists(st.integers(3, 300), min_size=1, max_size=8))
+        prompt = draw(st.lists(st.integers(3, 300), min_size=1, max_size=8))
         if draw(st.integers(0, 2)) == 0:
             system = draw(st.lists(st.integers(3, 300), min_size=1, max_size=4))
             prompt = [
@@ -107,12 +99,8 @@ def turns_of(draw: st.DrawFn, session: str) -> list[Request]:
     st.sampled_from([DEFAULT_SCHEDULING, PAGED]),
 )
 def test_a_session_loses_its_oldest_turns_and_nothing_else(
-    one: list[Request],
-    other: list[Request],
-    max_context: int,
-    batch_size: int,
-    settings: SchedulingSettings,
-) -> None:
+    one, other, max_context, batch_size, settings
+):
     results, arrivals = run([*one, *other], max_context, batch_size, settings)
     for turns in (one, other):
         wanted = converse(turns, max_context)
@@ -127,7 +115,7 @@ def test_a_session_loses_its_oldest_turns_and_nothing_else(
         ]
 
 
-def test_the_trace_says_what_was_dropped() -> None:
+def test_the_trace_says_what_was_dropped():
     turns = [
         Request(id=f"t{n}", session="s", prompt=[9] * 5, max_tokens=5, ignore_eos=True)
         for n in range(4)

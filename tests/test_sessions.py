@@ -1,15 +1,12 @@
 """Turns of a conversation: each waits for the one before it, and goes on from what that left."""
 
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 from reference import ENGLISH, decode_alone
 
-from batcher import Engine, Request, Result, SimulatedModel
+from batcher import Engine, Request, SimulatedModel
 from batcher.errors import InvariantError
-from batcher.events import ArriveEvent, RequestEvent
+from batcher.events import ArriveEvent
 from batcher.scheduling.scheduler import NO_CHANGES
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
@@ -17,47 +14,42 @@ ENCODE = ENGLISH.tokenizer.encode
 PAGED = SchedulingSettings(kv_blocks=60, block_size=4)
 
 
-def turn(name: str, prompt: str | list[int] = "Tell me", **fields: Any) -> Request:
+def turn(name, prompt="Tell me", **fields):
     return Request(id=name, **{"prompt": prompt, "session": "s", "max_tokens": 8, **fields})
 
 
 class Run:
     """An engine, and all it has said."""
 
-    def __init__(
-        self,
-        requests: Iterable[Request] = (),
-        batch_size: int = 3,
-        settings: SchedulingSettings = DEFAULT_SCHEDULING,
-    ) -> None:
+    def __init__(self, requests=(), batch_size=3, settings=DEFAULT_SCHEDULING):
         model = SimulatedModel(is_attentive=True)
         self.engine = Engine(model, batch_size, settings=settings, is_checked=True)
-        self.results: dict[str, Result] = {}
-        self.events: list[RequestEvent] = []
+        self.results = {}
+        self.events = []
         for request in requests:
             self.engine.add(request)
 
-    def step(self, num_steps: int = 1) -> "Run":
+    def step(self, num_steps=1):
         for _ in range(num_steps):
             outcome = self.engine.step()
             self.events += outcome.events
             self.results |= {result.id: result for result in outcome.results}
         return self
 
-    def finish(self) -> "Run":
+    def finish(self):
         while self.engine.has_work:
             assert self.engine.num_steps < 1000
             self.step()
         return self
 
-    def arrivals(self) -> dict[str, tuple[float, str]]:
+    def arrivals(self):
         told = [event for event in self.events if isinstance(event, ArriveEvent)]
         return {event.id: (event.time, event.reason) for event in told}
 
 
-def check_conversation(requests: list[Request], results: dict[str, Result]) -> None:
+def check_conversation(requests, results):
     """Each turn is what its prompt, behind all that was said before it, gives alone."""
-    history: list[int] = []
+    history = []
     for request in requests:
         own = ENCODE(request.prompt) if isinstance(request.prompt, str) else request.prompt
         prompt = [*history, *own]
@@ -87,13 +79,13 @@ CONVERSATION = [
         SchedulingSettings(policy="lpm", prefix_cache=True, long_prefill_threshold=3),
     ],
 )
-def test_a_turn_goes_on_from_all_that_was_said_before(settings: SchedulingSettings) -> None:
+def test_a_turn_goes_on_from_all_that_was_said_before(settings):
     others = [Request(id=f"o{n}", prompt=[n] * 9, max_tokens=30, ignore_eos=True) for n in (3, 4)]
     run = Run([*CONVERSATION, *others], settings=settings).finish()
     check_conversation(CONVERSATION, run.results)
 
 
-def test_a_turn_arrives_when_it_has_been_thought_about() -> None:
+def test_a_turn_arrives_when_it_has_been_thought_about():
     requests = [
         turn("a", ignore_eos=True),
         turn("b", think_time=2.5, ignore_eos=True),
@@ -113,13 +105,13 @@ def test_a_turn_arrives_when_it_has_been_thought_about() -> None:
 # -- what cannot go on -----------------------------------------------------------------------------
 
 
-def failed(run: Run) -> list[str]:
+def failed(run):
     errors = {name: result.error for name, result in run.results.items() if result.error}
     assert {error.code for error in errors.values()} <= {"session-failed"}
     return sorted(errors)
 
 
-def test_behind_a_turn_that_failed_all_fail() -> None:
+def test_behind_a_turn_that_failed_all_fail():
     settings = SchedulingSettings(kv_blocks=5, block_size=4)
     requests = [turn("a"), turn("big", [5] * 40), turn("c"), turn("d"), turn("x", session="y")]
     run = Run(requests, settings=settings).finish()
@@ -131,7 +123,7 @@ def test_behind_a_turn_that_failed_all_fail() -> None:
     assert failed(run.finish()) == ["c", "d", "e"]
 
 
-def test_aborting_a_turn_that_waits_leaves_the_one_that_runs_alone() -> None:
+def test_aborting_a_turn_that_waits_leaves_the_one_that_runs_alone():
     run = Run([turn(name, ignore_eos=True) for name in "abc"]).step(3)
     run.engine.abort("b")
     run.engine.add(turn("d"))
@@ -145,7 +137,7 @@ def test_aborting_a_turn_that_waits_leaves_the_one_that_runs_alone() -> None:
     assert failed(run) == ["c", "d", "e"]
 
 
-def test_a_session_is_remembered_and_a_failed_turn_names_no_time() -> None:
+def test_a_session_is_remembered_and_a_failed_turn_names_no_time():
     run = Run([turn("a", ignore_eos=True)]).finish()
     late = turn("b", think_time=3.0)
     run.engine.add(late)
@@ -159,7 +151,7 @@ def test_a_session_is_remembered_and_a_failed_turn_names_no_time() -> None:
     assert run.engine.wants_request
 
 
-def test_a_step_without_progress_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_progress_is_an_error(monkeypatch):
     run = Run([turn("a")])
     monkeypatch.setattr(run.engine.scheduler, "schedule", lambda *_: NO_CHANGES)
     with pytest.raises(InvariantError, match="none can run"):

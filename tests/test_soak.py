@@ -11,7 +11,7 @@ from batcher.engine.sequence import Sequence
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_requests", [1000, pytest.param(20_000, marks=pytest.mark.heavy)])
-def test_nothing_is_left_of_requests_that_have_ended(num_requests: int) -> None:
+def test_nothing_is_left_of_requests_that_have_ended(num_requests):
     soaked = soak(num_requests)
     assert soaked.kept == {}
     assert soaked.outcomes.total() == num_requests + num_requests // 50
@@ -23,7 +23,7 @@ def test_nothing_is_left_of_requests_that_have_ended(num_requests: int) -> None:
 
 
 @pytest.mark.parametrize("num_requests", [150, pytest.param(1500, marks=pytest.mark.heavy)])
-def test_no_sequence_and_no_memory_leaks(num_requests: int) -> None:
+def test_no_sequence_and_no_memory_leaks(num_requests):
     soak(num_requests)
     gc.collect()
     tracemalloc.start()

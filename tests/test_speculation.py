@@ -1,8 +1,6 @@
 """Drafts change no token: invariant 13, with all that a request can ask for, in every schedule."""
 
-from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any
 
 import engine_runs
 import numpy as np
@@ -17,8 +15,6 @@ from msgspec.structs import replace
 from reference import english_requests
 from test_scheduling_invariance import (
     Case,
-    MakeModel,
-    Outputs,
     alone,
     attentive,
     cases,
@@ -28,35 +24,33 @@ from test_scheduling_invariance import (
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
 from batcher.errors import ModelError
-from batcher.events import AcceptEvent, AdmitEvent, DraftEvent, Event, RollbackEvent, SpeculateEvent
-from batcher.models.base import Batch, ModelOutput
+from batcher.events import AcceptEvent, AdmitEvent, DraftEvent, RollbackEvent, SpeculateEvent
 from batcher.models.callables import CallableModel
 from batcher.models.simulated import SimulatedDraft
 from batcher.prompts import read_prompt
 from batcher.scheduling.clock import WallClock
 from batcher.settings import SchedulingSettings
-from batcher.speculation.proposal import Drafter, Proposal, proposal_of
+from batcher.speculation.proposal import Proposal, proposal_of
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.profiles import step_time_of
-from batcher.tokens import Tokens
 from batcher.trace.timeline import Timeline
 
 
-def plain(num_requests: int, num_prompt: int, max_tokens: int) -> list[Request]:
+def plain(num_requests, num_prompt, max_tokens):
     return [
         Request(id=str(n), prompt=[n] * num_prompt, max_tokens=max_tokens, ignore_eos=True)
         for n in range(num_requests)
     ]
 
 
-def outputs_of(case: Case) -> Outputs:
-    found: Outputs = {}
+def outputs_of(case):
+    found = {}
     for request in case.requests:
         found |= alone(SimulatedModel, request)
     return found
 
 
-def oracle(case: Case, expected: Outputs, chance: float, seed: int) -> Oracle:
+def oracle(case, expected, chance, seed):
     known = []
     for request in case.requests:
         prompt = read_prompt(request.prompt, "prompt", "", SimulatedModel()).tokens
@@ -76,19 +70,11 @@ def oracle(case: Case, expected: Outputs, chance: float, seed: int) -> Oracle:
 )
 @settings(examples(100), derandomize=True)
 def test_drafts_change_no_token(
-    case: Case,
-    draft: str | None,
-    chance: float,
-    num_tokens: int,
-    tree: str | None,
-    model: MakeModel,
-    seed: int,
-    *,
-    is_streaming: bool,
-) -> None:
+    case, draft, chance, num_tokens, tree, model, seed, *, is_streaming
+):
     """Be they of n-grams, of a model, or of who knows what follows and is wrong by a chance."""
     expected = outputs_of(case)
-    drafts: SpeculationSettings | Drafter = oracle(case, expected, chance, seed)
+    drafts = oracle(case, expected, chance, seed)
     if draft is not None:
         drafts = SpeculationSettings(draft=draft, draft_tokens=num_tokens, draft_tree=tree)
     engine = engine_of(case, model(), is_streaming=is_streaming, speculation=drafts)
@@ -96,7 +82,7 @@ def test_drafts_change_no_token(
 
 
 @pytest.mark.parametrize("min_tokens", [2, 4])
-def test_a_stop_acts_from_min_tokens_on_within_the_drafts_of_a_step(min_tokens: int) -> None:
+def test_a_stop_acts_from_min_tokens_on_within_the_drafts_of_a_step(min_tokens):
     free = Request(id="a", prompt="Once", max_tokens=30, ignore_eos=True)
     (whole,) = alone(SimulatedModel, free).values()
     words = [SimulatedModel().tokenizer.token_bytes[token].decode() for token in whole.tokens[:8]]
@@ -113,7 +99,7 @@ def test_a_stop_acts_from_min_tokens_on_within_the_drafts_of_a_step(min_tokens: 
 class Late(Oracle):
     """Proposes trees of pairs, of which the second is right, and the next pair behind it."""
 
-    def _drafts(self, slot: int, num: int) -> Proposal:
+    def _drafts(self, slot, num):
         row = self.rows[slot]
         follows = next(whole for whole in self._wholes if whole[: len(row)] == row)[len(row) :]
         pairs = [((token + 1) % 512, token) for token in follows[: num // 2]]
@@ -121,14 +107,14 @@ class Late(Oracle):
         return proposal_of(tokens, [draft // 2 * 2 for draft in range(len(tokens))])
 
 
-def late(requests: list[Request], settings: SchedulingSettings) -> Engine:
+def late(requests, settings):
     """Return an engine for requests, whose drafts are all to be moved when they are accepted."""
     case = Case(requests, 2, settings, None)
     known = oracle(case, outputs_of(case), 0.0, 0).known
     return engine_of(case, attentive(), is_streaming=False, speculation=Late(known, 0.0, 0))
 
 
-def test_what_was_accepted_is_found_in_the_blocks_of_a_row_that_ended_in_that_step() -> None:
+def test_what_was_accepted_is_found_in_the_blocks_of_a_row_that_ended_in_that_step():
     first = Request(id="a", prompt=[40] * 5, max_tokens=14, ignore_eos=True)
     ((_, whole),) = outputs_of(Case([first], 1, SchedulingSettings(), None)).items()
     follows = Request(
@@ -147,7 +133,7 @@ def test_what_was_accepted_is_found_in_the_blocks_of_a_row_that_ended_in_that_st
 
 
 @pytest.mark.parametrize("first_call", mostly_heavy([0, 3, 6], 3))
-def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved(first_call: int) -> None:
+def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved(first_call):
     first = Request(id="a", prompt=[40] * 5, max_tokens=24, ignore_eos=True)
     ((_, whole),) = outputs_of(Case([first], 1, SchedulingSettings(), None)).items()
     requests = [
@@ -165,7 +151,7 @@ def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved(first_call: int) 
         engine, calls = late(requests, settings), count()
         forward = engine._model.forward
 
-        def failing(batch: Batch, forward=forward, calls=calls, number=number) -> ModelOutput:
+        def failing(batch, forward=forward, calls=calls, number=number):
             if next(calls) == number:
                 raise ModelError("out of memory")
             return forward(batch)
@@ -177,13 +163,13 @@ def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved(first_call: int) 
     assert num_failed
 
 
-def checked(engine: Engine, requests: Sequence[Request] = ()) -> list[Event]:
+def checked(engine, requests=()):
     events = engine_runs.traced(engine, requests)
     Timeline.from_events(events).check_integrity()
     return events
 
 
-def test_the_trace_tells_the_way_through_each_tree() -> None:
+def test_the_trace_tells_the_way_through_each_tree():
     requests = [
         Request(id=str(n), prompt=[n] * 5, max_tokens=30, stop=[" the"], logprobs=n % 2 or None)
         for n in range(40, 50)
@@ -212,7 +198,7 @@ class Recomputing(SimulatedModel):
         {"max_batch_tokens": 5, "block_size": 4, "prefill_order": "prefill-first"},
     ],
 )
-def test_the_trace_tells_which_drafts_are_computed_again(limits: dict) -> None:
+def test_the_trace_tells_which_drafts_are_computed_again(limits):
     speculation = SpeculationSettings(draft="simulated:0.8")
     limited = SchedulingSettings(**limits)
     engine = Engine(Recomputing(), 3, settings=limited, speculation=speculation)
@@ -222,7 +208,7 @@ def test_the_trace_tells_which_drafts_are_computed_again(limits: dict) -> None:
     assert of_kind(events, AcceptEvent)
 
 
-def test_a_row_holds_no_block_behind_what_it_was_given() -> None:
+def test_a_row_holds_no_block_behind_what_it_was_given():
     limits = SchedulingSettings(block_size=2, prefix_cache=True)
     speculation = SpeculationSettings(draft="simulated:0.4", draft_tokens=9)
     engine = Engine(SimulatedModel(), 3, settings=limits, speculation=speculation)
@@ -238,7 +224,7 @@ def test_a_row_holds_no_block_behind_what_it_was_given() -> None:
 # -- what is drafted -------------------------------------------------------------------------------
 
 
-def drained(speculation: SpeculationSettings | Drafter, *requests: Request):
+def drained(speculation, *requests):
     """Return the results and the events of requests, and how many steps they took."""
     engine = Engine(SimulatedModel(), 4, speculation=speculation, is_checked=True)
     done = engine_runs.drained(engine, requests)
@@ -246,7 +232,7 @@ def drained(speculation: SpeculationSettings | Drafter, *requests: Request):
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.3}])
-def test_a_draft_that_is_its_target_is_always_right(fields: dict) -> None:
+def test_a_draft_that_is_its_target_is_always_right(fields):
     request = Request(prompt="Once", max_tokens=41, ignore_eos=True, **fields)
     _, events, num_steps = drained(SpeculationSettings(draft="simulated"), request)
     assert num_steps == 1 + 40 // 5
@@ -255,15 +241,15 @@ def test_a_draft_that_is_its_target_is_always_right(fields: dict) -> None:
 
 
 @pytest.mark.parametrize("draft", ["simulated:0.7", "ngram"])
-def test_a_tree_of_one_branch_is_a_line(draft: str) -> None:
+def test_a_tree_of_one_branch_is_a_line(draft):
     requests, line = plain(6, 5, 40), SpeculationSettings(draft=draft, draft_tokens=3)
     tree = SpeculationSettings(draft=draft, draft_tree="1x3")
     assert drained(line, *requests) == drained(tree, *requests)
 
 
-def test_a_request_says_how_many_drafts_it_is_given_and_no_way_through_them_is_too_long() -> None:
+def test_a_request_says_how_many_drafts_it_is_given_and_no_way_through_them_is_too_long():
     """A row of 9 tokens has at most 7 more behind the first of a step that is verified."""
-    asked: dict[str, dict[str, int]] = {
+    asked = {
         "all": {},
         "two": {"draft_tokens": 2},
         "four": {"draft_tokens": 4},
@@ -277,7 +263,7 @@ def test_a_request_says_how_many_drafts_it_is_given_and_no_way_through_them_is_t
     ]
     speculation = SpeculationSettings(draft="simulated:0", draft_tree="3x4")
     _, events, _ = drained(speculation, *requests)
-    found: dict[str, list[int]] = {}
+    found = {}
     for event in of_kind(events, DraftEvent):
         found.setdefault(event.id, []).append(event.tokens)
         assert event.parents == (0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)[: event.tokens]
@@ -292,7 +278,7 @@ def test_a_request_says_how_many_drafts_it_is_given_and_no_way_through_them_is_t
     assert [event.tokens for event in drafts if event.id == "all"] == [5, 5, 5, 4, 3, 2, 1]
 
 
-def test_branches_that_a_constraint_refuses_are_cut() -> None:
+def test_branches_that_a_constraint_refuses_are_cut():
     engine = Engine(SimulatedModel(), 1, speculation=SpeculationSettings(draft="ngram"))
     engine.add(Request(prompt="a", max_tokens=30, regex="[a-d]([ab]c|[cd]e)*x"))
     engine.step()
@@ -302,8 +288,8 @@ def test_branches_that_a_constraint_refuses_are_cut() -> None:
     assert rows.cut({0: proposal})[0] == Proposal([a, d, c, e, c], (0, 0, 1, 2, 3))
 
 
-def test_drafts_where_there_cannot_be_any_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(match: str, model: Any = None, **fields: object) -> None:
+def test_drafts_where_there_cannot_be_any_are_refused(monkeypatch):
+    def refused(match, model=None, **fields):
         with pytest.raises(BatchdecodeError, match=match):
             Engine(model or SimulatedModel(), 1, speculation=SpeculationSettings(**fields))
 
@@ -320,31 +306,31 @@ def test_drafts_where_there_cannot_be_any_are_refused(monkeypatch: pytest.Monkey
 class Failing:
     """Proposes nothing good, and fails after a while."""
 
-    def __init__(self, method: str, num_calls: int) -> None:
+    def __init__(self, method, num_calls):
         self._method, self._num_left = method, num_calls
 
-    def _call(self, method: str) -> None:
+    def _call(self, method):
         if method == self._method:
             self._num_left -= 1
             if self._num_left < 0:
                 raise MemoryError("no room for drafts")
 
-    def open(self, slot: int, tokens: Tokens) -> None:
+    def open(self, slot, tokens):
         self._call("open")
 
-    def extend(self, given: Mapping[int, Sequence[int]]) -> None:
+    def extend(self, given):
         self._call("extend")
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
+    def propose(self, num_wanted):
         self._call("propose")
         return {slot: Proposal([40, 41, 42], (0, 0, 1)) for slot in num_wanted}
 
-    def close(self, slot: int, *, has_ended: bool) -> None:
+    def close(self, slot, *, has_ended):
         self._call("close")
 
 
 @pytest.mark.parametrize("method", ["open", "extend", "propose", "close"])
-def test_a_draft_that_fails_fails_no_request(method: str) -> None:
+def test_a_draft_that_fails_fails_no_request(method):
     requests = [Request(id=str(n), prompt=[n], max_tokens=9 + n, ignore_eos=True) for n in range(9)]
     results, events, _ = drained(Failing(method, 3), *requests)
     assert {result.finish_reason for result in results} == {"length"}
@@ -353,7 +339,7 @@ def test_a_draft_that_fails_fails_no_request(method: str) -> None:
     assert told or method == "close"
 
 
-def test_a_draft_that_fails_is_told_of_rows_that_run() -> None:
+def test_a_draft_that_fails_is_told_of_rows_that_run():
     settings = SchedulingSettings(kv_blocks=12, block_size=2, prefix_cache=False)
     num_told = 0
     for num_calls in range(0, 12, 2):
@@ -368,7 +354,7 @@ def test_a_draft_that_fails_is_told_of_rows_that_run() -> None:
     "nonsense",
     [
         {99: Proposal([1])},
-        {0: Proposal(["a"])},  # type: ignore[list-item]
+        {0: Proposal(["a"])},
         {0: None},
         5,
         {0: Proposal([40, -1, 10**9])},
@@ -376,27 +362,25 @@ def test_a_draft_that_fails_is_told_of_rows_that_run() -> None:
         {0: Proposal([40, 41, 42], (0, 2, 1))},
         {0: Proposal([40, 41, 42], (0, -1, 1))},
         {0: Proposal([40, 40, 40], (0, 0, 1))},
-        {0: Proposal(np.array([40, 41]))},  # type: ignore[arg-type]
-        {0: Proposal([40.5, 41])},  # type: ignore[list-item]
-        {0: Proposal((40, 41))},  # type: ignore[arg-type]
+        {0: Proposal(np.array([40, 41]))},
+        {0: Proposal([40.5, 41])},
+        {0: Proposal((40, 41))},
         "a tree for a model that verifies none",
     ],
 )
-def test_a_drafter_that_proposes_nonsense_fails_no_request(
-    monkeypatch: pytest.MonkeyPatch, nonsense: object
-) -> None:
+def test_a_drafter_that_proposes_nonsense_fails_no_request(monkeypatch, nonsense):
     drafter = Failing("", 0)
     if isinstance(nonsense, str):
         monkeypatch.setattr(SimulatedModel, "verifies_trees", False)
     else:
-        drafter.propose = lambda _: nonsense  # type: ignore[method-assign]  # as a drafter might
+        drafter.propose = lambda _: nonsense
     results, events, _ = drained(drafter, Request(prompt="a", max_tokens=9, ignore_eos=True))
     assert [len(result.tokens) for result in results] == [9]
     told = [event.reason for event in of_kind(events, SpeculateEvent)]
     assert told == ["failure"] or not isinstance(nonsense, str)
 
 
-def test_a_model_drafts_for_an_empty_prompt_in_a_slot_that_was_used() -> None:
+def test_a_model_drafts_for_an_empty_prompt_in_a_slot_that_was_used():
     before = Request(id="long", prompt=[40] * 30, max_tokens=2, ignore_eos=True)
     empty = Request(id="empty", prompt="", max_tokens=21, ignore_eos=True)
     engine = Engine(SimulatedModel(), 1, speculation=SpeculationSettings(draft="simulated"))
@@ -405,7 +389,7 @@ def test_a_model_drafts_for_an_empty_prompt_in_a_slot_that_was_used() -> None:
     assert sum(event.tokens for event in of_kind(events, AcceptEvent)) == 16
 
 
-def test_auto_gives_no_drafts_that_are_never_right_and_learns_on_the_wall() -> None:
+def test_auto_gives_no_drafts_that_are_never_right_and_learns_on_the_wall():
     engine = Engine(
         SimulatedModel(),
         4,

@@ -1,7 +1,6 @@
 """The house has no circles: no modules import each other, however late the import stands."""
 
 import ast
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from itertools import product
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 import batcher
 from batcher.errors import InvariantError
-from batcher.lifecycle import MOVES, Move, State
+from batcher.lifecycle import MOVES, State
 
 ROOT = Path(__file__).parents[1]
 PATHS = {
@@ -20,12 +19,12 @@ PATHS = {
 }
 
 
-def imports_of(name: str) -> Iterator[str]:
+def imports_of(name):
     """Yield the modules that a module imports, in functions too; types alone do not count."""
     path = PATHS[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     tree = ast.parse(path.read_text())
-    todo: list[ast.AST] = [tree]
+    todo = [tree]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -41,7 +40,7 @@ def imports_of(name: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def test_no_modules_import_each_other() -> None:
+def test_no_modules_import_each_other():
     modules = {name for name, path in PATHS.items() if path.name != "__init__.py"}
     graph = {name: {*imports_of(name)} & modules - {name} for name in modules}
     assert sum(map(len, graph.values())) > len(graph)
@@ -52,7 +51,7 @@ def test_no_modules_import_each_other() -> None:
 
 
 @pytest.mark.parametrize(("state", "move"), list(product(State, MOVES)))
-def test_every_move_is_in_the_table_or_refused(state: State, move: Move) -> None:
+def test_every_move_is_in_the_table_or_refused(state, move):
     if state in move:
         assert move[state] is not state
     else:
@@ -60,11 +59,11 @@ def test_every_move_is_in_the_table_or_refused(state: State, move: Move) -> None
             move[state]
 
 
-def test_a_sequence_ends_once() -> None:
+def test_a_sequence_ends_once():
     assert not any(State.FINISHED in move for move in MOVES)
 
 
-def test_a_state_is_assigned_only_by_a_move_of_the_table() -> None:
+def test_a_state_is_assigned_only_by_a_move_of_the_table():
     found = 0
     texts = {path: path.read_text() for path in Path(batcher.__file__).parent.rglob("*.py")}
     for path, text in texts.items():

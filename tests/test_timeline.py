@@ -410,7 +410,7 @@ def test_a_time_that_nobody_tells_lies_between_those_that_are_told():
 # -- The worst bubble of a run, against all steps in a row there are -------------------------------
 
 
-def idle_of(timeline: Timeline) -> list[int]:
+def idle_of(timeline):
     rows = list(timeline.select_steps())
     last = max((span.start for span in timeline.spans), default=0)
     return [row.slots.count(None) for row in rows[:last]]
@@ -418,7 +418,7 @@ def idle_of(timeline: Timeline) -> list[int]:
 
 @given(workloads(), st.integers(1, 5))
 @examples(200)
-def test_it_is_the_best_of_all_steps_in_a_row(jobs: list[Job], batch: int) -> None:
+def test_it_is_the_best_of_all_steps_in_a_row(jobs, batch):
     timeline = timeline_of(jobs, batch)
     idle = idle_of(timeline)
     mean = Fraction(sum(idle), max(len(idle), 1))
@@ -434,7 +434,7 @@ def test_it_is_the_best_of_all_steps_in_a_row(jobs: list[Job], batch: int) -> No
         assert bubble.num_idle == sum(idle[slice(*steps)])
 
 
-def test_every_width_names_the_same_bubble() -> None:
+def test_every_width_names_the_same_bubble():
     jobs = [Job(f"r{n}", 20, n * 7.0 + 300 * (n > 60)) for n in range(200)]
     timeline = timeline_of(jobs, 8)
     bubble = worst_bubble(timeline)
@@ -552,7 +552,7 @@ PARENTS = (0, 0, 1, 2, 4)
 TREE = DraftEvent(1, 1.0, "a", 0, 0, 6, 5, PARENTS)
 
 
-def accepts(*drafts: int, tokens: int | None = None) -> AcceptEvent:
+def accepts(*drafts, tokens=None):
     return AcceptEvent(1, 1.0, "a", 0, 0, 6, len(drafts) if tokens is None else tokens, drafts)
 
 

@@ -8,18 +8,15 @@ from msgspec.structs import replace
 from reference import english_requests
 from scheduling_settings import scheduling_settings, sharing
 
-from batcher import Engine, Request, Result, SimulatedModel
+from batcher import Engine, SimulatedModel
 from batcher.events import FinishEvent
 from batcher.metrics.summary import RunMetrics
-from batcher.settings import SchedulingSettings
 from batcher.trace.files import encode_events, read_trace
 from batcher.trace.run import RequestFold, TraceChecks
 from batcher.trace.timeline import Timeline
 
 
-def traced(
-    requests: list[Request], batch_size: int
-) -> tuple[list[Result], list[bytes], RunMetrics]:
+def traced(requests, batch_size):
     """The results of a run, the lines of its trace, and the numbers counted while it ran."""
     engine, metrics = Engine(SimulatedModel(), batch_size), RunMetrics()
     run = engine.run_event()
@@ -31,7 +28,7 @@ def traced(
 
 @given(st.lists(english_requests(), max_size=12), st.sampled_from([1, 2, 3, 8, 64]))
 @examples(60)
-def test_schedule_and_numbers_from_the_trace(requests: list[Request], batch_size: int) -> None:
+def test_schedule_and_numbers_from_the_trace(requests, batch_size):
     results, lines, metrics = traced(requests, batch_size)
     timeline = Timeline.from_events(read_trace(lines, "trace", TraceChecks().complaint))
     timeline.check_integrity()
@@ -52,7 +49,7 @@ def test_schedule_and_numbers_from_the_trace(requests: list[Request], batch_size
 
 
 @st.composite
-def limited_runs(draw: st.DrawFn) -> tuple[list[Request], int, SchedulingSettings]:
+def limited_runs(draw):
     """Requests, some with an empty prompt, with slots and limits to decode them in."""
     num_slots = draw(st.sampled_from([1, 2, 3, 8]))
     requests = draw(st.lists(sharing(english_requests()), min_size=1, max_size=9))
@@ -66,14 +63,12 @@ def limited_runs(draw: st.DrawFn) -> tuple[list[Request], int, SchedulingSetting
 
 @given(limited_runs())
 @examples(60)
-def test_first_tokens_are_those_of_the_trace_under_limits(
-    run: tuple[list[Request], int, SchedulingSettings],
-) -> None:
+def test_first_tokens_are_those_of_the_trace_under_limits(run):
     requests, num_slots, settings = run
     engine, fold = Engine(SimulatedModel(), num_slots, settings=settings), RequestFold()
     run_event = engine.run_event()
     done = drained(engine, requests)
-    first_tokens: dict[str, int | None] = {}
+    first_tokens = {}
     checks = TraceChecks()
     for event in [run_event, *done.events, engine.end_event()]:
         assert checks.complaint(event) is None

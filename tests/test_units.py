@@ -1,7 +1,6 @@
 """Beams, negative prompts and samples: what is admitted, aborted and replayed together."""
 
 import re
-from typing import Any
 
 import pytest
 from control_requests import control_requests
@@ -12,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import english_requests
 
-from batcher import Request, Result, SimulatedModel
+from batcher import SimulatedModel
 from batcher.engine import Engine
 from batcher.events import AdmitEvent, DropEvent, FinishEvent, ForkEvent
 from batcher.request import CONSTRAINT_FIELDS
 
 
-def test_a_negative_prompt_has_a_slot_of_its_own_beside_its_sample() -> None:
+def test_a_negative_prompt_has_a_slot_of_its_own_beside_its_sample():
     done = run([fields(cfg_scale=1.5, negative_prompt="No", temperature=1.0, n=2)], 3)
     admits = of_kind(done.events, AdmitEvent)
     assert [(admit.slot, admit.index, admit.role) for admit in admits] == [
@@ -32,14 +31,14 @@ def test_a_negative_prompt_has_a_slot_of_its_own_beside_its_sample() -> None:
     assert [result.index for result in done.results] == [0, 1]
 
 
-def test_a_scale_of_one_without_a_partner_and_of_zero_are_the_two_ends() -> None:
+def test_a_scale_of_one_without_a_partner_and_of_zero_are_the_two_ends():
     """At 0 the negative prompt alone speaks: its tokens are those of that prompt by itself."""
     [only_negative] = run([fields(cfg_scale=0.0, negative_prompt="The fox")]).results
     [by_itself] = run([fields(prompt="The fox")]).results
     assert only_negative.tokens == by_itself.tokens
 
 
-def test_beams_fork_from_the_first_and_their_events_name_parents() -> None:
+def test_beams_fork_from_the_first_and_their_events_name_parents():
     done = run([fields(num_beams=3, n=2)], 4)
     forks = of_kind(done.events, ForkEvent)
     assert [(fork.step, fork.slot, fork.parent) for fork in forks[:2]] == [(0, 1, 0), (0, 2, 0)]
@@ -53,7 +52,7 @@ def test_beams_fork_from_the_first_and_their_events_name_parents() -> None:
     assert reasons == [(0, first.finish_reason), (1, second.finish_reason), (2, "unused")]
 
 
-def test_beams_end_where_only_the_end_is_left_and_when_aborted_with_what_they_have() -> None:
+def test_beams_end_where_only_the_end_is_left_and_when_aborted_with_what_they_have():
     results = run([fields(regex="[0-9]{3}", num_beams=2, n=2, min_tokens=6)]).results
     ends = {(result.finish_reason, result.constraint, len(result.tokens)) for result in results}
     assert ends == {("stop", "complete", 4)}
@@ -77,9 +76,7 @@ def test_beams_end_where_only_the_end_is_left_and_when_aborted_with_what_they_ha
         ({"temperature": 1.0, "best_of": 3}, [(0, "sample"), (1, "sample"), (2, "sample")]),
     ],
 )
-def test_what_is_aborted_before_it_has_a_slot_gives_what_was_asked_for(
-    more: dict[str, Any], ends: list[tuple[int, str]]
-) -> None:
+def test_what_is_aborted_before_it_has_a_slot_gives_what_was_asked_for(more, ends):
     request = fields(**more)
     engine = Engine(SimulatedModel(), 4)
     engine.add(request)
@@ -93,7 +90,7 @@ def test_what_is_aborted_before_it_has_a_slot_gives_what_was_asked_for(
     assert not engine.has_work
 
 
-def test_samples_that_are_whole_are_better_than_those_that_were_aborted() -> None:
+def test_samples_that_are_whole_are_better_than_those_that_were_aborted():
     """The second sample has a token still when the first two have all eight of theirs."""
     engine = Engine(SimulatedModel(), 2)
     engine.add(fields(temperature=1.0, n=1, best_of=3, ignore_eos=True))
@@ -111,7 +108,7 @@ def test_samples_that_are_whole_are_better_than_those_that_were_aborted() -> Non
     ]
 
 
-def test_what_is_aborted_ended_in_the_step_before_or_has_not_arrived() -> None:
+def test_what_is_aborted_ended_in_the_step_before_or_has_not_arrived():
     engine = Engine(SimulatedModel(), 4)
     engine.add(fields(temperature=1.0, best_of=2, ignore_eos=True))
     engine.step()
@@ -128,7 +125,7 @@ def test_what_is_aborted_ended_in_the_step_before_or_has_not_arrived() -> None:
 
 
 @pytest.mark.parametrize("first", mostly_heavy(range(4), 0))
-def test_a_beam_that_forks_takes_along_how_far_a_stop_has_come(first: int) -> None:
+def test_a_beam_that_forks_takes_along_how_far_a_stop_has_come(first):
     token_bytes = SimulatedModel().tokenizer.token_bytes
     [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
     for start in range(first, len(free.text) - 5, 4):
@@ -140,7 +137,7 @@ def test_a_beam_that_forks_takes_along_how_far_a_stop_has_come(first: int) -> No
 
 
 @pytest.mark.parametrize("min_tokens", mostly_heavy([2, 4, 7], 4))
-def test_each_beam_may_stop_from_min_tokens_on(min_tokens: int) -> None:
+def test_each_beam_may_stop_from_min_tokens_on(min_tokens):
     [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
     seen = set()
     for stop in sorted(set(free.tokens)):
@@ -156,7 +153,7 @@ def test_each_beam_may_stop_from_min_tokens_on(min_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [3, 30])
-def test_of_every_beam_it_is_told_whether_it_keeps_its_constraint(max_tokens: int) -> None:
+def test_of_every_beam_it_is_told_whether_it_keeps_its_constraint(max_tokens):
     done = run([fields(num_beams=3, n=3, regex="(ab|cd)+e", max_tokens=max_tokens)])
     assert of_kind(done.events, ForkEvent)
     for result in done.results:
@@ -164,7 +161,7 @@ def test_of_every_beam_it_is_told_whether_it_keeps_its_constraint(max_tokens: in
         assert result.constraint == ("complete" if is_whole else "incomplete")
 
 
-def test_penalties_count_the_tokens_of_each_beam() -> None:
+def test_penalties_count_the_tokens_of_each_beam():
     """Of six tokens that are about as likely, the one that is new costs least."""
     allowed = [48, 49, 50, 51, 52, 53]
     beams = fields(num_beams=3, max_tokens=6, allowed_token_ids=allowed, frequency_penalty=2.0)
@@ -172,7 +169,7 @@ def test_penalties_count_the_tokens_of_each_beam() -> None:
     assert sorted(best.tokens) == allowed
 
 
-def is_replayed(request: Request) -> bool:
+def is_replayed(request):
     constraints = [getattr(request, field) for field in CONSTRAINT_FIELDS]
     is_forced = request.heal or any(constraint is not None for constraint in constraints)
     return not (is_forced or request.num_beams > 1 or request.best_of is not None)
@@ -184,15 +181,13 @@ def is_replayed(request: Request) -> bool:
     st.data(),
 )
 @examples(60)
-def test_known_samples_replay_the_schedule_whatever_is_beside_them(
-    requests: list[Request], num_slots: int, data: st.DataObject
-) -> None:
+def test_known_samples_replay_the_schedule_whatever_is_beside_them(requests, num_slots, data):
     requests = [
         replace(request, id=f"r{place}")
         for place, request in enumerate(filter(is_replayed, requests))
     ]
     done = run(requests, num_slots)
-    known: dict[str, dict[int, Result]] = {request.id or "": {} for request in requests}
+    known = {request.id or "": {} for request in requests}
     for result in done.results:
         if data.draw(st.booleans(), label="finished before"):
             known[result.id][result.index] = result

@@ -35,19 +35,19 @@ STILL_IN_PAGES = 314
 
 
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.name)
-def test_these_say_it_plainly(path: Path) -> None:
+def test_these_say_it_plainly(path):
     assert [found[0] for found in ANY_STIFF.finditer(path.read_text())] == []
 
 
-def test_the_others_say_it_more_plainly_with_every_change() -> None:
+def test_the_others_say_it_more_plainly_with_every_change():
     in_code = [found[0] for path in CODE for found in ANY_STIFF.finditer(path.read_text())]
     in_pages = [found[0] for path in PAGES for found in ANY_STIFF.finditer(path.read_text())]
     assert len(in_code) <= STILL_IN_CODE, STIFF
     assert len(in_pages) <= STILL_IN_PAGES, STIFF
 
 
-def test_no_two_classes_have_one_name() -> None:
-    files: dict[str, list[str]] = {}
+def test_no_two_classes_have_one_name():
+    files = {}
     for path in CODE:
         for name in re.findall(r"(?m)^class ([A-Z]\w*)", path.read_text()):
             files.setdefault(name, []).append(str(path.relative_to(ROOT)))

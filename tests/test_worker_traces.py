@@ -38,7 +38,7 @@ encode = msgspec.json.encode
 SEEDS = st.integers(0, 2**32)
 
 
-def requests_of(drawn: list[Request]) -> list[Request]:
+def requests_of(drawn):
     return [replace(request, id=f"r{number}") for number, request in enumerate(drawn)]
 
 

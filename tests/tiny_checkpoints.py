@@ -1,7 +1,6 @@
 """Checkpoints of a few thousand random numbers, as transformers and llama.cpp write them."""
 
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -108,7 +107,7 @@ def random_weights(config):
     return read
 
 
-def write_folder(folder: Path, fields=None, tensors=None, num_shards=1):
+def write_folder(folder, fields=None, tensors=None, num_shards=1):
     """Write a checkpoint as transformers does; return its folder."""
     fields = config_json() if fields is None else fields
     tensors = random_tensors(fields) if tensors is None else tensors
@@ -130,7 +129,7 @@ def write_folder(folder: Path, fields=None, tensors=None, num_shards=1):
     return folder
 
 
-def write_named(folder: Path, fields):
+def write_named(folder, fields):
     read = random_weights(config_from_json(fields))
     tensors = {name: read(name) for name, _ in tensor_shapes(config_from_json(fields))}
     return write_folder(folder, fields, tensors)
@@ -149,7 +148,7 @@ TINY = Vocabulary(TOKENS, TOKEN_TYPES, MERGES)
 
 
 def write_gguf(
-    path: Path,
+    path,
     architecture="llama",
     kind="F32",
     tensors=None,

@@ -1,13 +1,11 @@
 """Runs of several workers for tests: engines with a share of the requests each, and their trace."""
 
-from collections.abc import Sequence
-from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine_runs import traced
 from msgspec.structs import replace
 
-from batcher import Request, SimulatedModel
+from batcher import SimulatedModel
 from batcher.engine import Engine
 from batcher.events import Event, RunEvent
 from batcher.settings import SchedulingSettings
@@ -17,7 +15,7 @@ from batcher.trace.run import event_of_worker
 
 BATCH = 3
 TIMED = {"step_time": step_time_of("h100_llama3.1-8b_tp1")}
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "plain": {},
     "few blocks": {"settings": SchedulingSettings(kv_blocks=30, block_size=4, max_batch_tokens=16)},
     "timed": TIMED,
@@ -32,9 +30,7 @@ class WorkerRun(NamedTuple):
     events: list[Event]
 
 
-def worker_runs(
-    requests: Sequence[Request], num_workers: int, batch_size: int, draw: Random, **settings: Any
-) -> list[WorkerRun]:
+def worker_runs(requests, num_workers, batch_size, draw, **settings):
     """Decode `requests`, each in a worker drawn at random, with `settings` of the engines."""
     engines = [Engine(SimulatedModel(), batch_size, **settings) for _ in range(num_workers)]
     for request in requests:
@@ -42,12 +38,12 @@ def worker_runs(
     return [WorkerRun(engine, traced(engine)) for engine in engines]
 
 
-def interleaved(runs: Sequence[Sequence[Event]], batch_size: int, draw: Random) -> list[Event]:
+def interleaved(runs, batch_size, draw):
     """Return the events of workers as one trace: those of each in order, the rest at random."""
     (run, *_), *_ = runs
     assert isinstance(run, RunEvent)
     left = [(worker, iter(events[1:])) for worker, events in enumerate(runs)]
-    told: list[Event] = [replace(run, workers=len(runs))]
+    told = [replace(run, workers=len(runs))]
     while left:
         worker, events = at = draw.choice(left)
         for _ in range(draw.randint(1, 5)):

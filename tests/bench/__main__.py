@@ -15,9 +15,7 @@ import tempfile
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).parents[2]))  # cli/, which is installed as batchdecode
@@ -44,7 +42,7 @@ class Usage(NamedTuple):
     peak: float  # MB, the largest resident set
 
 
-def child(command: list[str], *, stdin: int | None = None, stderr: int | None = None) -> Usage:
+def child(command, *, stdin=None, stderr=None):
     """Run `command` to its end and return what it took; its output is thrown away."""
     pid = os.fork()
     if pid == 0:
@@ -59,12 +57,12 @@ def child(command: list[str], *, stdin: int | None = None, stderr: int | None = 
     return Usage(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def median_ratio(one: Callable[[], float], other: Callable[[], float], times: int = 5) -> float:
+def median_ratio(one, other, times=5):
     one(), other()
     return statistics.median(one() / other() for _ in range(times))
 
 
-def extra_cost(one: Callable[[], float], other: Callable[[], float], times: int = 11) -> float:
+def extra_cost(one, other, times=11):
     """Return by which share one() takes longer than other(), from the least of each in turn.
 
     Noise only ever adds, and the least has the least of it: the difference is only a few per cent.
@@ -74,17 +72,17 @@ def extra_cost(one: Callable[[], float], other: Callable[[], float], times: int 
     return min(ones) / min(others) - 1
 
 
-def cpu_seconds(work: Callable[[], object]) -> float:
+def cpu_seconds(work):
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
-def engine_rate(requests: list[Request], batch_size: int) -> float:
+def engine_rate(requests, batch_size):
     """Return generated tokens per CPU-second of the engine with the simulated model."""
     engine = Engine(SimulatedModel(), batch_size)
 
-    def run() -> None:
+    def run():
         for request in requests:
             engine.add(request)
         while engine.has_work:
@@ -94,13 +92,13 @@ def engine_rate(requests: list[Request], batch_size: int) -> float:
     return engine.num_tokens / seconds
 
 
-def bare_rate(rows: list[dict], batch_size: int) -> float:
-    outputs: dict = {}
+def bare_rate(rows, batch_size):
+    outputs = {}
     seconds = cpu_seconds(lambda: outputs.update(bare.decode(rows, batch_size)))
     return sum(len(tokens) for tokens, _ in outputs.values()) / seconds
 
 
-def engine(folder: Path) -> Iterator[Row]:
+def engine(folder):
     """Measure the engine alone against the bare loop."""
     rows = list(workload.rows(4000))
     requests = [Request(**row) for row in rows]
@@ -116,11 +114,11 @@ def engine(folder: Path) -> Iterator[Row]:
     yield Row(what, f"{len(files)}, {len(functions)}", "<= 22, 80")
 
 
-def functions_met() -> set[tuple[str, str]]:
+def functions_met():
     """Return the functions of the project, each with its file, that one plain request calls."""
     engine, found = Engine(SimulatedModel(), 4), set()
 
-    def note(frame: FrameType, *_: object) -> None:
+    def note(frame, *_):
         name = frame.f_code.co_filename
         if "batcher" in Path(name).parts:
             found.add((name, frame.f_code.co_qualname))
@@ -135,7 +133,7 @@ def functions_met() -> set[tuple[str, str]]:
     return found
 
 
-def command(folder: Path) -> Iterator[Row]:
+def command(folder):
     """Measure `run` against the bare script, and what the trace and the live view cost."""
     source, target, trace = folder / "in.jsonl", folder / "out.jsonl", folder / "trace.jsonl"
     workload.write(source, 20_000)
@@ -157,17 +155,17 @@ def command(folder: Path) -> Iterator[Row]:
     yield Row("cost of the live view, 120x40", f"{cost:+.1%}", "<= 5 %")
 
 
-def clean(target: Path, argv: list[str], *, on_terminal: bool = False) -> Callable[[], float]:
+def clean(target, argv, *, on_terminal=False):
     """Return a function that removes `target`, runs `argv` and returns its CPU seconds."""
 
-    def measure() -> float:
+    def measure():
         target.unlink(missing_ok=True)
         return (on_pty(argv) if on_terminal else child(argv)).cpu
 
     return measure
 
 
-def on_pty(argv: list[str]) -> Usage:
+def on_pty(argv):
     """Run `argv` with a terminal of 120 columns and 40 lines as its stderr."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
@@ -182,7 +180,7 @@ def on_pty(argv: list[str]) -> Usage:
     return usage
 
 
-def drain(descriptor: int) -> None:
+def drain(descriptor):
     try:
         while os.read(descriptor, 65536):
             pass
@@ -190,7 +188,7 @@ def drain(descriptor: int) -> None:
         pass  # how Linux reports that the other end of a terminal is closed
 
 
-def million(folder: Path) -> Iterator[Row]:
+def million(folder):
     """Measure a pipe of a thousand, a hundred thousand and a million requests."""
     small = statistics.median(through_a_pipe(1_000).cpu - through_a_pipe(1).cpu for _ in range(9))
     start = statistics.median(through_a_pipe(1).cpu for _ in range(5))
@@ -208,11 +206,11 @@ def million(folder: Path) -> Iterator[Row]:
     yield Row(name, f"{large.peak / middle.peak:.2f}x", "<= 1.2x")
 
 
-def through_a_pipe(count: int) -> Usage:
+def through_a_pipe(count):
     """Pipe `count` requests into `run`."""
     reader, writer = os.pipe()
 
-    def feed() -> None:
+    def feed():
         with os.fdopen(writer, "w", buffering=1 << 16) as pipe:
             block = [json.dumps(row)[len('{"id": "req-0000000"') :] for row in workload.rows(1000)]
             for number in range(count):
@@ -230,7 +228,7 @@ def through_a_pipe(count: int) -> Usage:
     return usage
 
 
-def startup(folder: Path) -> Iterator[Row]:
+def startup(folder):
     """Measure what the shortest commands take beside numpy: the least and the median of twenty."""
     source = folder / "three.jsonl"
     workload.write(source, 3)
@@ -268,7 +266,7 @@ BENCHMARKS = {
 }
 
 
-def main(names: list[str]) -> None:
+def main(names):
     """Print the table of the benchmarks named, or of all."""
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:

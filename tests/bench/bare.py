@@ -8,17 +8,16 @@ import json
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 MULTIPLIER = 0x5851F42D4C957F2D
 MASK = 2**64 - 1
 SEED = 0x1234567
 
 
-def decode(rows: list[dict[str, Any]], num_slots: int) -> dict[str, tuple[list[int], str]]:
+def decode(rows, num_slots):
     """Return the tokens and the finish reason of every row."""
     waiting, outputs = deque(rows), {}
-    slots: list[list[Any] | None] = [None] * num_slots
+    slots = [None] * num_slots
     while True:
         for slot in range(num_slots):
             if slots[slot] is None and waiting:
@@ -42,7 +41,7 @@ def decode(rows: list[dict[str, Any]], num_slots: int) -> dict[str, tuple[list[i
                 outputs[held[0]], slots[slot] = (held[2], "length"), None
 
 
-def main(source: str, target: str, num_slots: str) -> None:
+def main(source, target, num_slots):
     """Decode a file of requests into a file of results."""
     with Path(source).open() as lines:
         rows = [json.loads(line) for line in lines]

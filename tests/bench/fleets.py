@@ -2,8 +2,6 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import bare
 import workload
@@ -22,7 +20,7 @@ MANY_REPLICAS = 170
 NUM_REQUESTS = 3_000_000  # of the whole of which a hundredth is measured
 
 
-def fleets(_: Path) -> Iterator[Row]:
+def fleets(_):
     """Measure what is simulated of fleets for each CPU-second."""
     look_seldom()  # as the command does
     for router in ("round-robin", "least-loaded"):
@@ -36,7 +34,7 @@ def fleets(_: Path) -> Iterator[Row]:
     yield Row(f"{name}: {each * 1e6:.0f} µs each", f"{whole:.0f} s for all", "<= 300 s")
 
 
-def _against_bare(seconds_of: Callable[[], tuple[int, float]]) -> tuple[float, float]:
+def _against_bare(seconds_of):
     """Return the median ratio of tokens a CPU-second to those of the bare loop, and requests/s."""
     ratios, rates = [], []
     rows = list(workload.rows(2000))
@@ -50,9 +48,7 @@ def _against_bare(seconds_of: Callable[[], tuple[int, float]]) -> tuple[float, f
     return statistics.median(ratios), statistics.median(rates)
 
 
-def _fleet_seconds(
-    router: str, num_replicas: int = NUM_REPLICAS, seconds: int = 10
-) -> tuple[int, float]:
+def _fleet_seconds(router, num_replicas=NUM_REPLICAS, seconds=10):
     """Return how many requests a fleet served in so long, and how long that took to simulate."""
     scheduling = SchedulingSettings(kv_blocks=26673, prefix_cache=False, max_batch_tokens=8192)
     deployment = Deployment(

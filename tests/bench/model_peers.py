@@ -4,13 +4,10 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
-from typing import Any
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
@@ -26,12 +23,12 @@ CONTEXT = 256  # tokens of a stream
 GOALS = {16: ">= 1.0x", 64: ">= 2x"}  # against llama.cpp
 
 
-def prompts(count: int) -> list[list[int]]:
+def prompts(count):
     draw = random.Random(0)
     return [[draw.randrange(3, VOCABULARY) for _ in range(NUM_PROMPT)] for _ in range(count)]
 
 
-def rate(model: TransformerModel, count: int) -> float:
+def rate(model, count):
     """Return how many tokens a second we generate for so many prompts at once, all in all."""
     engine = Engine(model.twin(), count)
     began = time.perf_counter()
@@ -42,7 +39,7 @@ def rate(model: TransformerModel, count: int) -> float:
     return count * NUM_NEW / (time.perf_counter() - began)
 
 
-def in_transformers(path: Path) -> Any:
+def in_transformers(path):
     """Return the model as transformers reads it."""
     import torch  # noqa: PLC0415 - optional
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - optional
@@ -54,7 +51,7 @@ def in_transformers(path: Path) -> Any:
     return model.eval().requires_grad_(requires_grad=False)
 
 
-def transformers_rate(model: Any, count: int) -> float:
+def transformers_rate(model, count):
     """Return the same of transformers' continuous batching."""
     from transformers import GenerationConfig  # noqa: PLC0415 - optional
 
@@ -62,7 +59,7 @@ def transformers_rate(model: Any, count: int) -> float:
         max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
 
-    def seconds() -> float:
+    def seconds():
         began = time.perf_counter()
         model.generate_batch(inputs=prompts(count), generation_config=config, progress_bar=False)
         return time.perf_counter() - began
@@ -70,7 +67,7 @@ def transformers_rate(model: Any, count: int) -> float:
     return count * NUM_NEW / min(seconds() for _ in range(2))
 
 
-def hf(path: Path) -> Iterator[Row]:
+def hf(path):
     """Yield what the model of transformers comes to in our batch, and in that of its own.
 
     Both have the same weights and are measured in turn.
@@ -92,7 +89,7 @@ def hf(path: Path) -> Iterator[Row]:
 class LlamaServer:
     """llama.cpp's server in this process."""
 
-    def __init__(self, path: Path, num_streams: int) -> None:
+    def __init__(self, path, num_streams):
         import xllamacpp  # noqa: PLC0415 - optional
 
         params = xllamacpp.CommonParams()
@@ -102,8 +99,8 @@ class LlamaServer:
         params.cpuparams.n_threads = os.cpu_count() or 1
         self._server = xllamacpp.Server(params)
 
-    def _complete(self, prompt: list[int]) -> int:
-        asked: dict[str, Any] = {"prompt": prompt, "n_predict": NUM_NEW, "temperature": 0}
+    def _complete(self, prompt):
+        asked = {"prompt": prompt, "n_predict": NUM_NEW, "temperature": 0}
         asked |= {"ignore_eos": True, "cache_prompt": False}
         body = json.dumps(asked).encode()
         url = f"{self._server.listening_address}/completion"
@@ -111,14 +108,14 @@ class LlamaServer:
         with urlopen(asking) as answer:  # noqa: S310 - as above
             return json.load(answer)["tokens_predicted"]
 
-    def rate(self, count: int) -> float:
+    def rate(self, count):
         with ThreadPoolExecutor(count) as pool:
             began = time.perf_counter()
             num_tokens = sum(pool.map(self._complete, prompts(count)))
             return num_tokens / (time.perf_counter() - began)
 
 
-def peers(models: dict[str, TransformerModel], path: Path) -> Iterator[Row]:
+def peers(models, path):
     """Yield the rows of the other engines that are installed."""
     if find_spec("torch") and find_spec("transformers"):
         theirs = transformers_rate(in_transformers(path), 16)

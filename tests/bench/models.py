@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,7 @@ from model_peers import peers
 from report import Row
 
 from batcher import BatchdecodeError, Engine, Request
-from batcher.models.base import Batch, ModelOutput
 from batcher.models.checkpoints import load_transformer, smollm2_file
-from batcher.models.transformer import TransformerModel
 from batcher.settings import SchedulingSettings
 from batcher.transformer.config import TransformerSettings
 
@@ -35,11 +32,11 @@ NUM_PROMPTS, NUM_SYSTEM, NUM_OWN = 64, 512, 16  # prompts, and tokens: of all, a
 CACHE = SchedulingSettings(block_size=16, prefix_cache=True, max_batch_tokens=2048)
 
 
-def weights() -> list[np.ndarray]:
+def weights():
     return [np.ones(shape, np.float32) for shape in [*LAYER * NUM_LAYERS, HEAD]]
 
 
-def seconds_of_products(matrices: list[np.ndarray], num_rows: int) -> float:
+def seconds_of_products(matrices, num_rows):
     rows = {width: np.ones((num_rows, width), np.float32) for width in (576, 1536)}
     began = time.perf_counter()
     for matrix in matrices:
@@ -50,13 +47,13 @@ def seconds_of_products(matrices: list[np.ndarray], num_rows: int) -> float:
 class Watched:
     """Notes how long each step of a model takes, and how many tokens of prompts they have."""
 
-    def __init__(self, model: TransformerModel) -> None:
-        self.seconds: list[float] = []
+    def __init__(self, model):
+        self.seconds = []
         self.num_prompt_tokens = 0
         self._forward = model.forward
         model.forward = self._watch
 
-    def _watch(self, batch: Batch) -> ModelOutput:
+    def _watch(self, batch):
         self.num_prompt_tokens += sum(len(chunk.token_ids) for chunk in batch.chunks)
         began = time.perf_counter()
         output = self._forward(batch)
@@ -67,7 +64,7 @@ class Watched:
 class Decoding:
     """An engine whose every slot decodes."""
 
-    def __init__(self, model: TransformerModel, num_rows: int) -> None:
+    def __init__(self, model, num_rows):
         draw = random.Random(0)
         self.watched = Watched(model)
         self._engine = Engine(model, num_rows)
@@ -77,23 +74,23 @@ class Decoding:
         self.step()
         self.step()
 
-    def step(self) -> float:
+    def step(self):
         began = time.perf_counter()
         self._engine.step()
         return time.perf_counter() - began
 
 
-def decoding(loaded: dict[str, TransformerModel], num_rows: int) -> Iterator[Row]:
+def decoding(loaded, num_rows):
     """Yield how fast steps of full batches are, against their products and each other."""
     matrices = weights()
     engines = {kind: Decoding(model.twin(), num_rows) for kind, model in loaded.items()}
-    seconds: dict[str, list[float]] = {"products": []} | {kind: [] for kind in engines}
+    seconds = {"products": []} | {kind: [] for kind in engines}
     for _ in range(NUM_STEPS):
         seconds["products"].append(seconds_of_products(matrices, num_rows))
         for kind, engine in engines.items():
             seconds[kind].append(engine.step())
 
-    def speed(kind: str, other: str) -> str:
+    def speed(kind, other):
         pairs = zip(seconds[other], seconds[kind], strict=True)
         return f"{statistics.median(one / own for one, own in pairs):.2f}x"
 
@@ -112,7 +109,7 @@ def decoding(loaded: dict[str, TransformerModel], num_rows: int) -> Iterator[Row
         yield Row(f"the engine's own share of a step, B={num_rows}", f"{share:.1%}", "<= 2 %")
 
 
-def prefix_cache(model: TransformerModel) -> Iterator[Row]:
+def prefix_cache(model):
     """Yield what a prefix cache saves of prompts that begin alike, and until their first tokens."""
     draw = random.Random(0)
     drawn = [draw.randrange(3, HEAD[0]) for _ in range(NUM_SYSTEM + NUM_PROMPTS * NUM_OWN)]
@@ -138,7 +135,7 @@ def prefix_cache(model: TransformerModel) -> Iterator[Row]:
     yield Row(f"the same: time to first token {times}", faster, ">= 5x")
 
 
-def loading(folder: Path) -> Iterator[Row]:
+def loading(folder):
     """Yield how long a command takes that loads SmolLM2 and generates one token."""
     source, target = folder / "one.jsonl", folder / "one.results.jsonl"
     source.write_text('{"prompt": "Once upon a time", "max_tokens": 1}\n')
@@ -153,7 +150,7 @@ def loading(folder: Path) -> Iterator[Row]:
     yield Row(name, f"{min(seconds):.1f} s", "<= 5 s")
 
 
-def models(folder: Path) -> Iterator[Row]:
+def models(folder):
     """Yield all rows of SmolLM2; of other engines, if they are installed."""
     try:
         path = smollm2_file()

@@ -2,8 +2,6 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import bare
@@ -25,7 +23,7 @@ class Timed(NamedTuple):
     num_preemptions: int
 
 
-def paging(folder: Path) -> Iterator[Row]:
+def paging(folder):
     """Measure the engine with blocks of 16 tokens against the bare loop, and with too few."""
     rows = list(workload.rows(4000))
     requests = [Request(**row) for row in rows]
@@ -43,22 +41,22 @@ def paging(folder: Path) -> Iterator[Row]:
         yield Row(name, f"{share:.2f}x", ">= 0.8x")
 
 
-def in_turn(*runs: Callable[[], Timed]) -> list[list[Timed]]:
+def in_turn(*runs):
     laps = [[run() for run in runs] for _ in range(TIMES + 1)]
     return [list(column) for column in zip(*laps[1:], strict=True)]
 
 
-def ratio_of(one: Timed, other: Timed) -> float:
+def ratio_of(one, other):
     return one.seconds / other.seconds
 
 
-def timed(work: Callable[[], object]) -> Timed:
+def timed(work):
     began = time.process_time()
     work()
     return Timed(time.process_time() - began, 0)
 
 
-def paged(requests: list[Request], batch_size: int, blocks_per_slot: int) -> Timed:
+def paged(requests, batch_size, blocks_per_slot):
     """Return what the engine takes with so many blocks."""
     settings = SchedulingSettings(kv_blocks=batch_size * blocks_per_slot)
     engine = Engine(SimulatedModel(), batch_size, settings=settings)

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +15,7 @@ LOAD_SECONDS = 60
 
 
 @contextmanager
-def server(*arguments: str) -> Iterator[str]:
+def server(*arguments):
     """Start `batchdecode serve` and give its address."""
     command = [TOOL, "serve", "--port", "0", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -30,7 +29,7 @@ def server(*arguments: str) -> Iterator[str]:
             process.terminate()
 
 
-def serving(folder: Path) -> Iterator[Row]:
+def serving(folder):
     """Ask for eight tokens as fast as answers come, on 64 connections."""
     if shutil.which("wrk") is None:
         yield Row("serve: wrk is not installed", "not run", "")

@@ -5,7 +5,6 @@ The recorded data are not part of the project: BATCHDECODE_DATA names the folder
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import bare
@@ -16,8 +15,8 @@ from report import Row
 from batcher import Request, SimulatedModel
 from batcher.planning.replay import read_request_log, replay
 from batcher.planning.simulator import ReplicaSettings, simulate
-from batcher.planning.workload import Workload, workload_of
-from batcher.planning.workload_traces import TraceEntryChecks, WorkloadEntry, trace_entries
+from batcher.planning.workload import workload_of
+from batcher.planning.workload_traces import TraceEntryChecks, trace_entries
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
 
@@ -36,7 +35,7 @@ TARGETS = {
 }
 
 
-def simulation(folder: Path) -> Iterator[Row]:
+def simulation(folder):
     """Measure the simulation on recorded data."""
     data = os.environ.get("BATCHDECODE_DATA")
     if data is None:
@@ -48,16 +47,16 @@ def simulation(folder: Path) -> Iterator[Row]:
     yield from replay_errors(data)
 
 
-def workload_of_trace(entries: Iterator[WorkloadEntry]) -> Workload:
+def workload_of_trace(entries):
     requests = [convert(to_builtins(entry), Request) for entry in entries]
     return workload_of(requests, SimulatedModel())
 
 
-def numbered(data: str, name: str) -> list[tuple[int, bytes]]:
+def numbered(data, name):
     return list(enumerate(Path(data, name).read_bytes().splitlines(), 1))
 
 
-def rates(trace: Workload) -> Iterator[Row]:
+def rates(trace):
     """Measure output tokens per CPU-second over a whole trace."""
     kv, cache = f"{KV_BLOCKS:,} KV blocks", "prefix cache"
     for how, settings, target in (
@@ -74,7 +73,7 @@ def rates(trace: Workload) -> Iterator[Row]:
         )
 
 
-def best_rate(trace: Workload, settings: SchedulingSettings) -> float:
+def best_rate(trace, settings):
     """Return the output tokens per CPU-second of the fastest of three runs."""
     engine = ReplicaSettings(
         num_slots=NUM_SLOTS, scheduling=settings, step_time=step_time_of(PROFILE)
@@ -87,7 +86,7 @@ def best_rate(trace: Workload, settings: SchedulingSettings) -> float:
     return trace.num_output_tokens / least
 
 
-def bare_rate() -> float:
+def bare_rate():
     """Return the same of the bare loop, which tells how fast the machine is just now."""
     rows = list(workload.rows(2000))
     began = time.process_time()
@@ -95,7 +94,7 @@ def bare_rate() -> float:
     return num_tokens / (time.process_time() - began)
 
 
-def replay_errors(data: str) -> Iterator[Row]:
+def replay_errors(data):
     """Measure how far off the simulation of a real run is."""
     log = read_request_log(numbered(data, LOG), LOG)
     engine = ReplicaSettings(

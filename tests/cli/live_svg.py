@@ -42,13 +42,13 @@ FONT_FACE = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 class Nobody:
     """A person before the terminal, who presses nothing."""
 
-    def pressed(self) -> list[str]:
+    def pressed(self):
         return []
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds):
         return False
 
-    def release(self) -> None:
+    def release(self):
         pass
 
 
@@ -57,12 +57,12 @@ class LastFrame(ScreenLive):
 
     lines: list[Line]
 
-    def show(self, lines: list[Line], above: bytes = b"") -> OSError | None:
+    def show(self, lines, above=b""):
         self.lines = lines
         return super().show(lines, above)
 
 
-def frame() -> list[Line]:
+def frame():
     """What the view shows after so many seconds of the engine's clock."""
     requests, screen = (
         open_input(OPTIONS.input, nullcontext),
@@ -85,7 +85,7 @@ def frame() -> list[Line]:
     raise AssertionError("the run is shorter than that")
 
 
-def picture() -> str:
+def picture():
     """The SVG of that."""
     console = Console(
         record=True, file=io.StringIO(), width=COLUMNS, theme=THEME, force_terminal=True

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import urllib.parse
 from contextlib import closing
-from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -34,7 +33,7 @@ if PROMETHEUS is None:
 class Server:
     """A Prometheus that scrapes one target, and what it has found there."""
 
-    def __init__(self, folder: Path, target: str):
+    def __init__(self, folder, target):
         (folder / "prometheus.yml").write_text(CONFIGURATION.format(target))
         self._port = free_port()
         self._process = subprocess.Popen(

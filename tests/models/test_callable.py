@@ -1,39 +1,36 @@
 """Any `model_next` is a model; one that misbehaves fails its rows, says when, and no more."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from batcher import BatchdecodeError, Request, Result, decode
+from batcher import BatchdecodeError, Request, decode
 from batcher.models.base import Batch, Chunk
 from batcher.models.loading import as_model, load_model
 
 
-def count_up(prefixes: list[list[int]]) -> list[int]:
+def count_up(prefixes):
     return [len(prefix) for prefix in prefixes]
 
 
-def requests(*lengths: int) -> list[Request]:
+def requests(*lengths):
     return [Request(prompt=[7] * (i + 1), max_tokens=n) for i, n in enumerate(lengths)]
 
 
-def outcomes(results: list[Result]) -> list[tuple[str, list[int]]]:
+def outcomes(results):
     return [(result.finish_reason, result.tokens) for result in results]
 
 
-def test_a_callable_sees_whole_prefixes_in_slot_order_and_may_change_them() -> None:
-    seen: list[list[list[int]]] = []
+def test_a_callable_sees_whole_prefixes_in_slot_order_and_may_change_them():
+    seen = []
 
-    def spy(prefixes: list[list[int]]) -> list[int]:
+    def spy(prefixes):
         seen.append([list(prefix) for prefix in prefixes])
         return count_up(prefixes)
 
     decode(requests(2, 1, 1), model=spy, batch_size=2)
     assert seen == [[[7], [7, 7]], [[7, 1], [7, 7, 7]]]
 
-    def vandal(prefixes: list[list[int]]) -> list[int]:
+    def vandal(prefixes):
         answer = count_up(prefixes)
         for prefix in prefixes:
             prefix.clear()
@@ -51,20 +48,20 @@ def test_a_callable_sees_whole_prefixes_in_slot_order_and_may_change_them() -> N
         lambda prefixes: [np.int32(n) for n in count_up(prefixes)],
     ],
 )
-def test_any_iterable_of_integers_is_an_answer(answer: Callable) -> None:
+def test_any_iterable_of_integers_is_an_answer(answer):
     assert decode(requests(2, 3), model=answer) == decode(requests(2, 3), model=count_up)
 
 
-def endless(_: list[list[int]]) -> Iterator[int]:
+def endless(_):
     while True:
         yield 1
 
 
-def raising(_: list[list[int]]) -> list[int]:
+def raising(_):
     raise ValueError("no weights")
 
 
-def exiting(_: list[list[int]]) -> list[int]:
+def exiting(_):
     raise SystemExit(3)
 
 
@@ -72,21 +69,21 @@ class OwnError(BaseException):
     """Not an Exception."""
 
 
-def raising_its_own(_: list[list[int]]) -> list[int]:
+def raising_its_own(_):
     raise OwnError("mine")
 
 
-def closing(_: list[list[int]]) -> Iterator[int]:
+def closing(_):
     yield 1
     raise GeneratorExit
 
 
-def interrupted(_: list[list[int]]) -> list[int]:
+def interrupted(_):
     raise KeyboardInterrupt
 
 
 class Unprintable:
-    def __repr__(self) -> str:
+    def __repr__(self):
         raise ValueError("no words")
 
 
@@ -110,12 +107,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG)
-def test_a_wrong_answer_fails_the_batch_at_its_step_and_the_run_goes_on(
-    wrong: Callable, message: str
-) -> None:
+def test_a_wrong_answer_fails_the_batch_at_its_step_and_the_run_goes_on(wrong, message):
     calls = 0
 
-    def model(prefixes: list[list[int]]) -> object:
+    def model(prefixes):
         nonlocal calls
         calls += 1
         return wrong(prefixes) if calls == 3 else count_up(prefixes)
@@ -130,13 +125,13 @@ def test_a_wrong_answer_fails_the_batch_at_its_step_and_the_run_goes_on(
     assert results[2].steps.admitted == 3
 
 
-def test_ctrl_c_in_a_callable_is_no_failure_of_it() -> None:
+def test_ctrl_c_in_a_callable_is_no_failure_of_it():
     with pytest.raises(KeyboardInterrupt):
         decode(requests(4), model=interrupted)
 
 
-def test_one_wrong_row_fails_that_row_alone() -> None:
-    def model(prefixes: list[list[int]]) -> list[object]:
+def test_one_wrong_row_fails_that_row_alone():
+    def model(prefixes):
         return [-5 if len(prefix) == 4 else len(prefix) for prefix in prefixes]
 
     results = decode(requests(2, 2, 2, 9), model=model, batch_size=4)
@@ -149,8 +144,8 @@ def test_one_wrong_row_fails_that_row_alone() -> None:
     assert results[3].steps.first_token is None
 
 
-def test_attributes_of_the_callable_describe_the_model() -> None:
-    def model(prefixes: list[list[int]]) -> list[int]:
+def test_attributes_of_the_callable_describe_the_model():
+    def model(prefixes):
         return [9 if len(prefix) == 3 else 12 if len(prefix) > 3 else 1 for prefix in prefixes]
 
     model.vocab_size, model.eos_token_id = 10, 9
@@ -159,7 +154,7 @@ def test_attributes_of_the_callable_describe_the_model() -> None:
     assert "12, which is not a token id, an integer from 0 to 9" in two.error.message
 
 
-def test_text_prompts_reach_a_callable_as_bytes() -> None:
+def test_text_prompts_reach_a_callable_as_bytes():
     [result] = decode([{"prompt": "hé", "max_tokens": 3}], model=lambda ps: [p[-1] for p in ps])
     assert result.usage.prompt_tokens == 3
     assert result.text == "\ufffd\ufffd\ufffd"
@@ -167,9 +162,7 @@ def test_text_prompts_reach_a_callable_as_bytes() -> None:
     assert large.text == "\ufffd"
 
 
-def test_a_model_is_found_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_found_in_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "my_models.py").write_text(
         "def echo(prefixes):\n    return [p[-1] for p in prefixes]\n\n\n"
         "class Counting:\n"
@@ -204,28 +197,26 @@ def test_a_model_is_found_in_the_current_folder(
         ("simulated", {"eos_rate": "x"}, None, "eos_rate"),
     ],
 )
-def test_a_model_that_cannot_be_made(
-    spec: str, settings: dict, seed: int | None, message: str
-) -> None:
+def test_a_model_that_cannot_be_made(spec, settings, seed, message):
     with pytest.raises(BatchdecodeError, match=message):
         load_model(spec, settings, seed)
 
 
-def test_the_seed_argument_wins_over_the_settings() -> None:
+def test_the_seed_argument_wins_over_the_settings():
     assert load_model("simulated", {"seed": 1, "eos_rate": 0.5}, 7).settings["seed"] == 7
 
 
 # -- a callable that gives logits -----------------------------------------------------------------
 
 
-def rising(prefixes: list[list[int]]) -> list[list[float]]:
+def rising(prefixes):
     return [[float(len(prefix) + token) for token in range(3)] for prefix in prefixes]
 
 
 rising.gives, rising.vocab_size = "logits", 3
 
 
-def batch_of(*prompts: list[int]) -> Batch:
+def batch_of(*prompts):
     batch = Batch(len(prompts))
     for slot, prompt in enumerate(prompts):
         batch.join(Chunk(slot, prompt, 0))
@@ -234,8 +225,8 @@ def batch_of(*prompts: list[int]) -> Batch:
 
 
 @pytest.mark.parametrize("answer", [lambda rows: rows, np.array, tuple, iter, np.float16])
-def test_a_callable_may_give_logits(answer: Callable) -> None:
-    def model(prefixes: list[list[int]]) -> object:
+def test_a_callable_may_give_logits(answer):
+    def model(prefixes):
         return answer(rising(prefixes))
 
     model.gives, model.vocab_size = "logits", 3
@@ -256,8 +247,8 @@ def test_a_callable_may_give_logits(answer: Callable) -> None:
         (["1", "2", "3"], "which is no list of logits"),
     ],
 )
-def test_a_row_that_is_no_logits_fails_alone(row: object, message: str) -> None:
-    def model(prefixes: list[list[int]]) -> list[object]:
+def test_a_row_that_is_no_logits_fails_alone(row, message):
+    def model(prefixes):
         return [row if prefix == [7] else [0.0, 1.0, 2.0] for prefix in prefixes]
 
     model.gives, model.vocab_size = "logits", 3

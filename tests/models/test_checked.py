@@ -1,11 +1,9 @@
 """What somebody else's Model answers is checked before it can mix anything up."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
-from batcher import BatchdecodeError, Engine, Request, Result, SimulatedModel, decode
+from batcher import BatchdecodeError, Engine, Request, SimulatedModel, decode
 from batcher.errors import ModelError
 from batcher.models.base import Batch, Chunk, ModelOutput, Pages, can_verify, can_verify_trees
 from batcher.models.loading import as_model
@@ -17,20 +15,20 @@ REQUESTS = [Request(prompt=[7] * n, max_tokens=4, ignore_eos=True) for n in (1, 
 class Faulty:
     """A Model of another's making; `spoil` changes the third answer."""
 
-    def __init__(self, spoil: Callable[[np.ndarray], object]) -> None:
+    def __init__(self, spoil):
         self._inner, self._spoil, self._num_calls = SimulatedModel(), spoil, 0
         self.name, self.settings = "faulty", {}
         self.tokenizer, self.vocab_size = self._inner.tokenizer, self._inner.vocab_size
         self.eos_token_id = self._inner.eos_token_id
         self.allocate, self.release = self._inner.allocate, self._inner.release
 
-    def forward(self, batch: Batch) -> object:
+    def forward(self, batch):
         self._num_calls += 1
         tokens = self._inner.forward(batch).tokens
         return self._spoil(tokens.copy()) if self._num_calls == 3 else ModelOutput(tokens)
 
 
-def decoded(spoil: Callable[[np.ndarray], object]) -> list[Result]:
+def decoded(spoil):
     return decode(REQUESTS, model=Faulty(spoil), batch_size=2)
 
 
@@ -38,19 +36,19 @@ class OwnError(BaseException):
     """Not an Exception."""
 
 
-def fail(error: BaseException) -> object:
+def fail(error):
     raise error
 
 
-def put(slot: int, value: int) -> Callable[[np.ndarray], ModelOutput]:
-    def spoil(tokens: np.ndarray) -> ModelOutput:
+def put(slot, value):
+    def spoil(tokens):
         tokens[slot] = value
         return ModelOutput(tokens)
 
     return spoil
 
 
-def test_a_good_model_gives_what_it_gives_unchecked() -> None:
+def test_a_good_model_gives_what_it_gives_unchecked():
     assert decoded(ModelOutput) == decode(REQUESTS, batch_size=2)
 
 
@@ -68,7 +66,7 @@ def test_a_good_model_gives_what_it_gives_unchecked() -> None:
         (lambda tokens: ModelOutput(tokens > 0), r"returned bool [2], not integers [2]"),
     ],
 )
-def test_no_answer_fails_the_batch(spoil: Callable, message: str) -> None:
+def test_no_answer_fails_the_batch(spoil, message):
     results = decoded(spoil)
     assert [result.finish_reason for result in results] == ["error", "error", "length"]
     for result in results[:2]:
@@ -78,7 +76,7 @@ def test_no_answer_fails_the_batch(spoil: Callable, message: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 512, 2**40])
-def test_a_token_out_of_range_fails_its_row_alone(value: int) -> None:
+def test_a_token_out_of_range_fails_its_row_alone(value):
     good = decode(REQUESTS, batch_size=2)
     results = decoded(put(0, value))
     assert results[0].error.message.startswith(
@@ -87,7 +85,7 @@ def test_a_token_out_of_range_fails_its_row_alone(value: int) -> None:
     assert [result.tokens for result in results[1:]] == [result.tokens for result in good[1:]]
 
 
-def test_only_rows_that_are_there_can_fail() -> None:
+def test_only_rows_that_are_there_can_fail():
     [result] = decode(REQUESTS[:1], model=Faulty(put(1, 10**6)), batch_size=2)
     assert result == decode(REQUESTS[:1], batch_size=2)[0]
     results = decoded(lambda tokens: ModelOutput(tokens, {1: "context is full"}))
@@ -95,7 +93,7 @@ def test_only_rows_that_are_there_can_fail() -> None:
     assert results[1].error.message == "step 2: context is full"
 
 
-def test_a_cache_may_raise_anything() -> None:
+def test_a_cache_may_raise_anything():
     model = Faulty(ModelOutput)
     model.release = lambda _: fail(OwnError("mine"))
     with pytest.raises(BatchdecodeError, match="faulty cannot release slot 0: OwnError: mine"):
@@ -106,7 +104,7 @@ def test_a_cache_may_raise_anything() -> None:
         model.fork(3, 1)
 
 
-def test_another_ones_model_serves_one_engine_at_a_time_too() -> None:
+def test_another_ones_model_serves_one_engine_at_a_time_too():
     model = Faulty(ModelOutput)
     first = Engine(model, 2)
     first.add(REQUESTS[0])
@@ -127,26 +125,26 @@ class Giver:
     name, settings, tokenizer, vocab_size, eos_token_id = "giver", {}, ByteTokenizer(), 4, None
     gives = "both"
 
-    def __init__(self, output: object) -> None:
+    def __init__(self, output):
         self.output, self.forks = output, []
 
-    def allocate(self, num_slots: int) -> None: ...
+    def allocate(self, num_slots): ...
 
-    def release(self, slot: int) -> None: ...
+    def release(self, slot): ...
 
-    def forward(self, batch: Batch) -> object:
+    def forward(self, batch):
         batch.logit_slots = np.array([9])  # it may
         return self.output
 
 
 class Forking(Giver):
-    def fork(self, source: int, target: int) -> None:
+    def fork(self, source, target):
         if source == target:
             raise MemoryError("no blocks")
         self.forks.append((source, target))
 
 
-def answer_to(output: object, logit_slots: list[int]) -> ModelOutput:
+def answer_to(output, logit_slots):
     model = as_model(Giver(output))
     model.allocate(4)
     batch = Batch(4)
@@ -157,7 +155,7 @@ def answer_to(output: object, logit_slots: list[int]) -> ModelOutput:
     return model.forward(batch)
 
 
-def test_logits_are_handed_on_row_by_row_for_those_that_want_them() -> None:
+def test_logits_are_handed_on_row_by_row_for_those_that_want_them():
     output = answer_to(ModelOutput(np.array([-1, 2, 99, 3]), {3: "full"}, LOGITS), [0, 3])
     assert output.logits.tolist() == LOGITS.tolist()
     assert output.tokens.tolist() == [0, 2, 0, 0]  # a token beside logits means nothing
@@ -175,10 +173,10 @@ def test_logits_are_handed_on_row_by_row_for_those_that_want_them() -> None:
 class Verifying(Giver):
     is_paged = verifies_drafts = True
 
-    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None: ...
+    def allocate_pages(self, num_slots, num_blocks, block_size): ...
 
 
-def after_drafts(output: object) -> ModelOutput:
+def after_drafts(output):
     model = as_model(Verifying(output))
     model.allocate_pages(4, 9, 4)
     batch = Batch(4, Pages(4, [[0], [1], [], []], num_blocks=9))
@@ -187,7 +185,7 @@ def after_drafts(output: object) -> ModelOutput:
     return model.forward(batch)
 
 
-def test_logits_after_drafts_are_handed_on() -> None:
+def test_logits_after_drafts_are_handed_on():
     output = after_drafts(ModelOutput([1, 2, 0, 0], draft_logits=LOGITS.astype(np.float64)))
     assert output.tokens.tolist() == [1, 2, 0, 0]
     assert output.draft_logits.dtype == np.float32
@@ -207,7 +205,7 @@ def test_logits_after_drafts_are_handed_on() -> None:
         ([[1.0], [1.0, 2.0]], None),
     ],
 )
-def test_logits_that_are_none_fail_the_batch(logits: object, message: str | None) -> None:
+def test_logits_that_are_none_fail_the_batch(logits, message):
     output = ModelOutput(np.zeros(4, np.int64), {}, logits, draft_logits=logits)
     asked_for = {"": lambda: answer_to(output, [0, 3]), "of drafts ": lambda: after_drafts(output)}
     for kind, asked in asked_for.items():
@@ -216,7 +214,7 @@ def test_logits_that_are_none_fail_the_batch(logits: object, message: str | None
             asked()
 
 
-def test_a_checked_model_verifies_drafts_exactly_if_its_own_does() -> None:
+def test_a_checked_model_verifies_drafts_exactly_if_its_own_does():
     for kind, verifies in ((Verifying, True), (Giver, False), (Forking, False)):
         assert can_verify(as_model(kind(None))) == verifies
     branching = Verifying(None)
@@ -235,14 +233,14 @@ def test_a_checked_model_verifies_drafts_exactly_if_its_own_does() -> None:
     ("name", "value", "lack"),
     [("is_paged", False, "is not paged"), ("gives", "tokens", "gives no logits")],
 )
-def test_a_model_that_cannot_verify_drafts_is_told_so(name: str, value: object, lack: str) -> None:
+def test_a_model_that_cannot_verify_drafts_is_told_so(name, value, lack):
     model = Verifying(None)
     setattr(model, name, value)
     with pytest.raises(BatchdecodeError, match=f"says that it verifies_drafts, and {lack}"):
         as_model(model)
 
 
-def test_forks_are_handed_on() -> None:
+def test_forks_are_handed_on():
     model = as_model(inner := Forking(None))
     model.fork(2, 1)
     assert inner.forks == [(2, 1)]
@@ -253,20 +251,20 @@ def test_forks_are_handed_on() -> None:
 class Forkless(Giver):
     """Remembers what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(ModelOutput(np.zeros(4, np.int64)))
-        self.told: list[object] = []
+        self.told = []
 
-    def forward(self, batch: Batch) -> object:
+    def forward(self, batch):
         chunks = [(chunk.slot, chunk.token_ids, chunk.start) for chunk in batch.chunks]
         self.told.append((batch.slots.tolist(), chunks))
         return self.output
 
-    def release(self, slot: int) -> None:
+    def release(self, slot):
         self.told.append(slot)
 
 
-def test_a_model_without_fork_is_handed_whole_prefixes_instead() -> None:
+def test_a_model_without_fork_is_handed_whole_prefixes_instead():
     model = as_model(inner := Forkless())
     model.allocate(4)
     batch = Batch(4)

@@ -4,7 +4,6 @@ import itertools
 import logging
 import sys
 from importlib import util
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,15 +24,15 @@ from batcher.speculation.settings import ModelDraft, parse_draft
 from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
 
 
-def model_with(**attributes: Any) -> Any:
-    def model(prefixes: list[list[int]]) -> list[int]:
+def model_with(**attributes):
+    def model(prefixes):
         return [5 for _ in prefixes]
 
     vars(model).update(attributes)
     return model
 
 
-def with_table(table: Any) -> Any:
+def with_table(table):
     class Tokenizer(ByteTokenizer):
         token_bytes = property(lambda _: table, lambda *_: None)
 
@@ -59,15 +58,15 @@ class Refusing:
     token_bytes = (b"a",)
 
     @property
-    def settings(self) -> dict:
+    def settings(self):
         return self.missing  # an AttributeError about another attribute
 
     @property
-    def vocab_size(self) -> int:
+    def vocab_size(self):
         raise AttributeError("mine")
 
     @property
-    def eos_token_id(self) -> int:
+    def eos_token_id(self):
         return 1 // 0
 
 
@@ -79,9 +78,9 @@ class Refusing:
         ("eos_token_id", "ZeroDivisionError"),
     ],
 )
-def test_an_attribute_that_fails_is_not_one_that_is_not_there(name: str, message: str) -> None:
+def test_an_attribute_that_fails_is_not_one_that_is_not_there(name, message):
     class Model:
-        def __call__(self, prefixes: list[list[int]]) -> list[int]:
+        def __call__(self, prefixes):
             return [0 for _ in prefixes]
 
     setattr(Model, name, vars(Refusing)[name])
@@ -91,8 +90,8 @@ def test_an_attribute_that_fails_is_not_one_that_is_not_there(name: str, message
     assert caught.value.raised.traceback.startswith("Traceback (most recent call last):\n")
 
 
-def endless() -> dict[str, Any]:
-    settings: dict[str, Any] = {}
+def endless():
+    settings = {}
     settings["more"] = settings
     return settings
 
@@ -119,25 +118,25 @@ def endless() -> dict[str, Any]:
         ({"vocab_size": 2**31 + 1}, "vocab_size a huge integer is above 2147483648"),
     ],
 )
-def test_what_a_model_says_of_itself_is_checked(attributes: dict, fault: str) -> None:
+def test_what_a_model_says_of_itself_is_checked(attributes, fault):
     with pytest.raises(BatchdecodeError, match=fault):
         as_model(model_with(**attributes))
 
 
 class NoStop:
-    def next_token_logits(self, _: list[int]) -> list[float]:
+    def next_token_logits(self, _):
         return [1.0]
 
 
 class NoLogits:
-    def get_stop_token_id(self) -> int:
+    def get_stop_token_id(self):
         return 0
 
 
 @pytest.mark.parametrize(
     ("model", "missing"), [(NoStop, "get_stop_token_id"), (NoLogits, "next_token_logits")]
 )
-def test_an_llm_that_lacks_a_method_is_told_which(model: type, missing: str) -> None:
+def test_an_llm_that_lacks_a_method_is_told_which(model, missing):
     message = f"is neither a Model nor an LLM, which would need {missing}, nor callable"
     with pytest.raises(BatchdecodeError, match=message):
         as_model(model)
@@ -145,10 +144,10 @@ def test_an_llm_that_lacks_a_method_is_told_which(model: type, missing: str) -> 
         generate([0], model())
 
 
-def test_a_model_has_a_name_that_a_file_can_hold_and_pages_if_it_says_so() -> None:
+def test_a_model_has_a_name_that_a_file_can_hold_and_pages_if_it_says_so():
     class Nameless:
-        def allocate(self, num_slots: int) -> None: ...
-        def forward(self, batch: object) -> None: ...
+        def allocate(self, num_slots): ...
+        def forward(self, batch): ...
 
     with pytest.raises(BatchdecodeError, match=r"is no Model: .*name"):
         as_model(Nameless())
@@ -159,15 +158,15 @@ def test_a_model_has_a_name_that_a_file_can_hold_and_pages_if_it_says_so() -> No
         name, settings, tokenizer = "paged", {}, ByteTokenizer()
         vocab_size, eos_token_id, is_paged = 256, None, True
 
-        def allocate(self, num_slots: int) -> None: ...
-        def forward(self, batch: object) -> None: ...
-        def release(self, slot: int) -> None: ...
+        def allocate(self, num_slots): ...
+        def forward(self, batch): ...
+        def release(self, slot): ...
 
     with pytest.raises(BatchdecodeError, match="says that it is_paged, and lacks allocate_pages"):
         as_model(Paged())
 
 
-def array_of(*values: Any) -> Any:
+def array_of(*values):
     return lambda _: np.array(values)
 
 
@@ -175,7 +174,7 @@ class Panic(BaseException):
     """As tokenizers that are written in Rust raise them."""
 
 
-def panics(_: str) -> list[int]:
+def panics(_):
     raise Panic("called on a None")
 
 
@@ -198,7 +197,7 @@ def panics(_: str) -> list[int]:
         (lambda _: [2**400], "the tokenizer returned token a huge integer, and the model knows"),
     ],
 )
-def test_a_tokenizer_that_fails_fails_the_request(encode: Any, why: str) -> None:
+def test_a_tokenizer_that_fails_fails_the_request(encode, why):
     class Broken:
         token_bytes = (b"a",)
 
@@ -210,12 +209,12 @@ def test_a_tokenizer_that_fails_fails_the_request(encode: Any, why: str) -> None
 @pytest.mark.parametrize(
     "answer", [[3, 1], (3, 1), array_of(3, 1)(""), iter([3, 1]), [np.int64(3), 1]]
 )
-def test_any_list_of_integers_is_what_a_text_is_encoded_as(answer: Any) -> None:
+def test_any_list_of_integers_is_what_a_text_is_encoded_as(answer):
     class Tokenizer(ByteTokenizer):
-        def encode(self, _: str) -> Any:
+        def encode(self, _):
             return answer
 
-    def model(prefixes: list[list[int]]) -> list[int]:
+    def model(prefixes):
         assert all(type(token) is int for prefix in prefixes for token in prefix)
         return [sum(prefix) for prefix in prefixes]
 
@@ -225,14 +224,14 @@ def test_any_list_of_integers_is_what_a_text_is_encoded_as(answer: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["\udcff", "fine"])
-def test_an_exception_says_what_it_can(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_says_what_it_can(text, monkeypatch):
     monkeypatch.setattr(logging.getLogger("batcher"), "disabled", True)  # it is no text for a log
 
     class Odd(Exception):  # noqa: N818 - as odd as they come
-        def __str__(self) -> str:
+        def __str__(self):
             return text if text != "fine" else 1 / 0
 
-    def model(_: list[list[int]]) -> list[int]:
+    def model(_):
         raise Odd
 
     [result] = decode([Request(prompt="")], model=model)

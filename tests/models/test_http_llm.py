@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +20,7 @@ REQUESTS = [{"prompt": prompt, "max_tokens": 16} for prompt in PROMPTS]
 
 
 @contextmanager
-def serving(server: LLMServer, max_attempts: int = 3) -> Iterator[LLMModel]:
+def serving(server, max_attempts=3):
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -34,7 +33,7 @@ def serving(server: LLMServer, max_attempts: int = 3) -> Iterator[LLMModel]:
         server.server_close()
 
 
-def greedy_text(prompt: str, max_tokens: int) -> str:
+def greedy_text(prompt, max_tokens):
     model, tokens = NgramModel(), [*prompt.encode()]
     for _ in range(max_tokens):
         logits = model.logits(tokens)
@@ -44,21 +43,21 @@ def greedy_text(prompt: str, max_tokens: int) -> str:
     return bytes(token for token in tokens[len(prompt) :] if token != STOP_TOKEN).decode()
 
 
-def test_requests_are_decoded_over_http() -> None:
+def test_requests_are_decoded_over_http():
     with serving(LLMServer(0)) as model:
         assert (model.vocab_size, model.eos_token_id) == (VOCAB_SIZE, STOP_TOKEN)
         results = decode(REQUESTS, model=model, batch_size=3)
     assert [result.text for result in results] == [greedy_text(prompt, 16) for prompt in PROMPTS]
 
 
-def test_a_text_ends_with_the_stop_token() -> None:
+def test_a_text_ends_with_the_stop_token():
     with serving(LLMServer(0)) as model:
         [result] = decode([{"prompt": TEXTS[0][:-10], "max_tokens": 30}], model=model)
     assert (result.text, result.finish_reason) == (TEXTS[0][-10:], "stop")
     assert result.tokens[-1] == STOP_TOKEN
 
 
-def test_no_server_is_a_clear_error() -> None:
+def test_no_server_is_a_clear_error():
     server = LLMServer(0)
     server.server_close()
     llm = HTTPModel(f"http://127.0.0.1:{server.server_port}")

@@ -6,8 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +33,7 @@ from batcher.models.loading import as_model, load_model
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_row_goes_on_from_its_own_prefix(kind: type[SyncLLM]) -> None:
+def test_every_row_goes_on_from_its_own_prefix(kind):
     llm = kind()
     assert decoded(made(llm)) == (EXPECTED, {})
     assert len(set(map(tuple, EXPECTED))) == 3  # the rows can be told apart
@@ -47,7 +45,7 @@ def test_every_row_goes_on_from_its_own_prefix(kind: type[SyncLLM]) -> None:
     assert sorted(llm.calls) == sorted(wanted)
 
 
-def test_only_the_rows_whose_logits_are_wanted_are_asked_for() -> None:
+def test_only_the_rows_whose_logits_are_wanted_are_asked_for():
     model = made(llm := SyncLLM())
     model.allocate(3)
     batch = Batch(3)
@@ -63,31 +61,29 @@ def test_only_the_rows_whose_logits_are_wanted_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_many_calls_as_the_limit_allows_are_in_flight_at_once(
-    kind: type[SyncLLM],
-) -> None:
+def test_as_many_calls_as_the_limit_allows_are_in_flight_at_once(kind):
     now, most, limit = 0, 0, 3
     lock = threading.Lock()
 
-    def enter() -> None:
+    def enter():
         nonlocal now, most
         with lock:
             now += 1
             most = max(most, now)
 
-    def leave(_: object = None) -> None:
+    def leave(_=None):
         nonlocal now
         with lock:
             now -= 1
 
-    def wait(*_: object) -> Any:
+    def wait(*_):
         enter()
         if kind is not SyncLLM:
             return wait_in_loop()
         time.sleep(0.03)
         return leave()
 
-    async def wait_in_loop() -> list[float]:
+    async def wait_in_loop():
         await asyncio.sleep(0.03)
         leave()
         return [0.0] * VOCAB_SIZE
@@ -99,15 +95,15 @@ def test_as_many_calls_as_the_limit_allows_are_in_flight_at_once(
     assert most == limit
 
 
-def test_async_calls_all_run_in_one_loop() -> None:
+def test_async_calls_all_run_in_one_loop():
     loops = set()
 
     class Llm(AsyncLLM):
-        async def get_stop_token_id(self) -> int:
+        async def get_stop_token_id(self):
             loops.add(asyncio.get_running_loop())
             return STOP
 
-        async def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+        async def next_token_logits(self, prev_token_ids):
             loops.add(asyncio.get_running_loop())
             return logits_after(prev_token_ids)
 
@@ -122,7 +118,7 @@ class Sizeless(SyncLLM):
     vocab_size = None
 
 
-def test_the_size_of_the_vocabulary_is_counted_once_if_nobody_says_it() -> None:
+def test_the_size_of_the_vocabulary_is_counted_once_if_nobody_says_it():
     model = made(llm := Sizeless())
     assert model.vocab_size == VOCAB_SIZE
     assert llm.calls == [[STOP], [STOP]]
@@ -138,7 +134,7 @@ def test_the_size_of_the_vocabulary_is_counted_once_if_nobody_says_it() -> None:
     assert llm.calls.count(PROMPTS[1]) == 2  # for the first step alone
 
 
-def test_an_llm_describes_the_model() -> None:
+def test_an_llm_describes_the_model():
     llm = SyncLLM()
     model = load_as_llm(llm)
     assert (model.name, model.gives, model.vocab_size) == ("mine:llm", "logits", VOCAB_SIZE)
@@ -150,7 +146,7 @@ def test_an_llm_describes_the_model() -> None:
     assert load_as_llm(llm).tokenizer is model.tokenizer
 
     class Callable(SyncLLM):
-        def __call__(self, prefixes: list[list[int]]) -> list[int]:
+        def __call__(self, prefixes):
             return [0 for _ in prefixes]
 
     assert isinstance(as_model(SyncLLM), LLMModel)
@@ -160,7 +156,7 @@ def test_an_llm_describes_the_model() -> None:
     assert made(llm).eos_token_id == 4
 
 
-def load_as_llm(llm: object) -> LLMModel:
+def load_as_llm(llm):
     model = as_model(llm, "mine:llm", CallSettings(max_concurrency=3))
     assert isinstance(model, LLMModel)
     return model
@@ -176,16 +172,14 @@ def load_as_llm(llm: object) -> LLMModel:
         (raises(ConnectionRefusedError("down")), r"ConnectionRefusedError: down \(attempt 3\)"),
     ],
 )
-def test_an_llm_without_a_stop_token_is_refused(
-    stop_token: Callable[[], Any], message: str
-) -> None:
+def test_an_llm_without_a_stop_token_is_refused(stop_token, message):
     llm = SyncLLM()
     llm.get_stop_token_id = stop_token
     with pytest.raises(BatchdecodeError, match=message):
         made(llm)
 
 
-def test_an_llm_whose_vocabulary_cannot_be_counted_is_refused() -> None:
+def test_an_llm_whose_vocabulary_cannot_be_counted_is_refused():
     with pytest.raises(BatchdecodeError, match=r"llm: next_token_logits returned 5, which is no"):
         made(Sizeless(lambda *_: 5))
 
@@ -201,7 +195,7 @@ def test_an_llm_whose_vocabulary_cannot_be_counted_is_refused() -> None:
         ({"retries": 1}, "retries"),
     ],
 )
-def test_settings_that_are_none(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_are_none(settings, message):
     with pytest.raises(BatchdecodeError, match=message):
         load_model("my_models:x", {}, None, settings)
 
@@ -210,15 +204,13 @@ def test_settings_that_are_none(settings: dict[str, Any], message: str) -> None:
 
 
 @pytest.fixture
-def threads_before() -> Iterator[set[threading.Thread]]:
+def threads_before():
     gc.collect()
     return set(threading.enumerate())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_threads_of_a_model_end_with_it(
-    kind: type[SyncLLM], threads_before: set[threading.Thread]
-) -> None:
+def test_the_threads_of_a_model_end_with_it(kind, threads_before):
     model = made(kind())
     decoded(model)
     ours = set(threading.enumerate()) - threads_before
@@ -231,7 +223,7 @@ def test_the_threads_of_a_model_end_with_it(
     assert not any(thread.is_alive() for thread in ours)
 
 
-def test_a_call_that_hangs_does_not_keep_the_interpreter() -> None:
+def test_a_call_that_hangs_does_not_keep_the_interpreter():
     program = """
 import time
 from batcher.models.base import Batch, Chunk

@@ -7,12 +7,10 @@ import signal
 import threading
 import time
 import urllib.error
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.message import Message
 from email.utils import format_datetime
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,14 +31,14 @@ from batcher.models.base import Batch, Chunk
 from batcher.models.callables import LLMModel, failure_of, pause_after
 
 
-def http_error(status: int) -> urllib.error.HTTPError:
+def http_error(status):
     return urllib.error.HTTPError("http://h", status, "so it is", {}, None)
 
 
 class ForeignError(Exception):
     """As requests, httpx (response), aiohttp and openai raise them."""
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes):
         vars(self).update(attributes)
 
 
@@ -49,7 +47,7 @@ class OwnError(BaseException):
 
 
 class Unreadable:
-    def __array__(self, *_: object, **__: object) -> Any:
+    def __array__(self, *_, **__):
         raise OwnError("mine")
 
 
@@ -87,10 +85,8 @@ LASTING = [  # what will not
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("trouble", "message"), PASSING)
-def test_what_keeps_failing_is_tried_again_and_then_fails_its_row_alone(
-    kind: type[SyncLLM], trouble: Callable[[], Any], message: str
-) -> None:
-    def fail(prefix: list[int], _: int) -> Any:
+def test_what_keeps_failing_is_tried_again_and_then_fails_its_row_alone(kind, trouble, message):
+    def fail(prefix, _):
         return trouble() if prefix[:3] == [2, 3, EXPECTED[1][0]] else None
 
     tokens, failed = decoded(made(llm := kind(fail)))
@@ -104,7 +100,7 @@ def test_what_keeps_failing_is_tried_again_and_then_fails_its_row_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("trouble", mostly_heavy(TROUBLES, *TROUBLES[::6]))
-def test_what_passes_is_not_noticed(kind: type[SyncLLM], trouble: Callable[[], Any]) -> None:
+def test_what_passes_is_not_noticed(kind, trouble):
     llm = kind(lambda _, attempt: trouble() if attempt < 3 else None)
     assert decoded(made(llm)) == (EXPECTED, {})
     assert set(llm.num_attempts.values()) == {3}
@@ -112,9 +108,7 @@ def test_what_passes_is_not_noticed(kind: type[SyncLLM], trouble: Callable[[], A
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("trouble", "message"), LASTING)
-def test_what_cannot_get_better_is_not_tried_again(
-    kind: type[SyncLLM], trouble: Callable[[], Any], message: str
-) -> None:
+def test_what_cannot_get_better_is_not_tried_again(kind, trouble, message):
     llm = kind(lambda prefix, _: trouble() if prefix == [1] else None)
     tokens, failed = decoded(made(llm))
     assert tokens == [[], *EXPECTED[1:]]
@@ -124,12 +118,12 @@ def test_what_cannot_get_better_is_not_tried_again(
     assert llm.num_attempts[(1,)] == 1
 
 
-def hang(kind: type[SyncLLM], seconds: float) -> Any:
+def hang(kind, seconds):
     return time.sleep(seconds) if kind is SyncLLM else asyncio.sleep(seconds)
 
 
 @pytest.mark.parametrize("kind", [SyncLLM, AsyncLLM])
-def test_a_call_that_hangs_is_given_up_and_its_row_fails(kind: type[SyncLLM]) -> None:
+def test_a_call_that_hangs_is_given_up_and_its_row_fails(kind):
     llm = kind(lambda prefix, _: hang(kind, 3) if prefix == [1] else None)
     started = time.monotonic()
     tokens, failed = decoded(made(llm, timeout=0.1, max_attempts=2))
@@ -141,11 +135,11 @@ def test_a_call_that_hangs_is_given_up_and_its_row_fails(kind: type[SyncLLM]) ->
 class Cancellable(AsyncLLM):
     """Never answers, but notes when it is told not to."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.started, self.cancelled = threading.Event(), threading.Event()
 
-    async def next_token_logits(self, prev_token_ids: list[int]) -> Any:
+    async def next_token_logits(self, prev_token_ids):
         self.started.set()
         try:
             await asyncio.sleep(60)
@@ -154,26 +148,26 @@ class Cancellable(AsyncLLM):
             raise
 
 
-def exit_later() -> None:
+def exit_later():
     asyncio.get_running_loop().call_soon(raises(SystemExit(3)))
 
 
-def stop_loop() -> None:
+def stop_loop():
     asyncio.get_running_loop().stop()
 
 
 @pytest.mark.parametrize("meddle", [stop_loop, exit_later])
-def test_a_loop_that_an_llm_stops_goes_on(meddle: Callable[[], None]) -> None:
+def test_a_loop_that_an_llm_stops_goes_on(meddle):
     llm = AsyncLLM(lambda prefix, _: meddle() if prefix == [1] else None)
     assert decoded(made(llm)) == (EXPECTED, {})
 
 
-def cancel_all() -> None:
+def cancel_all():
     for task in asyncio.all_tasks():
         task.cancel()
 
 
-def test_an_llm_that_cancels_every_task_fails_the_calls_of_that_step_alone() -> None:
+def test_an_llm_that_cancels_every_task_fails_the_calls_of_that_step_alone():
     llm = AsyncLLM(lambda prefix, _: cancel_all() if prefix == [1] and llm.is_bad else None)
     llm.is_bad = True
     model = made(llm)
@@ -182,10 +176,10 @@ def test_an_llm_that_cancels_every_task_fails_the_calls_of_that_step_alone() -> 
     assert decoded(model) == (EXPECTED, {})
 
 
-def test_an_interrupted_step_cancels_its_calls() -> None:
+def test_an_interrupted_step_cancels_its_calls():
     model = made(llm := Cancellable(), timeout=60)
 
-    def interrupt() -> None:
+    def interrupt():
         llm.started.wait(5)
         time.sleep(0.2)  # until the main thread waits for the call
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -202,9 +196,9 @@ def test_an_interrupted_step_cancels_its_calls() -> None:
     assert llm.cancelled.wait(5)
 
 
-def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left_to_itself() -> None:
+def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left_to_itself():
     class Stubborn(AsyncLLM):
-        async def next_token_logits(self, prev_token_ids: list[int]) -> Any:
+        async def next_token_logits(self, prev_token_ids):
             for _ in range(20):
                 try:
                     await asyncio.sleep(0.05)
@@ -226,12 +220,12 @@ def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left_to_itself() -
         lambda logits: [np.float64(value) for value in logits],
     ],
 )
-def test_any_sequence_of_numbers_is_an_answer(answer: Callable[[list[float]], Any]) -> None:
+def test_any_sequence_of_numbers_is_an_answer(answer):
     llm = SyncLLM(lambda prefix, _: answer(logits_after(prefix)))
     assert decoded(made(llm)) == (EXPECTED, {})
 
 
-def test_numbers_that_are_not_finite_are_left_to_the_sampler() -> None:
+def test_numbers_that_are_not_finite_are_left_to_the_sampler():
     model = made(SyncLLM(lambda *_: [float("nan"), -float("inf"), 1e300, -1e300, 0, 1, 2]))
     model.allocate(1)
     batch = Batch(1)
@@ -246,30 +240,30 @@ def test_numbers_that_are_not_finite_are_left_to_the_sampler() -> None:
 class HTTPStatusError(Exception):
     """As requests, httpx and openai raise it: with the response."""
 
-    def __init__(self, status: int = 429, **headers: Any) -> None:
+    def __init__(self, status=429, **headers):
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.response = SimpleNamespace(status_code=status, headers=named)
 
 
-def urllib_error(**headers: str) -> urllib.error.HTTPError:
+def urllib_error(**headers):
     message = Message()
     for name, value in headers.items():
         message[name.replace("_", "-")] = value
     return urllib.error.HTTPError("http://h", 429, "slow down", message, None)
 
 
-def aiohttp_error(headers: Any) -> Exception:
+def aiohttp_error(headers):
     error = Exception("slow down")
     error.status, error.headers = 503, headers
     return error
 
 
 class Odd:
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         raise SystemExit(name)
 
 
-def in_seconds(seconds: float) -> str:
+def in_seconds(seconds):
     return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
 
 
@@ -296,17 +290,15 @@ def in_seconds(seconds: float) -> str:
         (ConnectionResetError(), None),
     ],
 )
-def test_what_a_server_asks_for_is_read_from_any_error(
-    error: Exception, seconds: float | None
-) -> None:
+def test_what_a_server_asks_for_is_read_from_any_error(error, seconds):
     expected = None if seconds is None else pytest.approx(seconds, abs=3600 if seconds > 50 else 0)
     assert failure_of(error).retry_after == expected
 
 
-def test_a_server_is_asked_again_when_it_wants_to_be() -> None:
-    times: list[float] = []
+def test_a_server_is_asked_again_when_it_wants_to_be():
+    times = []
 
-    def fail(*_: object) -> Any:
+    def fail(*_):
         times.append(time.monotonic())
         if len(times) < 3:
             raise HTTPStatusError(Retry_After="0.1")
@@ -318,22 +310,22 @@ def test_a_server_is_asked_again_when_it_wants_to_be() -> None:
     assert min(waits) > 0.09  # without the header 0.06 at most
 
 
-def test_calls_that_failed_together_do_not_come_again_together() -> None:
+def test_calls_that_failed_together_do_not_come_again_together():
     pauses = [pause_after(1, 0.05, 0.4) for _ in range(24)]
     assert min(pauses) >= 0.05
     assert max(pauses) - min(pauses) > 0.2  # by chance below, once in 10^6 times
 
 
 @pytest.mark.parametrize(("attempt", "least"), [(1, 0.05), (2, 0.1), (3, 0.2), (9, 0.3)])
-def test_attempts_are_further_and_further_apart(attempt: int, least: float) -> None:
+def test_attempts_are_further_and_further_apart(attempt, least):
     assert least <= pause_after(attempt, None, 0.05, 0.3) <= least + 0.05
 
 
-def test_chance_in_pauses_is_not_taken_from_what_an_llm_has_seeded() -> None:
-    def outputs(*, fails: bool) -> list[list[int]]:
+def test_chance_in_pauses_is_not_taken_from_what_an_llm_has_seeded():
+    def outputs(*, fails):
         random.seed(7)
 
-        def fail(_: list[int], attempt: int) -> None:
+        def fail(_, attempt):
             if fails and attempt < 3:
                 raise ConnectionResetError
 
@@ -344,8 +336,8 @@ def test_chance_in_pauses_is_not_taken_from_what_an_llm_has_seeded() -> None:
 
 
 @pytest.mark.parametrize("kind", [SyncLLM, AsyncLLM])
-def test_the_attempts_of_a_call_share_its_time(kind: type[SyncLLM]) -> None:
-    def hang(prefix: list[int], _: int) -> Any:
+def test_the_attempts_of_a_call_share_its_time(kind):
+    def hang(prefix, _):
         if prefix != [1]:
             return None
         return time.sleep(9) if kind is SyncLLM else asyncio.sleep(9)
@@ -358,13 +350,13 @@ def test_the_attempts_of_a_call_share_its_time(kind: type[SyncLLM]) -> None:
 
 
 @pytest.mark.parametrize("error", [HTTPStatusError(Retry_After="3600"), ConnectionResetError()])
-def test_a_pause_that_would_take_all_the_time_is_not_made(error: Exception) -> None:
+def test_a_pause_that_would_take_all_the_time_is_not_made(error):
     model = made(SyncLLM(lambda *_: raises(error)()), call_timeout=1, backoff=2, max_attempts=9)
     _, failed = decoded(model, [[1]], 1)
     assert failed[0].endswith("(no time for another attempt within 1 s)")
 
 
-def test_a_row_that_took_too_long_fails_with_a_code_of_its_own_and_the_others_go_on() -> None:
+def test_a_row_that_took_too_long_fails_with_a_code_of_its_own_and_the_others_go_on():
     llm = AsyncLLM(lambda prefix, _: asyncio.sleep(9) if prefix[0] == 1 else None)
     model = LLMModel(llm, "llm", CallSettings(call_timeout=0.2))
     requests = [{"prompt": [token], "max_tokens": 4} for token in (1, 2, 3)]
@@ -380,7 +372,7 @@ def test_a_row_that_took_too_long_fails_with_a_code_of_its_own_and_the_others_go
         assert result.error is None
 
 
-def test_the_time_of_a_call_does_not_begin_while_it_waits_for_others() -> None:
+def test_the_time_of_a_call_does_not_begin_while_it_waits_for_others():
     llm = SyncLLM(lambda *_: time.sleep(0.04))
     model = made(llm, timeout=0.16, call_timeout=0.16, max_concurrency=1)
     _, failed = decoded(model, [[slot] for slot in range(5)], 1)
@@ -394,7 +386,7 @@ class Sizeless(SyncLLM):
     vocab_size = None
 
 
-def test_answers_that_disagree_at_first_do_not_matter_but_those_that_never_agree() -> None:
+def test_answers_that_disagree_at_first_do_not_matter_but_those_that_never_agree():
     llm = Sizeless(lambda *_: [0.5] * 3 if len(llm.calls) == 1 else None)
     assert decoded(made(llm, max_attempts=2)) == (EXPECTED, {})
     llm = Sizeless(lambda *_: [0.5] * (6 + len(llm.calls)))

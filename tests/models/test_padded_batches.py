@@ -13,7 +13,7 @@ KINDS = st.sampled_from(["last", "part", "decode"])
 ROWS = st.lists(st.none() | st.tuples(TOKENS, KINDS), max_size=8)
 
 
-def batch_of(rows: list[tuple[list[int], str] | None]) -> tuple[Batch, dict[int, list[int]]]:
+def batch_of(rows):
     """A batch with these rows, None for an empty slot, and the tokens that it computes."""
     batch, computed = Batch(len(rows)), {}
     for slot, row in reversed([*enumerate(rows)]):
@@ -33,7 +33,7 @@ def batch_of(rows: list[tuple[list[int], str] | None]) -> tuple[Batch, dict[int,
 
 
 @given(ROWS, st.sampled_from(["left", "right"]))
-def test_a_padded_batch_has_the_tokens_of_the_ragged_one(rows, side) -> None:
+def test_a_padded_batch_has_the_tokens_of_the_ragged_one(rows, side):
     batch, computed = batch_of(rows)
     slots, input_ids, mask, lengths = batch.padded(side)
     longest = max(map(len, computed.values()), default=0)
@@ -49,9 +49,9 @@ def test_a_padded_batch_has_the_tokens_of_the_ragged_one(rows, side) -> None:
     assert (input_ids.dtype, mask.dtype, lengths.dtype) == (np.int64, np.bool_, np.int64)
 
 
-def test_there_are_two_sides() -> None:
+def test_there_are_two_sides():
     with pytest.raises(BatchdecodeError, match="on the left or on the right, not 'both'"):
-        Batch(1).padded("both")  # type: ignore[arg-type]
+        Batch(1).padded("both")
 
 
 LINE = Chunk(1, [5, 6, 7, 8], 3, num_drafts=2)
@@ -62,14 +62,14 @@ TREE = Chunk(1, [5, 6, 7, 8, 9, 10, 11], 3, num_drafts=5, draft_parents=(1, 1, 3
 PAGES = Pages(4, [[], [20, 9, 30]], [[[], [-1, 8, 31]]])
 
 
-def test_each_node_has_a_way_from_the_last_known_token() -> None:
+def test_each_node_has_a_way_from_the_last_known_token():
     assert draft_parents(LINE) == range(1, 3)
     assert node_paths(LINE) == [[2], [2, 3]]
     assert draft_parents(TREE) == (1, 1, 3, 2, 5)
     assert node_paths(TREE) == [[2], [3], [3, 4], [2, 5], [2, 5, 6]]
 
 
-def test_what_is_accepted_is_moved_to_where_it_stands_in_every_group() -> None:
+def test_what_is_accepted_is_moved_to_where_it_stands_in_every_group():
     assert moves_along([], TREE, PAGES) == []
     assert moves_along([2], TREE, PAGES) == []
     # The token at index i of the chunk is at position 3 + i.

@@ -4,7 +4,6 @@ A row that yields no token yet disturbs nobody, and nobody disturbs it; in pages
 simulated model are the function of what the block tables say.
 """
 
-from collections.abc import Callable
 from random import Random
 
 import numpy as np
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from paged_rows import PagedRows
 
 from batcher import BatchdecodeError, LLMModel, ModelOutput, SimulatedModel
-from batcher.models.base import Batch, Chunk, Model, Pages, can_page
+from batcher.models.base import Batch, Chunk, Pages, can_page
 from batcher.models.callables import CallableModel
 from batcher.models.loading import CheckedModel
 from batcher.models.simulated import (
@@ -27,7 +26,7 @@ from batcher.models.simulated import (
 REFERENCE = SimulatedModel()
 
 
-def next_tokens(prefixes: list[list[int]]) -> list[int]:
+def next_tokens(prefixes):
     assert prefixes, "asked for nothing"
     return [reference_next_token(REFERENCE, prefix) for prefix in prefixes]
 
@@ -37,11 +36,11 @@ class Likely:
 
     vocab_size = 512
 
-    def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+    def next_token_logits(self, prev_token_ids):
         likely = reference_next_token(REFERENCE, prev_token_ids)
         return [float(token == likely) for token in range(512)]
 
-    def get_stop_token_id(self) -> int:
+    def get_stop_token_id(self):
         return 0
 
 
@@ -50,14 +49,14 @@ class Forkless:
 
     fork = None
 
-    def __init__(self) -> None:
+    def __init__(self):
         inner = SimulatedModel()
         self.name, self.settings, self.tokenizer = inner.name, inner.settings, inner.tokenizer
         self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
         self.allocate, self.forward, self.release = inner.allocate, inner.forward, inner.release
 
 
-MODELS: dict[str, Callable[[], Model]] = {
+MODELS = {
     "simulated": SimulatedModel,
     "callable": lambda: CallableModel(next_tokens),
     "llm": lambda: LLMModel(Likely()),
@@ -66,7 +65,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-def logits_alone(prefixes: list[list[int]]) -> np.ndarray:
+def logits_alone(prefixes):
     """Return the logits [rows, vocab] after each prefix, computed from its beginning."""
     REFERENCE.allocate(len(prefixes))
     batch = Batch(len(prefixes))
@@ -78,15 +77,15 @@ def logits_alone(prefixes: list[list[int]]) -> np.ndarray:
     return logits
 
 
-def scores(tokens: list[int], ways: list[list[int]]) -> np.ndarray:
+def scores(tokens, ways):
     return logits_alone([tokens, *(tokens + way for way in ways)]).copy()
 
 
-def likely(tokens: list[int], _ways: list[list[int]]) -> np.ndarray:
+def likely(tokens, _ways):
     return np.arange(512)[None] == reference_next_token(REFERENCE, tokens)
 
 
-def spoil(rows: PagedRows) -> None:
+def spoil(rows):
     """Write over all that no row has computed, or had for a draft that was not accepted."""
     size, [tables] = rows.pages.block_size, rows.tables
     cells = [
@@ -108,8 +107,8 @@ def spoil(rows: PagedRows) -> None:
 @given(seed=st.integers(0, 2**32))
 @examples(60)
 def test_rows_that_share_blocks_are_the_function_of_their_prefixes(
-    seed: int, *, is_attentive: bool, is_checked: bool
-) -> None:
+    seed, *, is_attentive, is_checked
+):
     model = SimulatedModel(is_attentive=is_attentive)
     rows = PagedRows(CheckedModel(model) if is_checked else model, Random(seed), scores, spoil)
     for _ in range(30):
@@ -121,14 +120,14 @@ def test_rows_that_share_blocks_are_the_function_of_their_prefixes(
 @pytest.mark.parametrize("name", MODELS)
 @given(seed=st.integers(0, 2**32))
 @examples(30)
-def test_rows_in_parts_and_rows_that_decode_do_not_disturb_each_other(name: str, seed: int) -> None:
+def test_rows_in_parts_and_rows_that_decode_do_not_disturb_each_other(name, seed):
     rows = PagedRows(MODELS[name](), Random(seed), likely, is_paged=False)
     for _ in range(25):
         rows.change()
         rows.step()
 
 
-def begun(*, is_attentive: bool) -> tuple[SimulatedModel, Batch, list[int]]:
+def begun(*, is_attentive):
     """Return a model with a row of 9 tokens in blocks 5, 2, and 7 of 4 tokens."""
     model = SimulatedModel(is_attentive=is_attentive)
     model.allocate_pages(2, 8, 4)
@@ -141,7 +140,7 @@ def begun(*, is_attentive: bool) -> tuple[SimulatedModel, Batch, list[int]]:
 
 
 @pytest.mark.parametrize("block", [5, 2])
-def test_an_attentive_model_sees_that_any_earlier_block_was_overwritten(block: int) -> None:
+def test_an_attentive_model_sees_that_any_earlier_block_was_overwritten(block):
     """The row in slot 1 writes where the one in slot 0 still reads."""
     model, batch, prefix = begun(is_attentive=True)
     assert batch.pages is not None
@@ -164,24 +163,24 @@ def test_a_model_that_is_not_attentive_sees_it_of_the_last_token(block: int, is_
     assert (token != reference_next_token(REFERENCE, prefix)) == is_seen
 
 
-def test_a_checked_model_is_paged_exactly_if_its_own_is() -> None:
+def test_a_checked_model_is_paged_exactly_if_its_own_is():
     class Unpaged(SimulatedModel):
         is_paged = False
 
     class Small(SimulatedModel):
-        def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
+        def allocate_pages(self, num_slots, num_blocks, block_size):
             raise MemoryError(f"{num_slots} {num_blocks} {block_size}")
 
     class Plain:
         name, settings, tokenizer = "plain", REFERENCE.settings, REFERENCE.tokenizer
         vocab_size, eos_token_id = 512, 0
 
-        def allocate(self, num_slots: int) -> None: ...
-        def forward(self, batch: Batch) -> ModelOutput:
+        def allocate(self, num_slots): ...
+        def forward(self, batch):
             return ModelOutput(batch.tokens)
 
-        def fork(self, source: int, target: int) -> None: ...
-        def release(self, slot: int) -> None: ...
+        def fork(self, source, target): ...
+        def release(self, slot): ...
 
     assert can_page(CheckedModel(SimulatedModel()))
     assert not can_page(CheckedModel(Unpaged()))
@@ -192,11 +191,11 @@ def test_a_checked_model_is_paged_exactly_if_its_own_is() -> None:
         CheckedModel(Small()).allocate_pages(2, 9, 16)
 
 
-def test_a_part_may_fail_and_a_row_that_was_not_computed_may_not() -> None:
+def test_a_part_may_fail_and_a_row_that_was_not_computed_may_not():
     class Failing(SimulatedModel):
         failed: dict[int, str]
 
-        def forward(self, batch: Batch) -> ModelOutput:
+        def forward(self, batch):
             return ModelOutput(super().forward(batch).tokens, self.failed)
 
     inner = Failing()
@@ -211,11 +210,11 @@ def test_a_part_may_fail_and_a_row_that_was_not_computed_may_not() -> None:
         model.forward(batch)
 
 
-def test_a_part_does_not_ask_an_llm_for_anything() -> None:
-    asked: list[list[int]] = []
+def test_a_part_does_not_ask_an_llm_for_anything():
+    asked = []
 
     class Counting(Likely):
-        def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+        def next_token_logits(self, prev_token_ids):
             asked.append(prev_token_ids)
             return super().next_token_logits(prev_token_ids)
 

@@ -11,7 +11,7 @@ from reference import ENGLISH, as_text
 from reference_logits import reference_logits
 
 from batcher import BatchdecodeError, SimulatedModel, SimulatedSettings, decode
-from batcher.models.base import Batch, Chunk, ModelOutput, Pages, can_score, join_bytes
+from batcher.models.base import Batch, Chunk, Pages, can_score, join_bytes
 from batcher.models.simulated import (
     SimulatedDraft,
     hash_after,
@@ -24,7 +24,7 @@ prompts = st.lists(st.integers(0, 511), max_size=30)
 
 
 @given(st.lists(prompts, min_size=1, max_size=5), st.integers(0, 2**70))
-def test_every_row_is_the_function_of_its_prefix(rows: list[list[int]], seed: int) -> None:
+def test_every_row_is_the_function_of_its_prefix(rows, seed):
     model = SimulatedModel(SimulatedSettings(seed=seed))
     model.allocate(len(rows))
     batch = Batch(len(rows))
@@ -40,7 +40,7 @@ def test_every_row_is_the_function_of_its_prefix(rows: list[list[int]], seed: in
 
 
 @given(st.integers(0, 2**64 - 1), prompts)
-def test_hashing_at_once_equals_hashing_one_by_one(state: int, token_ids: list[int]) -> None:
+def test_hashing_at_once_equals_hashing_one_by_one(state, token_ids):
     expected = state
     for token_id in token_ids:
         expected = (expected + token_id) * 0x5851F42D4C957F2D % 2**64
@@ -49,9 +49,7 @@ def test_hashing_at_once_equals_hashing_one_by_one(state: int, token_ids: list[i
 
 @examples(30)  # the definition is slow
 @given(st.lists(prompts, min_size=1, max_size=4), st.data())
-def test_the_logits_of_any_slots_are_the_function_of_their_prefixes(
-    rows: list[list[int]], data: st.DataObject
-) -> None:
+def test_the_logits_of_any_slots_are_the_function_of_their_prefixes(rows, data):
     model = SimulatedModel(SimulatedSettings(seed=data.draw(st.integers(0, 99))))
     model.allocate(len(rows))
     heads, batch = Batch(len(rows)), Batch(len(rows))
@@ -76,7 +74,7 @@ def test_the_logits_of_any_slots_are_the_function_of_their_prefixes(
         batch.chunks, batch.tokens = [], np.array(tokens)
 
 
-def check_logits(logits: np.ndarray | None, expected: list[list[float]]) -> None:
+def check_logits(logits, expected):
     assert logits is not None
     assert logits.dtype == np.float32
     assert logits.flags.c_contiguous
@@ -87,7 +85,7 @@ def check_logits(logits: np.ndarray | None, expected: list[list[float]]) -> None
 MODEL = SimulatedModel()  # one for many tests, since it makes its table of logits once
 
 
-def logits_after(prefixes: list[list[int]]) -> tuple[np.ndarray, list[int]]:
+def logits_after(prefixes):
     """Return the logits [rows, vocab] after some prompts in one batch, and the greedy tokens."""
     model = MODEL
     model.allocate(len(prefixes))
@@ -105,7 +103,7 @@ MANY = [[prompt, prompt % 7] for prompt in range(2, 512)] + [
 ]
 
 
-def test_the_greedy_token_has_the_largest_logit_by_far_enough() -> None:
+def test_the_greedy_token_has_the_largest_logit_by_far_enough():
     logits, tokens = logits_after(MANY)
     assert np.isfinite(logits).all()
     assert logits.argmax(axis=1).tolist() == tokens
@@ -113,14 +111,14 @@ def test_the_greedy_token_has_the_largest_logit_by_far_enough() -> None:
     assert (best_two[:, 1] - best_two[:, 0]).min() > 0.5
 
 
-def test_the_logits_of_a_row_are_the_same_to_the_bit_in_any_batch() -> None:
+def test_the_logits_of_a_row_are_the_same_to_the_bit_in_any_batch():
     together = logits_after(MANY[:64])[0].copy()
     for prefix, row in zip(MANY[:64], together, strict=True):
         alone, _ = logits_after([prefix])
         assert (alone[0] == row).all()
 
 
-def test_the_logits_are_shaped_like_a_language_models() -> None:
+def test_the_logits_are_shaped_like_a_language_models():
     """A few words are likely, how many varies; what breaks the grammar is rare, not impossible."""
     model = SimulatedModel()
     words = [[i, word] for word in model.tokenizer.words["object"] for i in range(2, 40)]
@@ -139,7 +137,7 @@ def test_the_logits_are_shaped_like_a_language_models() -> None:
     assert probabilities[:, frequent].mean() > 2 * probabilities[:, rare].mean()
 
 
-def test_golden_logits_and_a_golden_text() -> None:
+def test_golden_logits_and_a_golden_text():
     """Samples stay the same from release to release; the reference says that they are right."""
     model = SimulatedModel()
     logits = reference_logits(model, model.tokenizer.encode("Tell me a story"))
@@ -157,7 +155,7 @@ def test_golden_logits_and_a_golden_text() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
-def test_eos_comes_as_often_as_the_settings_say(rate: float) -> None:
+def test_eos_comes_as_often_as_the_settings_say(rate):
     model = SimulatedModel(SimulatedSettings(eos_rate=rate))
     requests = [{"prompt": [i], "max_tokens": 300, "ignore_eos": True} for i in range(60)]
     tokens = [token for result in decode(requests, model=model) for token in result.tokens]
@@ -170,12 +168,12 @@ def test_eos_comes_as_often_as_the_settings_say(rate: float) -> None:
 
 
 @given(st.text())
-def test_any_text_round_trips(text: str) -> None:
+def test_any_text_round_trips(text):
     tokenizer = WordTokenizer()
     assert join_bytes(tokenizer.encode(text), tokenizer.token_bytes).decode() == text
 
 
-def test_the_vocabulary_is_512_tokens_each_its_own() -> None:
+def test_the_vocabulary_is_512_tokens_each_its_own():
     tokenizer = WordTokenizer()
     assert len(tokenizer.token_bytes) == 512
     words = tokenizer.token_bytes[FIRST_WORD_ID:]
@@ -191,7 +189,7 @@ MODEL, DRAFT = SimulatedModel(SETTINGS), SimulatedDraft(SETTINGS, 0.7)
 PREFIXES = [[number, token] for number in range(40) for token in range(512)]
 
 
-def answer(model: SimulatedModel, prefixes: list[list[int]], slots: list[int]) -> ModelOutput:
+def answer(model, prefixes, slots):
     model.allocate(len(prefixes))
     batch = Batch(len(prefixes))
     for slot, prefix in enumerate(prefixes):
@@ -201,7 +199,7 @@ def answer(model: SimulatedModel, prefixes: list[list[int]], slots: list[int]) -
 
 
 @pytest.mark.parametrize("agreement", [0.0, 0.25, 0.7, 1.0])
-def test_tokens_agree_as_often_as_they_should(agreement: float) -> None:
+def test_tokens_agree_as_often_as_they_should(agreement):
     draft = SimulatedDraft(SETTINGS, agreement)
     tokens = answer(MODEL, PREFIXES, []).tokens.copy()
     is_equal = answer(draft, PREFIXES, []).tokens == tokens
@@ -213,7 +211,7 @@ def test_tokens_agree_as_often_as_they_should(agreement: float) -> None:
         assert abs(is_equal[part].mean() - agreement) < 0.02
 
 
-def test_logits_are_those_of_the_model_or_of_another_choice() -> None:
+def test_logits_are_those_of_the_model_or_of_another_choice():
     prefixes = PREFIXES[::13]
     every = [*range(len(prefixes))]
     theirs = answer(MODEL, prefixes, every).logits.copy()
@@ -228,9 +226,7 @@ def test_logits_are_those_of_the_model_or_of_another_choice() -> None:
     st.lists(st.lists(st.integers(0, 511), min_size=2, max_size=9), min_size=1, max_size=6),
     st.data(),
 )
-def test_drafts_are_the_same_in_any_batch_and_in_pages(
-    rows: list[list[int]], data: st.DataObject
-) -> None:
+def test_drafts_are_the_same_in_any_batch_and_in_pages(rows, data):
     slots = [slot for slot in range(len(rows)) if data.draw(st.booleans())]
     output = answer(DRAFT, rows, slots)
     tokens = output.tokens.tolist()
@@ -255,7 +251,7 @@ def test_drafts_are_the_same_in_any_batch_and_in_pages(
         assert alone.tokens[0] == tokens[slot] == alone.logits[0].argmax()
 
 
-def test_a_draft_is_made_by_its_name() -> None:
+def test_a_draft_is_made_by_its_name():
     draft = simulated_draft("simulated:0.25", SETTINGS)
     assert draft.name == "simulated:0.25"
     assert draft.settings == MODEL.settings
@@ -264,6 +260,6 @@ def test_a_draft_is_made_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("rate", ["", "1.5", "-0.1", "nan", "x", "0.5:1", "1e400"])
-def test_a_rate_that_is_none_is_refused(rate: str) -> None:
+def test_a_rate_that_is_none_is_refused(rate):
     with pytest.raises(BatchdecodeError, match=f"^simulated:{rate}: RATE says how often"):
         simulated_draft(f"simulated:{rate}", SETTINGS)

@@ -6,7 +6,6 @@ The default tests, which have no torch, search the same tables.
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
@@ -26,16 +25,16 @@ class MarkovModel(PreTrainedModel, GenerationMixin):
     config_class = PretrainedConfig
     main_input_name = "input_ids"
 
-    def __init__(self, table: list[list[float]]) -> None:
+    def __init__(self, table):
         super().__init__(PretrainedConfig(vocab_size=len(table), is_encoder_decoder=False))
         self.table = torch.nn.Parameter(torch.tensor(table))
 
-    def forward(self, input_ids: Any, **_: Any) -> CausalLMOutput:
+    def forward(self, input_ids, **_):
         sharpness = 1 + torch.arange(input_ids.shape[1]) / 10
         return CausalLMOutput(logits=self.table[input_ids] * sharpness[:, None])
 
 
-def cases() -> list[dict[str, Any]]:
+def cases():
     draw = random.Random(11)
     return [
         case
@@ -45,9 +44,7 @@ def cases() -> list[dict[str, Any]]:
     ]
 
 
-def cases_of_one_model(
-    draw: random.Random, num_beams: int, length_penalty: float
-) -> list[dict[str, Any]]:
+def cases_of_one_model(draw, num_beams, length_penalty):
     """Return what each early_stopping gives, of a model where they differ as far as they can."""
     num_distinct = 3 if length_penalty > 0 else 2 if length_penalty < 0 else 1
     while True:
@@ -60,14 +57,7 @@ def cases_of_one_model(
             return cases
 
 
-def case(
-    logits: list[list[float]],
-    *,
-    num_beams: int,
-    length_penalty: float,
-    early_stopping: bool | str,
-    max_tokens: int,
-) -> dict[str, Any]:
+def case(logits, *, num_beams, length_penalty, early_stopping, max_tokens):
     output = MarkovModel(logits).generate(
         torch.tensor([[START]]),
         attention_mask=torch.ones(1, 1, dtype=torch.int64),

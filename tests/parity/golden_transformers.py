@@ -7,7 +7,6 @@ import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -17,7 +16,7 @@ from tiny_checkpoints import CLASSES, GOLDEN_PROMPT, config_json, write_named
 
 PATH = Path(__file__).parents[1] / "golden" / "transformers.json"
 NUM_TOKENS = 48
-FIELDS: dict[str, dict[str, Any]] = {
+FIELDS = {
     "mistral": {"sliding_window": 20},
     "gemma3": {
         "sliding_window": 20,
@@ -30,13 +29,13 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-def cases() -> list[dict[str, Any]]:
+def cases():
     found = [case(config_json(name, **FIELDS.get(name, {}))) for name in CLASSES]
     dense = config_json("qwen3_next", **FIELDS["qwen3_next"], num_experts=0)
     return [*found, case(dense)]
 
 
-def case(fields: dict[str, Any]) -> dict[str, Any]:
+def case(fields):
     """Return the logits after a prompt, and the likeliest tokens from there on."""
     with TemporaryDirectory() as folder:
         write_named(Path(folder), fields)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pytest
 
-from batcher.decoding.beams import BeamSearch, Hypothesis
+from batcher.decoding.beams import BeamSearch
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -33,7 +33,7 @@ class Setting(NamedTuple):
     min_tokens: int
 
 
-def random_settings(count: int) -> list[Setting]:
+def random_settings(count):
     draw = random.Random(7)
     settings = []
     for number in range(count):
@@ -60,7 +60,7 @@ def random_settings(count: int) -> list[Setting]:
 
 
 @cache
-def model_of(architecture: str, vocab_size: int, eos: tuple[int, ...], eos_bias: float) -> Any:
+def model_of(architecture, vocab_size, eos, eos_bias):
     torch.manual_seed(vocab_size)
     sizes = {"vocab_size": vocab_size, "bos_token_id": 1, "eos_token_id": None}
     model: Any
@@ -88,7 +88,7 @@ def model_of(architecture: str, vocab_size: int, eos: tuple[int, ...], eos_bias:
     return model.eval()
 
 
-def by_generate(setting: Setting) -> tuple[list[list[int]], list[float] | None]:
+def by_generate(setting):
     """Return the sequences of `generate` and their scores, which one beam does not have."""
     output = model_of(*setting[:4]).generate(
         torch.tensor([setting.prompt]),
@@ -111,7 +111,7 @@ def by_generate(setting: Setting) -> tuple[list[list[int]], list[float] | None]:
     return [[token for token in row if token != PAD] for row in rows], scores
 
 
-def by_beam_search(setting: Setting) -> list[Hypothesis]:
+def by_beam_search(setting):
     search = BeamSearch(
         num_beams=setting.num_beams,
         num_results=setting.num_results,
@@ -134,7 +134,7 @@ def by_beam_search(setting: Setting) -> list[Hypothesis]:
         ]
 
 
-def processors_of(setting: Setting) -> Any:
+def processors_of(setting):
     processors = transformers.LogitsProcessorList()
     if setting.repetition_penalty != 1:
         processors.append(transformers.RepetitionPenaltyLogitsProcessor(setting.repetition_penalty))
@@ -147,7 +147,7 @@ def processors_of(setting: Setting) -> Any:
     return processors
 
 
-def log_probs(setting: Setting, processors: Any, prefixes: list[list[int]]) -> Any:
+def log_probs(setting, processors, prefixes):
     rows = torch.tensor(prefixes)
     with torch.no_grad():
         scores = model_of(*setting[:4])(rows).logits[:, -1]
@@ -157,7 +157,7 @@ def log_probs(setting: Setting, processors: Any, prefixes: list[list[int]]) -> A
 
 
 @pytest.mark.parametrize("setting", random_settings(180))
-def test_the_hypotheses_are_those_of_generate(setting: Setting) -> None:
+def test_the_hypotheses_are_those_of_generate(setting):
     expected_rows, expected_scores = by_generate(setting)
     hypotheses = by_beam_search(setting)
     assert [hypothesis.tokens for hypothesis in hypotheses] == expected_rows
@@ -168,7 +168,7 @@ def test_the_hypotheses_are_those_of_generate(setting: Setting) -> None:
         assert hypothesis.has_ended == (hypothesis.tokens[-1] in setting.eos)
 
 
-def test_the_golden_cases_are_those_of_generate() -> None:
+def test_the_golden_cases_are_those_of_generate():
     import golden_beams  # noqa: PLC0415 - it needs torch
 
     kept = json.loads(golden_beams.PATH.read_text())

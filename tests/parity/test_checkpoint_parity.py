@@ -90,7 +90,7 @@ def test_a_prompt_begins_as_transformers_begins_it(tmp_path, case, claim):
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
-def pieces_of_text() -> Vocabulary:
+def pieces_of_text():
     """Return a vocabulary of sentencepiece made of some texts, in which no two scores are equal."""
     words = sorted({word for text in TEXTS for word in text.replace(" ", f" {SPACE}").split()})
     parts = {

@@ -19,7 +19,7 @@ stats = pytest.importorskip("scipy.stats")
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "samplers.json"
 SIZES = [5, 512, 32_000]
-SETTINGS: list[dict] = [
+SETTINGS = [
     {"temperature": 0.7},
     {"temperature": 1.9},
     *({"top_k": k} for k in (1, 2, 50, 10**9)),
@@ -52,7 +52,7 @@ SETTINGS: list[dict] = [
 PROMPT, GENERATED, STOPS = [3, 1, 3], [2, 4, 2, 4], (0,)
 
 
-def settings(fields: dict) -> SamplingParams:
+def settings(fields):
     return SamplingParams(**{"temperature": 1.0, **fields})
 
 
@@ -62,11 +62,11 @@ class Telling(transformers.PreTrainedModel, transformers.GenerationMixin):
     config_class = transformers.PreTrainedConfig
     device = torch.device("cpu")  # which it would take from its weights
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    def __init__(self, logits):
         super().__init__(transformers.PreTrainedConfig())
         self.logits = logits
 
-    def forward(self, input_ids: torch.Tensor, **_: object) -> transformers.utils.ModelOutput:
+    def forward(self, input_ids, **_):
         logits = self.logits.expand(*input_ids.shape, -1)
         return transformers.utils.ModelOutput(logits=logits, past_key_values=None)
 
@@ -74,16 +74,16 @@ class Telling(transformers.PreTrainedModel, transformers.GenerationMixin):
 class CountPenalties(transformers.LogitsProcessor):
     """vLLM's frequency and presence penalties, which transformers has not."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params):
         self.params = params
 
-    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, _, scores):
         counts = torch.bincount(torch.tensor(GENERATED), minlength=scores.shape[1])
         frequency = self.params.frequency_penalty * counts
         return scores - frequency - self.params.presence_penalty * (counts > 0)
 
 
-def theirs(logits: np.ndarray, fields: dict) -> np.ndarray:
+def theirs(logits, fields):
     """The log-probabilities [vocab] by the list of processors that `generate` makes and applies.
 
     In double precision: in single, their sums over a large vocabulary miss a cut by a token or two.
@@ -105,7 +105,7 @@ def theirs(logits: np.ndarray, fields: dict) -> np.ndarray:
     return torch.log_softmax(processors(ids, own[None]), dim=-1)[0].numpy()
 
 
-def their_config(params: SamplingParams) -> transformers.GenerationConfig:
+def their_config(params):
     words = [Letters(0).encode(word) for word in params.bad_words]
     return transformers.GenerationConfig(
         do_sample=True,
@@ -126,13 +126,13 @@ def their_config(params: SamplingParams) -> transformers.GenerationConfig:
     )
 
 
-def ours(logits: np.ndarray, fields: dict) -> np.ndarray:
+def ours(logits, fields):
     params = settings(fields)
     own = logits if params.cfg_scale != 1 else logits[0]
     return drawn_from(own, params, prompt=PROMPT, generated=GENERATED, stop_token_ids=STOPS)
 
 
-def logits_of(kind: str, seed: int, vocab_size: int) -> np.ndarray:
+def logits_of(kind, seed, vocab_size):
     """[2, vocab]: of a row, and of its negative prompt's."""
     rng = np.random.default_rng(seed)
     logits = language_like(rng, 2, vocab_size)
@@ -146,7 +146,7 @@ def logits_of(kind: str, seed: int, vocab_size: int) -> np.ndarray:
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("kind", ["language", "flat", "sharp"])
 @pytest.mark.parametrize("fields", SETTINGS, ids=str)
-def test_the_same_tokens_stay_and_are_as_likely(fields: dict, kind: str, vocab_size: int) -> None:
+def test_the_same_tokens_stay_and_are_as_likely(fields, kind, vocab_size):
     for seed in range(2 if vocab_size > 1000 else 20):
         logits = logits_of(kind, seed, vocab_size)
         own, other = ours(logits, fields), theirs(logits, fields)
@@ -157,14 +157,14 @@ def test_the_same_tokens_stay_and_are_as_likely(fields: dict, kind: str, vocab_s
 
 
 @pytest.mark.parametrize("fields", SETTINGS, ids=str)
-def test_as_many_stay_where_logits_are_equal(fields: dict) -> None:
+def test_as_many_stay_where_logits_are_equal(fields):
     for seed in range(40):
         logits = logits_of("language", seed, 64 if seed % 2 else 5).round()
         own, other = ours(logits, fields), theirs(logits, fields)
         np.testing.assert_allclose(np.sort(own), np.sort(other), rtol=1e-5, atol=1e-5)
 
 
-def golden_cases() -> list[dict]:
+def golden_cases():
     """A small case of every setting, with Hugging Face's answer; None for what is dropped."""
     cases = []
     for number, fields in enumerate(SETTINGS):
@@ -175,14 +175,14 @@ def golden_cases() -> list[dict]:
     return cases
 
 
-def test_the_golden_vectors_are_those_of_this_version() -> None:
+def test_the_golden_vectors_are_those_of_this_version():
     kept = json.loads(GOLDEN.read_text())
     for case, fresh in zip(kept["cases"], golden_cases(), strict=True):
         assert case == json.loads(json.dumps(fresh))
 
 
 @pytest.mark.parametrize("fields", SETTINGS[:1] + SETTINGS[-8:], ids=str)
-def test_tokens_are_drawn_as_often_as_they_are_likely(fields: dict) -> None:
+def test_tokens_are_drawn_as_often_as_they_are_likely(fields):
     num_draws = 4000
     params = settings(fields)
     logits = logits_of("language", 3, 40)
@@ -197,7 +197,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(fields: dict) -> None:
         assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-4
 
 
-def draws(logits: np.ndarray, params: SamplingParams, num_draws: int) -> np.ndarray:
+def draws(logits, params, num_draws):
     """How often each token is chosen, of samples of one request."""
     num_rows, counts = 100, np.zeros(logits.shape[1])
     is_guided = params.cfg_scale != 1

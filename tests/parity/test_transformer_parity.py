@@ -1,7 +1,6 @@
 """Logits and greedy tokens of every architecture are those of transformers on the same weights."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,7 +84,7 @@ CASES = {
 }
 
 
-def saved(name: str, folder: Path):
+def saved(name, folder):
     """Return a model of transformers with random weights, after saving it."""
     kind, changes = CASES[name]
     torch.manual_seed(0)
@@ -105,7 +104,7 @@ def saved(name: str, folder: Path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
+def test_it_computes_what_transformers_does(name, tmp_path):
     theirs = saved(name, tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     ours = Transformer(checkpoint.config, checkpoint.read, WholeLinears())
@@ -129,7 +128,7 @@ def test_it_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     assert result.tokens == generated[0, 40:].tolist()
 
 
-def test_the_golden_cases_are_those_of_transformers() -> None:
+def test_the_golden_cases_are_those_of_transformers():
     import golden_transformers  # noqa: PLC0415 - it needs torch
 
     kept = json.loads(golden_transformers.PATH.read_text())

@@ -1,7 +1,6 @@
 """A cluster of Ray with several nodes on this machine, which come and go."""
 
 import time
-from typing import Self
 
 import running  # before Ray reads the environment
 from ray._raylet import GcsClient
@@ -21,7 +20,7 @@ class Nodes:
     def __init__(self, **head):
         self._arguments, self.others = head, []
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._cluster = Cluster(initialize_head=True, head_node_args=_arguments(self._arguments))
         self.head, self.address = self._cluster.head_node, self._cluster.address
         return self

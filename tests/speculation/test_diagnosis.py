@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +9,9 @@ from examples import mostly_heavy
 
 from batcher import Request, decode
 from batcher.errors import BatchdecodeError
-from batcher.models.base import FloatArray, Model
+from batcher.models.base import FloatArray
 from batcher.models.loading import as_model
 from batcher.speculation.diagnosis import (
-    Diagnosis,
     Side,
     TargetOutput,
     can_be_compared,
@@ -27,10 +25,10 @@ Logits = Callable[[list[int]], FloatArray]
 class Letters:
     """A tokenizer: the letters from `first` on."""
 
-    def __init__(self, first: str = "a") -> None:
+    def __init__(self, first="a"):
         self.token_bytes = [bytes([ord(first) + place]) for place in range(VOCAB_SIZE)]
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         return [self.token_bytes.index(letter.encode()) for letter in text]
 
 
@@ -39,41 +37,41 @@ class Asked:
 
     gives, vocab_size = "logits", VOCAB_SIZE
 
-    def __init__(self, logits: Logits, tokenizer: Any = None, eos: int | None = None) -> None:
+    def __init__(self, logits, tokenizer=None, eos=None):
         self.logits, self.tokenizer = logits, tokenizer or Letters()
         self.eos_token_id = eos
 
-    def __call__(self, prefixes: list[list[int]]) -> list[FloatArray]:
+    def __call__(self, prefixes):
         return [self.logits(prefix) for prefix in prefixes]
 
 
-def target(prefix: list[int]) -> FloatArray:
+def target(prefix):
     return 2.5 * drawn(1, prefix)
 
 
-def good(prefix: list[int]) -> FloatArray:
+def good(prefix):
     return target(prefix) + 0.4 * drawn(2, prefix)
 
 
-def weak(prefix: list[int]) -> FloatArray:
+def weak(prefix):
     return 1.0 * target(prefix) + 2.5 * drawn(3, prefix)
 
 
-def drawn(seed: int, prefix: list[int]) -> FloatArray:
+def drawn(seed, prefix):
     """Return normal numbers [vocab] that depend on the last three tokens."""
     normal = np.random.default_rng([seed, *prefix[-3:]]).normal(size=VOCAB_SIZE)
     return normal.astype(np.float32)
 
 
-def colder(prefix: list[int]) -> FloatArray:
+def colder(prefix):
     return good(prefix) * 2
 
 
-def late(prefix: list[int]) -> FloatArray:
+def late(prefix):
     return good(prefix[:-1])
 
 
-def early(prefix: list[int]) -> FloatArray:
+def early(prefix):
     """Guess one token further than it is asked for: what a chunk that is one off would give."""
     return good([*prefix, int(target(prefix).argmax())])
 
@@ -81,11 +79,11 @@ def early(prefix: list[int]) -> FloatArray:
 class Stale:
     """A model whose cache misses every third token of those that come one by one."""
 
-    def __init__(self) -> None:
-        self.before: list[int] = []
-        self.kept: list[int] = []
+    def __init__(self):
+        self.before = []
+        self.kept = []
 
-    def __call__(self, prefix: list[int]) -> FloatArray:
+    def __call__(self, prefix):
         is_next = prefix[:-1] == self.before and len(self.before) > 0
         if not is_next:
             self.kept = prefix.copy()
@@ -95,7 +93,7 @@ class Stale:
         return good(self.kept)
 
 
-def rows_of(num_rows: int = 5, length: int = 24, **fields: Any) -> list[TargetOutput]:
+def rows_of(num_rows=5, length=24, **fields):
     """Return prompts and what the target writes after each."""
     rows = []
     random = np.random.default_rng(7)
@@ -109,16 +107,16 @@ def rows_of(num_rows: int = 5, length: int = 24, **fields: Any) -> list[TargetOu
     return rows
 
 
-def model_of(logits: Logits, **more: Any) -> Model:
+def model_of(logits, **more):
     return as_model(Asked(logits, **more), "a model")
 
 
-def found(draft: Model, draft_fields: dict[str, object] | None = None, **fields: Any) -> Diagnosis:
+def found(draft, draft_fields=None, **fields):
     fields = {"temperature": 1.0, **fields}
     return diagnose(rows_of(**fields), model_of(target), draft, draft_fields or {})
 
 
-def test_a_draft_that_is_the_target_overlaps_wholly() -> None:
+def test_a_draft_that_is_the_target_overlaps_wholly():
     diagnosis = found(model_of(target))
     assert diagnosis.overlap == pytest.approx(1, abs=1e-6)
     assert diagnosis.agreement == 1
@@ -128,7 +126,7 @@ def test_a_draft_that_is_the_target_overlaps_wholly() -> None:
     assert not any(check.is_fault for check in diagnosis.checks)
 
 
-FAULTS: dict[str, tuple[str, Callable[[], Model], dict[str, object], dict[str, Any]]] = {
+FAULTS = {
     "weak": ("weak", partial(model_of, weak), {}, {}),
     "colder": ("temperature", partial(model_of, colder), {}, {}),
     "a setting": ("temperature", partial(model_of, good), {"temperature": 2.5}, {}),
@@ -152,7 +150,7 @@ QUICK = ("weak", "a setting", "stale", "late", "other letters")  # one of each c
 
 
 @pytest.mark.parametrize("fault", mostly_heavy(FAULTS, *QUICK))
-def test_a_planted_fault_is_named(fault: str) -> None:
+def test_a_planted_fault_is_named(fault):
     cause, make_draft, draft_fields, fields = FAULTS[fault]
     diagnosis = found(make_draft(), draft_fields, **fields)
     assert diagnosis.cause == cause
@@ -160,14 +158,14 @@ def test_a_planted_fault_is_named(fault: str) -> None:
     assert others <= {"temperature"}, "flatter is a bit better with many faults"
 
 
-def test_a_draft_that_guesses_one_token_further_is_told() -> None:
+def test_a_draft_that_guesses_one_token_further_is_told():
     diagnosis = found(model_of(early), temperature=0.3)
     assert diagnosis.cause == "positions"
     [check] = [check for check in diagnosis.checks if check.cause == "positions"]
     assert "one position after it" in check.text
 
 
-def test_drafts_without_logits_or_the_tokens_of_the_target_are_not_asked() -> None:
+def test_drafts_without_logits_or_the_tokens_of_the_target_are_not_asked():
     class Few(Asked):
         vocab_size = 3
 
@@ -179,7 +177,7 @@ def test_drafts_without_logits_or_the_tokens_of_the_target_are_not_asked() -> No
         diagnose(rows_of(1, 2), model_of(target), plain, {})
 
 
-def test_the_overlap_is_that_of_the_probabilities_drawn_from() -> None:
+def test_the_overlap_is_that_of_the_probabilities_drawn_from():
     """By hand: of three tokens, with a temperature of 0.5 and the likeliest two of them."""
     request = Request(prompt=[0], temperature=0.5, top_k=2)
     p, q = np.log([0.5, 0.3, 0.2]), np.log([0.2, 0.5, 0.3])
@@ -196,7 +194,7 @@ def test_the_overlap_is_that_of_the_probabilities_drawn_from() -> None:
     assert diagnosis.overlap == pytest.approx(9 / 34, abs=1e-6)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "greedy": {},
     "warm": {"temperature": 0.6},
     "top_k": {"temperature": 1.0, "top_k": 5},
@@ -218,9 +216,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_probabilities_are_those_that_the_engine_draws_from(setting: str) -> None:
+def test_probabilities_are_those_that_the_engine_draws_from(setting):
     prompt = [0, 1, 2]
-    asked: dict[str, Any] = {"max_tokens": 20, "seed": 4, **SETTINGS[setting]}
+    asked = {"max_tokens": 20, "seed": 4, **SETTINGS[setting]}
     request = Request(prompt=prompt, logprobs=20, logprobs_mode="processed", **asked)
     [result] = decode([request], model=model_of(target))
     assert result.logprobs is not None
@@ -249,5 +247,5 @@ def test_probabilities_are_those_that_the_engine_draws_from(setting: str) -> Non
         {"session": "s"},
     ],
 )
-def test_what_is_more_than_a_sample_is_not_compared(fields: dict[str, Any]) -> None:
+def test_what_is_more_than_a_sample_is_not_compared(fields):
     assert not can_be_compared(Request(prompt="a", **fields))

@@ -1,11 +1,9 @@
 """How many drafts rows are given: by hand, against all ways, and against the best fixed number."""
 
-from collections.abc import Callable
 from itertools import product
 from math import ceil
 from random import Random
 from statistics import median
-from typing import Any
 
 import pytest
 from examples import examples, rest_heavy
@@ -16,7 +14,7 @@ from batcher.speculation.lengths import AutoLengths, LengthChange, StepCosts
 from batcher.speculation.settings import expected_tokens
 
 MOST = 8
-SECONDS: dict[str, Callable[[int, int], float]] = {
+SECONDS = {
     "all alike": lambda _rows, _tokens: 1.0,
     "by tokens": lambda _rows, tokens: 0.1 + tokens,
     "in tiles": lambda _rows, tokens: float(ceil(tokens / 16)),
@@ -29,17 +27,17 @@ SECONDS: dict[str, Callable[[int, int], float]] = {
 class Play:
     """Rows whose drafts are accepted as often as `acceptances` say; time and tokens add up."""
 
-    def __init__(self, kind: str, acceptances: list[float], draft_seconds: float = 0.0) -> None:
+    def __init__(self, kind, acceptances, draft_seconds=0.0):
         self.step_seconds, self.acceptances = SECONDS[kind], acceptances
-        self.draft_seconds: Callable[[int], float] = lambda rows: draft_seconds if rows else 0.0
+        self.draft_seconds = lambda rows: draft_seconds if rows else 0.0
         self.lengths = AutoLengths(MOST, self.step_seconds, self.draft_seconds)
         for slot in range(len(acceptances)):
             self.lengths.open(slot)
         self.random = Random(5)
         self.seconds, self.num_tokens = 0.0, 0
-        self.wanted: dict[int, int] = {}
+        self.wanted = {}
 
-    def step(self) -> list[LengthChange]:
+    def step(self):
         num_rows = len(self.acceptances)
         self.wanted = self.lengths.wanted(range(num_rows))
         self.seconds += self.seconds_of([self.wanted.get(slot, 0) for slot in range(num_rows)])
@@ -52,22 +50,22 @@ class Play:
             self.lengths.learn([(slot, number, accepted)])
         return self.lengths.take_changes()
 
-    def seconds_of(self, numbers: list[int]) -> float:
+    def seconds_of(self, numbers):
         drafting = [sum(number >= place for number in numbers) for place in range(1, MOST + 1)]
         seconds = self.step_seconds(len(numbers), len(numbers) + sum(numbers))
         return seconds + sum(map(self.draft_seconds, drafting))
 
-    def rate_of(self, numbers: list[int]) -> float:
+    def rate_of(self, numbers):
         """Return the tokens per second to expect with so many drafts of each row."""
         given = zip(self.acceptances, numbers, strict=True)
         return sum(expected_tokens(a, k) for a, k in given) / self.seconds_of(numbers)
 
-    def best_fixed(self) -> float:
+    def best_fixed(self):
         num_rows = len(self.acceptances)
         return max(self.rate_of([number] * num_rows) for number in range(MOST + 1))
 
 
-CASES: list[Any] = [
+CASES = [
     *product(SECONDS, ([0.9], [0.6], [0.2], [0.0]), (0.0, 0.05)),
     *product(SECONDS, ([0.8] * 4, [0.0, 0.3, 0.6, 0.9] * 5), (0.0,)),
 ]
@@ -77,9 +75,7 @@ FEW_FIRST = sorted(CASES, key=lambda case: CASES.index(case) % 4)
 
 
 @pytest.mark.parametrize(("kind", "acceptances", "draft_seconds"), rest_heavy(15, FEW_FIRST))
-def test_it_is_as_good_as_the_best_fixed_number(
-    kind: str, acceptances: list[float], draft_seconds: float
-) -> None:
+def test_it_is_as_good_as_the_best_fixed_number(kind, acceptances, draft_seconds):
     play = Play(kind, acceptances, draft_seconds)
     for _ in range(400):
         play.step()
@@ -88,7 +84,7 @@ def test_it_is_as_good_as_the_best_fixed_number(
 
 @pytest.mark.parametrize("kind", ["by tokens", "dearer soon", "in tiles"])
 @pytest.mark.parametrize("num_rows", [1, 16])
-def test_drafts_that_gain_nothing_cost_next_to_nothing(kind: str, num_rows: int) -> None:
+def test_drafts_that_gain_nothing_cost_next_to_nothing(kind, num_rows):
     play = Play(kind, [0.0] * num_rows)
     for _ in range(200):
         play.step()
@@ -100,7 +96,7 @@ def test_drafts_that_gain_nothing_cost_next_to_nothing(kind: str, num_rows: int)
     assert num_drafts > 10, "it looks whether anything has changed"
 
 
-def test_it_is_switched_off_and_on_again_and_says_why() -> None:
+def test_it_is_switched_off_and_on_again_and_says_why():
     play = Play("dearer soon", [0.9])
     for _ in range(50):
         play.step()
@@ -121,15 +117,13 @@ def test_it_is_switched_off_and_on_again_and_says_why() -> None:
     st.lists(st.floats(0, 1), min_size=12, max_size=12),
 )
 @examples(100)
-def test_the_drafts_that_are_taken_are_the_best(
-    acceptances: list[float], steps: list[float]
-) -> None:
+def test_the_drafts_that_are_taken_are_the_best(acceptances, steps):
     """Against all ways to give three rows up to three drafts each, whatever tokens cost."""
     times = [1.0]
     for more in steps:
         times.append(times[-1] + more)
 
-    def step_seconds(num_rows: int, num_tokens: int) -> float:
+    def step_seconds(num_rows, num_tokens):
         return times[num_tokens - num_rows]
 
     lengths = AutoLengths(3, step_seconds)
@@ -141,7 +135,7 @@ def test_the_drafts_that_are_taken_are_the_best(
     lengths._credit = -1e9  # no probes
     wanted = lengths.wanted(range(len(acceptances)))
 
-    def rate(numbers: tuple[int, ...]) -> float:
+    def rate(numbers):
         given = zip(acceptances, numbers, strict=True)
         return sum(expected_tokens(a, k) for a, k in given) / times[sum(numbers)]
 
@@ -151,7 +145,7 @@ def test_the_drafts_that_are_taken_are_the_best(
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), max_size=60))
 @examples(60)
-def test_rows_come_and_go(moves: list[tuple[int, int, bool]]) -> None:
+def test_rows_come_and_go(moves):
     """Never more than there may be, never for a row that is not asked for; changes add up."""
     costs = StepCosts()
     lengths, rows = AutoLengths(4, costs.estimate), dict[int, int]()
@@ -176,7 +170,7 @@ def test_rows_come_and_go(moves: list[tuple[int, int, bool]]) -> None:
         assert rows == {row: lengths._rows[row].num_drafts for row in rows}
 
 
-def test_what_is_not_known_is_not_spent() -> None:
+def test_what_is_not_known_is_not_spent():
     lengths = AutoLengths(4, StepCosts().estimate)
     lengths.open(0)
     assert lengths.wanted([0]) in ({}, {0: 1})
@@ -186,7 +180,7 @@ def test_what_is_not_known_is_not_spent() -> None:
 # -- what steps cost ------------------------------------------------------------------------------
 
 
-def costs_of(steps: dict[int, float]) -> StepCosts:
+def costs_of(steps):
     costs = StepCosts()
     for num_tokens, seconds in steps.items():
         costs.learn(num_tokens, seconds)
@@ -208,13 +202,13 @@ def costs_of(steps: dict[int, float]) -> StepCosts:
         ({4: 2.0, 8: 1.0}, 9, 1.0),  # less time for more is noise
     ],
 )
-def test_costs_by_hand(steps: dict[int, float], num_tokens: int, seconds: float) -> None:
+def test_costs_by_hand(steps, num_tokens, seconds):
     assert costs_of(steps).estimate(1, num_tokens) == pytest.approx(seconds)
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(0.001, 9)), min_size=1))
 @examples(100)
-def test_what_was_seen_is_the_median_of_its_latest_steps(steps: list[tuple[int, float]]) -> None:
+def test_what_was_seen_is_the_median_of_its_latest_steps(steps):
     costs = StepCosts()
     for num_tokens, seconds in steps:
         costs.learn(num_tokens, seconds)

@@ -19,7 +19,7 @@ MANY = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 TOKENS = st.lists(st.integers(0, 3), max_size=12)  # so few that everything comes again
 
 
-def search(tokens: list[int], number: int, max_length: int) -> list[int]:
+def search(tokens, number, max_length):
     """Return what followed the longest end of `tokens` where it stood last, copied as it grows.
 
     After two tokens that stood before only the latest MAX_PLACES count.
@@ -41,33 +41,33 @@ def search(tokens: list[int], number: int, max_length: int) -> list[int]:
 class NgramDrafting(RuleBasedStateMachine):
     """Rows come, are given tokens, are preempted and come back elsewhere, and end."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(ngram, "MAX_PLACES", 3)
         self.drafter = NgramDrafter(LENGTH)
-        self.rows: dict[int, list[int]] = {}
-        self.preempted: list[list[int]] = []
+        self.rows = {}
+        self.preempted = []
 
-    def teardown(self) -> None:
+    def teardown(self):
         self.patch.undo()
 
     @rule(slot=SLOTS, tokens=TOKENS)
-    def open(self, slot: int, tokens: list[int]) -> None:
+    def open(self, slot, tokens):
         if slot in self.rows:
             return
         self.rows[slot] = tokens.copy()
         self.drafter.open(slot, tokens)
 
     @rule(given=st.dictionaries(SLOTS, TOKENS))
-    def extend(self, given: dict[int, list[int]]) -> None:
+    def extend(self, given):
         given = {slot: tokens for slot, tokens in given.items() if slot in self.rows}
         self.drafter.extend(given)
         for slot, tokens in given.items():
             self.rows[slot] += tokens
 
     @rule(slot=SLOTS, has_ended=st.booleans())
-    def close(self, slot: int, *, has_ended: bool) -> None:
+    def close(self, slot, *, has_ended):
         if slot in self.rows:
             row = self.rows.pop(slot)
             self.preempted += [] if has_ended else [row]
@@ -75,12 +75,12 @@ class NgramDrafting(RuleBasedStateMachine):
 
     @precondition(lambda self: self.preempted)
     @rule(slot=SLOTS)
-    def come_back(self, slot: int) -> None:
+    def come_back(self, slot):
         if slot not in self.rows:
             self.open(slot, self.preempted.pop())
 
     @invariant()
-    def proposes_what_it_should(self) -> None:
+    def proposes_what_it_should(self):
         for number in (1, 2, 7):
             drafts = self.drafter.propose(dict.fromkeys(self.rows, number))
             assert drafts.keys() <= self.rows.keys()
@@ -93,7 +93,7 @@ TestNgramDrafting = NgramDrafting.TestCase
 TestNgramDrafting.settings = examples(60)
 
 
-def test_branches_are_what_followed_last_and_a_prompt_may_be_an_array() -> None:
+def test_branches_are_what_followed_last_and_a_prompt_may_be_an_array():
     drafter = NgramDrafter()
     drafter.open(0, array("H", [1, 2, 3, 1]))
     drafter.extend({0: array("H", [2])})
@@ -106,7 +106,7 @@ def test_branches_are_what_followed_last_and_a_prompt_may_be_an_array() -> None:
     assert drafter.propose({0: 2}) == {0: Proposal([1, 3], (0, 0))}, "after 9 5 6, then the latest"
 
 
-def test_a_long_row_forgets_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_row_forgets_its_beginning(monkeypatch):
     monkeypatch.setattr(ngram, "WINDOW", 8)
     drafter = NgramDrafter()
     drafter.open(0, [50, 51, *range(8)])
@@ -123,9 +123,7 @@ def test_a_long_row_forgets_its_beginning(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @given(prompt=MANY, given_tokens=MANY, shape=st.tuples(st.integers(2, 4), st.integers(1, 4)))
-def test_a_tree_has_the_line_and_others_beside_it(
-    prompt: list[int], given_tokens: list[int], shape: tuple[int, int]
-) -> None:
+def test_a_tree_has_the_line_and_others_beside_it(prompt, given_tokens, shape):
     num_branches, depth = shape
     line, tree = NgramDrafter(4), NgramDrafter(4, num_branches)
     for drafter in (line, tree):

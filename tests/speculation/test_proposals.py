@@ -1,6 +1,5 @@
 """Drafts as a line and as a tree, against the plainest means, and the settings for them."""
 
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -24,7 +23,7 @@ from batcher.speculation.settings import (
 
 
 @given(st.integers(0, 12), st.integers(0, 99), st.integers(2, 3))
-def test_drafts_follow_what_they_follow(num_drafts: int, seed: int, num_tokens: int) -> None:
+def test_drafts_follow_what_they_follow(num_drafts, seed, num_tokens):
     random = Random(seed)
     parents = [parent + 1 for parent in random_parents(random, num_drafts)]
     tokens = [random.randrange(num_tokens) for _ in range(num_drafts)]
@@ -41,7 +40,7 @@ def test_drafts_follow_what_they_follow(num_drafts: int, seed: int, num_tokens: 
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=5), st.integers(0, 20))
-def test_branches_are_merged_where_they_begin_alike(branches: list[list[int]], number: int) -> None:
+def test_branches_are_merged_where_they_begin_alike(branches, number):
     begun = [tuple(b[:length]) for b in branches for length in range(1, len(b) + 1)]
     found = lines_of(merged(branches, number))
     assert len(found) == min(number, len({*begun}))
@@ -55,15 +54,15 @@ class Fixed:
 
     open = extend = close = None
 
-    def __init__(self, proposal: Proposal) -> None:
+    def __init__(self, proposal):
         self.propose = lambda _: {0: proposal}
 
 
-def first_of(proposal: Proposal, number: int) -> Proposal:
+def first_of(proposal, number):
     return CheckedDrafter(Fixed(proposal), takes_trees=True).propose({0: number})[0]
 
 
-def test_no_more_drafts_are_taken_than_are_wanted() -> None:
+def test_no_more_drafts_are_taken_than_are_wanted():
     deep = Proposal([7, 8, 9, 10, 11], (0, 1, 2, 0, 3))
     assert first_of(deep, 9) == deep
     assert first_of(deep, 4) == Proposal([7, 8, 9, 10], (0, 1, 2, 0))
@@ -72,7 +71,7 @@ def test_no_more_drafts_are_taken_than_are_wanted() -> None:
 
 
 @pytest.mark.parametrize("parents", [(0, 1), (0, 0, 3), (0, -1, 0), (1, 0, 0)])
-def test_what_is_no_tree_is_refused(parents: tuple[int, ...]) -> None:
+def test_what_is_no_tree_is_refused(parents):
     with pytest.raises(ValueError, match="draft"):
         first_of(Proposal([7, 8, 9], parents), 9)
 
@@ -88,11 +87,11 @@ def test_what_is_no_tree_is_refused(parents: tuple[int, ...]) -> None:
         ("my.models:Small", ModelDraft("my.models:Small")),
     ],
 )
-def test_a_text_names_a_draft(text: str, draft: NgramDraft | ModelDraft) -> None:
+def test_a_text_names_a_draft(text, draft):
     assert parse_draft(text) == draft
 
 
-def test_a_folder_is_a_model(tmp_path: Path) -> None:
+def test_a_folder_is_a_model(tmp_path):
     assert parse_draft(str(tmp_path)) == ModelDraft(str(tmp_path))
 
 
@@ -110,13 +109,13 @@ ALLOWED = "(use ngram, ngram:N (N from 1 to 16), simulated:RATE or a MODEL)"
         *((text, ALLOWED) for text in ("suffix", "lookup:texts.jsonl", "lookup:x", "layers:8")),
     ],
 )
-def test_what_names_none_is_refused(text: str, words: str) -> None:
+def test_what_names_none_is_refused(text, words):
     with pytest.raises(BatchdecodeError, match="--draft") as error:
         parse_draft(text)
     assert words in str(error.value)
 
 
-def test_a_shape_is_read() -> None:
+def test_a_shape_is_read():
     assert parse_tree("3x4") == TreeShape(3, 4)
     assert parse_tree("64x1").size == LINE.size == 64
 
@@ -124,12 +123,12 @@ def test_a_shape_is_read() -> None:
 @pytest.mark.parametrize(
     "text", ["", "3", "x", "0x3", "3x0", "-1x2", "9x8", "3x4x5", "65x1", "٣x٤"]
 )
-def test_what_is_no_shape_is_refused(text: str) -> None:
+def test_what_is_no_shape_is_refused(text):
     with pytest.raises(BatchdecodeError, match=f"^--draft-tree {text}: expected WxD, such as 3x4"):
         parse_tree(text)
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     assert expected_tokens(0.5, 2) == 1.75
     assert expected_tokens(0.0, 5) == 1
     assert expected_tokens(1.0, 5) == 6

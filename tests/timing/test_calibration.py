@@ -3,7 +3,6 @@
 import json
 import random
 from itertools import product
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +22,6 @@ from batcher.timing import calibration
 from batcher.timing.calibration import (
     KINDS,
     StepLog,
-    Terms,
     fit_nonnegative,
     fit_steps,
     fit_terms,
@@ -40,12 +38,12 @@ STEP = {"num_tokens": 4, "num_sequences": 4, "kv_read": 40, "prefill_work": 0, "
 GOOD_LINE = json.dumps(STEP)
 
 
-def log_of(*lines: str | dict[str, object]) -> StepLog:
+def log_of(*lines):
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     return read_step_log(((i, text.encode()) for i, text in enumerate(texts, 1)), "log")
 
 
-def made_log(profile: Profile, num_steps: int, noise: float, *, prompts: bool = True) -> StepLog:
+def made_log(profile, num_steps, noise, *, prompts=True):
     """A log of random steps that last as a profile says, give or take `noise`."""
     draw, step_time, lines = random.Random(3), profile.step_time("true"), []
     for _ in range(num_steps):
@@ -68,7 +66,7 @@ def made_log(profile: Profile, num_steps: int, noise: float, *, prompts: bool = 
     return log_of(*lines)
 
 
-def test_the_terms_of_an_exact_log_are_found_again() -> None:
+def test_the_terms_of_an_exact_log_are_found_again():
     profile = shipped_profiles()["h100_llama3.1-70b_tp8"]
     fit = fit_steps(made_log(profile, 400, 0), "log")
     assert fit.terms == pytest.approx(profile.terms, rel=1e-3, abs=1e-9)
@@ -86,7 +84,7 @@ def test_the_terms_of_an_exact_log_are_found_again() -> None:
 
 
 @pytest.mark.heavy
-def test_errors_are_what_they_say() -> None:
+def test_errors_are_what_they_say():
     log = made_log(SMOOTH, 1000, 0.1)
     fit = fit_steps(log, "log")
     # noise is even from -10 % to 10 %: 5 % in the mean, 95 % of it within 9.5 %
@@ -101,7 +99,7 @@ def test_errors_are_what_they_say() -> None:
     assert "1,000 steps" in fit.errors.describe()
 
 
-def test_held_out_steps_have_no_part_in_the_fit_they_judge() -> None:
+def test_held_out_steps_have_no_part_in_the_fit_they_judge():
     log = made_log(SMOOTH, 400, 0)
     seconds = log.seconds.copy()
     seconds[4::5] *= 2  # a fit to the others says half of these, whatever they are
@@ -110,11 +108,11 @@ def test_held_out_steps_have_no_part_in_the_fit_they_judge() -> None:
 
 
 @pytest.mark.heavy
-def test_the_fit_is_the_best_there_is_nearby() -> None:
+def test_the_fit_is_the_best_there_is_nearby():
     log = made_log(SMOOTH, 300, 0.1)
     terms, weights = fit_steps(log, "log").terms, weights_of(log)
 
-    def loss(tried: Terms) -> float:
+    def loss(tried):
         return float((weights * (predicted_seconds(tried, log) / log.seconds - 1) ** 2).sum())
 
     for term, factor in product(TERMS, (0.98, 1.02)):
@@ -125,9 +123,7 @@ def test_the_fit_is_the_best_there_is_nearby() -> None:
     st.integers(1, 4),
     st.lists(st.lists(st.integers(-3, 3), min_size=5, max_size=5), min_size=1, max_size=8),
 )
-def test_least_squares_without_negative_coefficients(
-    num_columns: int, rows: list[list[int]]
-) -> None:
+def test_least_squares_without_negative_coefficients(num_columns, rows):
     table = np.array(rows, float)
     columns, target = table[:, :num_columns], table[:, -1]
     found, loss = fit_nonnegative(columns, target)
@@ -157,12 +153,12 @@ def test_least_squares_without_negative_coefficients(
         (GOOD_LINE.replace("0.02", "NaN"), "log:2: "),
     ],
 )
-def test_a_bad_line_is_named(line: str | dict[str, object], message: str) -> None:
+def test_a_bad_line_is_named(line, message):
     with pytest.raises(BatchdecodeError, match=message):
         log_of(STEP | {"time": 1.0}, line)
 
 
-def test_chunks_are_counted_as_prefill_work_and_too_few_steps_refused() -> None:
+def test_chunks_are_counted_as_prefill_work_and_too_few_steps_refused():
     step = {"num_tokens": 30, "num_sequences": 3, "kv_read": 9, "seconds": 1}
     log = log_of(step | {"chunks": [[0, 8], [100, 21]]})
     assert log.prefill_work.tolist() == [8 * 8 + 21 * (200 + 21)]
@@ -176,12 +172,12 @@ def test_chunks_are_counted_as_prefill_work_and_too_few_steps_refused() -> None:
 PER_PROMPT = 0.008  # seconds that each prompt costs, for which a profile has no term
 
 
-def log_of_kinds(num_decode: int, num_prompt: int, num_mixed: int) -> StepLog:
+def log_of_kinds(num_decode, num_prompt, num_mixed):
     """Steps of the three kinds, mixed up, with short prompts that cost more than a profile says."""
     draw, step_time = random.Random(3), SMOOTH.step_time("true")
     kinds = [*"d" * num_decode, *"p" * num_prompt, *"m" * num_mixed]
     draw.shuffle(kinds)
-    rows: list[list[float]] = []
+    rows = []
     for kind in kinds:
         num_decodes = 0 if kind == "p" else draw.randint(1, 64)
         level = draw.choice([100, 400, 1000, 3000])
@@ -196,11 +192,11 @@ def log_of_kinds(num_decode: int, num_prompt: int, num_mixed: int) -> StepLog:
         )
         seconds = step_time.ticks(*load) / TICKS_PER_SECOND + PER_PROMPT * count
         rows.append([*load, seconds * draw.uniform(0.98, 1.02)])
-    columns: Any = np.array(rows).T
+    columns = np.array(rows).T
     return StepLog(*columns)
 
 
-def test_few_steps_that_only_decode_are_not_ignored() -> None:
+def test_few_steps_that_only_decode_are_not_ignored():
     log = log_of_kinds(20, 200, 800)
     terms = fit_terms(log)
     assert terms["d"] == pytest.approx(SMOOTH.d, rel=0.15), "the cost of a cached token"
@@ -209,7 +205,7 @@ def test_few_steps_that_only_decode_are_not_ignored() -> None:
     assert abs(replayed) < 0.02, "decoding takes as long as it did"
 
 
-def test_each_kind_has_errors_of_its_own() -> None:
+def test_each_kind_has_errors_of_its_own():
     log = log_of_kinds(30, 60, 90)
     errors = fit_steps(log, "log").errors
     assert tuple(one.kind for one in errors.by_kind) == KINDS
@@ -222,7 +218,7 @@ def test_each_kind_has_errors_of_its_own() -> None:
     assert text.endswith(" % (30)")
 
 
-def test_a_kind_counts_by_its_share_and_not_by_its_number() -> None:
+def test_a_kind_counts_by_its_share_and_not_by_its_number():
     log = log_of_kinds(20, 100, 400)
     weights = weights_of(log)
     decodes, mixed = log.prefill_work == 0, (log.prefill_work > 0) & (log.kv_read > 0)
@@ -243,16 +239,14 @@ def test_a_kind_counts_by_its_share_and_not_by_its_number() -> None:
         ((30, 4, 30), "steps with prompts: 4 alone, 30 mixed, so f, h and e are uncertain"),
     ],
 )
-def test_a_kind_that_is_missing_or_rare_is_warned_of(
-    counts: tuple[int, int, int], warning: str
-) -> None:
+def test_a_kind_that_is_missing_or_rare_is_warned_of(counts, warning):
     assert warning in calibration._open_questions(log_of_kinds(*counts))
 
 
 # The trace of a run with times on the wall is a log of its steps.
 
 
-def traced(clock: object) -> list[tuple[int, bytes]]:
+def traced(clock):
     """Return the numbered lines of a trace of four requests, two of which arrive late."""
     settings = SchedulingSettings(max_batch_tokens=6)
     engine = Engine(SimulatedModel(), 3, settings=settings, clock=clock)
@@ -268,16 +262,16 @@ class Timer:
 
     now, num_looks = 0.0, 0
 
-    def measure(self) -> float:
+    def measure(self):
         self.num_looks += 1
         self.now += 0.25 * self.num_looks
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
 
 
-def test_the_steps_are_those_of_a_log_of_the_same_run() -> None:
+def test_the_steps_are_those_of_a_log_of_the_same_run():
     timer = Timer()
     lines = traced(WallClock(timer.measure, timer.sleep))
     log = read_traced_steps(lines, "t")
@@ -305,7 +299,7 @@ def test_the_steps_are_those_of_a_log_of_the_same_run() -> None:
         assert (getattr(again, name) == getattr(log, name)).all()
 
 
-def whole(number: float) -> float | int:
+def whole(number):
     return int(number) if number == int(number) else number
 
 
@@ -322,7 +316,7 @@ def whole(number: float) -> float | int:
         (lambda text: text.replace(b'"steps"', b'"step"'), "no steps; a run with --profile wall"),
     ],
 )
-def test_a_trace_that_tells_no_times_is_an_error_of_one_line(change, message) -> None:
+def test_a_trace_that_tells_no_times_is_an_error_of_one_line(change, message):
     timer = Timer()
     lines = [(n, change(text)) for n, text in traced(WallClock(timer.measure, timer.sleep))]
     with pytest.raises(BatchdecodeError, match=message) as caught:
@@ -330,7 +324,7 @@ def test_a_trace_that_tells_no_times_is_an_error_of_one_line(change, message) ->
     assert "\n" not in str(caught.value)
 
 
-def test_other_clocks_tell_nothing_of_seconds() -> None:
+def test_other_clocks_tell_nothing_of_seconds():
     for _, text in traced(ConstantClock()):
         if b'"event":"steps"' in text:
             assert msgspec.json.decode(text, type=StepsEvent).seconds is None

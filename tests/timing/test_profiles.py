@@ -26,13 +26,13 @@ PAIRS = "by_tokens: expected pairs of a whole number of at least 1 and a number 
 NAMED = f"fast: {{t0: 1, {REST}slow: {{t0: 9, {REST}"
 
 
-def written(folder: Path, text: str) -> str:
+def written(folder, text):
     path = folder / "mine.yaml"
     path.write_text(text)
     return str(path)
 
 
-def test_sixteen_are_shipped_with_source_and_error() -> None:
+def test_sixteen_are_shipped_with_source_and_error():
     profiles = shipped_profiles()
     assert len(profiles) == 16
     for profile in profiles.values():
@@ -47,7 +47,7 @@ def test_sixteen_are_shipped_with_source_and_error() -> None:
     assert profiles["h100_llama3.1-70b_tp8"].tensor_parallel == 8
 
 
-def test_two_published_forms_of_a_profile_are_one() -> None:
+def test_two_published_forms_of_a_profile_are_one():
     # decoding a + g*n + d*kv and prompts p0 + b*P + q*P*P, with a 6.355, p0 3.363, b 0.01844,
     # q 6.824e-7: at least a where prompts are short
     step_time = step_time_of("h100_llama3.1-8b_tp1")
@@ -58,7 +58,7 @@ def test_two_published_forms_of_a_profile_are_one() -> None:
         assert step_time.ticks(tokens, 1, 0, tokens * tokens) == round(expected * 10**12)
 
 
-def test_a_file_holds_one_profile_or_named_ones(tmp_path: Path) -> None:
+def test_a_file_holds_one_profile_or_named_ones(tmp_path):
     name, alone = load_profile(written(tmp_path, GOOD))
     assert (name, alone.e, alone.error) == ("mine", 5e-6, "not stated")
     path = written(tmp_path, NAMED)
@@ -102,7 +102,7 @@ def test_a_file_holds_one_profile_or_named_ones(tmp_path: Path) -> None:
         (GOOD + "by_tokens: [[8, 2], [4, 3]]", "4 comes after 8: expected tokens that ascend"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_wrong_with_a_file_is_said(tmp_path, text, message):
     with pytest.raises(CatalogError, match=message):
         load_profile(written(tmp_path, text))
 
@@ -135,12 +135,12 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, message: s
         ("roofline:llama-3.1-8b:h100-sxm@nothing", "unknown engine nothing"),
     ],
 )
-def test_an_unknown_step_time_is_an_error(text: str, message: str) -> None:
+def test_an_unknown_step_time_is_an_error(text, message):
     with pytest.raises(CatalogError, match=message):
         step_time_of(text)
 
 
-def test_step_times_by_name(tmp_path: Path) -> None:
+def test_step_times_by_name(tmp_path):
     assert step_time_of("constant").ticks(1, 1, 0, 0) == 10**15
     assert step_time_of("constant:0.02").settings == {"seconds": 0.02}
     assert step_time_of("rtx4090_llama3.1-8b").name == "rtx4090_llama3.1-8b"
@@ -175,7 +175,7 @@ STEPS = st.tuples(*(st.integers(1, most) for most in (4000, 300, 10**6, 10**7)))
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def engine(tmp_path_factory):
     path = tmp_path_factory.mktemp("engines") / "engine.yaml"
     path.write_text('{gap_us: 25, launch_us: 350, source: "made up"}')
     return path
@@ -184,8 +184,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(step=STEPS)
 @pytest.mark.parametrize("kernels", NUM_LAYERS)
 def test_a_step_takes_its_kernels_and_the_gaps_of_all_layers_but_no_less_than_the_launches(
-    kernels: str, engine: Path, step: tuple[int, int, int, int]
-) -> None:
+    kernels, engine, step
+):
     alone = step_time_of(kernels).ticks(*step)
     layers = NUM_LAYERS[kernels]
     expected = max(alone + 25 * layers * TICKS_PER_US, 350 * layers * TICKS_PER_US)
@@ -193,16 +193,14 @@ def test_a_step_takes_its_kernels_and_the_gaps_of_all_layers_but_no_less_than_th
 
 
 @pytest.mark.parametrize("kernels", [*KERNELS, *ROOFLINES])
-def test_what_an_engine_takes_changes_neither_the_hardware_nor_the_model_nor_the_room(
-    kernels: str,
-) -> None:
+def test_what_an_engine_takes_changes_neither_the_hardware_nor_the_model_nor_the_room(kernels):
     name = f"{kernels}@vllm-2025"
     setup = setup_of(name)
     assert setup == setup_of(kernels)
     assert None not in (setup.gpu, setup.shape, setup.kv_room)
 
 
-def test_the_name_and_the_source_tell_of_the_engine(engine: Path) -> None:
+def test_the_name_and_the_source_tell_of_the_engine(engine):
     name, profile = load_profile(f"h100_llama3.1-8b_tp1@{engine}")
     assert name == f"h100_llama3.1-8b_tp1@{engine}"
     assert profile.source.endswith("the engine: made up")
@@ -211,7 +209,7 @@ def test_the_name_and_the_source_tell_of_the_engine(engine: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/srv/us@here/ours.yaml", "./us@here/ours.yaml:NAME", "plain"])
-def test_an_at_within_a_path_names_no_engine(path: str) -> None:
+def test_an_at_within_a_path_names_no_engine(path):
     assert split_overhead(path) == (path, None)
     assert split_overhead(f"{path}.yaml:2@vllm-2025")[0] == f"{path}.yaml:2"
 
@@ -254,7 +252,7 @@ RUNS = [
 FITTED, *OTHERS = RUNS
 
 
-def simulated(run: Run, ending: str = "") -> tuple[float, float, float]:
+def simulated(run, ending=""):
     """TTFT, TPOT and E2E in milliseconds by the profile of a run, with this ending of its name."""
     step_time = step_time_of(run.profile + ending)
     prompts = run.rows * run.prompt
@@ -264,23 +262,23 @@ def simulated(run: Run, ending: str = "") -> tuple[float, float, float]:
     return ttft, decoding / (run.output - 1), ttft + decoding
 
 
-def errors_of(run: Run, ending: str = "") -> list[float | None]:
+def errors_of(run, ending=""):
     """How far TTFT, TPOT and E2E are off, as shares; None for what is not told."""
     measured = run.ttft, run.tpot, run.e2e
     ours = simulated(run, ending)
     return [real and one / real - 1 for one, real in zip(ours, measured, strict=True)]
 
 
-def times_shown(times: tuple[float | None, ...]) -> str:
+def times_shown(times):
     return " / ".join("-" if ms is None else f"{ms:,.1f}" for ms in times)
 
 
-def errors_shown(errors: list[float | None]) -> str:
+def errors_shown(errors):
     return " / ".join("-" if error is None else f"{error * 100:+.1f} %" for error in errors)
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_page_says_how_near_a_run_profiles_come(run: Run) -> None:
+def test_the_page_says_how_near_a_run_profiles_come(run):
     cells = [
         f"`{run.profile}`",
         f"{run.rows} x {run.prompt:,} + {run.output:,}",
@@ -293,7 +291,7 @@ def test_the_page_says_how_near_a_run_profiles_come(run: Run) -> None:
 
 
 @pytest.mark.parametrize("run", OTHERS)
-def test_with_the_engine_of_one_run_tpot_and_e2e_of_the_others_are_within_a_tenth(run: Run) -> None:
+def test_with_the_engine_of_one_run_tpot_and_e2e_of_the_others_are_within_a_tenth(run):
     _, tpot, e2e = errors_of(run, f"@{ENGINE}")
     assert abs(e2e or 0) < CLAIMED
     assert abs(tpot or 0) < CLAIMED

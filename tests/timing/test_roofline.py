@@ -1,7 +1,6 @@
 """Rooflines: counted by hand for known models, and checked against what GPUs can do."""
 
 import json
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +15,6 @@ from batcher.timing.profiles import (
 )
 from batcher.timing.roofline import (
     GPU,
-    ModelShape,
     link_of,
     load_gpu,
     load_model_shape,
@@ -36,16 +34,14 @@ GPU_OF_ONE = GPU(tflops=1.0, bandwidth_gb_s=1.0, memory_gb=1.0)
         ("qwen3-30b-a3b", 30.53, 98304),
     ],
 )
-def test_shipped_models_have_their_published_size(
-    name: str, billions: float, kv_bytes: int
-) -> None:
+def test_shipped_models_have_their_published_size(name, billions, kv_bytes):
     shape = load_model_shape(name).sizes
     weights = shape.weight_bytes / shape.bytes_per_number  # norms are less than a millionth
     assert weights / 1e9 == pytest.approx(billions, rel=1e-3)
     assert shape.kv_bytes_per_token == kv_bytes
 
 
-def test_a_step_is_counted_by_hand(tmp_path: Path) -> None:
+def test_a_step_is_counted_by_hand(tmp_path):
     path = tmp_path / "config.json"
     config = {
         "hidden_size": 8,
@@ -75,7 +71,7 @@ def test_a_step_is_counted_by_hand(tmp_path: Path) -> None:
     assert prompt == 4 * 2 * 8 * 7 * (5 + 3.5) * 10**3
 
 
-def test_gpus_share_the_work_and_stages_the_layers() -> None:
+def test_gpus_share_the_work_and_stages_the_layers():
     shape, gpu = load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")
     alone, four = (roofline("test", shape, gpu, n) for n in (1, 4))
     # two all-reduces a layer of 4.75 µs each, and of 8 tokens: each of four GPUs sends 3/2 of
@@ -93,7 +89,7 @@ def test_gpus_share_the_work_and_stages_the_layers() -> None:
     assert num_kv_tokens(shape, gpu, 4, 2) == num_kv_tokens(shape, gpu, 8, 1)
 
 
-def test_weights_of_8_bits_are_half_as_large_and_twice_as_fast() -> None:
+def test_weights_of_8_bits_are_half_as_large_and_twice_as_fast():
     shape, fp8 = load_model_shape("llama-3.1-70b"), load_model_shape("llama-3.1-70b-fp8")
     assert fp8.sizes.layer_weights == shape.sizes.layer_weights
     assert shape.sizes.weight_bytes - fp8.sizes.weight_bytes == shape.sizes.layer_weights
@@ -108,7 +104,7 @@ def test_weights_of_8_bits_are_half_as_large_and_twice_as_fast() -> None:
     ).compute_ticks(1, 0, 0, 0)
 
 
-def shape_of(folder: Path, change: dict[str, object]) -> ModelShape:
+def shape_of(folder, change):
     """Return the shape of a shipped model of which some fields are others."""
     path = folder / "config.json"
     path.write_text(json.dumps(shipped("models.yaml")["llama-3.1-8b"] | change))
@@ -125,16 +121,14 @@ def shape_of(folder: Path, change: dict[str, object]) -> ModelShape:
         ({"quantization_config": {"quant_method": "awq"}, "weight_dtype": "float16"}, 2, 2),
     ],
 )
-def test_a_config_says_what_is_quantized(
-    tmp_path: Path, change: dict[str, object], weight: int, kv: int
-) -> None:
+def test_a_config_says_what_is_quantized(tmp_path, change, weight, kv):
     shape = shape_of(tmp_path, change)
     assert shape.sizes.layer_weights * weight == shape.sizes.weight_bytes_read - 2 * 128256 * 4096
     assert shape.sizes.kv_bytes_per_token == 65536 * kv
 
 
 @pytest.mark.parametrize(("num_gpus", "copies"), [(1, 1), (8, 1), (16, 2)])
-def test_heads_of_keys_are_not_divided(num_gpus: int, copies: int) -> None:
+def test_heads_of_keys_are_not_divided(num_gpus, copies):
     shape, gpu = load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")
     step_time = roofline("test", shape, gpu, num_gpus)
     read = step_time.memory_ticks(1, 10**6) - step_time.memory_ticks(1, 0)
@@ -143,7 +137,7 @@ def test_heads_of_keys_are_not_divided(num_gpus: int, copies: int) -> None:
     assert num_kv_tokens(shape, gpu, num_gpus) == max(int(room / (327680 * copies)), 0)
 
 
-def test_gpus_that_share_work_have_a_link(tmp_path: Path) -> None:
+def test_gpus_that_share_work_have_a_link(tmp_path):
     shape = load_model_shape("llama-3.2-1b")
     with pytest.raises(CatalogError, match=r"need a link .* one of nvlink4, nvlink3, pcie5, pcie4"):
         roofline("test", shape, GPU_OF_ONE, 2)
@@ -159,7 +153,7 @@ def test_gpus_that_share_work_have_a_link(tmp_path: Path) -> None:
     assert physics.verdict == "unchecked"
 
 
-def test_a_step_of_experts_is_counted_by_hand(tmp_path: Path) -> None:
+def test_a_step_of_experts_is_counted_by_hand(tmp_path):
     path = tmp_path / "config.json"
     config = {
         "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 3, "vocab_size": 10,
@@ -182,7 +176,7 @@ def test_a_step_of_experts_is_counted_by_hand(tmp_path: Path) -> None:
     assert step_time.memory_ticks(3, 0) == num_bytes * 10**6
 
 
-def test_a_latent_is_cached_for_all_heads() -> None:
+def test_a_latent_is_cached_for_all_heads():
     shape = load_model_shape("deepseek-v3")
     assert shape.sizes.kv_bytes_per_token == 61 * (512 + 64) * 2
     assert shape.sizes.operations_per_read == 61 * 2 * 128 * (2 * 512 + 64)
@@ -192,13 +186,13 @@ def test_a_latent_is_cached_for_all_heads() -> None:
     assert read[0] == pytest.approx(read[1], rel=1e-4)  # each GPU keeps and reads all of it
 
 
-def test_the_room_beside_the_weights() -> None:
+def test_the_room_beside_the_weights():
     shape, gpu = load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090")
     assert num_kv_tokens(shape, gpu) == pytest.approx(41408, rel=0.03)  # what vLLM found there
     assert num_kv_tokens(load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")) == 0
 
 
-def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
+def test_all_data_sheets_can_be_used_and_name_their_source():
     for name in shipped("hardware.yaml"):
         gpu = load_gpu(name)
         assert gpu.source.startswith("NVIDIA")
@@ -224,30 +218,28 @@ def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
         ({"num_attention_heads": 5000}, "num_attention_heads: at most hidden_size"),
     ],
 )
-def test_a_config_of_another_kind_is_refused(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_a_config_of_another_kind_is_refused(tmp_path, change, message):
     with pytest.raises(CatalogError, match=message):
         shape_of(tmp_path, change)
 
 
-def profile_of(**changes: object) -> Profile:
-    values: dict[str, object] = {
+def profile_of(**changes):
+    values = {
         "t0": 9.0, "w": 8.0, "f": 0.1, "g": 0.1, "d": 2e-4, "h": 0.0, "e": 6e-6,
         "hardware": "rtx-4090", "model": "llama-3.1-8b",
     }  # fmt: skip
-    return Profile(**values | changes)  # type: ignore[arg-type]
+    return Profile(**values | changes)
 
 
 @pytest.mark.parametrize("name", sorted(shipped_profiles()))
-def test_no_shipped_profile_beats_its_hardware(name: str) -> None:
+def test_no_shipped_profile_beats_its_hardware(name):
     physics, predictions = check_physics(shipped_profiles()[name])
     assert physics == Physics("possible")
     assert [prediction.step for prediction in predictions] == list(EXAMPLE_STEPS)
     assert all(prediction.least_seconds for prediction in predictions)
 
 
-def test_a_profile_that_beats_the_memory_is_flagged() -> None:
+def test_a_profile_that_beats_the_memory_is_flagged():
     # 16 GB of weights at 1,008 GB/s take 15 ms, so 3 ms are 5 times too fast
     physics, predictions = check_physics(profile_of(t0=1.0, w=2.0, f=0.08, g=0.0, d=1.4e-4))
     worst = max(predictions, key=lambda prediction: prediction.advantage)
@@ -259,7 +251,7 @@ def test_a_profile_that_beats_the_memory_is_flagged() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"hardware": None}, {"model": None}, {"hardware": "b-300"}])
-def test_what_is_not_known_is_not_checked(changes: dict[str, object]) -> None:
+def test_what_is_not_known_is_not_checked(changes):
     physics, predictions = check_physics(profile_of(**changes))
     assert physics.verdict == "unchecked"
     assert physics.reason

@@ -3,7 +3,6 @@
 from fractions import Fraction
 from itertools import pairwise
 from math import floor
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,7 @@ from batcher.timing.formulas import (
     whole_ticks,
 )
 from batcher.timing.profiles import MORE_TERMS, TERMS, load_profile, shipped_profiles
-from batcher.timing.step_time import StepTime, least_steps, sum_of_ramp
+from batcher.timing.step_time import least_steps, sum_of_ramp
 
 OF_TERMS_ALONE = sorted(
     name for name, one in shipped_profiles().items() if not (one.by_tokens or one.experts)
@@ -27,7 +26,7 @@ OF_TERMS_ALONE = sorted(
 AMOUNTS = st.one_of(st.just(0.0), st.decimals(0, 50, places=6).map(float))
 
 
-def profile(**terms: float) -> ProfileStepTime:
+def profile(**terms):
     return ProfileStepTime("test", dict.fromkeys(TERMS, 0.0) | terms)
 
 
@@ -73,7 +72,7 @@ STEP_TIMES = st.one_of(
 )
 
 
-def one_by_one(step_time: StepTime, num_sequences: int, kv_read: int, num_steps: int) -> list[int]:
+def one_by_one(step_time, num_sequences, kv_read, num_steps):
     """What each of so many steps takes in which all sequences decode."""
     return [
         step_time.ticks(num_sequences, num_sequences, kv_read + step * num_sequences, 0)
@@ -82,18 +81,14 @@ def one_by_one(step_time: StepTime, num_sequences: int, kv_read: int, num_steps:
 
 
 @given(STEP_TIMES, st.integers(1, 300), st.integers(0, 3000), st.integers(0, 200))
-def test_the_closed_form_is_the_sum_of_the_steps(
-    step_time: StepTime, num_sequences: int, kv_read: int, num_steps: int
-) -> None:
+def test_the_closed_form_is_the_sum_of_the_steps(step_time, num_sequences, kv_read, num_steps):
     ticks = one_by_one(step_time, num_sequences, kv_read, num_steps)
     assert step_time.ticks_of_decodes(num_sequences, kv_read, num_steps) == sum(ticks)
     assert all(type(each) is int and each >= 1 for each in ticks)
 
 
 @given(STEP_TIMES, st.integers(1, 300), st.integers(0, 3000), st.integers(1, 200), st.data())
-def test_num_decodes_until_is_the_least(
-    step_time: StepTime, num_sequences: int, kv_read: int, num_steps: int, data: st.DataObject
-) -> None:
+def test_num_decodes_until_is_the_least(step_time, num_sequences, kv_read, num_steps, data):
     around = sum(one_by_one(step_time, num_sequences, kv_read, num_steps))
     ticks = data.draw(
         st.one_of(
@@ -106,14 +101,12 @@ def test_num_decodes_until_is_the_least(
 
 
 @given(st.integers(1, 10**17), st.integers(0, 10**14), st.integers(1, 10**24))
-def test_ramps_stay_exact_however_long(first: int, slope: int, ticks: int) -> None:
+def test_ramps_stay_exact_however_long(first, slope, ticks):
     found = least_steps(first, slope, ticks)
     assert sum_of_ramp(first, slope, found) >= ticks > sum_of_ramp(first, slope, found - 1)
 
 
-def by_definition(
-    terms: dict[str, float], decoding: list[int], chunks: list[tuple[int, int]]
-) -> Fraction:
+def by_definition(terms, decoding, chunks):
     """The milliseconds of a step, as the documentation has it.
 
     decoding: what each decoding row reads.  chunks: (context, tokens) of each prompt.
@@ -138,9 +131,7 @@ def by_definition(
     st.lists(st.integers(1, 4000), max_size=64),
     st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 2048)), max_size=4),
 )
-def test_a_profile_is_its_definition_to_the_tick(
-    name: str, decoding: list[int], chunks: list[tuple[int, int]]
-) -> None:
+def test_a_profile_is_its_definition_to_the_tick(name, decoding, chunks):
     chosen = shipped_profiles()[name]
     ticks = chosen.step_time(name).ticks(
         len(decoding) + sum(tokens for _, tokens in chunks),
@@ -155,12 +146,12 @@ def test_a_profile_is_its_definition_to_the_tick(
     ("amount", "ticks"),
     [(1.0, 10**15), (0.02, 2 * 10**13), (0.1, 10**14), (8.03, 803 * 10**13), (1e-15, 1)],
 )
-def test_ticks_are_what_the_digits_say(amount: float, ticks: int) -> None:
+def test_ticks_are_what_the_digits_say(amount, ticks):
     assert whole_ticks(amount, 10**15) == ticks
 
 
 @given(PROFILES, st.integers(1, 300), st.integers(1, 300), st.integers(0, 9), st.integers(0, 9))
-def test_communication_is_for_each_token(step_time, num_tokens, rows, kv_read, work) -> None:
+def test_communication_is_for_each_token(step_time, num_tokens, rows, kv_read, work):
     terms = step_time.settings | {"c": 0.0}
     alone = ProfileStepTime("test", terms).ticks(num_tokens, rows, kv_read, work)
     sent = whole_ticks(step_time.settings.get("c", 0.0), 10**12)
@@ -168,7 +159,7 @@ def test_communication_is_for_each_token(step_time, num_tokens, rows, kv_read, w
 
 
 @given(EXPERTS, st.integers(0, 10**14), st.integers(0, 400))
-def test_experts_are_read_as_tokens_hit_them_in_the_mean(experts, ticks, num_tokens) -> None:
+def test_experts_are_read_as_tokens_hit_them_in_the_mean(experts, ticks, num_tokens):
     num_experts, per_token = experts
     hit = 1 - Fraction(num_experts - per_token, num_experts) ** num_tokens
     read = of_experts(*experts, ticks)
@@ -176,7 +167,7 @@ def test_experts_are_read_as_tokens_hit_them_in_the_mean(experts, ticks, num_tok
     assert read(num_tokens + 1) >= read(num_tokens)
 
 
-def test_a_pipeline_takes_as_long_as_one_part_of_its_rows() -> None:
+def test_a_pipeline_takes_as_long_as_one_part_of_its_rows():
     # 4 tokens of 2 rows are 2 of 1 row at a time, while the other 2 are in the other stage
     terms = dict(zip(TERMS, (1.0, 3.0, 2.0, 0.5, 0.25, 0.5, 0.125), strict=True))
     alone, halves = (ProfileStepTime("test", terms, parts=parts) for parts in (1, 2))
@@ -208,7 +199,7 @@ def test_it_is_its_definition_rounded_down_to_a_tick(points, w, f, num_tokens):
     assert step_time.ticks(num_tokens, 1, 0, 0) == floor(expected * 10**12)
 
 
-def test_a_file_may_have_it(tmp_path: Path) -> None:
+def test_a_file_may_have_it(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(TEXT % "[[16, 3], [32, 5.0]]")
     profile = load_profile(str(path))[1]

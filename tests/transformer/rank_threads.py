@@ -1,17 +1,16 @@
 """Ranks as threads of this process, which start at once and are the same but for that."""
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
-from typing import NoReturn, Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from tiny import tiny_config
 from tiny_checkpoints import random_weights
 
 from batcher import BatchdecodeError
-from batcher.transformer.ranks import CAPACITY, ColumnParallelLinears, RankGroup, rank_groups
-from batcher.transformer.transformer import Transformer, Watch
+from batcher.transformer.ranks import CAPACITY, ColumnParallelLinears, rank_groups
+from batcher.transformer.transformer import Transformer
 
 T = TypeVar("T")
 
@@ -19,26 +18,26 @@ T = TypeVar("T")
 class RankThreads:
     """Calls a function in each rank of a group at the same time."""
 
-    def __init__(self, world_size: int, capacity: int = CAPACITY) -> None:
+    def __init__(self, world_size, capacity=CAPACITY):
         self.groups = rank_groups(get_context("spawn"), world_size, capacity)
         self.pool = ThreadPoolExecutor(world_size)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.pool.shutdown()
         for group in self.groups:
             group.close()
 
-    def map(self, function: Callable[[RankGroup], T]) -> list[T]:
+    def map(self, function):
         return list(self.pool.map(function, self.groups))
 
 
 class ThreadedDecoder:
     """A Decoder of ranks that are threads; each must come to the same bits as all others."""
 
-    def __init__(self, ranks: RankThreads, make: Callable[[RankGroup], object]) -> None:
+    def __init__(self, ranks, make):
         self.ranks = ranks
         self.transformers = dict(zip(ranks.groups, ranks.map(make), strict=True))
         one = next(iter(self.transformers.values()))
@@ -50,15 +49,15 @@ class ThreadedDecoder:
         assert all((first == other).all() for other in others)
         return first
 
-    def new_store(self) -> "Kept":
+    def new_store(self):
         return Kept({group: t.new_store() for group, t in self.transformers.items()})
 
-    def new_states(self) -> "Kept | None":
+    def new_states(self):
         if self.config.delta_net is None:
             return None
         return Kept({group: t.new_states() for group, t in self.transformers.items()})
 
-    def forward(self, spans: Sequence[object], store, states=None):
+    def forward(self, spans, store, states=None):
         def of_rank(group):
             own = [kept if kept is None else kept.parts[group] for kept in (store, states)]
             return self.transformers[group].forward(spans, *own)
@@ -72,19 +71,19 @@ class ThreadedDecoder:
 class Kept:
     """What is kept in each rank: what is done to it is done there."""
 
-    def __init__(self, parts: dict) -> None:
+    def __init__(self, parts):
         self.parts = parts
         self.cells = getattr(next(iter(parts.values())), "cells", None)
 
-    def make_room(self, *arguments: int) -> None:
+    def make_room(self, *arguments):
         for part in self.parts.values():
             part.make_room(*arguments)
 
-    def copy(self, *arguments: int) -> None:
+    def copy(self, *arguments):
         for part in self.parts.values():
             part.copy(*arguments)
 
-    def move(self, moves: list[tuple[int, int]]) -> None:
+    def move(self, moves):
         for part in self.parts.values():
             part.move(moves)
 
@@ -92,11 +91,7 @@ class Kept:
 # What makes the transformer of a rank: functions that a process imports when it starts.
 
 
-def make_tiny(
-    kind: dict[str, object],
-    group: RankGroup,
-    watch: Watch | None = None,
-) -> Transformer:
+def make_tiny(kind, group, watch=None):
     changes = dict(kind)
     weights, is_fast = changes.pop("weights", "fp32"), changes.pop("is_fast", False)
     config = tiny_config(**changes)
@@ -104,11 +99,11 @@ def make_tiny(
     return Transformer(config, random_weights(config), linears)
 
 
-def refuse(group: RankGroup, watch: Watch) -> None:
+def refuse(group, watch):
     if group.rank == 1:
         raise BatchdecodeError("this one is damaged")
     group.all_gather(np.zeros((0, 1), np.float32), (0, 0, 0))
 
 
-def fail(group: RankGroup, watch: Watch) -> NoReturn:
+def fail(group, watch):
     raise ZeroDivisionError

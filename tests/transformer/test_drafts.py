@@ -20,7 +20,6 @@ from batcher.errors import InvariantError
 from batcher.models.base import (
     Batch,
     Chunk,
-    ModelOutput,
     Pages,
     can_verify,
     can_verify_trees,
@@ -34,12 +33,12 @@ from batcher.transformer.transformer import EMBEDDING, Transformer
 NOTHING = np.zeros(0, np.int64)
 
 
-def parts_of(kept: object) -> list:
+def parts_of(kept):
     """Return what is kept, by rank if there are several."""
     return [*kept.parts.values()] if hasattr(kept, "parts") else [kept]
 
 
-def scores_of(model: TransformerModel, tokens: list[int]) -> np.ndarray:
+def scores_of(model, tokens):
     """Return the logits after each of some tokens, with nothing beside them."""
     model.allocate(1)
     batch = Batch(1)
@@ -47,7 +46,7 @@ def scores_of(model: TransformerModel, tokens: list[int]) -> np.ndarray:
     return np.concatenate([*model.forward(batch).chunk_logits[0]])
 
 
-def spoil(rows: PagedRows) -> None:
+def spoil(rows):
     """Let all that no row has computed hold what no sum gets rid of."""
     model, pages = rows.model, rows.pages
     size, is_recurrent = pages.block_size, rows.recomputes
@@ -73,10 +72,10 @@ def spoil(rows: PagedRows) -> None:
             layer[1 + blocks] = np.nan
 
 
-def check(model: TransformerModel, reference: TransformerModel) -> None:
+def check(model, reference):
     assert can_verify(model)
 
-    def scores(tokens: list[int], ways: list[list[int]]) -> np.ndarray:
+    def scores(tokens, ways):
         if all(way == ways[-1][: len(way)] for way in ways):  # a line: all in one go
             return scores_of(reference, tokens + (ways[-1] if ways else []))[len(tokens) - 1 :]
         return np.array([scores_of(reference, tokens + way)[-1] for way in ([], *ways)])
@@ -89,24 +88,24 @@ def check(model: TransformerModel, reference: TransformerModel) -> None:
 
 
 @pytest.mark.parametrize("kind", mostly_heavy(KINDS, "plain", "window", "gemma3", "qwen3-next"))
-def test_drafts_are_verified_to_the_bit(kind: str) -> None:
+def test_drafts_are_verified_to_the_bit(kind):
     check(tiny_model(**KINDS[kind]), tiny_model(**KINDS[kind]))
 
 
 @pytest.mark.parametrize("kind", mostly_heavy(["plain", "gemma3", "qwen3-next"], "gemma3"))
-def test_drafts_are_padded_as_other_tokens_are(kind: str) -> None:
+def test_drafts_are_padded_as_other_tokens_are(kind):
     check(tiny_model(**KINDS[kind], layout="padded"), tiny_model(**KINDS[kind]))
 
 
 @pytest.mark.parametrize("kind", ["window", "qwen3-next int8"])
-def test_several_ranks_verify_drafts(kind: str) -> None:
+def test_several_ranks_verify_drafts(kind):
     with RankThreads(2) as ranks:
         decoder = ThreadedDecoder(ranks, partial(make_tiny, KINDS[kind]))
         model = TransformerModel(decoder, ByteTokenizer(), "tiny", {})
         check(model, tiny_model(**KINDS[kind]))
 
 
-def test_packed_weights_verify_drafts() -> None:
+def test_packed_weights_verify_drafts():
     config = tiny_config()
     read = random_weights(config)
     linears = WholeLinears("int8-channel", table=read(EMBEDDING).__getitem__)
@@ -114,9 +113,7 @@ def test_packed_weights_verify_drafts() -> None:
     check(model, tiny_model(weights="int8-channel"))
 
 
-def drafted(
-    model: TransformerModel, draft_parents: tuple[int, ...] = ()
-) -> tuple[Batch, ModelOutput]:
+def drafted(model, draft_parents=()):
     """Return a batch of a row of 6 tokens in blocks of 4, with 3 drafts; and what came of it."""
     model.allocate_pages(1, 9, 4)
     tables = [[[0, 1, 2, 3]], *([[4, 5, 6, 7]] for _ in model.cache_windows[1:])]
@@ -126,7 +123,7 @@ def drafted(
     return batch, model.forward(batch)
 
 
-def logits_behind_a_tree(model: TransformerModel) -> np.ndarray:
+def logits_behind_a_tree(model):
     """Return the logits after a token behind the second of two drafts that follow the same."""
     batch, _ = drafted(model, (5, 5, 6))
     batch.pages.moves = moves_along([7], batch.chunks[0], batch.pages)
@@ -134,14 +131,14 @@ def logits_behind_a_tree(model: TransformerModel) -> np.ndarray:
     return model.forward(batch).logits[0]
 
 
-def test_what_is_accepted_of_a_tree_is_what_a_row_goes_on_from() -> None:
+def test_what_is_accepted_of_a_tree_is_what_a_row_goes_on_from():
     model = tiny_model()
     alone = scores_of(tiny_model(), [1, 2, 3, 4, 5, 6, 8, 10])[-1]
     assert (logits_behind_a_tree(model) == alone).all()
 
 
 @pytest.mark.parametrize("position", [7, 8, 9])
-def test_a_row_of_recurrent_layers_goes_on_before_its_drafts(position: int) -> None:
+def test_a_row_of_recurrent_layers_goes_on_before_its_drafts(position):
     model = tiny_model(**KINDS["qwen3-next"])
     assert model.recomputes_drafts
     assert not tiny_model().recomputes_drafts
@@ -151,7 +148,7 @@ def test_a_row_of_recurrent_layers_goes_on_before_its_drafts(position: int) -> N
         model.forward(batch)
 
 
-def test_recurrent_layers_verify_no_trees_and_draft_nothing(monkeypatch) -> None:
+def test_recurrent_layers_verify_no_trees_and_draft_nothing(monkeypatch):
     model = tiny_model(**KINDS["qwen3-next"])
     assert not can_verify_trees(model)
     assert can_verify_trees(tiny_model())
@@ -164,13 +161,13 @@ def test_recurrent_layers_verify_no_trees_and_draft_nothing(monkeypatch) -> None
         Engine(model, 2, speculation=SpeculationSettings(draft="simulated"))
 
 
-def test_a_tree_reaches_as_far_into_the_context_as_its_longest_way() -> None:
+def test_a_tree_reaches_as_far_into_the_context_as_its_longest_way():
     for num_tokens, fails in ((8, False), (7, True)):
         model = tiny_model(max_position_embeddings=num_tokens)
         assert bool(drafted(model, (5, 5, 6))[1].failed) == fails
 
 
-def test_a_row_that_outgrows_the_context_fails_alone() -> None:
+def test_a_row_that_outgrows_the_context_fails_alone():
     model, reference = tiny_model(max_position_embeddings=8), tiny_model()
     model.allocate_pages(2, 4, 8)
     batch = Batch(2, Pages(8, [[0, 1], [2]], num_blocks=4))

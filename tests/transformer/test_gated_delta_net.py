@@ -3,8 +3,6 @@
 States are told apart by their cells alone: what is in one is of whoever wrote it last.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,16 +22,16 @@ LENGTH = 30
 NUM_CELLS = 6
 
 
-def net_of(*sizes: int) -> GatedDeltaNet:
+def net_of(*sizes):
     """Return one with random weights; sizes: heads and their sizes of keys and values, kernel."""
     key_heads, value_heads, key_dim, value_dim, kernel = sizes
     settings = DeltaNetSettings((0,), key_heads, value_heads, key_dim, value_dim, kernel)
     draw = np.random.default_rng(sizes)
 
-    def drawn(*shape: int) -> np.ndarray:
+    def drawn(*shape):
         return draw.standard_normal(shape, np.float32) * np.float32(0.3)
 
-    def linear(num_out: int, num_in: int) -> TiledLinear:
+    def linear(num_out, num_in):
         weight = drawn(num_out, num_in)
         return TiledLinear(weight)
 
@@ -56,7 +54,7 @@ NETS = [net_of(2, 4, 8, 6, 4), net_of(3, 3, 5, 7, 2), net_of(1, 3, 16, 8, 6), ne
 INPUTS = [np.random.default_rng(n).standard_normal((LENGTH, HIDDEN), np.float32) for n in range(3)]
 
 
-def states_of(net: GatedDeltaNet) -> RecurrentStates:
+def states_of(net):
     """Return cells full of NaN, but for NOWHERE."""
     states = RecurrentStates(net.settings)
     states.make_room(NUM_CELLS)
@@ -65,20 +63,18 @@ def states_of(net: GatedDeltaNet) -> RecurrentStates:
     return states
 
 
-def computed(
-    net: GatedDeltaNet, states: RecurrentStates, spans: Sequence[Span], x: Sequence[np.ndarray]
-) -> list[np.ndarray]:
+def computed(net, states, spans, x):
     """Return the output of each span of a step, whose inputs are x."""
     output = net(np.concatenate(x), Step(spans, KVStore(0, 1, 1), states))
     return np.split(output, np.cumsum([len(part) for part in x])[:-1])
 
 
-def span(start: int, num_tokens: int, source: int, *snapshots: tuple[int, int]) -> Span:
+def span(start, num_tokens, source, *snapshots):
     kept = [Snapshot(*snapshot) for snapshot in snapshots]
     return Span([0] * num_tokens, start, [], source, kept)
 
 
-def whole(net: GatedDeltaNet, x: np.ndarray) -> np.ndarray:
+def whole(net, x):
     return computed(net, states_of(net), [span(0, len(x), NOWHERE, (len(x), 1))], [x])[0]
 
 
@@ -86,7 +82,7 @@ WHOLE = [[whole(net, x) for x in INPUTS] for net in NETS]
 
 
 @pytest.mark.parametrize("number", range(len(NETS)))
-def test_a_gated_delta_net_is_its_definition(number: int) -> None:
+def test_a_gated_delta_net_is_its_definition(number):
     for x, found in zip(INPUTS, WHOLE[number], strict=True):
         expected = delta_net_by_definition(NETS[number], x)
         assert np.abs(expected).max() > 0.1
@@ -94,9 +90,7 @@ def test_a_gated_delta_net_is_its_definition(number: int) -> None:
 
 
 @given(st.integers(0, len(NETS) - 1), st.data())
-def test_whoever_goes_on_from_a_cell_finds_what_was_left_there(
-    number: int, data: st.DataObject
-) -> None:
+def test_whoever_goes_on_from_a_cell_finds_what_was_left_there(number, data):
     net, states = NETS[number], states_of(NETS[number])
     states.num_computed_together = data.draw(st.sampled_from([1, 2, 100]))
     content = {NOWHERE: (0, 0)}  # cell -> the sequence that is in it, and how many of its tokens
@@ -123,7 +117,7 @@ def test_whoever_goes_on_from_a_cell_finds_what_was_left_there(
                 assert np.array_equal(found, part)
 
 
-def test_spans_between_which_nothing_passes_are_computed_together() -> None:
+def test_spans_between_which_nothing_passes_are_computed_together():
     rows = [span(5, 1, cell, (1, cell)) for cell in range(1, NUM_CELLS + 1)]
     states = states_of(NETS[0])
     step = Step([*rows[:3], span(0, 9, NOWHERE, (4, 5), (9, 6)), rows[3]], KVStore(0, 1, 1), states)
@@ -141,17 +135,17 @@ def test_spans_between_which_nothing_passes_are_computed_together() -> None:
 @pytest.mark.parametrize(
     "kept", [[], [(2, 1)], [(2, 1), (3, NOWHERE)], [(0, 2), (3, 1)], [(2, 2), (2, 3), (3, 1)]]
 )
-def test_a_span_keeps_its_last_states_in_a_cell_of_its_own(kept: list[tuple[int, int]]) -> None:
+def test_a_span_keeps_its_last_states_in_a_cell_of_its_own(kept):
     with pytest.raises(InvariantError, match="a span of 3 tokens keeps"):
         Step([span(0, 3, NOWHERE, *kept)], KVStore(0, 1, 1), states_of(NETS[0]))
 
 
-def test_a_step_without_states_is_not_for_recurrent_layers() -> None:
+def test_a_step_without_states_is_not_for_recurrent_layers():
     with pytest.raises(InvariantError, match="no cells for their states"):
         NETS[0](INPUTS[0], Step([span(0, LENGTH, NOWHERE)], KVStore(0, 1, 1), None))
 
 
-def test_cells_keep_their_states_while_others_come() -> None:
+def test_cells_keep_their_states_while_others_come():
     net = NETS[0]
     states = states_of(net)
     computed(net, states, [span(0, 7, NOWHERE, (7, 2))], [INPUTS[0][:7]])
@@ -168,7 +162,7 @@ def test_cells_keep_their_states_while_others_come() -> None:
 # A gated delta net by its definition: token by token and head by head, in float64.
 
 
-def delta_net_by_definition(net: GatedDeltaNet, x: np.ndarray) -> np.ndarray:
+def delta_net_by_definition(net, x):
     """Return the output [tokens, hidden_size] of x [tokens, hidden_size], all of one sequence."""
     sizes = net.settings
     group = sizes.num_value_heads // sizes.num_key_heads
@@ -217,5 +211,5 @@ def delta_net_by_definition(net: GatedDeltaNet, x: np.ndarray) -> np.ndarray:
     return net.output(np.array(rows, np.float32))
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
+def _unit(x):
     return x / np.sqrt((x**2).sum() + 1e-6)

@@ -26,7 +26,7 @@ from batcher.transformer.layers import (
 )
 
 
-def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
+def test_rms_norm_divides_by_the_root_of_the_mean_square():
     x = np.array([[3, 4], [0, 0]], np.float32)
     weight = np.array([1, 2], np.float32)
     root = np.sqrt(12.5)
@@ -35,7 +35,7 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
 
 
 @pytest.mark.parametrize("x", [-200.0, -5.0, -1e-3, 0.0, 1e-3, 5.0, 200.0])
-def test_nothing_that_goes_through_exp_overflows(x: float) -> None:
+def test_nothing_that_goes_through_exp_overflows(x):
     given = np.array([x], np.float32)
     with np.errstate(all="raise", under="ignore"):
         found = [silu(given), sigmoid(given), softplus(given)]
@@ -45,7 +45,7 @@ def test_nothing_that_goes_through_exp_overflows(x: float) -> None:
     assert all(part.dtype == np.float32 for part in found)
 
 
-def test_activations_are_close_to_their_definitions() -> None:
+def test_activations_are_close_to_their_definitions():
     x = np.linspace(-6, 6, 101, dtype=np.float32)
     expected = [value * (1 + erf(value / sqrt(2))) / 2 for value in x.tolist()]
     assert_allclose(gelu_tanh(x), expected, atol=2e-3)
@@ -54,7 +54,7 @@ def test_activations_are_close_to_their_definitions() -> None:
 
 
 @given(st.integers(0, 5000), st.sampled_from(["half-split", "interleaved"]))
-def test_pairs_of_features_are_turned_by_the_position(position: int, style: str) -> None:
+def test_pairs_of_features_are_turned_by_the_position(position, style):
     rotary = RotaryEmbedding(RopeSettings(theta=100.0, style=style, scaling=None), 8)
     x = np.random.default_rng(position).standard_normal((1, 3, 8), np.float32)
     turned = rotary.rotate(x, *rotary.angles(np.array([position])))
@@ -68,7 +68,7 @@ def test_pairs_of_features_are_turned_by_the_position(position: int, style: str)
 
 
 @given(st.integers(0, 500), st.sampled_from(["half-split", "interleaved"]))
-def test_what_is_beyond_the_part_that_turns_stays_as_it_is(position: int, style: str) -> None:
+def test_what_is_beyond_the_part_that_turns_stays_as_it_is(position, style):
     settings = RopeSettings(theta=100.0, style=style, partial_rotary_factor=0.5)
     part, whole = RotaryEmbedding(settings, 16), RotaryEmbedding(RopeSettings(100.0, style), 8)
     x = np.random.default_rng(position).standard_normal((1, 3, 16), np.float32)
@@ -78,7 +78,7 @@ def test_what_is_beyond_the_part_that_turns_stays_as_it_is(position: int, style:
     assert np.array_equal(turned[..., 8:], x[..., 8:])
 
 
-def test_linear_and_llama_3_scaling_stretch_what_they_should() -> None:
+def test_linear_and_llama_3_scaling_stretch_what_they_should():
     scaling = LinearScaling(factor=4.0)
     stretched = RotaryEmbedding(RopeSettings(theta=100.0, style="half-split", scaling=scaling), 8)
     plain = RotaryEmbedding(RopeSettings(theta=100.0, style="half-split", scaling=None), 8)
@@ -111,7 +111,7 @@ WINDOWS = st.none() | st.integers(1, 3 * KEYS)
 class Filled:
     """Sequences whose keys and values lie scattered among cells full of NaN."""
 
-    def __init__(self, lengths: list[int], seed: int) -> None:
+    def __init__(self, lengths, seed):
         draw = np.random.default_rng(seed)
         num_cells = 1 + 2 * sum(lengths)
         self.keys = np.full((num_cells, KV_HEADS, HEAD), np.nan, np.float32)
@@ -126,7 +126,7 @@ class Filled:
             self.values[cells] = draw.standard_normal((length, KV_HEADS, HEAD), np.float32)
             self.cells.append(cells)
 
-    def whole(self, number: int, window: int | None) -> np.ndarray:
+    def whole(self, number, window):
         cells = padded_cells(self.cells[number])
         query = self.query[number]
         return Attention(HEAD**-0.5, window).of_chunk(query, 0, cells, self.keys, self.values)
@@ -134,7 +134,7 @@ class Filled:
 
 @pytest.mark.parametrize("length", [1, 2, KEYS - 1, KEYS, KEYS + 1, 3 * KEYS + 5])
 @pytest.mark.parametrize("window", [None, 1, 10, KEYS, KEYS + 1])
-def test_attention_is_its_definition(length: int, window: int | None) -> None:
+def test_attention_is_its_definition(length, window):
     filled = Filled([length], seed=length)
     cells = filled.cells[0]
     expected = attention_by_definition(
@@ -149,9 +149,7 @@ def test_attention_is_its_definition(length: int, window: int | None) -> None:
     st.integers(0, 9),
     st.data(),
 )
-def test_neither_chunks_nor_rows_beside_them_show_in_the_bits(
-    lengths: list[int], window: int | None, seed: int, data: st.DataObject
-) -> None:
+def test_neither_chunks_nor_rows_beside_them_show_in_the_bits(lengths, window, seed, data):
     filled = Filled(lengths, seed)
     attention = Attention(HEAD**-0.5, window)
     whole = [filled.whole(number, window) for number in range(len(lengths))]

@@ -22,7 +22,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("kind", mostly_heavy(KINDS, "plain", "gemma3"))
-def test_padding_shows_in_no_bit(kind: str) -> None:
+def test_padding_shows_in_no_bit(kind):
     ragged, _ = run(tiny_model(**KINDS[kind]), 9)
     for settings in SCHEDULES[::3]:
         padded, _ = run(tiny_model(**KINDS[kind], layout="padded"), 9, **settings)
@@ -30,13 +30,13 @@ def test_padding_shows_in_no_bit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "qwen3-next"])
-def test_padding_that_is_not_a_number_shows_nowhere(kind: str, monkeypatch) -> None:
+def test_padding_that_is_not_a_number_shows_nowhere(kind, monkeypatch):
     ragged, _ = run(tiny_model(**KINDS[kind]), 9, max_batch_tokens=40)
     model = tiny_model(**KINDS[kind], layout="padded")
     decoder = model._decoder
     embedding, num_padding = decoder._embedding, 0
 
-    def embedded(token_ids: np.ndarray) -> np.ndarray:
+    def embedded(token_ids):
         nonlocal num_padding
         rows = embedding(token_ids)
         is_padding = model_step[0].own_cells[0] == PADDING
@@ -46,7 +46,7 @@ def test_padding_that_is_not_a_number_shows_nowhere(kind: str, monkeypatch) -> N
 
     model_step = []
 
-    def step_of(*parts: object) -> object:
+    def step_of(*parts):
         model_step[:] = [Step(*parts)]
         return model_step[0]
 
@@ -59,9 +59,7 @@ def test_padding_that_is_not_a_number_shows_nowhere(kind: str, monkeypatch) -> N
 
 
 @given(st.lists(st.integers(1, 150), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 9))
-def test_attention_with_padding_is_its_definition(
-    lengths: list[int], num_queries: int, seed: int
-) -> None:
+def test_attention_with_padding_is_its_definition(lengths, num_queries, seed):
     draw, longest = np.random.default_rng(seed), max(lengths)
     query = draw.standard_normal((len(lengths), num_queries, 6, 8), np.float32)
     key = draw.standard_normal((len(lengths), longest, 2, 8), np.float32)
@@ -83,7 +81,7 @@ def test_attention_with_padding_is_its_definition(
             assert_allclose(found[number, place], expected[0], atol=2e-6, rtol=2e-5)
 
 
-def test_attention_with_padding_takes_one_head_without_naming_it() -> None:
+def test_attention_with_padding_takes_one_head_without_naming_it():
     draw = np.random.default_rng(0)
     query, key, value = draw.standard_normal((3, 2, 5, 8), np.float32)
     found = batched_attention_with_padding(query, key, value, np.array([5, 3]))
@@ -92,7 +90,7 @@ def test_attention_with_padding_takes_one_head_without_naming_it() -> None:
     assert np.array_equal(found, batched_attention_with_padding(*heads, np.array([5, 3]))[:, :, 0])
 
 
-def test_a_causal_mask_hides_what_is_above_the_diagonal() -> None:
+def test_a_causal_mask_hides_what_is_above_the_diagonal():
     hidden = float("-inf")
     mask = create_causal_mask(3, 2)
     assert mask.tolist() == [[[0, hidden, hidden], [0, 0, hidden], [0, 0, 0]]] * 2

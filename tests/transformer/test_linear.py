@@ -1,7 +1,6 @@
 """A row times a matrix is the same to the bit in any company, and right."""
 
 import tracemalloc
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from batcher.transformer.linear import (
     SIZES,
     FastLinear,
     Int8Linear,
-    Linear,
     Tile,
     TiledLinear,
     Tiles,
@@ -32,11 +30,11 @@ from batcher.transformer.linear import (
 SHAPES = [(960, 576), (40, 2100), (7, 3), (1, 1), (4100, 24)]
 
 
-def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+def drawn(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def linears(shape: tuple[int, int]) -> dict[str, Linear]:
+def linears(shape):
     weight, bias = drawn(*shape), drawn(shape[0], seed=1)
     return {
         "tiled": TiledLinear(weight, bias),
@@ -55,9 +53,7 @@ LINEARS = [(shape, name, linear) for shape in SHAPES for name, linear in linears
     st.integers(0, 9),
     st.sampled_from("CF"),
 )
-def test_a_row_is_the_same_in_any_company(
-    case: tuple, num_rows: int, at: int, seed: int, order: str
-) -> None:
+def test_a_row_is_the_same_in_any_company(case, num_rows, at, seed, order):
     (_, num_in), _, linear = case
     row = drawn(num_in, seed=99)
     x = drawn(num_rows, num_in, seed=seed) * np.float32(10**seed / 1000)
@@ -68,7 +64,7 @@ def test_a_row_is_the_same_in_any_company(
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 40])
-def test_the_product_is_right(shape: tuple[int, int], num_rows: int) -> None:
+def test_the_product_is_right(shape, num_rows):
     weight, bias = drawn(*shape), drawn(shape[0], seed=1)
     x = drawn(num_rows, shape[1], seed=2)
     expected = x.astype(np.float64) @ weight.T.astype(np.float64) + bias
@@ -79,7 +75,7 @@ def test_the_product_is_right(shape: tuple[int, int], num_rows: int) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["int8", "int8-channel"])
-def test_integers_are_multiplied_exactly(shape: tuple[int, int], name: str) -> None:
+def test_integers_are_multiplied_exactly(shape, name):
     weight, bias = drawn(*shape), drawn(shape[0], seed=1)
     x = drawn(9, shape[1], seed=2)
     scale = np.abs(x).max(1, keepdims=True) / np.float32(LARGEST)
@@ -89,7 +85,7 @@ def test_integers_are_multiplied_exactly(shape: tuple[int, int], name: str) -> N
     assert_allclose(linears(shape)[name](x), expected, rtol=1e-6, atol=1e-5)
 
 
-def test_sums_that_float32_might_not_hold_are_cut_into_slices() -> None:
+def test_sums_that_float32_might_not_hold_are_cut_into_slices():
     linear = Int8Linear(np.ones((1, 5000), np.float32), per_channel=False)
     x = drawn(3, 5000)
     integers = np.rint(x / (np.abs(x).max(1, keepdims=True) / np.float32(LARGEST)))
@@ -104,7 +100,7 @@ def test_sums_that_float32_might_not_hold_are_cut_into_slices() -> None:
     assert slices_of(np.full((2, 5000), 26, np.int8)) == [slice(0, 5000)]
 
 
-def test_int8_is_symmetric_and_divides_by_no_zero() -> None:
+def test_int8_is_symmetric_and_divides_by_no_zero():
     quantized = quantize_weights_int8(np.float32([[-2, 1.5], [3, -1]]))
     assert quantized.scales == pytest.approx([3 / 127])
     assert quantized.integers.tolist() == [[-85, 64], [127, -42]]
@@ -118,7 +114,7 @@ def test_int8_is_symmetric_and_divides_by_no_zero() -> None:
 # Rows are put only where a product of some size gives them the same bits as everywhere else.
 
 
-KERNELS: dict[str, Callable[[int, int], int]] = {
+KERNELS = {
     "one": lambda _place, _size: 0,
     "of single rows": lambda _place, size: int(size == 1),
     "of few rows": lambda _place, size: int(size < 7),
@@ -134,10 +130,10 @@ class OddBlas:
     turned: whether it has others for rows that lie in memory feature by feature.
     """
 
-    def __init__(self, kernel: Callable[[int, int], int], *, turned: bool = False) -> None:
+    def __init__(self, kernel, *, turned=False):
         self._kernel, self._turned = kernel, turned
 
-    def multiply(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+    def multiply(self, weight, x):
         kernels = np.array([self._kernel(place, len(x)) for place in range(len(x))])
         is_turned = self._turned and len(x) > 1 and not x.flags.c_contiguous
         sums = (np.ascontiguousarray(x)[:, None] * weight).sum(-1)
@@ -146,9 +142,7 @@ class OddBlas:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("num_out", mostly_heavy([7, 70], 7))
-def test_only_places_with_equal_bits_are_good(
-    kernel: str, num_out: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_places_with_equal_bits_are_good(kernel, num_out, monkeypatch):
     monkeypatch.setattr("batcher.transformer.linear.multiply", OddBlas(KERNELS[kernel]).multiply)
     tiles = tiles_of.__wrapped__(num_out, 5)
     good = {
@@ -160,9 +154,7 @@ def test_only_places_with_equal_bits_are_good(
     assert len(good) == 1
 
 
-def test_a_blas_that_minds_the_layout_multiplies_single_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_blas_that_minds_the_layout_multiplies_single_rows(monkeypatch):
     monkeypatch.setattr(
         "batcher.transformer.linear.multiply", OddBlas(KERNELS["one"], turned=True).multiply
     )
@@ -175,13 +167,13 @@ def test_a_blas_that_minds_the_layout_multiplies_single_rows(
     ),
     st.integers(0, 500),
 )
-def test_tiles_hold_every_row_once(drawn: set[Tile], num_rows: int) -> None:
+def test_tiles_hold_every_row_once(drawn, num_rows):
     parts = Tiles([*drawn]).split(num_rows)
     assert [row for part in parts for row in range(part.start, part.stop)] == [*range(num_rows)]
     assert all(0 < part.stop - part.start <= part.tile.num_rows for part in parts)
 
 
-def test_rows_that_fill_a_tile_take_no_more_than_that() -> None:
+def test_rows_that_fill_a_tile_take_no_more_than_that():
     every = Tiles([Tile(size, 0, size) for size in SIZES])
     assert [every.split(size) for size in SIZES] == [
         [(Tile(size, 0, size), 0, size)] for size in SIZES

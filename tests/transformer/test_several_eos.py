@@ -35,13 +35,13 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-def liking(biases: dict[int, float]) -> dict[str, float]:
+def liking(biases):
     return {str(token_id): bias for token_id, bias in biases.items()}
 
 
 @examples(60)
 @given(FIELDS, st.lists(IDS, min_size=1, max_size=5, unique=True))
-def test_they_end_a_text_as_stop_tokens_do(fields: dict, eos_token_ids: list[int]) -> None:
+def test_they_end_a_text_as_stop_tokens_do(fields, eos_token_ids):
     """But for the reason, which is that of EOS; and what is one id as well goes before EOS."""
     request = Request(id="a", **fields)
     given_stops = [] if request.stop_token is None else [request.stop_token]
@@ -54,7 +54,7 @@ def test_they_end_a_text_as_stop_tokens_do(fields: dict, eos_token_ids: list[int
 
 @pytest.mark.parametrize("liked", [97, 98, 99])
 @pytest.mark.parametrize("fields", [{}, {"num_beams": 2}, {"temperature": 1.0, "seed": 3}])
-def test_a_constraint_may_end_with_any_of_them(liked: int, fields: dict) -> None:
+def test_a_constraint_may_end_with_any_of_them(liked, fields):
     """None is text, whatever the tokenizer says; where ending is all that is left, they may."""
     request = Request(prompt="x", regex="[a-z]{2}", logit_bias=liking({liked: 100, 100: 70}))
     [result] = decode([replace(request, **fields)], model=tiny_model(eos_token_ids=(97, 98, 99)))
@@ -63,7 +63,7 @@ def test_a_constraint_may_end_with_any_of_them(liked: int, fields: dict) -> None
     assert (result.finish_reason, result.stop_reason) == ("stop", None)
 
 
-def test_beams_end_with_the_likeliest_and_no_row_before_min_tokens() -> None:
+def test_beams_end_with_the_likeliest_and_no_row_before_min_tokens():
     request = Request(prompt="x", min_tokens=4, logit_bias=liking({97: 100, 98: 70, 100: 40}))
     [result] = decode([request], model=tiny_model(eos_token_ids=(98, 97)))
     assert result.tokens == [100, 100, 100, 100, 97]
@@ -72,7 +72,7 @@ def test_beams_end_with_the_likeliest_and_no_row_before_min_tokens() -> None:
     assert [result.tokens for result in results] == [[97], [98], [99]]
 
 
-def test_a_model_may_tell_of_one_of_several_or_of_none() -> None:
+def test_a_model_may_tell_of_one_of_several_or_of_none():
     assert eos_token_ids_of(as_model(tiny_model())) == ()
     assert eos_token_ids_of(as_model(tiny_model(eos_token_ids=(7, 5)))) == (7, 5)
     assert eos_token_ids_of(SimulatedModel()) == (0,)
@@ -90,8 +90,8 @@ def test_a_model_may_tell_of_one_of_several_or_of_none() -> None:
         ([1, 256], "eos_token_ids: 256 is not below vocab_size 256"),
     ],
 )
-def test_what_is_no_list_of_tokens_is_refused(given: object, fault: str) -> None:
+def test_what_is_no_list_of_tokens_is_refused(given, fault):
     model = tiny_model()
-    model.eos_token_ids = given  # type: ignore[assignment]
+    model.eos_token_ids = given
     with pytest.raises(BatchdecodeError, match=fault):
         as_model(model)

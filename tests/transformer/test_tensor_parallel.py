@@ -35,7 +35,7 @@ TINY = Path(__file__).parents[2] / "samples" / "tiny.gguf"
 ODD = {"hidden_size": 47, "num_heads": 3, "num_kv_heads": 1, "intermediate_size": 37}
 
 
-def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+def drawn(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
@@ -202,10 +202,10 @@ def are_gone(pids):
 class EndedProcess:
     """A process that was killed; its files are closed a moment before its end can be asked for."""
 
-    def __init__(self, sentinel: int) -> None:
+    def __init__(self, sentinel):
         self.sentinel, self.exitcode = sentinel, None
 
-    def join(self, timeout: float | None = None) -> None:
+    def join(self, timeout=None):
         self.exitcode = -signal.SIGKILL
 
 

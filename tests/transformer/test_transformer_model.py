@@ -3,7 +3,6 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from one_forward import logits_after_each
 from tiny import KINDS, QWEN3_NEXT, tiny_config, tiny_model
 from tiny_checkpoints import CLASSES, GOLDEN_PROMPT, write_named
 
-from batcher import ByteTokenizer, Engine, Request, Result
+from batcher import ByteTokenizer, Engine, Request
 from batcher.errors import InvariantError
 from batcher.events import PreemptEvent
 from batcher.models.base import Batch, Chunk
@@ -31,7 +30,7 @@ from batcher.transformer.linear import WholeLinears
 from batcher.transformer.transformer import Transformer
 
 
-def requests() -> list[Request]:
+def requests():
     draw = random.Random(1)
     asked = []
     for number in range(9):
@@ -59,7 +58,7 @@ each_kind = pytest.mark.parametrize(
 )
 
 
-def plant_nans(engine: Engine, model: TransformerModel) -> None:
+def plant_nans(engine, model):
     """Let every block that holds nothing hold what no sum gets rid of, but what is to be moved."""
     kv_cache = engine.scheduler.kv_cache
     size, num_there = kv_cache.block_size, (len(model._store.keys[0]) - 2) // kv_cache.block_size
@@ -74,15 +73,7 @@ def plant_nans(engine: Engine, model: TransformerModel) -> None:
         layer[1 + blank] = np.nan
 
 
-def run(
-    model: TransformerModel,
-    batch_size: int,
-    requests: list[Request] = REQUESTS,
-    *,
-    scarcity: float | None = None,
-    speculation: SpeculationSettings | Oracle | None = None,
-    **settings: object,
-) -> tuple[dict, int]:
+def run(model, batch_size, requests=REQUESTS, *, scarcity=None, speculation=None, **settings):
     """Return what each sample came to, but for when, and how often one was preempted.
 
     scarcity: how many blocks there are for each that the largest request may hold.
@@ -104,7 +95,7 @@ def run(
     )
     for request in requests:
         engine.add(request)
-    found: dict[tuple[str, int], Result] = {}
+    found = {}
     num_preempted = 0
     while engine.has_work:
         if engine.scheduler.kv_cache is not None and hasattr(model._store, "keys"):
@@ -117,7 +108,7 @@ def run(
     return found, num_preempted
 
 
-SCHEDULES: list[tuple[int, dict]] = [
+SCHEDULES = [
     (8, {"max_batch_tokens": 40}),
     (12, {"scarcity": 1.1, "block_size": 4, "max_batch_tokens": 30, "capacity": "on-demand"}),
     (20, {}),
@@ -130,7 +121,7 @@ SCHEDULES: list[tuple[int, dict]] = [
 @pytest.mark.parametrize(
     "schedules", mostly_heavy([SCHEDULES[:2], SCHEDULES[2:]], SCHEDULES[:2]), ids=len
 )
-def test_results_are_equal_to_the_bit_under_every_schedule(kind: str, schedules: list) -> None:
+def test_results_are_equal_to_the_bit_under_every_schedule(kind, schedules):
     alone, _ = run(tiny_model(**KINDS[kind]), 3)
     assert len(alone) == sum(request.n for request in REQUESTS)
     num_preemptions = 0
@@ -148,15 +139,13 @@ SCARCE = {"scarcity": 1.15, "block_size": 4, "max_batch_tokens": 40}
 
 @each_kind
 @pytest.mark.parametrize("settings", mostly_heavy([{}, SCARCE], SCARCE), ids=["plain", "scarce"])
-def test_drafts_leave_results_equal_to_the_bit(kind: str, settings: dict) -> None:
+def test_drafts_leave_results_equal_to_the_bit(kind, settings):
     asked = [REQUESTS[0], *REQUESTS[2:6], Request(prompt=[7, 8] * 20, max_tokens=24, logprobs=1)]
     alone, _ = run(tiny_model(**KINDS[kind]), 3, asked)
     prompts = {str(number): request.prompt for number, request in enumerate(asked, 1)}
     known = [(prompts[name], result) for (name, _), result in alone.items()]
     has_trees = not kind.startswith("qwen3-next")
-    drafts: list[SpeculationSettings | Oracle] = [
-        Oracle(known, 0.2, seed, makes_trees=has_trees) for seed in range(2)
-    ]
+    drafts = [Oracle(known, 0.2, seed, makes_trees=has_trees) for seed in range(2)]
     if kind == "plain":
         drafts += [
             SpeculationSettings(draft=f"{__name__}:DRAFT", draft_tree=tree)
@@ -168,7 +157,7 @@ def test_drafts_leave_results_equal_to_the_bit(kind: str, settings: dict) -> Non
     assert drafts[0].num_accepted
 
 
-def test_whatever_rows_ask_for_recurrent_states_are_those_of_their_tokens() -> None:
+def test_whatever_rows_ask_for_recurrent_states_are_those_of_their_tokens():
     asked = [
         Request(prompt="tell", json_schema=SCHEMA, max_tokens=40),
         Request(
@@ -192,7 +181,7 @@ def test_whatever_rows_ask_for_recurrent_states_are_those_of_their_tokens() -> N
         assert num_preempted or "kv_blocks" not in settings
 
 
-def test_recurrent_states_are_not_turned_back() -> None:
+def test_recurrent_states_are_not_turned_back():
     model = tiny_model(**QWEN3_NEXT)
     model.allocate(1)
     batch = Batch(1)
@@ -203,7 +192,7 @@ def test_recurrent_states_are_not_turned_back() -> None:
         model.forward(batch)
 
 
-def test_an_empty_prompt_is_an_error_of_its_row() -> None:
+def test_an_empty_prompt_is_an_error_of_its_row():
     requests = [Request(prompt=[], max_tokens=3), Request(prompt=[1], max_tokens=1)]
     results = drained(Engine(tiny_model(), 2), requests).results
     assert [result.finish_reason for result in results] == ["error", "length"]
@@ -217,12 +206,12 @@ PATH = Path(__file__).parents[1] / "golden" / "transformers.json"
 CASES = json.loads(PATH.read_text())
 
 
-def test_every_architecture_is_there() -> None:
+def test_every_architecture_is_there():
     assert {case["fields"]["architectures"][0] for case in CASES} == {*CLASSES.values()}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["fields"]["architectures"][0])
-def test_logits_and_tokens_are_those_of_transformers(case: dict[str, Any], tmp_path: Path) -> None:
+def test_logits_and_tokens_are_those_of_transformers(case, tmp_path):
     checkpoint = open_checkpoint(write_named(tmp_path, case["fields"]))
     transformer = Transformer(checkpoint.config, checkpoint.read, WholeLinears())
     logits = logits_after_each(transformer, GOLDEN_PROMPT)[-1]
@@ -238,7 +227,7 @@ def test_logits_and_tokens_are_those_of_transformers(case: dict[str, Any], tmp_p
 # Groups of layers that share blocks, and how many blocks they take.
 
 
-def test_blocks_of_slots_behind_a_window_are_used_again() -> None:
+def test_blocks_of_slots_behind_a_window_are_used_again():
     model = tiny_model(**KINDS["gemma3"])
     model.allocate(1)
     for start in range(0, 320, 40):
@@ -250,7 +239,7 @@ def test_blocks_of_slots_behind_a_window_are_used_again() -> None:
     assert model._own.num_blocks == 7
 
 
-def test_groups_have_as_many_layers_as_the_fewest_that_read_the_same() -> None:
+def test_groups_have_as_many_layers_as_the_fewest_that_read_the_same():
     gemma = tiny_config(num_layers=26, sliding_window=20, full_layers=(5, 11, 17, 23))
     assert [(len(group.layers), group.window) for group in cache_groups(gemma)] == [
         (4, None),

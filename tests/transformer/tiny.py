@@ -4,14 +4,12 @@ import numpy as np
 from tiny_checkpoints import random_weights
 
 from batcher import ByteTokenizer
-from batcher.events import Layout
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.config import (
     DeltaNetSettings,
     ExpertSettings,
     RopeSettings,
     TransformerConfig,
-    WeightKind,
 )
 from batcher.transformer.linear import WholeLinears
 from batcher.transformer.transformer import Transformer
@@ -73,7 +71,7 @@ KINDS = {  # of caches, of weights and of what follows attention
 }
 
 
-def tiny_config(**changes: object) -> TransformerConfig:
+def tiny_config(**changes):
     fields = {
         "architecture": "llama",
         "vocab_size": VOCABULARY,
@@ -91,20 +89,14 @@ def tiny_config(**changes: object) -> TransformerConfig:
     return TransformerConfig(**fields | changes)
 
 
-def tiny_model(
-    *,
-    weights: WeightKind = "fp32",
-    is_fast: bool = False,
-    layout: Layout = "ragged",
-    **changes: object,
-) -> TransformerModel:
+def tiny_model(*, weights="fp32", is_fast=False, layout="ragged", **changes):
     config = tiny_config(**changes)
     read = random_weights(config)
     transformer = Transformer(config, read, WholeLinears(weights, is_fast=is_fast), layout)
     return TransformerModel(transformer, ByteTokenizer(), "tiny", {}, layout=layout)
 
 
-def attention_by_definition(query, keys, values, window: int | None = None) -> np.ndarray:
+def attention_by_definition(query, keys, values, window=None):
     """Return softmax(QK^T / sqrt(d)) V of one sequence, [tokens, heads, d], in float64.
 
     query: of its last tokens.
