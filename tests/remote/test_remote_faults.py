@@ -127,33 +127,6 @@ def test_what_fails_after_a_token_is_an_error_with_what_had_come(fault, text):
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "code"),
-    [
-        (404, "The model `gpt-9` does not exist", "server-error"),
-        (400, "This model's maximum context length is 8 tokens", "prompt-too-long"),
-        (400, "flagged by our content_filter", "content-filter"),
-        (429, "You exceeded your quota: insufficient_quota", "server-error"),
-    ],
-)
-def test_what_stays_when_asked_again_is_not(status, message, code):
-    server = FaultServer({"a": [refusal(status, message)]})
-    run = answered(server, asking("a", "b"))
-    error = run.by_id["a"].error
-    assert (error.code, run.by_id["b"].error) == (code, None)
-    assert message in error.message
-    assert len(server.requests) == 2
-
-
-def test_after_the_last_attempt_it_is_an_error():
-    server = FaultServer(usual=refusal(500, "broken"))
-    run = answered(server, asking("a"), max_attempts=3)
-    [result] = run.results
-    assert result.error.message.endswith("HTTP 500: broken (attempt 3)")
-    assert len(server.requests) == 3
-    assert len(run.kinds(RetryEvent)) == 2
-
-
-@pytest.mark.parametrize(
     ("status", "headers", "seconds"),
     [
         (429, {"Retry_After": "3600"}, 3600),
@@ -196,13 +169,6 @@ def test_a_long_wait_is_told_once_and_can_be_limited(status, headers, seconds):
             assert [result.error.status for result in results] == [status] * 3
             assert len(server.requests) == 3
             assert "--max-wait 5 is less than" in results[0].error.message
-
-
-@pytest.mark.parametrize("name", ["stream_options", "seed"])
-def test_a_strict_server_that_refuses_what_no_row_states_is_told_so(name):
-    server = FaultServer(usual=refusal(422, f"Extra inputs are not permitted: {name}"))
-    [result] = answered(server, asking("a")).results
-    assert f"""use --extra-body '{{"{name}": null}}' to omit it""" in result.error.message
 
 
 def test_retry_after_is_kept():
@@ -279,30 +245,16 @@ def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("name", "value", "words"),
     [
-        chunks({"error": {"message": "Incorrect API key provided: sk-very-secret"}}),
-        refusal(307, Location="http://127.0.0.2/sk-very-secret"),
-        answer("a", finish="sk-very-secret"),
+        ("OPENAI_API_KEY", "sk-very\nsecret", "no key that a header can hold"),
+        ("OPENAI_API_KEY", "sk-very-sécret", "no key that a header can hold"),
+        ("HTTP_PROXY", "gopher://127.0.0.1", r"the proxy of the environment .*gopher"),
     ],
 )
-def test_a_key_that_the_server_repeats_is_not_shown(monkeypatch, fault):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
-    [result] = answered(FaultServer(usual=fault), asking("a"), max_attempts=1).results
-    assert "***" in result.error.message
-    assert "secret" not in result.error.message
-
-
-@pytest.mark.parametrize("key", ["sk-very\nsecret", "sk-very-sécret"])
-def test_a_key_that_no_header_can_hold_is_refused_and_not_told(monkeypatch, key):
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(BatchdecodeError, match="no key that a header can hold"):
-        answered(FaultServer(), asking("a"))
-
-
-def test_a_proxy_that_is_of_no_use_is_told(monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "gopher://127.0.0.1")
-    with pytest.raises(BatchdecodeError, match=r"the proxy of the environment .*gopher"):
+def test_an_environment_that_is_of_no_use_is_told(monkeypatch, name, value, words):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(BatchdecodeError, match=words):
         answered(FaultServer(), asking("a"))
 
 
@@ -370,6 +322,14 @@ DETAIL = {"loc": ["body", "messages", 0, "role"], "msg": "unexpected value", "ty
 @pytest.mark.parametrize(
     ("fault", "words", "num_requests"),
     [
+        (refusal(429, "over your quota: insufficient_quota"), "insufficient_quota", 1),
+        (refusal(500, "broken"), "HTTP 500: broken (attempt 2)", 2),
+        (refusal(422, "no stream_options"), """'{"stream_options": null}' to omit it""", 1),
+        (refusal(422, "no seed"), """use --extra-body '{"seed": null}' to omit it""", 1),
+        (refusal(308, Location="/v1/completions"), "5 redirects", 5),
+        (answer("x", finish="sk-secret"), "with finish_reason '***'", 1),
+        (chunks({"error": {"message": "Incorrect API key: sk-secret"}}), "API key: ***", 2),
+        (refusal(307, Location="http://127.0.0.2/sk-secret"), "http://127.0.0.2/***", 1),
         (sent("", '{"error": "Unexpected endpoint"}'), "Unexpected endpoint", 1),
         (sent("", '{"error": {"code": "503", "message": "later"}}'), "later", 2),
         (sent("", '{"message": {"content": "Hi"}, "done": true}'), '"done": true', 1),
@@ -392,13 +352,28 @@ DETAIL = {"loc": ["body", "messages", 0, "role"], "msg": "unexpected value", "ty
     ],
 )
 def test_the_words_of_a_server_are_reported_and_what_cannot_change_is_not_repeated(
-    fault, words, num_requests
+    fault, words, num_requests, monkeypatch
 ):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     server = FaultServer(usual=fault)
     [result] = answered(server, asking("a"), max_attempts=2).results
     assert words in result.error.message
+    assert "sk-secret" not in result.error.message
     assert result.finish_reason == "error"
     assert len(server.requests) == num_requests
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "code"),
+    [
+        (404, "The model `gpt-9` does not exist", "server-error"),
+        (400, "This model's maximum context length is 8 tokens", "prompt-too-long"),
+        (400, "flagged by our content_filter", "content-filter"),
+    ],
+)
+def test_errors_have_codes_and_are_of_one_request(status, message, code):
+    run = answered(FaultServer({"a": [refusal(status, message)]}), asking("a", "b"))
+    assert (run.by_id["a"].error.code, run.by_id["b"].error) == (code, None)
 
 
 @pytest.mark.parametrize(
@@ -442,13 +417,6 @@ def test_a_redirect_on_the_same_host_is_followed_with_the_request(status):
     assert result.text == "Hi"
     assert [path for path, _, _ in server.requests] == ["/v1/completions", "/v2/completions"]
     assert server.bodies[0] == server.bodies[1]
-
-
-def test_redirects_without_an_end_are_an_error():
-    server = FaultServer(usual=refusal(308, Location="/v1/completions"))
-    [result] = answered(server, asking("a")).results
-    assert "5 redirects" in result.error.message
-    assert len(server.requests) == 5
 
 
 def test_a_stream_has_an_end(monkeypatch):
@@ -563,24 +531,18 @@ def test_a_refusal_halves_the_limit_and_as_many_answers_raise_it_by_one_up_to_th
     assert limits[4:] == [2, 2, 2, 3, 3, 3, *6 * [4]]
 
 
-def test_no_more_fly_than_the_limit():
-    rate = Rate(2, None)
-    rate.note_sent(0.0)
-    assert rate.why_not(0.0) is None
-    rate.note_sent(0.0)
-    assert rate.why_not(0.0) == "concurrency"
-    rate.num_in_flight -= 1
-    assert rate.why_not(0.0) is None
-
-
-@pytest.mark.parametrize("start", [0.0, 5.0])
-def test_the_rate_is_a_distance_and_idle_time_is_not_saved(start):
-    rate = Rate(8, 10.0)
-    rate.note_sent(start)
-    assert rate.why_not(start + 0.05) == "rate"
-    assert rate.next_start == pytest.approx(start + 0.1)
-    rate.note_sent(start + 3.0)
-    assert rate.why_not(start + 3.05) == "rate"
+def test_no_more_fly_than_the_limit_and_the_rate_is_a_distance():
+    """Time in which nothing is sent is not saved."""
+    for start in (0.0, 5.0):
+        rate = Rate(2, 10.0)
+        rate.note_sent(start)
+        assert rate.why_not(start + 0.05) == "rate"
+        assert rate.next_start == pytest.approx(start + 0.1)
+        rate.note_sent(start + 3.0)
+        assert rate.why_not(start + 9.0) == "concurrency"
+        rate.num_in_flight -= 1
+        assert rate.why_not(start + 3.05) == "rate"
+        assert rate.why_not(start + 3.15) is None
 
 
 BEHAVIOURS = st.sampled_from(
