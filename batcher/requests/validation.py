@@ -152,6 +152,15 @@ def check_object(value: object, path: Path, _: ModelCapabilities) -> Problems:
         yield wrong("invalid-type", path, "an object", value)
 
 
+def check_simple(field: Field, value: object, path: Path) -> Problems:
+    """Yield the problems of a number, a choice or a text, as the type of the field says."""
+    if field.range is not None:
+        return check_number(value, path, field.range)
+    if field.choices is not None:
+        return check_choice(value, path, field.choices)
+    return check_string(value, path, "a string")
+
+
 def check_choice(value: object, path: Path, choices: Sequence[object]) -> Problems:
     *names, last = ["true or false"] if choices == [True, False] else map(show, choices)
     expected = f"{', '.join(names)} or {last}" if names else last
@@ -343,31 +352,26 @@ def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabi
     for name in given[1:]:
         message = f"{quote((*path, name))} cannot go with `{given[0]}`; {_ONE_OF_THEM}"
         yield FieldProblem("conflicting-fields", (*path, name), message)
-    text, tokens = segment.text, cast(object, segment.tokens)
-    if text is not None:
-        yield from check_string(text, (*path, "text"), "a string")
-        yield from check_filled(text, (*path, "text"), *_NO_TOKEN)
-    if isinstance(tokens, list):
-        yield from check_filled(tokens, (*path, "tokens"), *_NO_TOKEN)
-        yield from check_token_ids(tokens, (*path, "tokens"), capabilities)
-    elif tokens is not None:
-        yield wrong("invalid-type", (*path, "tokens"), "a list of token ids", tokens)
-    if segment.length is not None:
-        yield from check_number(segment.length, (*path, "length"), _SEGMENT_LENGTH)
-    seed, place = cast(object, segment.seed), (*path, "seed")
-    if isinstance(seed, str):
-        yield from check_string(seed, place, "a string")
-    elif is_integer(seed):
-        yield from check_number(seed, place, _SEED)
-    else:
-        yield wrong("invalid-type", place, "an integer or a string", seed)
-    if segment.length is None and seed != 0:
+    for name, field in _SEGMENT.items():
+        value, place = getattr(segment, name), (*path, name)
+        if value is None and name not in ("seed", "pin"):
+            continue
+        if name in ("text", "tokens"):
+            yield from check_filled(value, place, *_NO_TOKEN)
+        if name == "tokens" and isinstance(value, list):
+            yield from check_token_ids(value, place, capabilities)
+        elif name == "tokens":
+            yield wrong("invalid-type", place, "a list of token ids", value)
+        elif name == "seed" and is_integer(value):
+            yield from check_number(value, place, _SEED)
+        elif name == "seed" and not isinstance(value, str):
+            yield wrong("invalid-type", place, "an integer or a string", value)
+        else:
+            yield from check_simple(field, value, place)
+    if segment.length is None and segment.seed != 0:
+        place = (*path, "seed")
         message = f"{quote(place)} has no effect without `length`"
         yield FieldProblem("conflicting-fields", place, message, "leave it out")
-    for name in ("type", "pin"):
-        value = getattr(segment, name)
-        if value is not None or name == "pin":
-            yield from check_choice(value, (*path, name), _SEGMENT[name].choices or ())
 
 
 MAX_PROBLEMS = 100  # of one field
@@ -386,7 +390,6 @@ MAX_STOP_LENGTH = 1024  # all stops of one request together, in token ids and UT
 MARKER_FIELDS = ("stop_token", "stop_sequence", "stop", "states")
 
 _MAX_PARTS = 4 * MAX_STOP_LENGTH  # above it the rest is not looked at
-_NOTHING = object()
 _MAX_NESTED = 4  # a marker in a transition in a list in states
 
 _EMPTY_MARKER = (", so it would match everywhere", "leave it out")
@@ -399,24 +402,7 @@ _SEQUENCE_KINDS = (
 States = dict[str, list[Transition]]
 
 
-def bounded(check: Check) -> Check:
-    """Return `check`, preceded by one that refuses what is far too much and counts no further."""
-
-    def checked(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-        parts = _parts(value, _MAX_NESTED)
-        if next(islice(parts, _MAX_PARTS, None), _NOTHING) is _NOTHING:
-            yield from check(value, path, capabilities)
-            return
-        message = (
-            f"{quote(path)} holds more than {_MAX_PARTS} token ids and characters; "
-            f"at most {MAX_STOP_LENGTH} are allowed"
-        )
-        yield FieldProblem("invalid-value", path, message)
-
-    return checked
-
-
-def _parts(value: object, depth: int) -> Iterator[object]:
+def _parts(value: object, depth: int = _MAX_NESTED) -> Iterator[object]:
     """Yield as many things as `value` holds at least; what is empty counts as one."""
     inner = value.on if isinstance(value, Transition) else value
     if isinstance(inner, dict):
@@ -588,18 +574,19 @@ def _key(transition: Transition) -> str | tuple[int, ...]:
 # The fields whose values are made of others; of all others the type tells how they are checked.
 _CHECKS: dict[str, Check] = {
     "prompt": check_prompt,
-    "stop_token": bounded(check_stop_token),
-    "stop_sequence": bounded(check_stop_sequence),
-    "stop": bounded(check_stop),
+    "stop_token": check_stop_token,
+    "stop_sequence": check_stop_sequence,
+    "stop": check_stop,
     "logit_bias": check_logit_bias,
     "allowed_token_ids": check_allowed,
-    "bad_words": bounded(check_bad_words),
+    "bad_words": check_bad_words,
     "negative_prompt": check_text_or_tokens,
     "json_schema": check_json_schema,
     "choice": check_texts_to_choose,
-    "states": bounded(check_states),
+    "states": check_states,
     "extra_body": check_object,
 }
+_BOUNDED = {*MARKER_FIELDS, "bad_words"}  # of what is far too much, no more is counted
 _IF_EMPTY: dict[str, tuple[str, str | None]] = {
     "session": ("", "leave it out"),
     "cache_salt": ("", "leave it out"),
@@ -630,17 +617,20 @@ def look_closely(request: Request, capabilities: ModelCapabilities) -> list[Fiel
 
 
 def check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> list[FieldProblem]:
-    path = (field.name,)
-    if field.name in _CHECKS:
-        problems = _CHECKS[field.name](value, path, capabilities)
-    elif field.range is not None:
-        problems = check_number(value, path, field.range)
-    elif field.choices is not None:
-        problems = check_choice(value, path, field.choices)
-    elif field.name in _IF_EMPTY and isinstance(value, str) and not value:
-        problems = check_filled(value, path, *_IF_EMPTY[field.name])
+    name, path = field.name, (field.name,)
+    if name in _BOUNDED and any(True for _ in islice(_parts(value), _MAX_PARTS, None)):
+        message = (
+            f"{quote(path)} holds more than {_MAX_PARTS} token ids and characters; "
+            f"at most {MAX_STOP_LENGTH} are allowed"
+        )
+        return [FieldProblem("invalid-value", path, message)]
+    check: Check | None = _CHECKS.get(name)
+    if check is not None:
+        problems = check(value, path, capabilities)
+    elif name in _IF_EMPTY and isinstance(value, str) and not value:
+        problems = check_filled(value, path, *_IF_EMPTY[name])
     else:
-        problems = check_string(value, path, "a string")
+        problems = check_simple(field, value, path)
     return [*islice(problems, MAX_PROBLEMS)]
 
 
@@ -771,19 +761,17 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
     for field in constraint_fields_of(request):
         yield from find_uncompiled(field, getattr(request, field), capabilities)
     if capabilities.encode is not None:
-        texts: list[tuple[Path, str]] = []
         for name in ("prompt", "negative_prompt"):
             prompt = getattr(request, name)
+            texts: dict[Path, str] = {(name,): prompt} if isinstance(prompt, str) else {}
             for index, part in enumerate(prompt if isinstance(prompt, list) else ()):
                 if isinstance(part, PromptSegment) and part.text is not None:
-                    texts.append(((name, index, "text"), part.text))
-            if isinstance(prompt, str):
-                texts.append(((name,), prompt))
-        for path, text in texts:
-            try:
-                capabilities.encode(text)
-            except EncodingError as error:
-                yield not_encoded(path, error)
+                    texts[name, index, "text"] = part.text
+            for path, text in texts.items():
+                try:
+                    capabilities.encode(text)
+                except EncodingError as error:
+                    yield not_encoded(path, error)
 
 
 def find_untold(
