@@ -1,8 +1,7 @@
 """All results of a request as one row of an OpenAI Batch: of a completion, or of a chat."""
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -29,6 +28,7 @@ ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this, too
 
 BytesOf = Callable[[int], bytes]  # of a token
+Told = Sequence[PromptLogprob | TokenLogprob]
 
 
 class RowUsage(Usage, frozen=True):
@@ -58,30 +58,6 @@ else:
     )
 
 
-class ChoiceLogprobs(Struct, frozen=True):
-    """The logprobs of the tokens, those of the prompt first if it is echoed; see docs.
-
-    text_offset: where in the text each token begins, in characters.
-    """
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class CompletionChoice(Struct, frozen=True):
-    """One result of a completion; index: its place in the row."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason
-    stop_reason: StopReason
-    logprobs: ChoiceLogprobs | None
-    batchdecode: Extras
-    token_ids: list[int] | UnsetType = UNSET  # over HTTP alone, as vLLM has them
-
-
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
     """What was generated, as what the assistant says, and the tools it calls; see Result."""
 
@@ -107,43 +83,41 @@ class ChatTokenLogprob(ChatTopLogprob, frozen=True, kw_only=True):
     top_logprobs: list[ChatTopLogprob]
 
 
-class ChatLogprobs(Struct, frozen=True):
-    """The logprobs of the tokens of a message."""
+class Logprobs(Struct, frozen=True):
+    """The logprobs of the tokens, those of the prompt first if it is echoed; see docs.
 
-    content: list[ChatTokenLogprob]
+    content: in a chat; the others are of completions.  text_offset: where in the text each token
+    begins, in characters.
+    """
+
+    tokens: list[str] | UnsetType = UNSET
+    token_logprobs: list[float | None] | UnsetType = UNSET
+    top_logprobs: list[dict[str, float] | None] | UnsetType = UNSET
+    text_offset: list[int] | UnsetType = UNSET
+    content: list[ChatTokenLogprob] | UnsetType = UNSET
 
 
-class ChatChoice(Struct, frozen=True):
-    """One result of a chat; index: its place in the row."""
+class Choice(Struct, frozen=True, kw_only=True):
+    """One result; index: its place in the row.  text: of a completion; message: of a chat."""
 
     index: int
-    message: ChatMessage
+    text: str | UnsetType = UNSET
+    message: ChatMessage | UnsetType = UNSET
     finish_reason: ChatFinishReason
     stop_reason: StopReason
-    logprobs: ChatLogprobs | None
+    logprobs: Logprobs | None
     batchdecode: Extras
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET  # over HTTP alone, as vLLM has them
 
 
 class Completion(Struct, frozen=True):
     """The answer in a row; `created` is 0, since the same input gives the same bytes."""
 
     id: str
-    object: Literal["text_completion"]
+    object: Literal["text_completion", "chat.completion"]
     created: int
     model: str
-    choices: list[CompletionChoice]
-    usage: RowUsage
-
-
-class ChatCompletion(Struct, frozen=True):
-    """The answer in a row of a chat."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
+    choices: list[Choice]
     usage: RowUsage
 
 
@@ -155,16 +129,8 @@ class Response(Struct, frozen=True):
     body: Completion
 
 
-class ChatResponse(Struct, frozen=True):
-    """The HTTP answer that a row of a chat pretends to be."""
-
-    status_code: int
-    request_id: str
-    body: ChatCompletion
-
-
 class ResultRow(Struct, frozen=True):
-    """One line of the output file of an OpenAI Batch."""
+    """One line of the output file of an OpenAI Batch, of completions or of chats."""
 
     id: str
     custom_id: str
@@ -172,18 +138,8 @@ class ResultRow(Struct, frozen=True):
     error: ErrorInfo | None
 
 
-class ChatResultRow(Struct, frozen=True):
-    """One line of the output file of an OpenAI Batch of chats."""
-
-    id: str
-    custom_id: str
-    response: ChatResponse
-    error: ErrorInfo | None
-
-
 _encoder = msgspec.json.Encoder()
-_row_decoder = msgspec.json.Decoder(ResultRow)
-_chat_decoder = msgspec.json.Decoder(ChatResultRow)
+_decoder = msgspec.json.Decoder(ResultRow)
 
 
 def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: BytesOf) -> bytes:
@@ -193,15 +149,12 @@ def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: B
     """
     request_id = results[0].id
     error = next((result.error for result in results if result.error is not None), None)
-    row_id, http_id = f"batch_req_{request_id}", f"req-{request_id}"
     status = OK if error is None else error.status or status_of(error.code)
     answer = completion_of(results, model, form, bytes_of)
-    row: ResultRow | ChatResultRow
-    if isinstance(answer, ChatCompletion):
-        row = ChatResultRow(row_id, request_id, ChatResponse(status, http_id, answer), error)
-    else:
-        row = ResultRow(row_id, request_id, Response(status, http_id, answer), error)
-    return _encoder.encode(row) + b"\n"
+    response = Response(status, f"req-{request_id}", answer)
+    return (
+        _encoder.encode(ResultRow(f"batch_req_{request_id}", request_id, response, error)) + b"\n"
+    )
 
 
 def completion_of(
@@ -212,22 +165,48 @@ def completion_of(
     created: int = 0,
     *,
     has_token_ids: bool = False,
-) -> Completion | ChatCompletion:
+) -> Completion:
     """Return all results of a request as the body of one answer; arguments: as above.
 
     created: when, in seconds since 1970.  has_token_ids: whether choices tell them as vLLM does.
     """
-    answer_id, usage = answer_id_of(results[0].id, form), usage_of(results)
-    all_ids = [(result.tokens or []) if has_token_ids else UNSET for result in results]
-    if form == "chat":
-        chats = [_chat_choice(*one) for one in zip(count(), results, all_ids, strict=False)]
-        return ChatCompletion(answer_id, "chat.completion", created, model, chats, usage)
-    is_echoed = form == "echoed completion"
-    choices = [
-        _choice(place, result, ids, bytes_of, is_echoed)
-        for place, result, ids in zip(count(), results, all_ids, strict=False)
-    ]
-    return Completion(answer_id, "text_completion", created, model, choices, usage)
+    is_chat, choices = form == "chat", []
+    for place, result in enumerate(results):
+        reason: ChatFinishReason = result.finish_reason
+        told: Told | None = result.logprobs
+        extras, logprobs = result, None
+        message: ChatMessage | UnsetType = UNSET
+        if is_chat:
+            said = {name: getattr(result, name) for name in SAID}
+            message = ChatMessage("assistant", result.text, **said)
+            extras = replace(result, **dict.fromkeys(SAID))
+            if reason == "stop" and result.tool_calls is not None:
+                reason = TOOL_CALLS
+            elif reason == "stop" and result.function_call is not None:
+                reason = FUNCTION_CALL
+        elif form == "echoed completion" and told is not None and result.prompt_logprobs:
+            told, extras = [*result.prompt_logprobs, *told], replace(result, prompt_logprobs=None)
+        if is_chat and result.logprobs is not None:
+            logprobs = chat_logprobs(result.logprobs)
+        elif told is not None:
+            logprobs = choice_logprobs(told, _offsets(told, result.text, bytes_of))
+        choices.append(
+            Choice(
+                index=place,
+                text=UNSET if is_chat else result.text,
+                message=message,
+                finish_reason=reason,
+                stop_reason=result.stop_reason,
+                logprobs=logprobs,
+                batchdecode=msgspec.convert(extras, Extras, from_attributes=True),
+                token_ids=(result.tokens or []) if has_token_ids else UNSET,
+            )
+        )
+    kind: Literal["text_completion", "chat.completion"] = (
+        "chat.completion" if is_chat else "text_completion"
+    )
+    answer_id = answer_id_of(results[0].id, form)
+    return Completion(answer_id, kind, created, model, choices, usage_of(results))
 
 
 def answer_id_of(request_id: str, form: Form) -> str:
@@ -246,40 +225,41 @@ def status_of(error_code: str) -> int:
 
 
 def results_of_row(line: bytes) -> list[Result]:
-    for decoder in (_row_decoder, _chat_decoder):
-        try:
-            return list(_results_of(decoder.decode(line)))
-        except ValueError:
-            pass
-    return []
+    try:
+        return list(_results_of(_decoder.decode(line)))
+    except ValueError:
+        return []
 
 
-def _results_of(row: ResultRow | ChatResultRow) -> Iterable[Result]:
+def _results_of(row: ResultRow) -> Iterator[Result]:
     for choice in row.response.body.choices:
         fields: dict[str, Any] = asdict(choice.batchdecode)
         told: list[PromptLogprob] = []
-        if isinstance(choice, ChatChoice):
-            for item in choice.logprobs.content if choice.logprobs is not None else ():
+        found: Any = choice.logprobs or Logprobs([], [], [], [], [])
+        if isinstance(choice.message, ChatMessage):
+            text: str | UnsetType = choice.message.content
+            fields |= {name: getattr(choice.message, name) for name in SAID}
+            columns: Any = (found.content,)
+        else:
+            text, columns = choice.text, (found.tokens, found.token_logprobs, found.top_logprobs)
+        if text is UNSET or UNSET in columns:
+            raise ValueError("neither a completion nor a chat")
+        for item, *more in zip(*columns, strict=True):
+            if more:
+                logprob, top = more
+                told.append(_read_logprob(item, logprob, (top or {}).items()))
+            else:
                 others = [(other.token, other.logprob) for other in item.top_logprobs]
                 told.append(_read_logprob(item.token, item.logprob, others))
-            text = choice.message.content
-            fields |= {name: getattr(choice.message, name) for name in SAID}
-        else:
-            text, found = choice.text, choice.logprobs
-            columns: tuple[list[Any], ...] = ()
-            if found is not None:
-                columns = found.tokens, found.token_logprobs, found.top_logprobs
-            for token, logprob, top in zip(*columns, strict=True):
-                told.append(_read_logprob(token, logprob, (top or {}).items()))
-            if told and told[0].logprob is None:  # of an echoed prompt
-                num_prompt = fields["usage"].prompt_tokens
-                fields["prompt_logprobs"], told = told[:num_prompt], told[num_prompt:]
+        if told and told[0].logprob is None:  # of an echoed prompt
+            num_prompt = fields["usage"].prompt_tokens
+            fields["prompt_logprobs"], told = told[:num_prompt], told[num_prompt:]
         if choice.logprobs is not None:
             fields["logprobs"] = msgspec.convert(told, list[TokenLogprob], from_attributes=True)
         reason = choice.finish_reason
         yield Result(
             id=row.custom_id,
-            text=text,
+            text=str(text),
             finish_reason="stop" if reason in (TOOL_CALLS, FUNCTION_CALL) else reason,
             stop_reason=choice.stop_reason,
             **fields,
@@ -293,48 +273,19 @@ def _read_logprob(
     return PromptLogprob(read_token(token), logprob, others)
 
 
-# -- completions -----------------------------------------------------------------------------------
+def _offsets(told: Told, text: str, bytes_of: BytesOf) -> list[int]:
+    """Return where in `text` each token begins."""
+    decoder, offsets, offset = getincrementaldecoder("utf-8")("replace"), [], 0
+    for token in (item.token for item in told):
+        offsets.append(min(offset, len(text)))
+        written = token.encode() if isinstance(token, str) else bytes_of(token)
+        offset += len(decoder.decode(written))
+    return offsets
 
 
-def _choice(
-    place: int,
-    result: Result,
-    token_ids: list[int] | UnsetType,
-    bytes_of: BytesOf,
-    is_echoed: bool,  # noqa: FBT001 - of this file
-) -> CompletionChoice:
-    extras = msgspec.convert(result, Extras, from_attributes=True)
-    logprobs = None
-    if result.logprobs is not None:
-        told: list[PromptLogprob | TokenLogprob] = [*result.logprobs]
-        if is_echoed and result.prompt_logprobs is not None:
-            told = [*result.prompt_logprobs, *result.logprobs]
-            if result.prompt_logprobs:
-                extras = replace(extras, prompt_logprobs=None)
-        end = len(result.text)
-        decoder = getincrementaldecoder("utf-8")("replace")
-        offsets, offset = [], 0
-        for token in (item.token for item in told):
-            offsets.append(min(offset, end))
-            text = token.encode() if isinstance(token, str) else bytes_of(token)
-            offset += len(decoder.decode(text))
-        logprobs = choice_logprobs(told, offsets)
-    return CompletionChoice(
-        index=place,
-        text=result.text,
-        finish_reason=result.finish_reason,
-        stop_reason=result.stop_reason,
-        logprobs=logprobs,
-        batchdecode=extras,
-        token_ids=token_ids,
-    )
-
-
-def choice_logprobs(
-    told: Sequence[PromptLogprob | TokenLogprob], offsets: list[int]
-) -> ChoiceLogprobs:
+def choice_logprobs(told: Told, offsets: list[int]) -> Logprobs:
     """Return the logprobs of tokens in a completion; offsets: where in the text each begins."""
-    return ChoiceLogprobs(
+    return Logprobs(
         tokens=[_text_of(item.token) for item in told],
         token_logprobs=[item.logprob for item in told],
         top_logprobs=[
@@ -345,34 +296,7 @@ def choice_logprobs(
     )
 
 
-# -- chats -----------------------------------------------------------------------------------------
-
-
-def _chat_choice(place: int, result: Result, token_ids: list[int] | UnsetType) -> ChatChoice:
-    reason: ChatFinishReason = result.finish_reason
-    if reason == "stop" and result.tool_calls is not None:
-        reason = TOOL_CALLS
-    elif reason == "stop" and result.function_call is not None:
-        reason = FUNCTION_CALL
-    logprobs = None if result.logprobs is None else chat_logprobs(result.logprobs)
-    return ChatChoice(
-        index=place,
-        message=ChatMessage(
-            role="assistant",
-            content=result.text,
-            **{name: getattr(result, name) for name in SAID},
-        ),
-        finish_reason=reason,
-        stop_reason=result.stop_reason,
-        logprobs=logprobs,
-        batchdecode=msgspec.convert(
-            replace(result, **dict.fromkeys(SAID)), Extras, from_attributes=True
-        ),
-        token_ids=token_ids,
-    )
-
-
-def chat_logprobs(told: Iterable[TokenLogprob]) -> ChatLogprobs:
+def chat_logprobs(told: Iterable[TokenLogprob]) -> Logprobs:
     content = [
         ChatTokenLogprob(
             token=_text_of(item.token),
@@ -381,7 +305,7 @@ def chat_logprobs(told: Iterable[TokenLogprob]) -> ChatLogprobs:
         )
         for item in told
     ]
-    return ChatLogprobs(content)
+    return Logprobs(content=content)
 
 
 def _text_of(token: int | str) -> str:

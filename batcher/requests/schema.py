@@ -21,7 +21,7 @@ from batcher.requests.openai import (
     UNUSED_FIELDS,
     Supported,
 )
-from batcher.requests.result_rows import ChatResultRow, ResultRow
+from batcher.requests.result_rows import ResultRow
 from batcher.requests.validation import ANY_STATE, MAX_NAME
 from batcher.result import Result
 
@@ -31,7 +31,7 @@ Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[Kind, tuple[type, ...]] = {
     "request": (Request,),
-    "result": (Result, ResultRow, ChatResultRow, TokenEvent),
+    "result": (Result, ResultRow, TokenEvent),
     "trace": get_args(Event),
 }
 TITLES: dict[Kind, str] = {
@@ -55,7 +55,7 @@ def make_schema(kind: Kind) -> Schema:
         _describe(definitions)
         tops = _add_lines(definitions)
     for name, definition in definitions.items():
-        if name in ("CompletionChoice", "ChatChoice"):
+        if name == "Choice":
             del definition["properties"]["token_ids"]  # of answers over HTTP alone
         definition["description"] = " ".join(definition["description"].split())
         for field, schema in definition["properties"].items() if kind == "request" else ():

@@ -30,8 +30,7 @@ from batcher.requests.openai import URLS
 from batcher.requests.result_rows import (
     OK,
     BytesOf,
-    ChatLogprobs,
-    ChoiceLogprobs,
+    Logprobs,
     answer_id_of,
     chat_logprobs,
     choice_logprobs,
@@ -111,7 +110,7 @@ class ChunkWriter:
         start, num_tokens = self._told.get(place, (0, 0))
         self._told[place] = start + len(text), num_tokens + len(tokens)
         choice: dict[str, Any] = {"index": place}
-        told: ChatLogprobs | ChoiceLogprobs | None = None
+        told: Logprobs | None = None
         if self._is_chat:
             delta = {"content": text} if text or is_first else {}
             choice["delta"] = {"role": "assistant", **delta} if is_first else delta
