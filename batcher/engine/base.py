@@ -77,6 +77,11 @@ class DrivenEngine:
         return self._clock.start_of(max(self._clock.step - 1, 0))
 
     @property
+    def has_work(self) -> bool:
+        """Whether `step` still has something to do or to hand out."""
+        return bool(self._num_open or self._events or self._results)
+
+    @property
     def num_results(self) -> int:
         """How many results are there that no step has handed out."""
         return len(self._results)

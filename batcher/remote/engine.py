@@ -208,10 +208,6 @@ class RemoteEngine(DrivenEngine):
     def _num_turns(self) -> int:
         return sum(len(session.turns) for session in self._sessions.values())
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._num_open or self._events or self._results)
-
     def run_event(self) -> RunEvent:
         extra = self._model.settings.extra_body
         return RunEvent(
@@ -288,22 +284,18 @@ class RemoteEngine(DrivenEngine):
         if self._lost is not None:
             raise self._lost
         clock, queue, batch = self._clock, self._queue, self._batch
-        self._join_arrivals()
-        self._admit()
-        if (
-            self._forbidden
-            and not batch.num_occupied
-            and (self._is_halted or not queue.num_waiting)
-        ):
+        while True:
+            self._join_arrivals()
+            self._admit()
+            if batch.num_occupied or self._is_halted or not queue.num_waiting:
+                break
+            self._sleep(self._rate.next_start - self._measure())  # it is too soon for the rate
+            clock.catch_up()
+        if self._forbidden and not batch.num_occupied:
             raise LostModelError(
                 f"{self._model.url}: {self._forbidden[0]}; it forbids every request: does "
                 f"the key ({KEY_VARIABLE}) allow this model?"
             )
-        while not batch.num_occupied and queue.num_waiting:  # it is too soon for the rate
-            self._sleep(self._rate.next_start - self._measure())
-            clock.catch_up()
-            self._join_arrivals()
-            self._admit()
         if not batch.num_occupied:
             return self.hand_out()
         num_rows = batch.num_occupied
@@ -398,19 +390,10 @@ class RemoteEngine(DrivenEngine):
                 clock.jump(arrival)
         for row in queue.take_arrivals(clock.now):
             row.arrived_step = step = clock.step_at(row.arrival_time)
-            self._events.append(
-                ArriveEvent(
-                    step,
-                    row.arrival_time,
-                    row.id,
-                    row.index,
-                    row.arrive_reason,
-                    row.num_prompt_tokens,
-                    row.max_tokens,
-                    row.deadline,
-                    default_limit=row.has_default_limit,
-                )
-            )
+            who = step, row.arrival_time, row.id, row.index, row.arrive_reason
+            limits = row.num_prompt_tokens, row.max_tokens, row.deadline
+            arrived = ArriveEvent(*who, *limits, default_limit=row.has_default_limit)
+            self._events.append(arrived)
             if row.max_tokens == 0:
                 self._finish(row, "length")
             else:
@@ -438,9 +421,9 @@ class RemoteEngine(DrivenEngine):
             self._send(row)
 
     def _send(self, row: RemoteSequence) -> None:
-        model, extra, row.sent = self._model, self._model.settings.extra_body, self._measure()
+        extra, row.sent = self._model.settings.extra_body, self._measure()
         named = extra.get("model") or (row.request.extra_body or {}).get("model")
-        body = body_of(row.request, row.index, model.model_for(named), extra, row.context)
+        body = body_of(row.request, row.index, self._model.model_for(named), extra, row.context)
         row.reply, row.num_attempts = Reply(row.request, body.fields), row.num_attempts + 1
         self._rate.note_sent(row.sent)
         self._tasks[row] = self._loop.create_task(self._ask(row, body))
@@ -517,11 +500,9 @@ class RemoteEngine(DrivenEngine):
             is_last = is_overlong or row.num_attempts >= settings.max_attempts
             if failure.is_worth_retry and row.reply.is_blank and not is_last:
                 longest = min(MAX_BACKOFF, settings.max_wait)
-                pause = pause_after(
-                    row.num_attempts, failure.retry_after, settings.backoff, longest
-                )
-                again = failure.reason, row.num_attempts, round(pause, 6)
-                self._tell(RetryEvent, step, row, *again)
+                number = row.num_attempts
+                pause = pause_after(number, failure.retry_after, settings.backoff, longest)
+                self._tell(RetryEvent, step, row, failure.reason, number, round(pause, 6))
                 self._report_wait(failure, pause)
                 self._loop.call_later(pause, self._return, row)
         if failure is None:
@@ -580,11 +561,10 @@ class RemoteEngine(DrivenEngine):
         if result is None:
             result = _result_of(row, reason, failure, step)
             self._results.append(result)
-        reason, usage = result.finish_reason, result.usage
-        self.num_tokens += usage.completion_tokens
-        ended = result.stop_reason, usage.completion_tokens, "sample", None
-        num_prompt_tokens = usage.prompt_tokens or None
-        self._tell(FinishEvent, step, row, reason, *ended, num_prompt_tokens, result.error)
+        reason, num_tokens = result.finish_reason, result.usage.completion_tokens
+        self.num_tokens += num_tokens
+        counts = num_tokens, "sample", None, result.usage.prompt_tokens or None
+        self._tell(FinishEvent, step, row, reason, result.stop_reason, *counts, result.error)
         self._num_open[row.id] -= 1
         if not self._num_open[row.id]:
             del self._num_open[row.id]
