@@ -258,22 +258,6 @@ def test_a_stop_that_the_server_let_pass_ends_the_text(texts, stops, text, stop,
     assert "".join(event.text for event in run.tokens) == text
 
 
-@pytest.mark.parametrize(
-    "stated",
-    [
-        {"grammar": {"type": "cfg", "value": "x"}},
-        {"response_format": {"type": "text", "value": 1}},
-        {"guided_choice": [1, 2]},
-    ],
-)
-def test_what_is_no_constraint_is_the_business_of_the_server(stated):
-    with FaultServer({"p": [answer("a")]}) as server, engine_of(server) as engine:
-        parser = RequestParser(engine.capabilities)
-        line = json.dumps({"prompt": "p", "extra_body": stated}).encode()
-        [result] = carry_out(engine, [parser.parse(line, 1).request]).results
-    assert (result.finish_reason, result.text, result.constraint) == ("stop", "a", None)
-
-
 INTEGER = {"type": "integer"}
 STATED = {"type": "json_schema", "json_schema": {"name": "n", "schema": INTEGER}}
 OBJECT = {"type": "json_object"}
@@ -320,16 +304,20 @@ def test_constraints_are_checked_as_those_of_our_own_outputs(fields, good, bad):
     assert {result.constraint_check for result in run.results} == {None}
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"lark": "in the dialect of the server"},
-        {"json_schema": {"$schema": "https://example.org/unknown"}},
-    ],
-)
-def test_a_constraint_that_cannot_be_checked_here_is_said_to_be_unchecked(fields):
+UNCHECKED = [  # for the server to judge: what is no constraint here, or in another dialect
+    ({"extra_body": {"grammar": {"type": "cfg", "value": "x"}}}, (None, None)),
+    ({"extra_body": {"response_format": {"type": "text", "value": 1}}}, (None, None)),
+    ({"extra_body": {"guided_choice": [1, 2]}}, (None, None)),
+    ({"lark": "in the dialect of the server"}, ("complete", "none")),
+    ({"json_schema": {"$schema": "https://example.org/unknown"}}, ("complete", "none")),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), UNCHECKED)
+def test_a_constraint_that_cannot_be_checked_here_is_said_to_be_unchecked(fields, expected):
     [result] = answered(FaultServer(usual=answer("{}")), asking("a", **fields)).results
-    assert (result.constraint, result.constraint_check) == ("complete", "none")
+    assert (result.finish_reason, result.text) == ("stop", "{}")
+    assert (result.constraint, result.constraint_check) == expected
 
 
 def test_a_stop_that_completes_an_output_counts_for_its_constraint():
