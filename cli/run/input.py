@@ -417,7 +417,7 @@ class IdRegistry:
         Raises:
             BatchdecodeError: there is no room for the temporary file.
         """
-        line = self._find(request_id)
+        line = self.find(request_id)
         if line is None:
             self._recent[request_id] = line_number
             self._settle()
@@ -432,13 +432,13 @@ class IdRegistry:
         new = dict(zip(request_ids, line_numbers, strict=True))
         if len(new) < len(request_ids) or not self._recent.keys().isdisjoint(new):
             return False
-        if self._old is not None and any(self._find(name) is not None for name in new):
+        if self._old is not None and any(self.find(name) is not None for name in new):
             return False
         self._recent |= new
         self._settle()
         return True
 
-    def _find(self, request_id: str) -> int | None:
+    def find(self, request_id: str) -> int | None:
         line = self._recent.get(request_id)
         if line is not None or self._old is None:
             return line

@@ -7,8 +7,7 @@ checksum: a line without one is not of a run.  With --keep-order, results.jsonl.
 turn has not come.
 
 Rules: a file is changed by cutting off its end, or replaced at once, so that a crash loses nothing.
-Of each earlier result only its offset is held in memory, found by a hash: a result that is found
-is only a candidate, which is read and compared.
+Of each earlier result only its offset is held, found by its id.
 """
 
 import os
@@ -42,7 +41,7 @@ from ..config import OF_ROWS
 from ..options import WALL
 from ..screen.terminal import counted, printable_lines
 from .files import BESIDE_RESULTS, OutFile, OutputError, ResumeError, Sink
-from .input import OpenInput, RequestReader, Waiting
+from .input import IdRegistry, OpenInput, RequestReader, Waiting
 from .problems import say
 from .run_options import RunOptions
 
@@ -164,9 +163,7 @@ class Resumption:
                 record = replace(record, workers=max(record.workers, before.workers))
             retried: frozenset[str] | None = None
             if options.retry_failed:  # samples without a result may have failed
-                found = (
-                    each.parsed.request for each in _expected(requests) if each.parsed is not None
-                )
+                found = (parsed.request for _, parsed in _expected(requests) if parsed is not None)
                 retried = frozenset(r.id or "" for r in found if (r.best_of or r.n) > r.n)
             num_slots = record.batch * (record.workers or 1)
             was_written = written_lines(output, name)
@@ -307,11 +304,11 @@ def parser_for_any_model() -> RequestParser:
     )
 
 
-def _expected(requests: OpenInput) -> "Iterator[Expected]":
+def _expected(requests: OpenInput) -> "Iterator[InputLine]":
     parser = parser_for_any_model()
     for number, line in requests.lines():
         parsed = parser.parse(line, number)
-        yield Expected(number, parsed if isinstance(parsed, ParsedLine) else None)
+        yield number, parsed if isinstance(parsed, ParsedLine) else None
 
 
 def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> None:
@@ -457,8 +454,6 @@ def written_lines(output: str, name: str) -> Callable[[bytes], bool]:
     Raises:
         ResumeError: there are no checksums of its lines.
     """
-    import numpy as np  # noqa: PLC0415 - only to resume a run
-
     try:
         data = Path(output + SUMS).read_bytes()
     except FileNotFoundError:
@@ -468,7 +463,7 @@ def written_lines(output: str, name: str) -> Callable[[bytes], bool]:
             "--force starts over."
         ) from None
     data = data[: len(data) - len(data) % SUM_BYTES]
-    sums = array("q", np.sort(np.frombuffer(data, np.int64)).tobytes())
+    sums = array("q", sorted(array("q", data)))
 
     def was_written(line: bytes) -> bool:
         wanted = int.from_bytes(sums_of([line]), sys.byteorder, signed=True)
@@ -482,22 +477,18 @@ def written_lines(output: str, name: str) -> Callable[[bytes], bool]:
 
 
 class ResultLine(NamedTuple):
-    """A line, and the results in it, which are of one request."""
+    """A line with its number in its file, and the results in it, which are of one request."""
 
+    number: int
     line: bytes
     results: list[Result]
-
-    @property
-    def has_failed(self) -> bool:
-        errors = (result.error for result in self.results)
-        return any(error is not None and error.code in RUN_ERROR_CODES for error in errors)
 
 
 class ResultLines:
     """Reads lines of results up to the first that is torn.
 
     num_slots: of the batch.  was_written: returns whether a run has written a line.
-    is_repairing: lines that no run has written are left out, not refused.
+    is_repairing: lines that no run has written, or that are there twice, are left out, not refused.
     """
 
     def __init__(
@@ -513,6 +504,7 @@ class ResultLines:
             ResumeError: one is no result of the run.
         """
         file.seek(0)
+        seen = set[tuple[str, int]]()
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
@@ -522,7 +514,12 @@ class ResultLines:
                 if self.is_repairing:
                     continue
                 raise ResumeError(f"line {number}: {error}; {REPAIR}") from error
-            yield ResultLine(line, results)
+            if self.is_repairing:
+                names = {(result.id, number_of(result)) for result in results}
+                if names & seen:
+                    continue
+                seen |= names
+            yield ResultLine(number, line, results)
 
     def _results_in(self, line: bytes) -> list[Result]:
         if line.isspace():
@@ -547,34 +544,50 @@ class ResultLines:
 
 
 class EarlierResults:
-    """The results of an earlier run, in `lines`: 16 bytes in memory for each.
+    """The results of an earlier run, in the file `lines`, and where in it each is.
 
-    These are the hash of its request and its number, and the offset of its line; by the hash.
-
-    end: the offset behind the last line that is known.  num_complete: if they are in the order of
+    is_copy: lines that are added are written there, too.
+    end: the offset behind the last line that was added.  num_complete: if they are in the order of
     the input, how many of its lines have all their results, from the first one on.
-    num_results, num_answered: once finished, how many there are, and of how many lines of it.
+    num_results, num_answered: how many there are, and of how many lines of the input.
     """
 
-    def __init__(self, lines: BinaryIO) -> None:
+    def __init__(self, lines: BinaryIO, *, is_copy: bool = False) -> None:
         self.end = self.num_complete = self.num_results = self.num_answered = 0
-        self.lines = lines
-        self._hashes, self._starts, self._answered = array("q"), array("q"), array("q")
+        self.lines, self._is_copy = lines, is_copy
+        self._places = IdRegistry()  # where the line of a result is
         self._kept: list[tuple[int, int, int]] = []
 
     def close(self) -> None:
         self.lines.close()
 
     def add(self, found: ResultLine) -> None:
+        """Take in the next line.
+
+        Raises:
+            ResumeError: one of its results is there already.
+        """
         for result in found.results:
-            number = number_of(result)
-            self._hashes.append(hash((result.id, number)))
-            self._starts.append(self.end)
-            self._answered.append(hash((result.id, min(number, 0))))
+            number, places = number_of(result), self._places
+            if places.add(f"{number} {result.id}", self.end) is not None:
+                raise ResumeError(
+                    f"line {found.number}: it is one of two results {result.index} "
+                    f"of request {result.id!r}; {REPAIR}"
+                )
+            # A line of the input is answered once, though later samples may come before the first.
+            if number > 0:
+                is_first = places.add(f"+ {result.id}", 0) is None
+                is_first &= places.find(f"0 {result.id}") is None
+            else:
+                is_first = number < 0 or places.find(f"+ {result.id}") is None
+            self.num_answered += is_first
+        self.num_results += len(found.results)
+        if self._is_copy:
+            self.lines.write(found.line)
         self.end += len(found.line)
 
     def keep(self, input_index: int, start: int) -> None:
-        """Keep what stands from `start` to `end`, the answer to a line of the input, for its turn.
+        """Keep what is from `start` to `end`, the answer to a line of the input, for its turn.
 
         It follows a gap, so its turn comes when that is closed.
         """
@@ -584,36 +597,6 @@ class EarlierResults:
         for input_index, start, end in self._kept:
             self.lines.seek(start)
             yield input_index, self.lines.read(end - start)
-
-    def finish(self) -> None:
-        """Make what was added ready to be found.
-
-        Raises:
-            ResumeError: two results are the same one.
-        """
-        import numpy as np  # noqa: PLC0415 - only to resume a run
-
-        self.num_results = len(self._answered)
-        self.num_answered = np.unique(np.frombuffer(self._answered, np.int64)).size
-        del self._answered
-        hashes = np.frombuffer(self._hashes, np.int64)
-        order = np.argsort(hashes)
-        hashes = hashes[order]
-        self._hashes = array("q", hashes.tobytes())
-        self._starts = array("q", np.frombuffer(self._starts, np.int64)[order].tobytes())
-        for alike in np.unique(hashes[1:][hashes[1:] == hashes[:-1]]).tolist():
-            seen = set()
-            for start in sorted(set(self._starts_of(alike))):
-                for result in self._read(start):
-                    key = result.id, number_of(result)
-                    if key in seen:
-                        self.lines.seek(0)
-                        number = self.lines.read(start).count(b"\n") + 1
-                        raise ResumeError(
-                            f"line {number}: it is one of two results {result.index} "
-                            f"of request {result.id!r}; {REPAIR}"
-                        )
-                    seen.add(key)
 
     def results_of(self, request: Request) -> dict[int, Result]:
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
@@ -639,24 +622,15 @@ class EarlierResults:
                 )
 
     def has_rejected(self, request_id: str, line_number: int, /) -> bool:
-        return self._get(request_id, -line_number) is not None
+        return self._places.find(f"{-line_number} {request_id}") is not None
 
     def _get(self, request_id: str, number: int) -> Result | None:
-        for start in self._starts_of(hash((request_id, number))):
-            for result in self._read(start):
-                if result.id == request_id and number_of(result) == number:
-                    return result
-        return None
-
-    def _starts_of(self, wanted: int) -> Iterator[int]:
-        place = bisect_left(self._hashes, wanted)
-        while place < len(self._hashes) and self._hashes[place] == wanted:
-            yield self._starts[place]
-            place += 1
-
-    def _read(self, start: int) -> list[Result]:
+        start = self._places.find(f"{number} {request_id}")
+        if start is None:
+            return None
         self.lines.seek(start)
-        return decode_result_line(self.lines.readline())
+        results = decode_result_line(self.lines.readline())
+        return next(result for result in results if number_of(result) == number)
 
 
 def number_of(result: Result) -> int:
@@ -670,12 +644,8 @@ def number_of(result: Result) -> int:
 
 # -- taking over a file of results
 
-
-class Expected(NamedTuple):
-    """A line of the input: its number, and the request it holds, None if it holds none."""
-
-    number: int
-    parsed: ParsedLine | None
+InputLine = tuple[int, ParsedLine | None]
+"""The number of a line of the input, and the request that it holds, None if it holds none."""
 
 
 def take_over(
@@ -684,7 +654,7 @@ def take_over(
     *,
     file: OutFile | None = None,
     name: str | None = None,
-    expected: Iterable[Expected] | None = None,
+    expected: Iterable[InputLine] | None = None,
     retried: frozenset[str] | None = None,
 ) -> EarlierResults:
     """Return the results in the file `output` and repair its end, so that it can be appended to.
@@ -698,29 +668,35 @@ def take_over(
         OutputError: it cannot be repaired.
     """
     file = file or OutFile(output)
-    is_packed = output.endswith(".gz")
+    is_chosen = reader.is_repairing or (retried is not None and expected is None)
     try:
-        with ExitStack() as on_failure:
+        with ExitStack() as on_failure, ExitStack() as at_end:
             is_whole, lines = _open(output)
-            on_failure.callback(lines.close)
-            if reader.is_repairing or (retried is not None and expected is None):
-                lines = _chosen(file, lines, reader, retried if expected is None else None)
-                on_failure.callback(lines.close)
-                is_whole = not is_packed
-            earlier = EarlierResults(lines)
-            if expected is None:
-                for found in reader.read(lines):
-                    earlier.add(found)
-                end = earlier.end
+            if is_chosen or expected is not None:
+                at_end.callback(lines.close)
+                earlier = EarlierResults(_temporary(output), is_copy=True)
             else:
-                end = _take_in_order(output, earlier, reader, retried, expected)
-            earlier.finish()
+                earlier = EarlierResults(lines)
+            on_failure.callback(earlier.close)
+            if expected is not None:
+                end = _add_in_order(output, lines, earlier, reader, retried, expected)
+            else:
+                failed = set[str]()
+                if retried is not None:
+                    answers = ([found] for found in reader.read(lines))
+                    failed = {a[0].results[0].id for a in answers if _is_retried(a, retried)}
+                for found in reader.read(lines):  # of a request all results or none
+                    if found.results[0].id not in failed:
+                        earlier.add(found)
+                end = earlier.end
+            earlier.lines.flush()
+            if end < earlier.end:
+                _put(earlier.lines, OutFile(output + REST, is_named=False))
             is_whole &= end == lines.seek(0, os.SEEK_END)
-            lines.truncate(end)
-            if is_packed and not is_whole:
-                _put(lines, file)
-            if earlier.lines is not lines:
-                lines.close()
+            if is_chosen or (output.endswith(".gz") and not is_whole):
+                _put(earlier.lines, file, end)
+            else:
+                lines.truncate(end)
             on_failure.pop_all()
     except ResumeError as error:
         raise ResumeError(f"cannot resume {name or output}: {error}") from error
@@ -730,96 +706,55 @@ def take_over(
 
 
 def _is_retried(answer: list[ResultLine], retried: frozenset[str] | None) -> bool:
-    return retried is not None and any(
-        found.has_failed or found.results[0].id in retried for found in answer
-    )
+    if retried is None:
+        return False
+    errors = (result.error for found in answer for result in found.results)
+    has_failed = any(error is not None and error.code in RUN_ERROR_CODES for error in errors)
+    return has_failed or any(found.results[0].id in retried for found in answer)
 
 
-def _chosen(
-    file: OutFile, lines: BinaryIO, reader: ResultLines, retried: frozenset[str] | None
-) -> BinaryIO:
-    """Return a file of those of `lines` that are kept; it replaces `file`, unless that is packed.
-
-    No result is kept twice, and of a request all or none.
-    """
-    output = file.path or ""
-    dropped = {found.results[0].id for found in reader.read(lines) if _is_retried([found], retried)}
-    seen: set[tuple[str, int]] = set()
-    chosen = _temporary(output)
-    for found in reader.read(lines):
-        names = {(result.id, number_of(result)) for result in found.results}
-        if found.results[0].id not in dropped and not names & seen:
-            chosen.write(found.line)
-            seen |= names
-    lines.close()
-    if output.endswith(".gz"):
-        return chosen
-    with chosen:
-        _put(chosen, file)
-    return Path(output).open("r+b")
-
-
-def _take_in_order(
+def _add_in_order(
     output: str,
+    lines: BinaryIO,
     earlier: EarlierResults,
     reader: ResultLines,
     retried: frozenset[str] | None,
-    expected: Iterable[Expected],
+    expected: Iterable[InputLine],
 ) -> int:
-    """Find the answers to `expected`; return the offset of the first gap in the lines of `output`.
+    """Add the answers to `expected`; return where the first gap in the lines of `output` is.
 
-    Those behind it go into a file of their own, with all that is before.
+    Those behind it are kept for their turn; some may be in a file of their own.
     """
-    lines, path = earlier.lines, Path(output + REST)
-    end, rest = 0, None
+    end, path = 0, Path(output + REST)
     with ExitStack() as opened:
         files = [lines, opened.enter_context(path.open("rb"))] if path.exists() else [lines]
         readers = [reader.read(file) for file in files]
         heads = [next(found, None) for found in readers]
-        for place, wanted in enumerate(expected):
-            groups = []  # the answer in each file, nothing if it is not whole, or dropped
-            for number, found_lines in enumerate(readers):
-                answer = []
-                while (head := heads[number]) is not None and _belongs(head, wanted):
+        for place, (number, parsed) in enumerate(expected):
+            answers = []  # in each file; nothing if it is not whole, or to be tried again
+            for which, found_lines in enumerate(readers):
+                answer: list[ResultLine] = []
+                while (head := heads[which]) is not None:
+                    first = head.results[0]
+                    of_line = number_of(first)
+                    is_own = parsed is not None and first.id == parsed.request.id
+                    if not (-of_line == number if of_line < 0 else is_own):
+                        break
                     answer.append(head)
-                    heads[number] = next(found_lines, None)
-                is_kept = _is_complete(answer, wanted) and not _is_retried(answer, retried)
-                groups.append(answer if is_kept else [])
-            if groups[0] and earlier.num_complete == place:
-                for found in groups[0]:
-                    earlier.add(found)
+                    heads[which] = next(found_lines, None)
+                is_rejected = parsed is None or (answer and number_of(answer[0].results[0]) < 0)
+                num_wanted = 1 if is_rejected or parsed is None else parsed.request.n
+                is_complete = sum(len(found.results) for found in answer) >= num_wanted
+                is_kept = is_complete and not _is_retried(answer, retried)
+                answers.append(answer if is_kept else [])
+            start = earlier.end
+            for found in next(filter(None, answers), ()):
+                earlier.add(found)
+            if answers[0] and earlier.num_complete == place:
                 earlier.num_complete, end = place + 1, earlier.end
-            elif any(groups):
-                if rest is None:
-                    rest = _temporary(output)
-                    offset = 0
-                    while chunk := os.pread(lines.fileno(), min(_CHUNK, end - offset), offset):
-                        rest.write(chunk)
-                        offset += len(chunk)
-                start = earlier.end
-                for found in next(filter(None, groups)):
-                    rest.write(found.line)
-                    earlier.add(found)
+            elif any(answers):
                 earlier.keep(place, start)
-    if rest is not None:
-        _put(rest, OutFile(str(path), is_named=False))
-        earlier.lines = rest  # which has all that is known at the same places
     return end
-
-
-def _belongs(found: ResultLine, wanted: Expected) -> bool:
-    first = found.results[0]
-    number = number_of(first)
-    if number < 0:
-        return -number == wanted.number
-    return wanted.parsed is not None and first.id == wanted.parsed.request.id
-
-
-def _is_complete(answer: list[ResultLine], wanted: Expected) -> bool:
-    results = [result for found in answer for result in found.results]
-    if wanted.parsed is None or (results and number_of(results[0]) < 0):
-        return bool(results)
-    return len(results) >= wanted.parsed.request.n
 
 
 def _temporary(output: str) -> BinaryIO:
@@ -851,8 +786,11 @@ def _open(output: str) -> tuple[bool, BinaryIO]:
     return is_whole, lines
 
 
-def _put(lines: BinaryIO, file: OutFile) -> None:
+def _put(lines: BinaryIO, file: OutFile, end: int | None = None) -> None:
+    """Replace `file` by `lines`, up to the offset `end`."""
+    left = lines.seek(0, os.SEEK_END) if end is None else end
     lines.seek(0)
     with file.replace() as sink:
-        while chunk := lines.read(_CHUNK):
+        while left and (chunk := lines.read(min(_CHUNK, left))):
             sink.write(chunk)
+            left -= len(chunk)

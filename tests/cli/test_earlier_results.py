@@ -7,7 +7,7 @@ from batcher.requests.results import encode_result
 from batcher.requests.validation import ModelCapabilities
 from batcher.result import ErrorInfo, Result, StepTimes, Usage
 from cli.run.files import ResumeError
-from cli.run.resume import Expected, ResultLines, take_over
+from cli.run.resume import ResultLines, take_over
 
 
 def result(index=0, slot=0, admitted=0, finished=2, *, tokens=(88, 88, 88), error=None, name="o"):
@@ -129,7 +129,7 @@ def expected():
     parser = RequestParser(ModelCapabilities())
     for number, line in enumerate(INPUT, start=1):
         parsed = parser.parse(line, number)
-        yield Expected(number, parsed if isinstance(parsed, ParsedLine) else None)
+        yield number, parsed if isinstance(parsed, ParsedLine) else None
 
 
 @pytest.mark.parametrize(
