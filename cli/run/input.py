@@ -12,7 +12,7 @@ import shlex
 import stat
 import zlib
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -466,23 +466,6 @@ class IdRegistry:
         self._recent.clear()
 
 
-class Duplicates:
-    """The lines whose id an earlier line has: 16 bytes for each, since there may be millions."""
-
-    def __init__(self) -> None:
-        self._indexes, self._first_numbers = array("q"), array("q")
-
-    def add(self, index: int, first_number: int) -> None:
-        self._indexes.append(index)
-        self._first_numbers.append(first_number)
-
-    def first_number(self, index: int) -> int | None:
-        found = bisect_left(self._indexes, index)
-        if found == len(self._indexes) or self._indexes[found] != index:
-            return None
-        return self._first_numbers[found]
-
-
 class ReadLine(NamedTuple):
     """A line with its number, and what it is."""
 
@@ -494,7 +477,8 @@ class ReadLine(NamedTuple):
 class RequestReader:
     """Parses one line after the other and finds ids that were given before.
 
-    num_read: how many, without blank ones.  duplicates: all with such ids so far.
+    num_read: how many, without blank ones.  duplicates: by the index of a line whose id an earlier
+    line has, the number of that.
 
     Raises, when it is iterated over:
         InputError: the input is damaged or gone, or holds something else than requests.
@@ -503,7 +487,7 @@ class RequestReader:
     def __init__(self, lines: LineReader, parser: RequestParser) -> None:
         self.lines = lines
         self.num_read = 0
-        self.duplicates = Duplicates()
+        self.duplicates: dict[int, int] = {}
         self._parser = parser
         self._ids = IdRegistry()
 
@@ -524,7 +508,7 @@ class RequestReader:
                     if isinstance(line, ParsedLine):
                         first = self._ids.add(id_of(line), number)
                         if first is not None:
-                            self.duplicates.add(index, first)
+                            self.duplicates[index] = first
                             parsed[place] = id_given_before(line, text, number, first)
                     elif not index:
                         check_kind(text, lines.name)
@@ -581,27 +565,27 @@ def read_requests(
 
 
 class LineParser:
-    """Parses lines of a file that was surveyed, whose duplicates are known."""
+    """Parses lines again that were parsed before, when they had a certain checksum."""
 
-    def __init__(self, parser: RequestParser, duplicates: Duplicates) -> None:
-        self._parser, self._duplicates = parser, duplicates
+    def __init__(self, parser: RequestParser) -> None:
+        self._parser = parser
         self._decode = msgspec.json.Decoder(Request).decode
 
-    def parse_again(self, line: bytes, number: int, index: int, checksum: int) -> Line:
-        """Return what a line is that had this checksum when it was parsed before; 0: look again.
+    def parse_again(self, line: bytes, number: int, checksum: int, first_number: int = 0) -> Line:
+        """Return what a line is; checksum: 0 of one that was no request.
 
         One that is known to be a request is not checked again: if it says all by its own names, the
         types of its fields tell how to read it.
+        first_number: of the line that has its id already, 0 if none has.
 
         Raises:
             InputError: it was a request, and has changed.
         """
         if not checksum:
             parsed = parse_line(self._parser, line, number)
-            first = self._duplicates.first_number(index)
-            if first is None or isinstance(parsed, BadLine):
+            if not first_number or isinstance(parsed, BadLine):
                 return parsed
-            return id_given_before(parsed, line, number, first)
+            return id_given_before(parsed, line, number, first_number)
         if crc32(line) != checksum:
             raise InputError(f"line {number} of the input has changed since the start")
         if self._parser.is_respelling:
@@ -804,7 +788,7 @@ class FileSource(Source):
         if report.num_lines and not keep_going:
             what_now = "nothing decoded. --keep-going to skip them."
             raise InvalidInput(report, self.total, what_now)
-        self._parser = LineParser(parser, reader.duplicates)
+        self._parser, self._duplicates = LineParser(parser), reader.duplicates
         self._fits_in_memory = is_in_order and not self._checksums
         if is_in_order:
             self._lines, self._order = requests.lines(), iter(range(self.total))
@@ -826,7 +810,8 @@ class FileSource(Source):
         lines, arrivals, arrival = self._lines, array("d"), 0.0
         times, counts = SessionArrivals(), array("q")  # less than 0 for turns
         for number, line in lines:
-            parsed = self._parser.parse_again(line, number, len(arrivals), 0)
+            first_number = self._duplicates.get(len(arrivals), 0)
+            parsed = self._parser.parse_again(line, number, 0, first_number)
             counts.append(0)
             if isinstance(parsed, ParsedLine):
                 sign = -1 if times.is_turn(parsed.request) else 1
@@ -865,37 +850,15 @@ class FileSource(Source):
         self.input_index = index
         if self._head:
             return self._head.popleft()
-        checksum = self._checksums[index - self.total]  # it is one of the last lines
         if self._starts:
-            number = self._numbers[index]
-            line = self._lines.read_at(self._starts[index])
-            return self._parser.parse_again(line, number, index, checksum)
-        read = self._lines.read()
-        if read is None:
-            raise InputError("the input has become shorter while it was read")
-        return self._parser.parse_again(read, self._lines.number, index, checksum)
-
-
-class PipeSource(Source):
-    """A pipe: next() waits for the line that comes next, so the run is the same as for a file."""
-
-    def __init__(self, reader: RequestReader) -> None:
-        self._lines = iter(reader)
-        self._arrivals, self._last_arrival = SessionArrivals(), 0.0
-
-    def next(self) -> Line | None:
-        line = next(self._lines, None)
-        if line is None:
-            self.has_ended = True
-            return None
-        self.input_index += 1
-        number, text, parsed = line
-        if isinstance(parsed, ParsedLine):
-            arrival, last = self._arrivals.time_of(parsed.request), self._last_arrival
-            if arrival < last:
-                return arrival_goes_back(parsed, text, number, last)
-            self._last_arrival = arrival
-        return parsed
+            number, line = self._numbers[index], self._lines.read_at(self._starts[index])
+        else:
+            read = self._lines.read()
+            if read is None:
+                raise InputError("the input has become shorter while it was read")
+            number, line = self._lines.number, read
+        checksum = self._checksums[index - self.total]  # it is one of the last lines
+        return self._parser.parse_again(line, number, checksum, self._duplicates.get(index, 0))
 
 
 Item = TypeVar("Item")
@@ -946,34 +909,50 @@ class ReadAhead(Generic[Item]):
         self._wake()
 
 
-class FollowSource(Source):
-    """A pipe that a thread reads: next() gives what has come, and never waits for more.
+class PipeSource(Source):
+    """A pipe: next() waits for the line that comes next, so the run is the same as for a file.
 
-    wake: called, by the thread, whenever more has come.
+    follow: wakes the run whenever more has come, which a thread reads, so that next() never waits.
     """
 
-    reason: ArriveReason = "follow"
-
-    def __init__(self, reader: RequestReader, waiting: Waiting, wake: Callable[[], None]) -> None:
-        self._waiting = waiting
-        self._ahead = ReadAhead(reader.blocks(), wake)
+    def __init__(
+        self,
+        reader: RequestReader,
+        waiting: Waiting = nullcontext,
+        follow: Callable[[], None] | None = None,
+    ) -> None:
+        self._blocks, self._waiting = reader.blocks(), waiting
+        self._ahead = None if follow is None else ReadAhead(self._blocks, follow)
         self._lines = deque[ReadLine]()
+        self._arrivals, self._last_arrival = SessionArrivals(), 0.0
+        if follow is not None:
+            self.reason = "follow"
 
     def next(self) -> Line | None:
         if not self._lines:
-            if not self._ahead.is_ready:
+            if self._ahead is None:
+                block = next(self._blocks, None)
+            elif self._ahead.is_ready:
+                block = self._ahead.take()
+            else:
                 return None
-            block = self._ahead.take()
             if block is None:
                 self.has_ended = True
                 return None
             self._lines.extend(block)
         self.input_index += 1
-        return self._lines.popleft().parsed
+        number, text, parsed = self._lines.popleft()
+        if self._ahead is None and isinstance(parsed, ParsedLine):
+            arrival, last = self._arrivals.time_of(parsed.request), self._last_arrival
+            if arrival < last:
+                return arrival_goes_back(parsed, text, number, last)
+            self._last_arrival = arrival
+        return parsed
 
     def wait(self) -> None:
-        with self._waiting():
-            self._ahead.wait()
+        if self._ahead is not None:
+            with self._waiting():
+                self._ahead.wait()
 
 
 def name_of(line: Line, input_index: int) -> str:
@@ -996,7 +975,7 @@ def open_source(
     wake: called, by another thread, when more of what is followed has come.
     """
     if follow:
-        return FollowSource(RequestReader(requests.lines(), parser), waiting, wake)
+        return PipeSource(RequestReader(requests.lines(), parser), waiting, wake)
     if not requests.is_file:
         return PipeSource(RequestReader(requests.lines(waiting), parser))
     with waiting():

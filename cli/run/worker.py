@@ -46,14 +46,12 @@ from batcher.trace.run import event_of_worker
 
 from .engine_setup import EngineSetup
 from .input import (
-    Duplicates,
     InputError,
     LineParser,
     Source,
     Waiting,
     arrival_goes_back,
     checksum_of,
-    id_given_before,
     id_of,
     parse_line,
 )
@@ -278,7 +276,7 @@ class Worker:
         if restart is not None:
             self._engine.go_on_from(restart.step, restart.time)
         self._parser = setup.parser(self._report.tell)
-        self._source = GivenLines(LineParser(self._parser, Duplicates()))
+        self._source = GivenLines(LineParser(self._parser))
         first_slot = self._number * self._options.batch
         self._answers = Answers(
             setup.model.name, setup.bytes_of, order=self._order, first_slot=first_slot
@@ -437,12 +435,9 @@ class GivenLines(Source):
             InputError: it is not what it was when it was checked.
         """
         number, text = line.number, line.text
-        parsed = self._parser.parse_again(text, number, line.index, line.checksum)
-        if isinstance(parsed, ParsedLine):
-            if line.first_number:
-                return id_given_before(parsed, text, number, line.first_number)
-            if line.last_arrival is not None:
-                return arrival_goes_back(parsed, text, number, line.last_arrival)
+        parsed = self._parser.parse_again(text, number, line.checksum, line.first_number)
+        if isinstance(parsed, ParsedLine) and line.last_arrival is not None:
+            return arrival_goes_back(parsed, text, number, line.last_arrival)
         return parsed
 
     def wait(self) -> None:

@@ -32,7 +32,6 @@ from . import worker
 from .input import (
     BLOCK_LINES,
     Block,
-    Duplicates,
     IdRegistry,
     InputError,
     LineArrivals,
@@ -118,7 +117,7 @@ class InputLines:
         self._ids, self._last_arrival = IdRegistry(), 0.0
         self._ready: deque[Line] = deque()
         # Of a file:
-        self._checksums, self._duplicates = array("I"), Duplicates()
+        self._checksums, self._duplicates = array("I"), dict[int, int]()
         self._is_answered = bytearray()  # of each line, if there are earlier results
         self._found: dict[int, set[int]] = {}
         self._num_read_again = 0
@@ -222,7 +221,7 @@ class InputLines:
             return
         self._checksums.append(line.checksum)
         if line.first_number:
-            self._duplicates.add(line.index, line.first_number)
+            self._duplicates[line.index] = line.first_number
         earlier = self._earlier
         if earlier is None:
             return
@@ -272,7 +271,7 @@ class InputLines:
             range(first, self._num_read_again), numbers, texts, checksums, strict=False
         ):
             if not (self._is_answered and self._is_answered[index]):
-                first_number = 0 if checksum else self._duplicates.first_number(index) or 0
+                first_number = self._duplicates.get(index, 0)
                 self._ready.append(Line(index, number, text, checksum, first_number))
 
     def close(self) -> None:

@@ -12,12 +12,12 @@ from batcher.request import MAX_INT, MAX_TIME, REQUEST_FIELDS, Request
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
 from batcher.requests.problems import read_line, render_problem
 from batcher.requests.validation import MAX_STOP_LENGTH, ModelCapabilities, find_problems
-from cli.run.input import Duplicates, LineParser
+from cli.run.input import LineParser
 
 VOCAB_SIZE = 512
 CAPABILITIES = ModelCapabilities(vocab_size=VOCAB_SIZE)
 PARSER = RequestParser(CAPABILITIES)
-AGAIN = LineParser(PARSER, Duplicates())
+AGAIN = LineParser(PARSER)
 RANGES = {name: field.range for name, field in REQUEST_FIELDS.items() if field.range}
 
 SEEDS = [
@@ -54,7 +54,7 @@ def check(line):
         # The fast way accepts what the thorough way accepts, as the same request.
         assert read_line(line, 413, CAPABILITIES) == (parsed.request, parsed.form)
         # Read again, without any checks, it still is.
-        assert AGAIN.parse_again(line, 413, 0, crc32(line)) == parsed
+        assert AGAIN.parse_again(line, 413, crc32(line)) == parsed
         return
     length = len(line.decode(errors="backslashreplace"))
     assert isinstance(parsed, BadLine)
