@@ -1,20 +1,17 @@
 """What requests are answered with: lines of results, as these come or in the order of the input.
 
 Rule: a request that is answered by the line of its one result, when that comes, leaves nothing
-here.  What is kept back for its turn beyond a limit goes to a temporary file, in sorted runs that
-are merged when their turn comes.
+here.
 """
 
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
-from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from batcher.errors import InvariantError
+from batcher.errors import BatchdecodeError
 from batcher.events import FinishEvent
 from batcher.request import Request
 from batcher.requests.lines import BadLine
@@ -24,24 +21,27 @@ from batcher.requests.validation import constraint_fields_of
 from batcher.result import Result
 
 if TYPE_CHECKING:
+    from sqlite3 import Connection
+
     from .resume import EarlierResults
 
 BytesOf = Callable[[int], bytes]
 Replaying = Literal["steps", "whole", "never"]
 HELD_BYTES = 32 * 2**20
 _NOTHING: Mapping[int, Result] = {}
-_HEADER = struct.Struct("<qq")  # index, length of the lines
 
 
 class InputOrder:
-    """Puts the lines that answer lines of the input back into its order, from `first` on."""
+    """Puts the lines that answer lines of the input back into its order, from `first` on.
+
+    Lines that wait for their turn beyond max_held_bytes move to a temporary database.
+    """
 
     def __init__(self, first: int = 0, max_held_bytes: int = HELD_BYTES) -> None:
         self._next = first
         self._max_held_bytes, self._num_held_bytes = max_held_bytes, 0
         self._held: dict[int, bytes] = {}
-        self._runs: list[_SpilledRun] = []  # a heap
-        self._file: BinaryIO | None = None
+        self._spilled: Connection | None = None
 
     def put(self, index: int, lines: bytes) -> list[bytes]:
         """Take in the lines that answer the line `index`; return those whose turn has come."""
@@ -59,59 +59,45 @@ class InputOrder:
 
     def rest(self) -> Iterator[bytes]:
         """Yield the lines still kept back, in order; those missing between them will not come."""
-        if self._held:
+        if self._spilled is not None:
             self._spill()
-        while self._runs:
-            yield self._take_spilled()
+            query = "SELECT number, lines FROM held WHERE number >= ? ORDER BY number"
+            for index, lines in self._spilled.execute(query, (self._next,)):
+                self._next = index + 1
+                yield lines
+        for index in sorted(self._held):
+            yield self._held.pop(index)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._spilled is not None:
+            self._spilled.close()
 
     def _take(self, index: int) -> bytes | None:
         lines = self._held.pop(index, None)
         if lines is not None:
             self._num_held_bytes -= len(lines)
-            return lines
-        if self._runs and self._runs[0].first_index == index:
-            return self._take_spilled()
-        return None
-
-    def _spill(self) -> None:
-        if self._file is None:
-            import tempfile  # noqa: PLC0415 - hardly any run comes here
-
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - gone with the process
-        start = self._file.seek(0, 2)
-        for index, lines in sorted(self._held.items()):
-            self._file.write(_HEADER.pack(index, len(lines)) + lines)
-        heappush(self._runs, _SpilledRun(min(self._held), start, self._file.tell()))
-        self._held.clear()
-        self._num_held_bytes = 0
-
-    def _take_spilled(self) -> bytes:
-        """Return the first lines of the run that comes first, and move that run on."""
-        run, file = self._runs[0], self._file
-        if file is None:
-            raise InvariantError("a run without a file")
-        file.seek(run.start)
-        _, length = _HEADER.unpack(file.read(_HEADER.size))
-        lines = file.read(length)
-        start = run.start + _HEADER.size + length
-        if start == run.end:
-            heappop(self._runs)
-        else:
-            index, _ = _HEADER.unpack(file.read(_HEADER.size))
-            heapreplace(self._runs, _SpilledRun(index, start, run.end))
+        elif self._spilled is not None:
+            query = "SELECT lines FROM held WHERE number = ?"
+            found: tuple[bytes] | None = self._spilled.execute(query, (index,)).fetchone()
+            lines = None if found is None else found[0]
         return lines
 
+    def _spill(self) -> None:
+        import sqlite3  # noqa: PLC0415 - hardly any run comes here
 
-class _SpilledRun(NamedTuple):
-    """Lines in the temporary file from `start` to `end`, ascending from `first_index` on."""
-
-    first_index: int
-    start: int
-    end: int
+        try:
+            if self._spilled is None:
+                self._spilled = sqlite3.connect("", isolation_level=None)  # gone with the process
+                self._spilled.execute("PRAGMA journal_mode = OFF")
+                self._spilled.execute("CREATE TABLE held (number INTEGER PRIMARY KEY, lines)")
+            self._spilled.execute("BEGIN")
+            self._spilled.executemany("INSERT INTO held VALUES (?, ?)", sorted(self._held.items()))
+            self._spilled.execute("COMMIT")
+        except sqlite3.Error as error:
+            message = f"cannot write results that wait for their turn to a temporary file: {error}"
+            raise BatchdecodeError(message) from error
+        self._held.clear()
+        self._num_held_bytes = 0
 
 
 class _OpenRequest(Struct, gc=False):
