@@ -222,8 +222,7 @@ class Actors:
             peer.machine_id = answer
             return []
         piece, peer.is_idle = answer
-        peer.inbox.add(piece)
-        return [(number, report) for report in peer.inbox.take()]
+        return [(number, report) for report in peer.inbox.take(piece)]
 
     def _death(self, peer: _Peer, error: Exception) -> worker.Died:
         """Return how a worker has died of which a call has ended so.
@@ -331,6 +330,7 @@ class ActorWorker:
     ) -> None:
         self._worker = worker.Worker(options, number, restart)
         self._inbox, self._unsent = worker.Inbox(worker.decode_instruction), bytearray()
+        self._given: list[worker.Instruction] = []
         if folder.is_dir():
             os.chdir(folder)
 
@@ -347,11 +347,11 @@ class ActorWorker:
         Raises:
             LostModelError: another worker may go on with what this one cannot.
         """
-        for piece in pieces:
-            self._inbox.add(piece)
+        self._given += self._inbox.take(b"".join(pieces))
         if len(self._unsent) >= PIECE_BYTES:
             return _cut_piece(self._unsent), False
-        for report in self._worker.exchange(self._inbox.take()):
+        given, self._given = self._given, []
+        for report in self._worker.exchange(given):
             self._unsent += worker.frame_of(report)
         piece = _cut_piece(self._unsent)
         return piece, self._worker.is_idle and not self._unsent

@@ -481,10 +481,9 @@ class Inbox(Generic[AnyMessage]):
     def __init__(self, decode: Callable[[memoryview], AnyMessage]) -> None:
         self._decode, self._buffer = decode, bytearray()
 
-    def add(self, piece: bytes) -> None:
+    def take(self, piece: bytes) -> list[AnyMessage]:
+        """Take in the next piece; return the messages that are whole by that."""
         self._buffer += piece
-
-    def take(self) -> list[AnyMessage]:
         found, start = [], 0
         with memoryview(self._buffer) as buffer:
             while len(buffer) - start >= _LENGTH.size:
@@ -499,6 +498,15 @@ class Inbox(Generic[AnyMessage]):
         return found
 
 
+class _Peer(NamedTuple):
+    """A process, and this end of the socket to it; unsent: what it has not read yet."""
+
+    process: BaseProcess
+    socket: socket.socket
+    unsent: bytearray
+    inbox: Inbox[Report]
+
+
 class Processes:
     """A Transport to processes; a context manager that ends them.
 
@@ -507,7 +515,13 @@ class Processes:
 
     def __init__(self, options: RunOptions, num_workers: int, waiting: Waiting) -> None:
         self._options, self._num_workers, self._waiting = options, num_workers, waiting
-        _check_open_files(num_workers)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        num_open = len(list(Path("/proc/self/fd").iterdir()))
+        wanted = num_open + _OWN_FILES + _FILES_OF_WORKER * num_workers
+        if most != resource.RLIM_INFINITY and most < wanted:
+            raise BatchdecodeError(
+                f"--workers {num_workers} opens up to {wanted} files, and `ulimit -n` allows {most}"
+            )
         # A server to fork from has imported what a worker needs, and has no threads.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([f"{__package__}.worker"])
@@ -525,9 +539,8 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         for peer in self._peers.values():
             peer.process.kill()
-        for peer in self._peers.values():
-            peer.end()
-        self._peers.clear()
+        for number in list(self._peers):
+            self._end(number)
         self._selector.close()
 
     def start(self, number: int, restart: RestartEvent | None = None) -> None:
@@ -546,18 +559,16 @@ class Processes:
         finally:
             theirs.close()
         os.set_blocking(ours.fileno(), False)
-        self._peers[number] = _Peer(process, ours)
+        self._peers[number] = _Peer(process, ours, bytearray(), Inbox(decode_report))
         self._selector.register(ours, selectors.EVENT_READ, number)
 
     def send(self, number: int, instruction: Instruction) -> None:
-        peer = self._peers[number]
-        peer.unsent.append(memoryview(frame_of(instruction)))
-        peer.flush()
-        self._watch(number, peer)
+        self._peers[number].unsent.extend(frame_of(instruction))
+        self._flush(number)
 
     def receive(self) -> list[Told]:
         """Wait until something has come; see Transport."""
-        events: list[Told] = []
+        told: list[Told] = []
         with self._waiting():
             ready = self._selector.select()
         for key, mask in ready:
@@ -566,81 +577,45 @@ class Processes:
                 continue
             number, peer = key.data, self._peers[key.data]
             if mask & selectors.EVENT_WRITE:
-                peer.flush()
-                self._watch(number, peer)
+                self._flush(number)
             if mask & selectors.EVENT_READ:
-                events += [(number, report) for report in peer.reports()]
-                if peer.has_ended:
-                    self._selector.unregister(peer.socket)
-                    del self._peers[number]
-                    events.append((number, peer.end()))
-        return events
+                try:
+                    piece = peer.socket.recv(CHUNK_BYTES)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    piece = b""
+                told += [(number, report) for report in peer.inbox.take(piece)]
+                if not piece:
+                    told.append((number, self._end(number)))
+        return told
 
     def wake(self) -> None:
         with suppress(BlockingIOError):
             os.write(self._waker, b"\0")
 
-    def _watch(self, number: int, peer: "_Peer") -> None:
+    def _flush(self, number: int) -> None:
+        """Send a worker what it can take now, and be told when it can take more."""
+        peer = self._peers[number]
+        try:
+            while peer.unsent:
+                del peer.unsent[: peer.socket.send(peer.unsent[:CHUNK_BYTES])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            peer.unsent.clear()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
         self._selector.modify(peer.socket, events, number)
 
-
-def _check_open_files(num_workers: int) -> None:
-    """Make sure that `ulimit -n` allows the files of so many workers, here and where they fork."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    wanted = (
-        len(list(Path("/proc/self/fd").iterdir())) + _OWN_FILES + _FILES_OF_WORKER * num_workers
-    )
-    if most != resource.RLIM_INFINITY and most < wanted:
-        raise BatchdecodeError(
-            f"--workers {num_workers} opens up to {wanted} files, and `ulimit -n` allows {most}"
-        )
-
-
-class _Peer:
-    """A process, and this end of the socket to it.
-
-    unsent: what it has not read yet.  has_ended: nothing more will come.
-    """
-
-    def __init__(self, process: BaseProcess, own_end: socket.socket) -> None:
-        self.process, self.socket = process, own_end
-        self.unsent: deque[memoryview] = deque()
-        self.has_ended = False
-        self._inbox = Inbox(decode_report)
-
-    def flush(self) -> None:
-        try:
-            while self.unsent:
-                rest = self.unsent[0]
-                num_sent = self.socket.send(rest)
-                if num_sent == len(rest):
-                    self.unsent.popleft()
-                else:
-                    self.unsent[0] = rest[num_sent:]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.unsent.clear()
-
-    def reports(self) -> list[Report]:
-        try:
-            piece = self.socket.recv(CHUNK_BYTES)
-            self._inbox.add(piece)
-            self.has_ended = not piece
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.has_ended = True
-        return self._inbox.take()
-
-    def end(self) -> Died:
+    def _end(self, number: int) -> Died:
         """Let go of a process that has ended, or is about to; return how it did."""
-        self.socket.close()
-        self.process.join(_GRACE)
-        code = self.process.exitcode
+        peer = self._peers.pop(number)
+        self._selector.unregister(peer.socket)
+        peer.socket.close()
+        peer.process.join(_GRACE)
+        code = peer.process.exitcode
         if code is None:
-            self.process.kill()
+            peer.process.kill()
             return Died("did not answer any more")
         if code < 0:
             how = f"was killed by signal {-code}, perhaps for want of memory"
@@ -660,29 +635,20 @@ def serve(
     folder: where the socket of the server is that has forked it.
     """
     become_helper(folder)
-    inbox = Inbox(decode_instruction)
-
-    def send(report: Report) -> None:  # waits until it is taken
-        own_end.sendall(frame_of(report))
-
-    def receive(*, is_waiting: bool) -> list[Instruction]:
-        found = inbox.take()
-        while not found and (is_waiting or select.select([own_end], [], [], 0)[0]):
-            piece = own_end.recv(CHUNK_BYTES)
-            if not piece:
-                raise EOFError
-            inbox.add(piece)
-            found = inbox.take()
-        return found
-
-    worker = Worker(options, number, restart)
-    with own_end, suppress(ConnectionError):
+    worker, inbox = Worker(options, number, restart), Inbox(decode_instruction)
+    with own_end:
         try:
             while True:
-                instructions = receive(is_waiting=worker.is_idle)
-                for report in worker.exchange(instructions):
-                    send(report)
-        except (EOFError, ConnectionError):  # the parent was killed
+                given: list[Instruction] = []
+                while not given and (worker.is_idle or select.select([own_end], [], [], 0)[0]):
+                    piece = own_end.recv(CHUNK_BYTES)
+                    if not piece:  # the parent was killed
+                        shutil.rmtree(folder, ignore_errors=True)
+                        return
+                    given = inbox.take(piece)
+                for report in worker.exchange(given):
+                    own_end.sendall(frame_of(report))  # waits until it is taken
+        except ConnectionError:  # as above
             shutil.rmtree(folder, ignore_errors=True)
         except LostModelError as error:  # another worker's may be well
             sys.exit(str(error))

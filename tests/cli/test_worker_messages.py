@@ -22,7 +22,6 @@ def test_messages_are_whole_and_in_order(reports, sizes, piece_bytes):
     inbox, found = Inbox(decode_report), []
     while content:
         size = sizes.pop() if sizes else piece_bytes
-        inbox.add(content[:size])
-        found += inbox.take()
+        found += inbox.take(content[:size])
         content = content[size:]
     assert found == reports
