@@ -22,9 +22,7 @@ from batcher.trace.files import encode_events, is_trace_start
 
 from ..errors import WriteError
 from ..options import STDOUT
-from ..screen.terminal import (
-    is_same_terminal,
-)
+from ..screen.terminal import is_same_terminal
 from ..screen.view import View
 from ..signals import StopSignals, stdout_descriptor
 from .files import (
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
     from .exporters import Exposition
     from .spans import SpanSender
 
-BAD_INPUT = 2  # an exit status
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
 MAX_EVENTS = 1000  # that are kept
 _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
@@ -63,8 +60,6 @@ _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from 
     "--metrics-file": re.compile(b"# HELP (vllm:|batchdecode_)").match,
     "--timeseries": re.compile(b"(worker,)?time,steps,running,").match,
 }
-_RESUME = re.compile(r"(?<= )--resume(?= |$)")
-
 
 Item = TypeVar("Item")
 
@@ -196,13 +191,25 @@ def opened_run(options: RunOptions, stop: StopSignals) -> Iterator[OpenRun]:
     """Open and lock all that a run reads and writes; a model may take minutes to load after that.
 
     Raises:
-        BatchdecodeError: the input cannot be read, or a file cannot be written; see locked_files.
+        BatchdecodeError: the input cannot be read, or a file cannot be written, is used twice, or
+            holds something that would be lost.
         ResumeError: there are results which are not to be resumed, or cannot be.
     """
-    with (
-        open_input(options.input, stop.waiting) as requests,
-        locked_files(options, requests.status) as files,
-    ):
+    with ExitStack() as stack:
+        requests = stack.enter_context(open_input(options.input, stop.waiting))
+        named = {
+            "--trace": options.trace,
+            "--summary-json": None if options.summary_json == STDOUT else options.summary_json,
+            "--report": options.report,
+            "--metrics-file": options.metrics_file,
+            "--timeseries": options.timeseries,
+        }
+        _check_files(options, requests.status, named)
+        files = {
+            name: stack.enter_context(OutFile(path))
+            for name, path in named.items()
+            if path is not None
+        }
         spans, output = None, options.output
         if options.otel is not None:
             try:
@@ -214,55 +221,41 @@ def opened_run(options: RunOptions, stop: StopSignals) -> Iterator[OpenRun]:
                 ) from error
             endpoint = None if options.otel == "env" else options.otel
             spans = SpanSender(endpoint, options.model, options.workers or 1)
-        file = OutFile(output)
+        results = OutFile(output)
         if output is not None and is_url(output):
             if options.resume:
                 raise ResumeError(
                     f"--resume needs a local --output: download {shown(output)} with its "
                     ".run.json and .run.sums, resume there, and upload it when it is complete"
                 )
-            file = UploadedResults(output, stop.waiting)
-        with file as results, ExitStack() as exposed:
-            exposition = None
-            if options.is_exposed:
-                from .exporters import Exposition  # noqa: PLC0415 - few runs are asked for it
+            results = UploadedResults(output, stop.waiting)
+        stack.enter_context(results)
+        exposition = None
+        if options.is_exposed:
+            from .exporters import Exposition  # noqa: PLC0415 - few runs are asked for it
 
-                served = Exposition(options.metrics_address, files.get("--metrics-file"))
-                if served.url is not None and not options.quiet:
-                    say(f"metrics at {served.url}\n")
-                exposition = exposed.enter_context(served)
-            options = replace(options, output=results.path)
-            resumption = Resumption(options, requests, results)
-            yield OpenRun(options, requests, files, results, resumption, exposition, spans)
+            exposition = Exposition(options.metrics_address, files.get("--metrics-file"))
+            if exposition.url is not None and not options.quiet:
+                say(f"metrics at {exposition.url}\n")
+            stack.enter_context(exposition)
+        options = replace(options, output=results.path)
+        resumption = Resumption(options, requests, results)
+        yield OpenRun(options, requests, files, results, resumption, exposition, spans)
 
 
-@contextmanager
-def locked_files(
-    options: RunOptions, input_status: os.stat_result
-) -> Iterator[Mapping[str, OutFile]]:
-    """Give the files that a run writes besides its results, by option: locked, as they were.
+def _check_files(
+    options: RunOptions, input_status: os.stat_result, named: Mapping[str, str | None]
+) -> None:
+    """Make sure that a run can write its files, and that none is lost by that.
 
-    Results are looked after where it is known what run they are of, see `prepare`.
-
-    Raises:
-        OutputError: one of all files cannot be written, or is used twice, or holds something that
-        would be lost.
+    What --output holds is looked at where it is known what run that is of, see `prepare`.
     """
-    named = {
-        "--trace": options.trace,
-        "--summary-json": None if options.summary_json == STDOUT else options.summary_json,
-        "--report": options.report,
-        "--metrics-file": options.metrics_file,
-        "--timeseries": options.timeseries,
-    }
     beside = []
     if options.output is not None and may_be_file(options.output):
         beside = [f"{shown(options.output)}{ending}" for ending in BESIDE_RESULTS]
-    outputs = [
-        ("--output", options.output),
-        *[("what stands beside --output,", path) for path in beside],
-        *named.items(),
-    ]
+    outputs = [("--output", options.output)]
+    outputs += [("what stands beside --output,", path) for path in beside]
+    outputs += named.items()
     check_distinct(input_status, outputs, options.input)
     if options.metrics_file is not None and is_url(options.metrics_file):
         raise OutputError(
@@ -287,9 +280,3 @@ def locked_files(
                 f"{path} is a link, or no file: a run with this --output writes there. Remove it, "
                 "or give another --output"
             )
-    with ExitStack() as locked:
-        yield {
-            name: locked.enter_context(OutFile(path))
-            for name, path in named.items()
-            if path is not None
-        }
