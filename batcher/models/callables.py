@@ -148,24 +148,22 @@ def retry_after_of(headers: Any) -> float | None:
     """Return the seconds that headers of an answer ask to wait; None if they say none."""
     given = {str(name).lower(): value for name, value in headers.items()}
     for name, unit in SECONDS_OF.items():
-        seconds = None if name not in given else _read_seconds(given[name], unit)
-        if seconds is not None:
-            return seconds
-    return None
-
-
-def _read_seconds(value: Any, unit: float) -> float | None:
-    text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-    try:
-        seconds = float(text) * unit
-    except ValueError:
+        if name not in given:
+            continue
+        value = given[name]
+        text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
         try:
-            date = parsedate_to_datetime(text)
+            seconds = float(text) * unit
         except ValueError:
-            return None
-        date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
-        seconds = (date - datetime.now(UTC)).total_seconds()
-    return max(seconds, 0.0) if isfinite(seconds) else None
+            try:
+                date = parsedate_to_datetime(text)
+            except ValueError:
+                continue
+            date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+            seconds = (date - datetime.now(UTC)).total_seconds()
+        if isfinite(seconds):
+            return max(seconds, 0.0)
+    return None
 
 
 class PrefixModel:
@@ -228,6 +226,7 @@ class PrefixModel:
 
 # An adapter that makes a Model of any `model_next(batch_prefixes) -> next_tokens`.
 
+
 ModelNext = Callable[[list[list[int]]], Iterable[Any]]
 
 
@@ -244,10 +243,8 @@ class CallableModel(PrefixModel):
     KINDS = ("tokens", "logits")  # of what it may say that it gives
 
     def __init__(self, model_next: ModelNext, name: str | None = None) -> None:
-        super().__init__(
-            model_next,
-            name or str(getattr(model_next, "__qualname__", type(model_next).__qualname__)),
-        )
+        own_name = getattr(model_next, "__qualname__", type(model_next).__qualname__)
+        super().__init__(model_next, name or str(own_name))
         self.gives = attribute_of(model_next, "gives", "tokens")
         self.vocab_size = attribute_of(model_next, "vocab_size", None)
         self.eos_token_id = attribute_of(model_next, "eos_token_id", None)
@@ -255,11 +252,12 @@ class CallableModel(PrefixModel):
 
     def _ask(self, prefixes: list[list[int]]) -> Sequence[int | FloatArray | str | Failure]:
         num_rows = len(prefixes)  # the callable may change the list
+        answers = None
         try:
             with child_ends_here():
                 answer = self._model_next(prefixes)
-                is_list = isinstance(answer, Iterable)
-                answers = list(islice(answer, num_rows + 1)) if is_list else None
+                if isinstance(answer, Iterable):
+                    answers = list(islice(answer, num_rows + 1))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever a user's code raises is its failure
@@ -271,13 +269,13 @@ class CallableModel(PrefixModel):
         if len(answers) != num_rows:
             number = len(answers) if len(answers) < num_rows else f"more than {num_rows}"
             raise ModelError(f"{self.name} returned {number} tokens for {num_rows} sequences")
-        read: Callable[[int | None, Any], int | FloatArray] = read_token_id
-        if self.gives == "logits":
-            read = read_logits
         found: list[int | FloatArray | str | Failure] = []
         for answer in answers:
             try:
-                found.append(read(self.vocab_size, answer))
+                if self.gives == "logits":
+                    found.append(read_logits(self.vocab_size, answer))
+                else:
+                    found.append(read_token_id(self.vocab_size, answer))
             except ValueError as error:
                 found.append(f"{self.name} returned {error}")
         return found
@@ -286,7 +284,6 @@ class CallableModel(PrefixModel):
 T = TypeVar("T")
 Function = Callable[..., Any]
 Arguments = Sequence[Any]
-Waiting = Callable[[], AbstractContextManager[None]]
 
 GRACE = 0.3  # seconds
 
@@ -302,7 +299,7 @@ class Calls:
     """
 
     def __init__(self, settings: CallSettings) -> None:
-        self.waiting: Waiting = nullcontext
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self.settings = settings
         self.permits = asyncio.Semaphore(settings.max_concurrency)
         self._jobs: SimpleQueue[tuple[Future[Any], Function, Arguments] | None] = SimpleQueue()
@@ -332,13 +329,19 @@ class Calls:
             return await asyncio.gather(*[self._answer(function, each, read) for each in arguments])
 
         future = asyncio.run_coroutine_threadsafe(answers(), self._loop)
+
+        async def others_end() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            if others:
+                await asyncio.wait(others, timeout=GRACE)
+
         try:
             with self.waiting():
                 return future.result()
         except BaseException as error:
             if future.cancel():  # it was interrupted
                 with suppress(TimeoutError):  # a moment for it to put its things in order
-                    asyncio.run_coroutine_threadsafe(_others_end(), self._loop).result(2 * GRACE)
+                    asyncio.run_coroutine_threadsafe(others_end(), self._loop).result(2 * GRACE)
             if not isinstance(error, CancelledError):
                 raise
             # nobody here does that: a call did it to all tasks of the loop
@@ -348,11 +351,7 @@ class Calls:
     async def _answer(
         self, function: Function, arguments: Arguments, read: Callable[[Any], T]
     ) -> T | CallFailure:
-        """Return the answer of the first attempt that has one, else why the last has none.
-
-        The attempts share the time that the call may take; see `pause_after` for the pauses between
-        them.  A plain function that blocks is left to itself.
-        """
+        """Return the answer of the first attempt that has one, else why the last has none."""
         settings, now = self.settings, asyncio.get_running_loop().time
         deadline: float | None = None  # from the first attempt on, which may have to wait
         for number in count(1):
@@ -384,12 +383,12 @@ class Calls:
             if not can_retry or pause >= deadline - now():
                 break
             await asyncio.sleep(pause)
-        code, remarks = failure.code, [f"attempt {number}"] if number > 1 else []
+        remarks = [f"attempt {number}"] if number > 1 else []
         if can_retry:
-            code = "call-timeout"
+            failure.code = "call-timeout"
             remarks.append(f"no time for another attempt within {settings.call_timeout:g} s")
         message = f"{failure} ({'; '.join(remarks)})" if remarks else str(failure)
-        return CallFailure(message, is_worth_retry=False, code=code, raised=failure.raised)
+        return CallFailure(message, is_worth_retry=False, code=failure.code, raised=failure.raised)
 
     async def _attempt(self, function: Function, arguments: Arguments) -> Any:
         try:
@@ -406,13 +405,6 @@ class Calls:
             return await answer if isawaitable(answer) else answer
         except BaseException as error:  # noqa: BLE001 - it must not end the loop
             return failure_of(error)
-
-
-async def _others_end() -> None:
-    current = asyncio.current_task()
-    others = [task for task in asyncio.all_tasks() if task is not current]
-    if others:
-        await asyncio.wait(others, timeout=GRACE)
 
 
 def _run_until_over(loop: asyncio.AbstractEventLoop, is_over: Event) -> None:
@@ -442,9 +434,8 @@ def _work(jobs: SimpleQueue[Any], num_idle: Semaphore) -> None:
     jobs.put(None)  # for the next worker
 
 
-# An adapter that makes a Model of an object that gives the logits after one list of tokens.
-#
-# The object is asked once a row and step, with the whole prefix; all rows of a step at once.
+# An adapter that makes a Model of an object that gives the logits after one list of tokens: it is
+# asked once a row and step, with the whole prefix; all rows of a step at once.
 
 
 class LLM(Protocol):
