@@ -255,7 +255,7 @@ class CallableModel(PrefixModel):
         answers = None
         try:
             with child_ends_here():
-                answer = self._model_next(prefixes)
+                answer: Any = self._model_next(prefixes)
                 if isinstance(answer, Iterable):
                     answers = list(islice(answer, num_rows + 1))
         except KeyboardInterrupt:

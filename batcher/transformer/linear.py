@@ -163,7 +163,8 @@ def quantize_weights_int8(weights: FloatArray, *, per_channel: bool = False) -> 
 
 ALL = slice(None)
 EXACT = 2**24  # up to here, float32 has all whole numbers
-_TURNED = 2048  # features that are turned around at once: so that they stay in the cache
+UNPACKED = 2**18  # numbers that are unpacked at once: 1 MiB, which stays in the cache
+_TURNED = 2048  # features that are turned around at once, as above
 
 
 class Linear:
@@ -214,8 +215,15 @@ class TiledLinear(FastLinear):
         self._tiles = tiles_of(*weight.shape)
 
     def _product(self, x: FloatArray) -> FloatArray:
-        parts = self._tiles.split(len(x))
-        filled = [_filled(x[part.start : part.stop], part.tile) for part in parts]
+        parts, filled = self._tiles.split(len(x)), []
+        for (size, first, _), start, stop in parts:
+            rows = x[start:stop]
+            if len(rows) < size:  # x where the tile is good, and else zeros
+                rows = np.zeros(
+                    (size, x.shape[1]), np.float32, "C" if x.flags.c_contiguous else "F"
+                )
+                rows[first : first + stop - start] = x[start:stop]
+            filled.append(rows)
         if len(parts) == 1:
             first = parts[0].tile.first
             return multiply(self._weight, filled[0])[:, first : first + len(x)]
@@ -227,33 +235,17 @@ class TiledLinear(FastLinear):
         return product
 
 
-class UnpackedIntegers:
-    """Weights [out, in] of int8 that are held as float32, in which BLAS is fastest.
-
-    It adds whole numbers exactly as long as no sum can be above EXACT, so where one could, weights
-    are multiplied in slices.
-    """
-
-    def __init__(self, integers: NDArray[np.int8]) -> None:
-        self._slices = slices_of(integers)
-        self._weights = [integers[:, part].astype(np.float32, "C") for part in self._slices]
-
-    def multiply(self, x: FloatArray) -> FloatArray:
-        """Return the product [out, rows] with x [rows, in], which is int8 as float32: exactly."""
-        product = multiply(self._weights[0], x[:, self._slices[0]])
-        for part, weight in zip(self._slices[1:], self._weights[1:], strict=True):
-            product += multiply(weight, x[:, part])
-        return product
-
-
 class Int8Linear(Linear):
     """x @ weight.T in integers, which have no order: rows are the same in any company, untiled.
 
-    The activations of each row are rounded to int8, too, with a scale of their own.
+    The activations of each row are rounded to int8, too, with a scale of their own.  Integers are
+    multiplied as float32, in which BLAS is fastest.  It adds whole numbers exactly as long as no
+    sum can be above EXACT, so where one could, weights are multiplied in slices.
 
     weight: [out, in].  per_channel: whether each output has a scale of its own.  bias: [out].
     outputs: which of the outputs there are, with the scales that they have among all.
-    keep: makes what holds the integers.
+    is_packed: whether weights are kept as int8, a quarter of the memory, and unpacked for each
+    product, a few outputs at a time.
     """
 
     def __init__(
@@ -263,12 +255,16 @@ class Int8Linear(Linear):
         *,
         per_channel: bool,
         outputs: slice = ALL,
-        keep: type[UnpackedIntegers] = UnpackedIntegers,
+        is_packed: bool = False,
     ) -> None:
         integers, scales = quantize_weights_int8(weight, per_channel=per_channel)
         self._scales = (scales[outputs] if per_channel else scales)[:, None]
         self._bias = None if bias is None else bias[outputs, None]
-        self._integers = keep(integers[outputs])
+        self._slices = slices_of(integers[outputs])
+        self._integers = integers[outputs].astype(np.int8 if is_packed else np.float32, "C")
+        self._num_at_once = max(len(self._integers), 1)
+        if is_packed:
+            self._num_at_once = max(UNPACKED // weight.shape[1], 1)
 
     def _product(self, x: FloatArray) -> FloatArray:
         integers = np.abs(x)
@@ -276,19 +272,17 @@ class Int8Linear(Linear):
         scales[scales == 0] = 1
         np.divide(x, scales, out=integers)
         np.rint(integers, out=integers)
-        product = self._integers.multiply(integers)
+        product = np.empty((len(self._integers), len(x)), np.float32)
+        for start in range(0, len(product), self._num_at_once):
+            piece = slice(start, start + self._num_at_once)
+            weight = self._integers[piece].astype(np.float32, copy=False)
+            first, *others = self._slices
+            product[piece] = multiply(weight[:, first], integers[:, first])
+            for part in others:
+                product[piece] += multiply(weight[:, part], integers[:, part])
         product *= scales.T
         product *= self._scales
         return product
-
-
-def _filled(x: FloatArray, tile: Tile) -> FloatArray:
-    """Return the rows [size, in] of a tile: x where they are good, and else zeros."""
-    if len(x) == tile.size:
-        return x
-    filled = np.zeros((tile.size, x.shape[1]), np.float32, "C" if x.flags.c_contiguous else "F")
-    filled[tile.first : tile.first + len(x)] = x
-    return filled
 
 
 def slices_of(integers: NDArray[np.int8]) -> list[slice]:
@@ -300,33 +294,6 @@ def slices_of(integers: NDArray[np.int8]) -> list[slice]:
         if largest * LARGEST <= EXACT:
             break
     return [slice(start, stop) for start, stop in pairwise(starts)]
-
-
-# Weights that stay integers of eight bits, and an embedding that stays in its file.
-#
-# A quarter of the memory that float32 takes; each product unpacks them anew, a few outputs at a
-# time. Sums of integers have no order, so what comes of it is what it is without, to the last bit.
-
-UNPACKED = 2**18  # numbers that are unpacked at once: 1 MiB, which stays in the cache
-
-
-class PackedIntegers(UnpackedIntegers):
-    """Weights of int8 that stay what they are."""
-
-    def __init__(self, integers: NDArray[np.int8]) -> None:
-        self._integers, self._slices = np.ascontiguousarray(integers), slices_of(integers)
-
-    def multiply(self, x: FloatArray) -> FloatArray:
-        num_out, num_in = self._integers.shape
-        size = max(UNPACKED // num_in, 1)
-        product = np.empty((num_out, len(x)), np.float32)
-        for start in range(0, num_out, size):
-            weight = self._integers[start : start + size].astype(np.float32)
-            own = product[start : start + size]
-            np.matmul(weight[:, self._slices[0]], x[:, self._slices[0]].T, own)
-            for part in self._slices[1:]:
-                own += weight[:, part] @ x[:, part].T
-        return product
 
 
 # Which product is made of a weight, and who attends, for a process that holds all of a model.
@@ -361,12 +328,9 @@ class WholeLinears:
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
         """Return the product with a weight [out, in], and a bias [out] added to it."""
         if self._kind != "fp32":
-            is_packed = self._table is not None
-            keep = PackedIntegers if is_packed else UnpackedIntegers
-            return Int8Linear(weight, bias, per_channel=self._kind == "int8-channel", keep=keep)
-        if self._is_fast:
-            return FastLinear(weight, bias)
-        return TiledLinear(weight, bias)
+            is_packed, per_channel = self._table is not None, self._kind == "int8-channel"
+            return Int8Linear(weight, bias, per_channel=per_channel, is_packed=is_packed)
+        return FastLinear(weight, bias) if self._is_fast else TiledLinear(weight, bias)
 
     def embedding(self, table: FloatArray) -> Embedding:
         return self._table or table.__getitem__
