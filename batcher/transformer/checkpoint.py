@@ -28,7 +28,6 @@ from batcher.transformer.config import (
 )
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.linear import WholeLinears
-from batcher.transformer.mixers import ReadWeight
 from batcher.transformer.stored import (
     StoredTensor,
     about,
@@ -44,7 +43,7 @@ from batcher.transformer.tokenizer import (
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
-from batcher.transformer.transformer import EMBEDDING, CausalModel, Transformer, Watch
+from batcher.transformer.transformer import EMBEDDING, CausalModel, ReadWeight, Transformer, Watch
 
 if TYPE_CHECKING:  # what is for several processes is loaded where there are several
     from batcher.transformer.ranks import RankGroup

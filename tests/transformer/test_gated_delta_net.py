@@ -14,8 +14,8 @@ from batcher.transformer.config import DeltaNetSettings
 from batcher.transformer.kv_store import KVStore, RecurrentStates
 from batcher.transformer.layers import NOWHERE
 from batcher.transformer.linear import TiledLinear
-from batcher.transformer.mixers import GatedDeltaNet
 from batcher.transformer.step import Snapshot, Span, Step
+from batcher.transformer.transformer import GatedDeltaNet
 
 HIDDEN = 24
 LENGTH = 30
