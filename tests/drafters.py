@@ -4,7 +4,7 @@ from random import Random
 
 from drafted_trees import lines_of, random_parents, way_to
 
-from batcher.speculation.proposal import Proposal, proposal_of
+from batcher.speculation.settings import Proposal, proposal_of
 
 
 class Oracle:

@@ -74,8 +74,7 @@ if TYPE_CHECKING:
     from batcher.engine.speculating import Speculator
     from batcher.models.callables import LLM, ModelNext
     from batcher.scheduling.blocks import BlockUse
-    from batcher.speculation.proposal import Drafter
-    from batcher.speculation.settings import SpeculationSettings
+    from batcher.speculation.settings import Drafter, SpeculationSettings
 
 MAX_BATCH_SIZE = 2**20
 NOTHING_REPLAYED: Mapping[int, Result] = {}

@@ -46,14 +46,16 @@ from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
 from batcher.speculation.draft_model import Choose, DraftingRows, DraftModel, DraftTreeModel
 from batcher.speculation.lengths import AutoLengths, LengthChange, MeasuredCosts
 from batcher.speculation.ngram import NgramDrafter
-from batcher.speculation.proposal import CheckedDrafter, Drafter, Proposal
 from batcher.speculation.settings import (
     AUTO,
     DEFAULT_DRAFT_TOKENS,
     LINE,
     SPECULATION_SETTINGS,
+    CheckedDrafter,
+    Drafter,
     ModelDraft,
     NgramDraft,
+    Proposal,
     SpeculationSettings,
     parse_draft,
     parse_tree,

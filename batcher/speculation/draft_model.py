@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from batcher.errors import InvariantError
 from batcher.models.base import Batch, Chunk, FloatArray, ModelOutput, PagedModel, Pages
-from batcher.speculation.proposal import Proposal, proposal_of
+from batcher.speculation.settings import Proposal, proposal_of
 from batcher.tokens import Tokens
 
 Choose = Callable[[FloatArray, list[int]], dict[int, int]]

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from batcher.errors import InvariantError
-from batcher.speculation.proposal import Proposal, merged
-from batcher.speculation.settings import DEFAULT_NGRAM
+from batcher.speculation.settings import DEFAULT_NGRAM, Proposal, merged
 from batcher.tokens import Tokens
 
 WINDOW = 2**14  # tokens: of those before the last WINDOW a row may forget what followed

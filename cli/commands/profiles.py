@@ -22,7 +22,11 @@ from batcher.timing.profiles import (
     Profile,
     check_physics,
     is_profile_file,
+    load_gpu,
+    load_model_shape,
     load_profile,
+    num_kv_tokens,
+    parts_of,
     predictions_of,
     read_profiles,
     setup_of_profile,
@@ -31,7 +35,6 @@ from batcher.timing.profiles import (
     step_time_of,
     usable_blocks,
 )
-from batcher.timing.roofline import load_gpu, load_model_shape, num_kv_tokens, parts_of
 
 from ..command import OUTPUT, argument, command, flag, option
 from ..options import Force, output_option

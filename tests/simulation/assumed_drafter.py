@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from batcher.planning.simulator import AssumedDrafts
 from batcher.planning.workload import Workload
-from batcher.speculation.proposal import Proposal
+from batcher.speculation.settings import Proposal
 from batcher.tokens import Tokens
 
 ANY = 17  # a token: nobody asks for those behind the end of an output

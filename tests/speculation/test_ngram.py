@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from batcher.speculation import ngram
 from batcher.speculation.ngram import NgramDrafter
-from batcher.speculation.proposal import Proposal
+from batcher.speculation.settings import Proposal
 
 LENGTH = 5
 SLOTS = st.integers(0, 3)

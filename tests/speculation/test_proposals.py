@@ -8,16 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import BatchdecodeError
-from batcher.speculation.proposal import CheckedDrafter, Proposal, merged, proposal_of
 from batcher.speculation.settings import (
     LINE,
+    CheckedDrafter,
     ModelDraft,
     NgramDraft,
+    Proposal,
     TreeShape,
     expected_speedup,
     expected_tokens,
+    merged,
     parse_draft,
     parse_tree,
+    proposal_of,
     simple_return,
 )
 

@@ -13,7 +13,7 @@ from batcher.timing.profiles import (
     check_physics,
     shipped_profiles,
 )
-from batcher.timing.roofline import (
+from batcher.timing.profiles import (
     GPU,
     link_of,
     load_gpu,
