@@ -19,7 +19,7 @@ from batcher.transformer.config import SMOLLM2, TransformerSettings
 from batcher.transformer.kv_store import CacheSize, cache_size
 from batcher.transformer.transformer import Watch
 
-_NEEDED_MODULES = ("torch", "transformers", "jinja2")
+_HF_MODULES = ("torch", "transformers", "jinja2")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _SHOWS_IN_NO_BIT = {"trust_remote_code"}
 
@@ -36,7 +36,7 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
     is_folder = bool(source) and Path(source).is_dir()
     if not is_folder and (Path(source).exists() or not _HUB_NAME.fullmatch(source)):
         raise BatchdecodeError(f"{spec}: there is no such folder, and it is no name of the Hub")
-    if any(find_spec(module) is None for module in _NEEDED_MODULES):
+    if any(find_spec(module) is None for module in _HF_MODULES):
         raise BatchdecodeError(
             "models of transformers need torch and transformers: "
             "install them with `pip install 'batchdecode[hf]'`"
