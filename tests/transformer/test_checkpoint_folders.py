@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tiny_checkpoints import CLASSES, config_json, random_tensors, write_folder
 
 from batcher.errors import BatchdecodeError
-from batcher.transformer import checkpoint as checkpoints
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.stored import KINDS, StoredTensor, stored_size
 
