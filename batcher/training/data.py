@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError
 from batcher.foreign import calling
-from batcher.transformer.checkpoint import CONFIG, Checkpoint, open_checkpoint
+from batcher.models.checkpoints import CONFIG, Checkpoint, open_checkpoint
 from batcher.transformer.config import TransformerConfig
 from batcher.transformer.stored import ALONE, about, read_file
 from batcher.transformer.tokenizer import TOKENIZER

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from batcher.errors import BatchdecodeError
+from batcher.models.checkpoints import Checkpoint
 from batcher.training.data import (
     NO_TARGET,
     STATE,
@@ -30,7 +31,6 @@ from batcher.training.data import (
     learning_rate,
     write_whole,
 )
-from batcher.transformer.checkpoint import Checkpoint
 from batcher.transformer.config import RopeSettings, TransformerConfig
 from batcher.transformer.stored import about
 

@@ -9,7 +9,7 @@ import pytest
 from tiny_checkpoints import MERGES, SPECIAL, TOKEN_TYPES, TOKENS, Vocabulary, write_gguf
 from tokenizers import Tokenizer, decoders, processors
 
-from batcher.transformer.checkpoint import open_checkpoint
+from batcher.models.checkpoints import open_checkpoint
 from batcher.transformer.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
 
 torch = pytest.importorskip("torch")

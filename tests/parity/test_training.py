@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 
 from batcher import decode, load_model  # noqa: E402 - torch may be missing
 from batcher.errors import BatchdecodeError  # noqa: E402 - as above
+from batcher.models.checkpoints import open_checkpoint  # noqa: E402 - as above
 from batcher.training.data import (  # noqa: E402 - as above
     NO_TARGET,
     STATE,
@@ -34,7 +35,6 @@ from batcher.training.trainer import (  # noqa: E402 - as above
     loss_scaler,
     update,
 )
-from batcher.transformer.checkpoint import open_checkpoint  # noqa: E402 - as above
 from batcher.transformer.config import RopeSettings, TransformerConfig  # noqa: E402 - as above
 
 functional = torch.nn.functional

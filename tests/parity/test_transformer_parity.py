@@ -12,8 +12,8 @@ from engine_runs import drained  # noqa: E402 - as above
 from one_forward import logits_after_each  # noqa: E402 - after what may be missing
 
 from batcher import ByteTokenizer, Engine, Request  # noqa: E402 - as above
+from batcher.models.checkpoints import open_checkpoint  # noqa: E402 - as above
 from batcher.models.transformer import TransformerModel  # noqa: E402 - as above
-from batcher.transformer.checkpoint import open_checkpoint  # noqa: E402 - as above
 from batcher.transformer.linear import WholeLinears  # noqa: E402 - as above
 from batcher.transformer.transformer import Transformer  # noqa: E402 - as above
 

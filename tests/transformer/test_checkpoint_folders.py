@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_checkpoints import CLASSES, config_json, random_tensors, write_folder
 
 from batcher.errors import BatchdecodeError
-from batcher.transformer.checkpoint import open_checkpoint
+from batcher.models.checkpoints import open_checkpoint
 from batcher.transformer.stored import KINDS, StoredTensor, stored_size
 
 INDEX = "model.safetensors.index.json"
@@ -251,7 +251,8 @@ def test_a_shard_may_lie_elsewhere_if_the_folder_links_to_it(tmp_path):
 @pytest.mark.parametrize("module", ["gguf", "jinja2", "safetensors", "tokenizers"])
 def test_what_is_not_installed_is_said(tmp_path, monkeypatch, module):
     monkeypatch.setattr(
-        checkpoints, "find_spec", lambda name: None if name == module else find_spec(name)
+        "batcher.models.checkpoints.find_spec",
+        lambda name: None if name == module else find_spec(name),
     )
     with pytest.raises(BatchdecodeError, match=r"pip install 'batchdecode\[models\]'"):
         open_checkpoint(write_folder(tmp_path))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tiny_checkpoints import config_json, random_tensors, write_folder, write_gguf
 
 from batcher.errors import BatchdecodeError
-from batcher.transformer.checkpoint import open_checkpoint
+from batcher.models.checkpoints import open_checkpoint
 from batcher.transformer.config import FrequencyFactors, LinearScaling, RopeSettings
 from batcher.transformer.stored import MAX_HEADER, read_gguf
 

@@ -30,8 +30,7 @@ from batcher import Request, decode
 from batcher.errors import BatchdecodeError, EncodingError
 from batcher.foreign import RaisedError
 from batcher.models.base import join_bytes
-from batcher.models.checkpoints import load_transformer
-from batcher.transformer.checkpoint import open_checkpoint
+from batcher.models.checkpoints import load_transformer, open_checkpoint
 from batcher.transformer.config import TransformerSettings
 from batcher.transformer.tokenizer import (
     _BYTE_OF,

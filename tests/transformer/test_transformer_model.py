@@ -20,10 +20,10 @@ from batcher import ByteTokenizer, Engine, Request
 from batcher.errors import InvariantError
 from batcher.events import PreemptEvent
 from batcher.models.base import Batch, Chunk
+from batcher.models.checkpoints import open_checkpoint
 from batcher.models.transformer import TransformerModel
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.config import DeltaNetSettings
 from batcher.transformer.kv_store import OWN_BLOCK_SIZE, cache_groups
 from batcher.transformer.linear import WholeLinears
