@@ -30,8 +30,7 @@ from batcher.models.simulated import SimulatedDraft
 from batcher.prompts import read_prompt
 from batcher.scheduling.clock import WallClock
 from batcher.settings import SchedulingSettings
-from batcher.speculation.settings import Proposal, proposal_of
-from batcher.speculation.settings import SpeculationSettings
+from batcher.speculation.settings import Proposal, SpeculationSettings, proposal_of
 from batcher.timing.profiles import step_time_of
 from batcher.trace.timeline import Timeline
 

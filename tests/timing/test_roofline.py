@@ -8,18 +8,16 @@ from msgspec.structs import replace
 from batcher.timing.catalog import CatalogError, shipped
 from batcher.timing.profiles import (
     EXAMPLE_STEPS,
+    GPU,
     Physics,
     Profile,
     check_physics,
-    shipped_profiles,
-)
-from batcher.timing.profiles import (
-    GPU,
     link_of,
     load_gpu,
     load_model_shape,
     num_kv_tokens,
     roofline,
+    shipped_profiles,
 )
 
 GPU_OF_ONE = GPU(tflops=1.0, bandwidth_gb_s=1.0, memory_gb=1.0)
