@@ -147,7 +147,6 @@ class HealingRow:
 
     @property
     def failure(self) -> str | None:
-        """Why no token is allowed, which only a vocabulary without these bytes can bring about."""
         if self.remaining and not len(self._index.next_tokens(self.remaining)):
             return f"no token begins like the end of the prompt, {self.remaining!r}"
         return None
@@ -226,7 +225,6 @@ class GrammarRow:
 
     @property
     def failure(self) -> str | None:
-        """Why the grammar cannot be followed any further, if it cannot."""
         find_masks([self])
         return None if self._run else self._failure
 
@@ -271,7 +269,6 @@ class GrammarRow:
         self.mask = None
 
     def advance_forced(self, num_tokens: int) -> None:
-        """Follow the output by the first `num_tokens` of its `forced_tokens`."""
         if not self._run:
             raise InvariantError("nothing is forced")
         del self._run[:num_tokens]

@@ -71,7 +71,6 @@ class BadWords:
         return np.stack([self._line(state) for state in states])
 
     def next_state(self, state: int, token: int) -> int:
-        """Return the state after all bytes of `token`, whether it completes a word or not."""
         for byte in bytes_of(token, self._token_bytes):
             state = int(self._next_states[state, byte])
         return state
@@ -124,7 +123,6 @@ def needs_cumulative(request: Request) -> bool:
 
 
 def sampling_params(request: Request) -> SamplingParams:
-    """Return the settings of a valid `request`."""
     values = {name: getattr(request, name) for name in _NUMBERS}
     fields = {
         name: value
@@ -234,7 +232,6 @@ class SeenTokens:
         return self._table[:, slot, : self._sizes[slot]].copy()
 
     def resume(self, slot: int, seen: IntArray) -> None:
-        """Let `slot` go on with a row of which `read` returned this."""
         size = seen.shape[1]
         self._widen(size)
         self._table[:, slot] = [[NONE], [0]]

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from batcher.errors import GrammarError, Path
 from batcher.request import ConstraintField, Request
-from batcher.requests.validation import constraint_fields_of
+from batcher.requests.validation import constraint_fields_of, is_text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -53,9 +53,8 @@ def stated_source(field: ConstraintField, stated: Any) -> ConstraintSource:
         GrammarError: a schema holds half of a character, which no text can.
     """
     text = stated if isinstance(stated, str) else canonical_json(stated)
-    if not _is_text(text):
-        path = (field, *_path_of_half(stated))
-        raise GrammarError(path, "a text holds half of a surrogate pair")
+    if not is_text(text):
+        raise GrammarError((field,), "a text holds half of a surrogate pair")
     return ConstraintSource(field, text)
 
 
@@ -85,22 +84,6 @@ def place_in(text: str, offset: int) -> str:
     line_break = text.rfind("\n", 0, offset)  # -1 in the first line
     line = text.count("\n", 0, offset) + 1
     return f"line {line}, column {offset - line_break}"
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _path_of_half(value: Any) -> Path:
-    items: Any = enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, item in value.items() if isinstance(value, dict) else items:
-        if not _is_text(canonical_json(item)):
-            return (key, *_path_of_half(item))
-    return ()  # a text, or a key of this object itself
 
 
 # From GBNF, the grammars of llama.cpp, to the Lark of llguidance, language for language.
@@ -178,7 +161,6 @@ class _Parser:
         self.references: list[tuple[str, str, int]] = []
 
     def rules(self) -> dict[str, str]:
-        """Return the Lark of every rule by its name, but for the names in it."""
         rules: dict[str, str] = {}
         self._match(_BLANK_LINES)
         while self._at < len(self._text):
@@ -419,7 +401,6 @@ def with_large_stack(function: Callable[[], T]) -> T:
 
 
 def _lark_grammar(source: ConstraintSource) -> str:
-    """Return the Lark grammar of a constraint, ready for llguidance."""
     match source.kind:
         case "json_schema":
             schema = json.loads(source.text)
@@ -483,7 +464,6 @@ def with_literal_dashes(regex: str) -> str:
 
 
 def grammar_error(tokenizer: "LLTokenizer", source: ConstraintSource, said: str) -> GrammarError:
-    """Return the error that shows what llguidance `said` of `source`."""
     if source.kind == "json_schema":
         message = _schema_message(said)
         if message == NESTED:  # each part of it would be as well, down to some depth

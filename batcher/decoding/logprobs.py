@@ -69,7 +69,6 @@ class PromptLogprobs:
         return max(len(self._told), 1) >= self._num_tokens
 
     def wants(self, start: int, stop: int) -> bool:
-        """Return whether the logits after the tokens start..stop tell of one that is not told."""
         return not self.is_complete and start < len(self.told) <= stop
 
     def take(self, start: int, pieces: Iterable[FloatArray]) -> str | None:

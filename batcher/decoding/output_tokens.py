@@ -67,7 +67,6 @@ class OutputTokens:
         return tokens
 
     def resume(self, slot: int, tokens: list[int]) -> None:
-        """Let `slot` go on with a row that was closed when it had `tokens`."""
         self.first_rows[slot] = self.row
         if tokens:
             self.aside[slot] = array("q", tokens)

@@ -118,7 +118,6 @@ class StopMatcher:
             self.open(slot, *place)
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target`, whose row is forgotten, stand where `source` does."""
         if source in self.watched:
             self.watched.add(target)
             self.states[target] = self.states[source]
@@ -397,7 +396,6 @@ def _with_segments(
     state = begin = first = position = 0
 
     def leave(end: int, last: int) -> None:
-        """Add the segment of the bytes begin..end, which the tokens in first..last have written."""
         own = [
             tokens[number]
             for number, (start, stop) in enumerate(places[first:last], first)

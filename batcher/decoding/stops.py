@@ -41,7 +41,6 @@ class Exit(Struct, frozen=True):
 
     @property
     def stop_reason(self) -> StopReason:
-        """What a result reports if this ended it."""
         return list(self.given) if isinstance(self.given, tuple) else self.given
 
 
@@ -66,7 +65,6 @@ class StopAutomaton(Struct, frozen=True, cache_hash=True):
 
     @property
     def until_eos(self) -> "StopAutomaton":
-        """This automaton where only EOS ends a row, which had nothing else left."""
         return self._without(lambda way: way.target == END and way.given is not None)
 
     def _without(self, is_out: Callable[[Exit], bool]) -> "StopAutomaton":
@@ -299,7 +297,6 @@ class StopReader:
         return bytes_of(token_id, self._token_bytes)
 
     def read(self, progress: StopProgress, token_id: int) -> StopReading:
-        """Return what `token_id` leads to from `progress`."""
         return self.read_text(progress, token_id, self.bytes_of(token_id))
 
     def read_text(self, progress: StopProgress, token_id: int, token: bytes) -> StopReading:

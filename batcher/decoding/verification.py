@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from decimal import Decimal
@@ -233,7 +232,6 @@ class JsonCheck:
         self._validator = made(schema, registry=Registry())  # one that fetches nothing
 
     def look(self, output: bytes) -> Look:
-        """Return what is wrong with an output."""
         repeated: list[str] = []  # names that an object has twice; the last value of each counts
 
         def refuse_constant(name: str) -> None:
@@ -390,7 +388,6 @@ class Verifier:
         return JsonCheck(self._source.text)
 
     def look(self, output: bytes) -> Look:
-        """Return what is wrong with an output as a whole."""
         shown = output[:_NUM_SHOWN].decode(errors="replace")
         shown = repr(shown + "…" if len(output) > _NUM_SHOWN else shown)
         match self._source.kind:
@@ -670,29 +667,17 @@ _STATUS = pathlib.Path("/proc/self/status")
 
 
 class Trials:
-    """Tries constraints; its process is started for the first one, and ends with this one."""
+    """Tries constraints; its process is started for the first one, and ends with this one.
+
+    make: returns what can be enforced of a constraint.  A constraint that has passed is not tried
+    again.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._passed: OrderedDict[ConstraintSource, Enforceable] = OrderedDict()
         self._lock = threading.Lock()
+        self.make = lru_cache(_MAX_REMEMBERED)(self._try)
         atexit.register(self.close)
-
-    def make(self, source: ConstraintSource, timeout: float) -> Enforceable:
-        """Return what can be enforced of a constraint.
-
-        timeout: seconds of processor time.  A constraint that has passed is not tried again.
-
-        Raises:
-            GrammarError: it cannot be compiled, or not in that time.
-            BatchdecodeError: no process can be started.
-        """
-        with self._lock:
-            found = self._passed.pop(source, None) or self._try(source, timeout)
-            self._passed[source] = found  # the latest come last
-            if len(self._passed) > _MAX_REMEMBERED:
-                self._passed.popitem(last=False)
-            return found
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -701,6 +686,41 @@ class Trials:
             process.communicate()
 
     def _try(self, source: ConstraintSource, timeout: float) -> Enforceable:
+        """Return what can be enforced of a constraint; timeout: seconds of processor time.
+
+        Raises:
+            GrammarError: it cannot be compiled, or not in that time.
+            BatchdecodeError: no process can be started.
+        """
+        max_bytes = BASE_MEMORY + MEMORY_PER_CHARACTER * len(source.text)
+        task = json.dumps([source.kind, source.text, timeout, max_bytes]).encode() + b"\n"
+        with self._lock:
+            process = self._started()
+            answer, is_late = b"", False
+            try:
+                tasks, output = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+                with suppress(BrokenPipeError):  # it may end before it has read all of the task
+                    tasks.write(task)
+                    tasks.flush()
+                is_late = not select.select([output], [], [], _PATIENCE * timeout)[0]
+                if not is_late:
+                    answer = output.readline()
+                    if not answer:
+                        process.wait()
+            finally:
+                if not answer:  # nor will there be, if this was interrupted
+                    self.close()
+        if not answer:
+            why = f"{max_bytes // 2**20} MiB of memory to compile"
+            if is_late or process.returncode == -signal.SIGPROF:
+                why = f"{timeout:g} seconds to compile; see --grammar-timeout"
+            raise GrammarError((source.kind,), f"it takes more than {why}")
+        found = json.loads(answer)
+        if "message" in found:
+            raise GrammarError(tuple(found["path"]), found["message"])
+        return Enforceable(ConstraintSource(source.kind, found["text"]), tuple(found["unenforced"]))
+
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
             try:
@@ -713,34 +733,7 @@ class Trials:
                 )
             except OSError as error:
                 raise BatchdecodeError(f"no process to compile constraints in: {error}") from error
-        process = self._process
-        max_bytes = BASE_MEMORY + MEMORY_PER_CHARACTER * len(source.text)
-        answer, is_late = b"", False
-        try:
-            tasks, output = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
-            with suppress(BrokenPipeError):  # it may end before it has read all of the task
-                task = [source.kind, source.text, timeout, max_bytes]
-                tasks.write(json.dumps(task).encode() + b"\n")
-                tasks.flush()
-            is_late = not select.select([output], [], [], _PATIENCE * timeout)[0]
-            if not is_late:
-                answer = output.readline()
-                if not answer:
-                    process.wait()
-        finally:
-            if not answer:  # nor will there be, if this was interrupted
-                self.close()
-        if answer:
-            found = json.loads(answer)
-            if "message" in found:
-                raise GrammarError(tuple(found["path"]), found["message"])
-            enforced = ConstraintSource(source.kind, found["text"])
-            return Enforceable(enforced, tuple(found["unenforced"]))
-        if is_late or process.returncode == -signal.SIGPROF:
-            message = f"it takes more than {timeout:g} seconds to compile; see --grammar-timeout"
-        else:
-            message = f"it takes more than {max_bytes // 2**20} MiB of memory to compile"
-        raise GrammarError((source.kind,), message)
+        return self._process
 
 
 TRIALS = Trials()

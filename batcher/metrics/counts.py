@@ -130,7 +130,6 @@ class SlotUse:
         self.num_occupied += change
 
     def restart(self, step: int) -> None:
-        """Let all slots be empty from `step` on, and nobody wait for one."""
         self.occupy(step, -self.num_occupied)
         self.reason = None
         self.undecided.clear()

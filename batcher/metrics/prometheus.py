@@ -205,7 +205,6 @@ class WorkersCollector:
         self._states, self._backlog = states, backlog
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all there is to tell; the label `engine` of what no engine has is empty."""
         with self.lock:
             states, run = list(self._states), self._metrics.run
             all_totals = [worker.totals().copy() for worker in self._metrics.workers]
@@ -224,7 +223,6 @@ class WorkersCollector:
 def engine_metrics(
     state: EngineState, totals: RunTotals, run: RunEvent | None, labels: tuple[str, str]
 ) -> Iterator[Metric]:
-    """Yield what there is to tell of an engine that stands so and has done that."""
     for name, gauge in GAUGES.items():
         yield _gauge(name, gauge.words, gauge.read(state), labels)
     summary, ended = summarize(totals, run), totals.ended or EndedTotals()
@@ -245,7 +243,6 @@ def engine_metrics(
 
 
 def joined(engines: Iterable[Iterable[Metric]]) -> Iterator[Metric]:
-    """Yield what is told of several engines, all of one name together."""
     families: dict[str, Metric] = {}
     for told in engines:
         for family in told:

@@ -46,7 +46,6 @@ class Slo(Struct, frozen=True):
 
     @property
     def all_limits(self) -> dict[str, float]:
-        """The limits of all: `ttft`, and `priority=1:ttft` of a class."""
         return self.limits | {
             f"{class_name(priority)}:{metric}": limit
             for priority, slo in self.classes.items()

@@ -154,12 +154,10 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def unit_of(summary: RunSummary, *, is_timed: bool) -> Unit:
-    """Return the unit of latencies; is_timed: whether a step may last another time than 1.0."""
     return "seconds" if is_timed or summary.goodput is not None else "steps"
 
 
 def with_wall_clock(summary: RunSummary, seconds: float) -> RunSummary:
-    """Return `summary` with the seconds that the run of a real model took."""
     rate = summary.generated_tokens / seconds if seconds else 0.0
     wall = WallTime(seconds=round(seconds, 3), tokens_per_second=round(rate, 3))
     return replace(summary, wall=wall)
@@ -262,7 +260,6 @@ class RunTotals(Totals, kw_only=True):
 
 
 def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -> RunSummary:
-    """Return the numbers of a run that `run` began and that is measured by `slo`."""
     reasons, steps, slots = totals.finish_reasons, totals.num_steps, totals.num_slots
     num_ok = reasons["stop"] + reasons["length"]
     num_failed = reasons["error"] + totals.num_rejected
@@ -319,7 +316,6 @@ def summarize(totals: RunTotals, run: RunEvent | None, slo: Slo | None = None) -
 
 
 def settings_of(run: RunEvent) -> SchedulingSettings:
-    """Return the settings that a run event holds, or raise a BatchdecodeError."""
     if not run.scheduling:
         return DEFAULT_SCHEDULING
     try:
@@ -329,7 +325,6 @@ def settings_of(run: RunEvent) -> SchedulingSettings:
 
 
 def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> dict[str, Any]:
-    """Return the fields of the summary that say something of some runs alone."""
     timed = totals.timed
     if timed is None or run is None:
         return {}
@@ -481,7 +476,6 @@ class RunMetrics:
                 self._timed.observe(event, found)
 
     def close(self, num_steps: int) -> None:
-        """Let the series know all of a run of `num_steps`, which may be broken off."""
         for worker in self.workers:
             worker.close(worker.counted.num_steps)
         if self._timed is not None:
@@ -724,7 +718,6 @@ class TimedMetrics:
             self._take(step)
 
     def close(self, num_steps: int) -> None:
-        """Tell the series all that is left of a run of `num_steps`, which may be broken off."""
         self.catch_up(num_steps)
         if self._series is not None:
             self._series.take_rest(self._feed.take_events())
@@ -781,7 +774,6 @@ class EngineState(Struct, frozen=True):
 
 
 def state_of(engine: "WatchedEngine", backlog: Unread = NOTHING_UNREAD) -> EngineState:
-    """Return how an engine stands now, if what it does not know of is for it."""
     use, kv_share = engine.block_use, 0.0
     if use is not None and use.free is not None:
         kv_share = use.used / (use.used + use.cached + use.free)

@@ -153,7 +153,6 @@ def bucket_of(value: int) -> int:
 def seconds_distribution(
     count: int, mean: float, percentiles: list[int], largest: int
 ) -> Distribution:
-    """Return the record of times that are given in microseconds."""
     p50, p90, p95, p99 = (value / MICROSECONDS for value in percentiles)
     mean_seconds = round(mean / MICROSECONDS, SECONDS_DIGITS)
     return Distribution(count, mean_seconds, p50, p90, p95, p99, largest / MICROSECONDS)
@@ -517,7 +516,6 @@ class TimeSeries:
         return rows
 
     def finish(self) -> list[SeriesRow]:
-        """Return all rows that were not returned yet, at the end of the run."""
         self._done += self._rows(sorted(self._bins))
         return self.rows()
 

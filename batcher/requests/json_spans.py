@@ -202,7 +202,6 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
 
 
 def _end_of_nested(text: str, start: int) -> int:
-    """Return the end of the object or the list at `start`."""
     depth = 0
     for match in _BRACKET.finditer(text, start):
         bracket = text[match.start()]

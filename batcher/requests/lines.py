@@ -123,7 +123,6 @@ class RequestParser:
         return self._convert(msgspec.json.decode(line), line_number)
 
     def _convert(self, whole: Any, line_number: int) -> ParsedLine | None:
-        """Return the request of a decoded line as `_parse_good` does."""
         if not isinstance(whole, dict):
             return None
         reading = openai.Reading(whole, self._capabilities)

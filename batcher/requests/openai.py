@@ -45,10 +45,7 @@ _OTHER_NAMES = {
 def unknown_names(
     value: Mapping[str, object], path: Path, allowed: tuple[str, ...]
 ) -> Iterator[FieldProblem]:
-    for name in value:
-        if name not in allowed:
-            hint, message = suggest(name, allowed), f"unknown field `{cut(name)}`"
-            yield FieldProblem("unknown-field", (*path, cut(name)), message, hint, is_key=True)
+    yield from (unknown((*path, cut(name)), allowed) for name in value if name not in allowed)
 
 
 @lru_cache(maxsize=256)  # a field misspelt once is misspelt on every line
@@ -228,50 +225,11 @@ Reader = Callable[[str, Any, Fields], Found]
 """Yields what a value that is not null means: reader(name, value, fields)."""
 
 
-def spellings_of(
-    url: str | None, *, reads_text: bool = False, is_server: bool = False
-) -> Mapping[str, Reader]:
-    """Return the spellings in rows with that `url`; None: in lines that are no rows.
-
-    reads_text: see Fields.  is_server: a server answers.
-    """
-    found = SPELLINGS if url is None else _SPELLINGS_OF_ROWS[url]
-    if is_server:
-        written = {name: _as_written(read) for name, read in _WRITTEN.items()}
-        found = {**found, **written, **dict.fromkeys(PASSED_ON, _read_passed_on)}
-    return {**found, "prompt": _read_prompt} if reads_text else found
-
-
 def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
     for name, read in spellings.items():
         value = fields.values.get(name)
         if value is not None:
             yield from read(name, value, fields)
-
-
-def defaults_of(fields: Mapping[str, Any], capabilities: ModelCapabilities) -> dict[str, Any]:
-    """Return what a request means by leaving fields out, by their own names.
-
-    A default that cannot go with what is there is none.
-
-    fields: those that are there, by any of their names.
-    """
-    is_chat = fields.get("messages") is not None or (
-        capabilities.takes_chats and isinstance(fields.get("prompt"), str)
-    )
-    if not (capabilities.defaults or is_chat):
-        return {}
-    given = {name for name, value in fields.items() if value is not None}
-    defaults = {
-        name: value
-        for name, value in capabilities.defaults.items()
-        if name != SPECIAL and given.isdisjoint({name, *REQUEST_FIELDS[name].excludes})
-    }
-    if not given.isdisjoint({"max_tokens", "max_completion_tokens"}):
-        defaults.pop("max_tokens", None)
-    elif is_chat and capabilities.served is None:  # a server has defaults of its own
-        defaults.setdefault("max_tokens", TO_THE_END)
-    return defaults
 
 
 def _renamed(field: str) -> Reader:
@@ -584,7 +542,7 @@ BODY_FIELDS: dict[str, tuple[str, ...]] = {
     url: tuple(
         dict.fromkeys(
             name
-            for name in (*Request.__struct_fields__, *spellings_of(url), *OPTIONS[url])
+            for name in (*Request.__struct_fields__, *_SPELLINGS_OF_ROWS[url], *OPTIONS[url])
             if name != "id" and (name, url) != ("prompt", CHAT_URL)
         )
     )
@@ -612,7 +570,12 @@ class Reading:
         self.problems: list[FieldProblem] = []
         self._paths: dict[str, Path] = {}
         fields = Fields(self.values, capabilities)
-        spellings = spellings_of(self.url, reads_text=fields.reads_text, is_server=fields.is_server)
+        spellings = dict(SPELLINGS if self.url is None else _SPELLINGS_OF_ROWS[self.url])
+        if fields.is_server:
+            spellings |= {name: _as_written(read) for name, read in _WRITTEN.items()}
+            spellings |= dict.fromkeys(PASSED_ON, _read_passed_on)
+        if fields.reads_text:
+            spellings["prompt"] = _read_prompt
         own = {
             name: value
             for name, value in self.values.items()
@@ -630,7 +593,7 @@ class Reading:
                     if name in own:
                         self.problems.append(_alike((synonym,), (name,)))
                     own[name], self._paths[name] = line[synonym], (synonym,)
-        self.named = defaults_of(self.values, capabilities) | own
+        self.named = self._defaults(capabilities) | own
         if not self.values.keys().isdisjoint(spellings):
             respelled: dict[str, Any] = {}
             for found in find_given(fields, spellings):
@@ -655,14 +618,28 @@ class Reading:
             self.named |= respelled
             self.is_echoing = "prompt_logprobs" in respelled
 
+    def _defaults(self, capabilities: ModelCapabilities) -> dict[str, Any]:
+        """Return what is meant by leaving fields out; no default that cannot go with the others."""
+        given = {name for name, value in self.values.items() if value is not None}
+        is_text = isinstance(self.values.get("prompt"), str)
+        is_chat = "messages" in given or (capabilities.takes_chats and is_text)
+        defaults = {
+            name: value
+            for name, value in capabilities.defaults.items()
+            if name != SPECIAL and given.isdisjoint({name, *REQUEST_FIELDS[name].excludes})
+        }
+        if not given.isdisjoint({"max_tokens", "max_completion_tokens"}):
+            defaults.pop("max_tokens", None)
+        elif is_chat and capabilities.served is None:  # a server has defaults of its own
+            defaults.setdefault("max_tokens", TO_THE_END)
+        return defaults
+
     is_echoing = False  # only an echo with logprobs asks so for those of the prompt
 
     def path_of(self, field: str) -> Path:
-        """Return where the line gives a field, or would."""
         return self._paths.get(field, (*self.prefix, field))
 
     def stated(self) -> frozenset[str]:
-        """Return the names of all that a server is to be sent."""
         given = (name for name, value in self.values.items() if value is not None)
         return frozenset((*self.named, *given))
 

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -58,24 +58,8 @@ class Problem(Struct, frozen=True):
     source_start: int = 1
 
 
-class Style(NamedTuple):
-    """The escape sequences around the parts of a shown problem."""
-
-    error: str = ""
-    strong: str = ""
-    gutter: str = ""
-    reset: str = ""
-
-
-PLAIN = Style()
-ANSI = Style(error="\x1b[1;31m", strong="\x1b[1m", gutter="\x1b[1;34m", reset="\x1b[0m")
-
-
-class Cell(NamedTuple):
-    """What is printed for one character, and how many columns of the terminal it takes."""
-
-    text: str
-    width: int
+# The escape sequences before an error, strong words and the gutter, and after each of them.
+ANSI = ("\x1b[1;31m", "\x1b[1m", "\x1b[1;34m", "\x1b[0m")
 
 
 def make_problem(problem: FieldProblem, line: int, text: str, span: json_spans.TextSpan) -> Problem:
@@ -99,43 +83,41 @@ def make_problem(problem: FieldProblem, line: int, text: str, span: json_spans.T
 
 def render_problem(problem: Problem, *, filename: str, width: int, color: bool) -> str:
     """Return the problem as a person reads it; the line it shows is cut to `width` columns."""
-    style = ANSI if color else PLAIN
+    error, strong, gutter, reset = ANSI if color else ("", "", "", "")
     number = str(problem.line)
     indent = " " * len(number)
-    cells = [_cell(character) for character in problem.source]
-    start = min(problem.column - problem.source_start, len(cells))
-    end = min(start + problem.width, len(cells))
-    widths = [cell.width for cell in cells]
-    first, last = _choose_window(widths, start, end, max(MIN_SOURCE_WIDTH, width - len(number) - 3))
+    texts, widths = zip(*map(_cell, problem.source), strict=True) if problem.source else ((), ())
+    start = min(problem.column - problem.source_start, len(texts))
+    end = min(start + problem.width, len(texts))
+    available = max(MIN_SOURCE_WIDTH, width - len(number) - 3)
+    first, last = 0, len(texts)
+    if sum(widths) >= available:  # or equal: a caret may stand one column behind the text
+        first, last = _choose_window(list(widths), start, end, available)
     left = ELLIPSIS if first > 0 else ""
-    right = ELLIPSIS if last < len(cells) else ""
-    source = left + "".join(cell.text for cell in cells[first:last]) + right
+    right = ELLIPSIS if last < len(texts) else ""
+    source = left + "".join(texts[first:last]) + right
     margin = len(left) + sum(widths[first:start])
     marks = " " * margin + "^" * max(1, sum(widths[start : min(end, last)]))
-    bar = f"{style.gutter}{indent} |{style.reset}"
-    arrow = f"{style.gutter}-->{style.reset}"
-    title = f"{style.error}error[{problem.code}]{style.reset}{style.strong}: "
+    bar = f"{gutter}{indent} |{reset}"
+    place = f"{printable(filename)}:{problem.line}:{problem.column}"
     lines = [
-        f"{title}{printable(problem.message)}{style.reset}",
-        f"{indent}{arrow} {printable(filename)}:{problem.line}:{problem.column}",
+        f"{error}error[{problem.code}]{reset}{strong}: {printable(problem.message)}{reset}",
+        f"{indent}{gutter}-->{reset} {place}",
         bar,
-        f"{style.gutter}{number} |{style.reset} {source}",
-        f"{bar} {style.error}{marks}{style.reset}",
+        f"{gutter}{number} |{reset} {source}",
+        f"{bar} {error}{marks}{reset}",
     ]
     if problem.hint is not None:
-        gutter = f"{indent} {style.gutter}={style.reset}"
-        lines.append(f"{gutter} {style.strong}help{style.reset}: {printable(problem.hint)}")
+        hint = printable(problem.hint)
+        lines.append(f"{indent} {gutter}={reset} {strong}help{reset}: {hint}")
     return "\n".join(lines) + "\n"
 
 
 def printable(text: str) -> str:
-    return text if text.isprintable() else "".join(_cell(character).text for character in text)
+    return text if text.isprintable() else "".join(_cell(character)[0] for character in text)
 
 
 def _choose_window(widths: list[int], start: int, end: int, available: int) -> tuple[int, int]:
-    """Return the range of cells to show: all, or the fault and more before it than after it."""
-    if sum(widths) < available:  # less: a caret may stand one column behind the text
-        return 0, len(widths)
     room = available - 2 * len(ELLIPSIS) - 1
     marked = start + _count_fitting(widths[start:end], room)
     room -= sum(widths[start:marked])
@@ -153,20 +135,21 @@ def _count_fitting(widths: list[int], room: int) -> int:
     return len(widths)
 
 
-def _cell(character: str) -> Cell:
+def _cell(character: str) -> tuple[str, int]:
+    """Return what is printed for a character, and how many columns of the terminal it takes."""
     if " " <= character <= "~":
-        return Cell(character, 1)
+        return character, 1
     code = ord(character)
     if code < FIRST_PRINTABLE:
-        return Cell(chr(SYMBOL_FOR_NULL + code), 1)
+        return chr(SYMBOL_FOR_NULL + code), 1
     category = unicodedata.category(character)
     if category in INVISIBLE:
         name = f"<U+{code:04X}>"
-        return Cell(name, len(name))
+        return name, len(name)
     if category in COMBINING:
         # A variation selector would change the width of the character before it, on some terminals.
-        return Cell("" if code in VARIATION_SELECTORS else character, 0)
-    return Cell(character, 2 if unicodedata.east_asian_width(character) in "WF" else 1)
+        return "" if code in VARIATION_SELECTORS else character, 0
+    return character, 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 # The fields in which each name of an object counts once, at whatever depth.
@@ -274,7 +257,6 @@ def _find_doubled(text: str, number: int, reading: openai.Reading) -> Iterator[P
 
 
 def _located(problem: FieldProblem, reading: openai.Reading) -> FieldProblem:
-    """Return `problem`, whose path is one in the request, with its path in the line."""
     message, path = problem.message, problem.path
     if reading.is_echoing:
         message = message.replace("`prompt_logprobs`", "`echo` with `logprobs`")
@@ -284,7 +266,6 @@ def _located(problem: FieldProblem, reading: openai.Reading) -> FieldProblem:
 
 
 def _show(problem: FieldProblem, number: int, text: str) -> Problem:
-    """Return a problem, whose path is one in the line, with its place."""
     path, span = problem.path, _span_of(problem, text)
     if problem.is_key:
         problem = replace(problem, path=(*path[:-1], cut(str(path[-1]))))

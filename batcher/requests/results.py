@@ -69,7 +69,6 @@ def make_rejected_result(request_id: str, problems: "list[Problem]") -> Result:
 
 
 def make_lost_result(request_id: str, index: int, error: ErrorInfo) -> Result:
-    """Return the result of a sample that failed without ever holding a slot."""
     return Result(
         id=request_id,
         index=index,

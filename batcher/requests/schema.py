@@ -48,7 +48,6 @@ _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
 
 def make_schema(kind: Kind) -> Schema:
-    """Return the JSON Schema of one line of this kind of file."""
     whole, definitions = msgspec.json.schema_components(TYPES[kind], ref_template="#/$defs/{name}")
     tops = list(whole)
     if kind == "request":
@@ -109,7 +108,6 @@ def _nullable(schema: Schema) -> Schema:
 
 
 def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
-    """Put what a line may be in place of the request; return the schemas of the whole line."""
     fields = definitions.pop("Request")["properties"] | deepcopy(_SPELLINGS)
     token_ids = fields["prompt"]["anyOf"][1]
     names = [_given(**{name: {"not": _NULL}}) for name in ("prompt", "prompt_tokens", "messages")]

@@ -730,7 +730,6 @@ def constraint_fields_of(request: Request) -> list[ConstraintField]:
 
 
 def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
-    """Yield what the valid `request` asks for and `capabilities` cannot give."""
     if capabilities.served is not None:
         yield from find_untold(request, capabilities, capabilities.served)
         for field in constraint_fields_of(request):
@@ -777,7 +776,6 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
 def find_untold(
     request: Request, capabilities: ModelCapabilities, served: frozenset[str]
 ) -> Iterator[FieldProblem]:
-    """Yield what the valid `request` asks for, or lacks, that this server cannot be sent."""
     for name, field in REQUEST_FIELDS.items():
         value = getattr(request, name)
         if name not in served and field.asks(value) and (name, value) != ("best_of", request.n):
@@ -812,7 +810,6 @@ def find_untold(
 def find_uncompiled(
     name: ConstraintField, constraint: object, capabilities: ModelCapabilities
 ) -> Iterator[FieldProblem]:
-    """Yield why a constraint, whose value is valid by itself, cannot be compiled."""
     if not capabilities.has_eos:
         message = f"`{name}` needs a model that has an end-of-sequence token; this one has none"
         yield FieldProblem("unsupported-model", (name,), message)

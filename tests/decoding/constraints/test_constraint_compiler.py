@@ -132,17 +132,10 @@ def test_without_llguidance_the_message_says_how_to_get_it(monkeypatch):
         compiler().compile(source("regex", "a"))
 
 
-@pytest.mark.parametrize(
-    ("schema", "path"),
-    [
-        ({"a": [{"const": "\ud800"}]}, ("a", 0, "const")),
-        ({"a": {"\udfff": 1}}, ("a",)),
-    ],
-)
-def test_half_a_character_in_a_schema_is_told_with_its_place(schema, path):
+def test_half_a_character_in_a_schema_is_refused():
     with pytest.raises(GrammarError, match="half of a surrogate pair") as caught:
-        constraint_source(Request(prompt="p", json_schema=schema))
-    assert caught.value.path == ("json_schema", *path)
+        constraint_source(Request(prompt="p", json_schema={"a": [{"const": "\ud800"}]}))
+    assert caught.value.path == ("json_schema",)
 
 
 def chain(num_rules, rule, last):
@@ -239,5 +232,5 @@ def test_a_process_that_has_died_is_replaced(fresh):
 
 
 def test_a_request_without_a_constraint_starts_no_process(monkeypatch):
-    monkeypatch.setattr(TRIALS, "_try", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(TRIALS, "make", lambda *_: pytest.fail("tried"))
     assert decode([Request(prompt="a"), Request(prompt="b", temperature=1.0, stop=".")])
