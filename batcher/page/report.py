@@ -33,11 +33,7 @@ _TITLES = {"": "Run", "kv": "KV blocks", "wall": "Wall clock"}
 
 
 def render_report(
-    summary: RunSummary,
-    run: RunEvent,
-    name: str,
-    headline: str,
-    idle_causes: Mapping[str, str],
+    summary: RunSummary, run: RunEvent, name: str, headline: str, idle_causes: Mapping[str, str]
 ) -> tuple[str, str]:
     """Return a report as HTML: what stands above the timeline of a run, and what below it.
 

@@ -36,11 +36,7 @@ KEY_SECONDS = 0.05
 """After so long the view looks for keys, and what they ask for is drawn at once: a person presses
 too few of them to keep a run from its work."""
 
-PACE_KEYS = (
-    ("space", "pause, or go on"),
-    (".", "one step, and pause"),
-    ("-, +", "slower, faster"),
-)
+PACE_KEYS = (("space", "pause, or go on"), (".", "one step, and pause"), ("-, +", "slower, faster"))
 QUIT_KEYS = (("q", "end the run, as Ctrl-C does"),)
 TYPING_HINTS = ("enter find  escape cancel",)
 HINTS = ("space pause  . step  / find  ? keys  q end", "/ find  ? keys  q end", "? keys")

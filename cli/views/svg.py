@@ -501,12 +501,7 @@ def render_svg(
 
 
 def _draw_steps(
-    drawing: Drawing,
-    timeline: Timeline,
-    selection: Selection,
-    width: int,
-    unit: Axis,
-    top: float,
+    drawing: Drawing, timeline: Timeline, selection: Selection, width: int, unit: Axis, top: float
 ) -> float:
     """Draw all steps in little, those worth a look, and a legend; return where that ends."""
     num_cells = int((width - NAME_WIDTH - FIGURE_WIDTH) / CELL_WIDTH * BAR_CELLS)
