@@ -81,22 +81,19 @@ class EndedSequence(NamedTuple):
         return sum(phase.end - phase.start for phase in self.phases if phase.name in names)
 
 
-class _Begun(Struct):
-    """What is known of a sequence: its phases by their starts, and when its first token came."""
-
-    marks: list[tuple[PhaseName, float, int | None]]
-    first_token: float | None = None
-
-
 class PhaseFollower:
-    """Takes in the events of a run, and tells of each sequence when it has ended."""
+    """Takes in the events of a run, and yields each sequence when it has ended.
+
+    What is known of one: the starts of its phases, and when its first token came, by its identity.
+    """
 
     def __init__(self) -> None:
         self._fold = RequestFold()
         self._run: RunEvent | None = None
         self._feed: StepFeed | None = None
-        self._begun: dict[int, _Begun] = {}  # by the identity of what the fold has of a sequence
-        self._decoding_next: list[tuple[_Begun, int]] = []  # from the next step on, in which slot
+        self._marks: dict[int, list[tuple[PhaseName, float, int | None]]] = {}
+        self._first_tokens: dict[int, float] = {}
+        self._decoding_next: list[tuple[int, int]] = []  # from the next step on, in which slot
         self._last_end = 0.0
 
     def take(self, event: Event) -> Iterator[EndedSequence]:
@@ -113,8 +110,8 @@ class PhaseFollower:
             raise InvariantError("there is no run event")
         if isinstance(event, RestartEvent):  # others do again what has not ended
             yield from self.close(event.step)
-            self._begun.clear()
-            self._decoding_next.clear()
+            for known in (self._marks, self._first_tokens, self._decoding_next):
+                known.clear()
             self._feed = open_feed(self._run)
             self._feed.go_on_from(event.step, event.time)
             return
@@ -135,49 +132,45 @@ class PhaseFollower:
         for event, found in step.events:
             if isinstance(event, FinishEvent) and event.step < step.step:
                 yield from self._finish(event, found, self._last_end)  # aborted between two steps
-        for begun, slot in self._decoding_next:
-            begun.marks.append(("decode", step.start, slot))
+        for key, slot in self._decoding_next:
+            if key in self._marks:
+                self._marks[key].append(("decode", step.start, slot))
         self._decoding_next.clear()
         for event, found in step.events:
             if isinstance(event, FinishEvent) and event.step >= step.step:
                 yield from self._finish(event, found, step.end)
             if found.arrive is None or is_follower(found):
                 continue
+            key = id(found)
             if isinstance(event, AdmitEvent):
-                begun = self._begun.setdefault(id(found), _begun_at(found.arrive))
-                begun.marks.append(("prefill", step.start, event.slot))
+                marks = self._marks.setdefault(key, [("queue", found.arrive.time, None)])
+                marks.append(("prefill", step.start, event.slot))
             elif isinstance(event, PreemptEvent):
-                self._begun[id(found)].marks.append(("preempted", step.start, None))
+                self._marks[key].append(("preempted", step.start, None))
             if isinstance(event, AdmitEvent | PrefillEvent | ReceiveEvent) and any(
                 admission.first_token == event.step for admission in found.admissions
             ):
-                begun = self._begun[id(found)]
-                if begun.first_token is None:
-                    begun.first_token = step.end
-                self._decoding_next.append((begun, event.slot))
+                self._first_tokens.setdefault(key, step.end)
+                self._decoding_next.append((key, event.slot))
         self._last_end = step.end
 
     def _finish(
         self, event: FinishEvent, found: RequestTimeline, end: float
     ) -> Iterator[EndedSequence]:
-        begun = self._begun.pop(id(found), None)
+        marks, first_token = self._marks.pop(id(found), []), self._first_tokens.pop(id(found), None)
         if found.arrive is None or is_follower(found):
             return
         if found.admission is None:  # it ended while it waited
             end = max(event.time, found.arrive.time)
-        begun = begun or _begun_at(found.arrive)
-        starts = [start for _, start, _ in begun.marks]
+        marks = marks or [("queue", found.arrive.time, None)]
+        ends = [*(start for _, start, _ in marks[1:]), end]
         phases = [
             RequestPhase(name, start, until, slot)
-            for (name, start, slot), until in zip(begun.marks, [*starts[1:], end], strict=True)
+            for (name, start, slot), until in zip(marks, ends, strict=True)
             if until > start
         ]
         cached = found.admissions[0].event.cached if found.admissions else 0
-        yield EndedSequence(found.arrive, event, end, begun.first_token, cached, phases)
-
-
-def _begun_at(arrive: ArriveEvent) -> _Begun:
-    return _Begun([("queue", arrive.time, None)])
+        yield EndedSequence(found.arrive, event, end, first_token, cached, phases)
 
 
 class DraftChange(Struct, frozen=True):
@@ -549,17 +542,12 @@ def _totals(parts: list[StoryPart], amounts: list[float] | list[int]) -> PhaseTo
 
 
 def explain(timeline: Timeline, request: RequestTimeline) -> list[StoryPart]:
-    """Return the parts of `request`, from its arrival to its end.
-
-    Waits say how many were admitted meanwhile; what is admitted at the end of a wait, or after it,
-    did not come before it.
-    """
+    """Return the parts of `request`, from its arrival to its end, with the causes of its waits."""
     parts = outline(timeline, request, ())
     waits = [part for part in parts if part.phase == "wait"]
     if not waits:
         return list(_merged(parts))
-    admitted = array("q", (span.start for span in timeline.spans if not is_follower(span)))
-    caused = _wait_parts(timeline, request, waits)
+    admitted, caused = admissions_of(timeline), _wait_parts(timeline, request, waits)
     held = (part for part in parts if part.phase != "wait")
     return [
         replace(part, num_passed=_num_in(admitted, part.start, part.end))
@@ -567,6 +555,11 @@ def explain(timeline: Timeline, request: RequestTimeline) -> list[StoryPart]:
         else part
         for part in _merged(merge(held, caused, key=attrgetter("start")))
     ]
+
+
+def admissions_of(timeline: Timeline) -> Sequence[int]:
+    """Return the steps in which sequences were admitted on their own account, ascending."""
+    return array("q", (span.start for span in timeline.spans if not is_follower(span)))
 
 
 def _num_in(ascending: Sequence[int], start: int, end: int) -> int:
@@ -578,30 +571,27 @@ def outline(
 ) -> list[StoryPart]:
     """Return the parts of `request` as `explain` does, but each wait is one part without a cause.
 
-    It takes as long as the request has parts, however many requests the run has.
-    admitted: the steps in which sequences were admitted on their own account, ascending.
+    Waits say how many were admitted meanwhile; what is admitted at the end of a wait, or after it,
+    did not come before it.  It takes as long as the request has parts, however many requests the
+    run has.  admitted: see admissions_of.
     """
     parts: list[StoryPart] = []
     steps = request.steps(timeline.num_steps)
     step = steps.start
-
-    def wait_until(end: int) -> None:
-        if step < end:
-            passed = _num_in(admitted, step, end)
-            parts.append(StoryPart(step, end, "wait", num_passed=passed))
-
-    for admission in request.admissions if steps else ():
-        start = admission.event.step
-        end = steps.stop if admission.preempt is None else admission.preempt.step
-        wait_until(start)
-        standstills = timeline.figures.standstill_changes(range(start, end))
+    for admission in [*request.admissions, None] if steps else ():
+        start = steps.stop if admission is None else admission.event.step
+        if step < start:
+            passed = _num_in(admitted, step, start)
+            parts.append(StoryPart(step, start, "wait", num_passed=passed))
+        if admission is None:
+            break
+        step = steps.stop if admission.preempt is None else admission.preempt.step
+        standstills = timeline.figures.standstill_changes(range(start, step))
         points = merge(sorted(_points_of(admission)), standstills)
         parts += _merged(
             _part_in_slot(timeline, request, admission, first, stop)
-            for first, stop, _ in cut([(start, end, None)], points)
+            for first, stop, _ in cut([(start, step, None)], points)
         )
-        step = end
-    wait_until(steps.stop)
     return parts
 
 

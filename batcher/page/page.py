@@ -12,7 +12,6 @@ to show it grow with the events of the run, and memory with what waits or runs a
 import base64
 import html
 import zlib
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from hashlib import sha256
@@ -26,7 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.events import Event, FinishEvent, RejectEvent
-from batcher.explaining.story import StoryWords, outline, story_of, waits_of
+from batcher.explaining.story import StoryWords, admissions_of, outline, story_of, waits_of
 from batcher.page import START
 from batcher.result import FinishReason
 from batcher.trace.run import RequestTimeline, is_follower
@@ -292,7 +291,7 @@ _SEQUENCES = ("id", "label", "+leader", "+arrived", "+end", "reason", "story")
 
 def _sequence_rows(timeline: PageTimeline, words: StoryWords) -> Iterator[tuple[Any, ...]]:
     """Yield what a page is told of each sequence; the story of a follower is that of its leader."""
-    admitted = array("q", (span.start for span in timeline.spans if not is_follower(span)))
+    admitted = admissions_of(timeline)
     for number, (leader, found) in enumerate(timeline.sequences):
         lines: list[str] = []
         if leader == number < MAX_STORIES:
