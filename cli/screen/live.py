@@ -14,7 +14,7 @@ from threading import RLock
 
 from ..signals import stop_by_key
 from .live_picture import BROWSING_KEYS, Browser, Scene, Strips, help_lines, last_picture, picture
-from .live_state import GAP, Lately, Moment, QueueDepths, RunState, newest_ends
+from .live_state import GAP, Moment, QueueDepths, RunState
 from .terminal import Keyboard, Pace, Pasted, Terminal, can_print
 from .theme import ASCII, LABEL, UNICODE, Line, colored, line_width
 from .view import Gauges, RunPlan, View
@@ -265,7 +265,6 @@ class LiveView(View):
         self._run = run = RunState(plan.batch_size, plan.num_workers)
         self.fold, self.paces = run.fold, run.paces
         glyphs = UNICODE if can_print(terminal.encoding) else ASCII
-        self._lately = Lately(plan.batch_size)
         self._scene = Scene(
             run,
             plan,
@@ -273,7 +272,7 @@ class LiveView(View):
             glyphs,
             Strips(run.slots, glyphs),
             Moment(-1, 0, 0.0, 0.0, 0.0),
-            marks=self._lately.marks,
+            marks=[""] * plan.batch_size,
             notes=[],
             ends=[],
             busy=deque(maxlen=MAX_TREND),
@@ -470,7 +469,6 @@ class LiveView(View):
         self._seconds = seconds = self._seconds + passed
         if self._samples[-1][0] != step:
             self._samples.append((step, num_tokens, now))
-            scene.busy.append(run.num_busy(step) / len(run.slots))
         rate, speed = scene.moment.rate, scene.moment.speed
         if self._is_paused:  # the speed is that of before: time that passes is none of the run's
             self._samples = deque([(step, num_tokens, now)], maxlen=NUM_SAMPLES)
@@ -480,12 +478,10 @@ class LiveView(View):
         elapsed = now - self._started
         computing = None if self._computing is None else now - self._computing
         scene.moment = Moment(step, num_tokens, rate, speed, elapsed, computing, self._is_waiting)
-        fresh = [slot.take_mark() for slot in run.slots]
-        scene.strips.extend(step, fresh)
-        self._lately.take(run, {n: mark for n, mark in enumerate(fresh) if mark}, seconds)
-        scene.notes = self._lately.notes(seconds)
+        scene.watch(step, seconds)
         if seconds >= self._next_ends:
-            self._next_ends, scene.ends = seconds + END_SECONDS, newest_ends(run)
+            self._next_ends = seconds + END_SECONDS
+            scene.read_ends()
 
     def _read_gauges(self) -> None:
         """Ask the gauges, but not in the middle of a step, which may be in another thread.

@@ -8,14 +8,15 @@ all been looked at.
 import re
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
+from itertools import chain, islice
 from typing import NamedTuple
 
 from batcher.events import FinishEvent, Role, RunEvent
-from batcher.trace.run import RequestTimeline, label_of
+from batcher.trace.run import FAILURES, RequestTimeline, label_of
 
 from .live_state import (
     GAP,
@@ -89,6 +90,12 @@ DOTS = 8
 BRAILLE = 0x2800
 _RUNS = re.compile(r"(.)\1*")
 
+MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
+"""How long it is to be seen at a slot what has happened there."""
+NOTE_SECONDS = 10.0
+MAX_NOTED = 16
+MAX_NEWEST = 8
+
 MAX_CELLS_PER_STEP = 4
 MIN_WIDTH, MIN_HEIGHT = 20, 3
 MIN_GANTT = 6  # spare lines; in fewer there is no gantt
@@ -100,15 +107,21 @@ MANY_SLOTS = 256  # so many are a map, whatever room there is: rows of as many c
 class Strips:
     """What slots did between the last frames: a cell of text for each slot and each time between.
 
-    cells: by slot.  steps: the first step of each cell, and the one after the last.
+    cells: by slot, of the steps after `step`.  steps: the first of each cell, and one more.
     parts: the glyph and the style of each character; it is the glyph, but for one of a request.
     """
 
-    def __init__(self, slots: Sequence[SlotState], glyphs: Glyphs) -> None:
+    def __init__(
+        self,
+        slots: Sequence[SlotState],
+        glyphs: Glyphs,
+        step: int = -1,
+        max_cells: int = MAX_CELLS,
+    ) -> None:
         self.cells = [""] * len(slots)
-        self.steps: deque[int] = deque([0], maxlen=MAX_CELLS + 1)
+        self.steps: deque[int] = deque([step + 1], maxlen=max_cells + 1)
         self._slots, self._glyphs = slots, glyphs
-        self._max_cells = max(1, min(MAX_CELLS, MAX_ALL_CELLS // len(slots)))
+        self._max_cells = max(1, min(max_cells, MAX_ALL_CELLS // len(slots)))
         styles = {
             glyphs.marks["preempted"]: "preempted",
             glyphs.marks["failed"]: "failed",
@@ -123,11 +136,11 @@ class Strips:
             for glyph in (*glyphs.turns, glyphs.prefill):
                 cell = chr(FIRST_IN_HUE + len(self._in_hue))
                 self.parts[cell], self._in_hue[glyph, hue] = (glyph, hue), cell
-        self._before = [(0, 0, 0)] * len(slots)  # steps, steps busy and sequences admitted
+        self._before = [  # steps, steps busy and sequences admitted
+            (slot.own_step(step) + 1, slot.busy_steps(step), slot.num_admitted) for slot in slots
+        ]
 
     def extend(self, step: int, marks: Sequence[str]) -> None:
-        if step + 1 <= self.steps[-1]:
-            return
         self.steps.append(step + 1)
         for place, (slot, mark) in enumerate(zip(self._slots, marks, strict=True)):
             made, busy, admitted = slot.own_step(step) + 1, slot.busy_steps(step), slot.num_admitted
@@ -177,6 +190,7 @@ class Scene:
     """A run as it stands.
 
     marks: what has happened of late in each slot.  notes, ends: of late, newest first.
+    marked, noted: until when marks and notes are shown, in seconds.
     busy: the share of the slots that was used, from frame to frame.
     queued: how long the queue was, from frame to frame; depths: in all of the run.
     found: the slot of the request that was looked for.
@@ -188,7 +202,7 @@ class Scene:
     glyphs: Glyphs
     strips: Strips
     moment: Moment
-    marks: Sequence[str]
+    marks: list[str]
     notes: Sequence[Note]
     ends: Sequence[FinishEvent]
     busy: deque[float]
@@ -196,6 +210,30 @@ class Scene:
     depths: QueueDepths = field(default_factory=QueueDepths)
     found: int | None = None
     longest: Longest = field(default_factory=Longest)
+    marked: dict[int, float] = field(default_factory=dict)
+    noted: deque[tuple[float, Note]] = field(default_factory=partial(deque, maxlen=MAX_NOTED))
+
+    def watch(self, step: int, now: float) -> None:
+        """Take in what has happened since it was last looked at; now: in seconds."""
+        run, marks, until = self.run, self.marks, self.marked
+        fresh = [slot.take_mark() for slot in run.slots]
+        if step >= self.strips.steps[-1]:
+            self.busy.append(run.num_busy(step) / len(run.slots))
+            self.strips.extend(step, fresh)
+        for place in [place for place, end in until.items() if end <= now]:
+            marks[place] = ""
+            del until[place]
+        for place, mark in enumerate(fresh):
+            is_new = place not in until or mark == marks[place]
+            if mark and (mark in ("preempted", "failed") or is_new):
+                marks[place], until[place] = mark, now + MARK_SECONDS[mark]
+        while run.notes:
+            self.noted.appendleft((now + NOTE_SECONDS, run.notes.popleft()))
+        self.notes = [note for end, note in self.noted if end > now]
+
+    def read_ends(self) -> None:
+        ends = (found.finish for found in reversed(self.run.ends) if found.finish is not None)
+        self.ends = list(islice((e for e in ends if e.reason not in FAILURES), MAX_NEWEST))
 
     @property
     def has_unicode(self) -> bool:
@@ -299,23 +337,24 @@ def _memory(scene: Scene, width: int) -> Line | None:
     use, run = scene.gauges.block_use, scene.run
     if use is None:
         return None
-    num_found, num_asked = run.fold.num_found, run.fold.num_asked
-    hits = [Fact(3, "figure", f"hits {num_found * 100 // num_asked}%")] if num_found else []
-    cached = [] if use.cached is None else [Fact(3, "cached", f"{use.cached:,} cached")]
-    if use.free is None:
-        used = Fact(4, "used", f"{counted(use.used, 'block')} used")
-        facts = [used, *cached, Fact(1, LABEL, "no limit"), *hits]
-        return [("KV ", LABEL), *_facts(kept(facts, width - len("KV ")))]
+    fold, label = run.fold, len("KV ")
     num_held = use.used + (use.cached or 0)
-    total = num_held + use.free
-    facts = [
-        Fact(4, "used", f"{use.used:,} used"),
-        *cached,
-        Fact(2, "free", f"{use.free:,} free"),
-        Fact(1, LABEL, f"of {counted(total, 'block')}"),
-        *hits,
-    ]
-    around = len("KV ") + len(GAP)
+    total = num_held + (use.free or 0)
+    facts = [Fact(4, "used", f"{use.used:,} used")]
+    if use.free is None:
+        facts = [Fact(4, "used", f"{counted(use.used, 'block')} used")]
+    if use.cached is not None:
+        facts.append(Fact(3, "cached", f"{use.cached:,} cached"))
+    if use.free is not None:
+        facts.append(Fact(2, "free", f"{use.free:,} free"))
+        facts.append(Fact(1, LABEL, f"of {counted(total, 'block')}"))
+    else:
+        facts.append(Fact(1, LABEL, "no limit"))
+    if fold.num_found:
+        facts.append(Fact(3, "figure", f"hits {fold.num_found * 100 // fold.num_asked}%"))
+    if use.free is None:
+        return [("KV ", LABEL), *_facts(kept(facts, width - label))]
+    around = label + len(GAP)
     line = _facts(kept(facts, width - MIN_BAR - around))
     room = max(min(width - line_width(line) - around, MAX_BAR), 1)
     first, second = (round(n * room / max(total, 1)) for n in (use.used, num_held))
@@ -512,10 +551,8 @@ def heat_map(scene: Scene, width: int, num_rows: int) -> list[Line]:
     shape = plan_map(num_slots, width, num_rows - has_title)
     has_dots = shape.num_slots <= DOTS and scene.has_unicode
     if has_title:
-        what = short = f"{shape.num_slots} slots a cell"
-        if shape.num_slots == 1:
-            what = short = "a cell a slot"
-        elif has_dots:
+        what = short = f"{shape.num_slots} slots a cell" if shape.num_slots > 1 else "a cell a slot"
+        if has_dots and shape.num_slots > 1:
             what = f"a dot a busy slot, {shape.num_slots} a cell"
         texts = (f"{counted(num_slots, 'slot')}, {what}", what, short, short[:width])
         room = max(shape.width, min(width, MIN_PANEL)) if width >= MIN_LABELLED else width
@@ -698,7 +735,7 @@ class Browser:
 
     def follow(self, scene: Scene) -> None:
         if isinstance(self.found, str):  # it may have come
-            self._settle(self.found, self._whole(self.found, scene), scene)
+            self._look_for(self.found, scene, is_part=False)
         slot, first = slot_of(self.found), self._first_slot
         is_shown = first is not None and first <= (slot or 0) < first + self._num_rows
         if slot is not None and slot != self._followed and not is_shown:
@@ -727,30 +764,20 @@ class Browser:
         if typed:
             self._look_for(typed, scene)
 
-    def _look_for(self, wanted: str, scene: Scene) -> None:
-        parts = (found for found in self._everyone(wanted, scene) if wanted in name_of(found))
-        self._settle(wanted, self._whole(wanted, scene) or next(parts, None), scene)
-
-    def _whole(self, wanted: str, scene: Scene) -> Found | None:
-        everyone = self._everyone(wanted, scene)
-        return next((found for found in everyone if name_of(found) == wanted), None)
-
-    def _settle(self, wanted: str, found: Found | None, scene: Scene) -> None:
-        self.found = found
-        if found is None:
+    def _look_for(self, wanted: str, scene: Scene, *, is_part: bool = True) -> None:
+        """Find who is called `wanted`, or else the first with that in its name if it may be."""
+        waiting = (found for found in scene.run.fold.open if found.admission is None)
+        upcoming = filter(None, [self._upcoming(wanted)])
+        known: list[Found] = [*_holding(scene), *waiting, *upcoming, *reversed(scene.run.ends)]
+        whole = (found for found in known if name_of(found) == wanted)
+        parts = (found for found in known if is_part and wanted in name_of(found))
+        self.found = next(chain(whole, parts), None)
+        if self.found is None:
             name = scene.cut(scene.name(wanted), MAX_SHOWN)
             self._message = f"unknown: {name}; it is to come, or ended long ago"
             ends = scene.run.ends
             if self._knows_upcoming() and len(ends) != ends.maxlen:
                 self._message = f"no request has {name} in its id"
-
-    def _everyone(self, wanted: str, scene: Scene) -> Iterator[Found]:
-        yield from _holding(scene)
-        yield from (request for request in scene.run.fold.open if request.admission is None)
-        upcoming = self._upcoming(wanted)
-        if upcoming is not None:
-            yield upcoming
-        yield from reversed(scene.run.ends)
 
 
 def slot_of(found: Found | None) -> int | None:
@@ -767,12 +794,11 @@ def whereabouts(scene: Scene, found: Found) -> str:
     name = scene.cut(scene.name(name_of(found)), MAX_SHOWN)
     if isinstance(found, str):
         return f"{name} is still to be read"
-    end, slot = found.finish, slot_of(found)
-    if end is not None:
+    if (end := found.finish) is not None:
         tokens = counted(end.tokens, "token")
         return f"{name} ended in step {end.step:,}: {end.reason}, {tokens}"
-    if slot is not None:
-        return f"{name} is in slot {slot:,}"
+    if found.admission is not None:
+        return f"{name} is in slot {found.admission.event.slot:,}"
     waits = "was preempted and waits" if found.admissions else "waits"
     return f"{name} {waits} since step {found.waits_from:,}"
 

@@ -4,8 +4,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -426,45 +425,6 @@ class RunState:
     def _num_kept(self) -> int:
         self._preempted = [r for r in self._preempted if r.admission is None and not r.finish]
         return sum(request.tokens_after(0) for request in self._preempted)
-
-
-MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
-"""How long it is to be seen at a slot what has happened there."""
-NOTE_SECONDS = 10.0
-MAX_NOTED = 16
-MAX_NEWEST = 8
-
-
-class Lately:
-    """Remembers marks and notes of a run for as long as they are shown.
-
-    marks: what is to be seen at each slot.
-    """
-
-    def __init__(self, num_slots: int) -> None:
-        self.marks: list[str] = [""] * num_slots
-        self._marked: dict[int, float] = {}  # until when the mark of a slot is shown
-        self._noted: deque[tuple[float, Note]] = deque(maxlen=MAX_NOTED)  # until when
-
-    def take(self, run: RunState, fresh: Mapping[int, Mark], now: float) -> None:
-        marks, until = self.marks, self._marked
-        for place in [place for place, end in until.items() if end <= now]:
-            marks[place] = ""
-            del until[place]
-        for place, mark in fresh.items():
-            is_new = place not in until or mark == marks[place]
-            if mark and (mark in ("preempted", "failed") or is_new):
-                marks[place], until[place] = mark, now + MARK_SECONDS[mark]
-        while run.notes:
-            self._noted.appendleft((now + NOTE_SECONDS, run.notes.popleft()))
-
-    def notes(self, now: float) -> list[Note]:
-        return [note for end, note in self._noted if end > now]
-
-
-def newest_ends(run: RunState) -> list[FinishEvent]:
-    ends = (found.finish for found in reversed(run.ends) if found.finish is not None)
-    return list(islice((end for end in ends if end.reason not in FAILURES), MAX_NEWEST))
 
 
 GAP = "  "

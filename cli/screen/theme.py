@@ -95,28 +95,20 @@ THEME = Theme(
         "preempted": "red",
         "blocked": "red",
         "admitted": "bold",
-        "ended": "",
-        "prefill": "",
-        "decode": "",
-        "drafts": "",
         "stop": "bold",
         "idle": "dim",
         "rest": "dim",
         "used": "bright_blue",
         "cached": "magenta",
         "free": "dim",
-        "progress": "",
-        "bar": "",
-        "busy": "",
         "bubble": "red",
-        "queue": "",
         "found": "bold reverse",
         "paused": "bold red",
     }
     | dict(zip(HUES, ("bright_blue", "magenta"), strict=True)),
     inherit=False,
 )
-"""The styles by name; an empty one is the terminal's own colour.
+"""The styles by name; others are the terminal's own colour.
 
 No terminal says for certain which background it has.  Of the sixteen colours in xterm and VS Code,
 red, magenta and bright blue have a contrast of at least 3 with black and with white.
@@ -166,9 +158,10 @@ def level(share: float, glyphs: Glyphs) -> str:
 
 
 def colored(lines: Sequence[Line]) -> list[str]:
+    styles = THEME.styles
     return [
         "".join(
-            THEME.styles[name].render(text, color_system=ColorSystem.STANDARD) if name else text
+            styles[name].render(text, color_system=ColorSystem.STANDARD) if name in styles else text
             for text, name in line
         )
         for line in lines

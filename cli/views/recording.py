@@ -13,7 +13,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from itertools import chain, groupby
 from operator import itemgetter
@@ -39,16 +39,7 @@ from batcher.trace.timeline import MAX_STEPS, Timeline, worst_bubble
 
 from ..screen.live import MAX_TREND, NUM_SAMPLES
 from ..screen.live_picture import MAX_CELLS, MAX_REQUEST, Longest, Scene, Strips
-from ..screen.live_state import (
-    MAX_LABEL,
-    Lately,
-    Mark,
-    Moment,
-    QueueDepths,
-    RunState,
-    SlotState,
-    newest_ends,
-)
+from ..screen.live_state import MAX_LABEL, Moment, QueueDepths, RunState
 from ..screen.terminal import cell_width, printable
 from ..screen.theme import Glyphs
 from ..screen.view import GaugeReading, HeldBlocks, RunPlan
@@ -58,7 +49,8 @@ MAX_ENDS = 64  # so many of those that have ended are known after each step
 
 MAX_SLOTS = 2**16  # each takes an object, and a trace of a few bytes may state any number
 NUM_WATCHED = MAX_CELLS
-"""More steps than any mark or note is shown for, and as many as a strip has cells."""
+"""As many steps as a strip has cells; fewer of many slots, but more than notes are shown for."""
+MAX_WATCHED, MIN_WATCHED = 2**14, 96  # cells, steps
 SECONDS_PER_STEP = 0.125
 """Marks and notes are shown for as long as in a live view that makes a step in this time."""
 
@@ -245,41 +237,6 @@ def _key(found: RequestTimeline) -> SequenceKey:
     return key_of(found.id, found.index, found.role)
 
 
-class StepStrips(Strips):
-    """Strips with a cell for each step after `step`, filled where something happens in a slot."""
-
-    def __init__(self, slots: Sequence[SlotState], glyphs: Glyphs, step: int) -> None:
-        super().__init__(slots, glyphs)
-        self.steps.append(step + 1)
-        self.steps.popleft()
-        self._until = [step + 1] * len(slots)  # up to which step each has its cells
-        self._admitted = [slot.num_admitted for slot in slots]
-        self._at_rest = [self._resting(slot) for slot in slots]
-
-    def watch(self, step: int, marks: Mapping[int, Mark]) -> None:
-        self.steps.append(step + 1)
-        for number, mark in marks.items():
-            slot, before = self._slots[number], self._admitted[number]
-            admitted = self._admitted[number] = slot.num_admitted
-            self._fill(number, step)
-            share = float(slot.is_busy(step))
-            self.cells[number] += self._cell(slot, mark, share, admitted - before, step)
-            self._until[number] = step + 1
-            self._at_rest[number] = self._resting(slot)
-
-    def fill(self) -> None:
-        for number in range(len(self.cells)):
-            self._fill(number, self.steps[-1])
-
-    def _fill(self, number: int, until: int) -> None:
-        more = self._at_rest[number] * (until - self._until[number])
-        self.cells[number] = (self.cells[number] + more)[-self._max_cells :]
-        self._until[number] = until
-
-    def _resting(self, slot: SlotState) -> str:
-        return self._cell(slot, "", float(slot.end is None), 0, self.steps[-1])
-
-
 class Playback:
     """Shows a recording; `scene` is that of `step`, once one was sought."""
 
@@ -288,6 +245,8 @@ class Playback:
         self.recording, self.step = recording, -1
         self._num_blocks = run.scheduling.get("kv_blocks")
         self._has_blocks = self._num_blocks is not None or any(timeline.figures.blocks)
+        watched = max(MAX_WATCHED // timeline.num_slots, MIN_WATCHED)
+        self._num_watched = min(NUM_WATCHED, watched)
         self._open(0)
         self.scene = Scene(
             self._state,
@@ -300,7 +259,7 @@ class Playback:
             ),
             GaugeReading(0.0, timeline.num_slots, None, None),
             glyphs,
-            StepStrips(self._state.slots, glyphs, -1),
+            Strips(self._state.slots, glyphs),
             Moment(-1, 0, 0.0, None, None),
             marks=[],
             notes=[],
@@ -313,7 +272,7 @@ class Playback:
         self._begin(0)
 
     def seek(self, step: int) -> Scene:
-        first = max(step - NUM_WATCHED + 1, 0)
+        first = max(step - self._num_watched + 1, 0)
         # What is unpacked lives on: looking for garbage in it would take half of the time.
         is_collecting = gc.isenabled()
         gc.disable()
@@ -323,7 +282,6 @@ class Playback:
                 chapter = bisect_right(chapters, first, key=itemgetter(0)) - 1
                 if not chapters[chapter][0] <= self.step + 1 <= first:
                     self._open(chapter)
-                self._take_before(first)
                 self._begin(first)
             while self.step < step:
                 self._watch(self.step + 1, is_sampled=self.step + 1 >= step - NUM_SAMPLES)
@@ -346,60 +304,44 @@ class Playback:
             self._ahead.extend(filter(None, [next(self._told, None)]))
         return self._ahead[place] if place < len(self._ahead) else None
 
-    def _take_before(self, step: int) -> set[int]:
-        """Take in what was told with the steps before `step`; return the slots it was about."""
-        slots = set[int]()
+    def _take_before(self, step: int) -> None:
         while (told := self._peek(0)) is not None and told[0] < step:
             for event in told[1]:
                 self._state.fold.take(event)
-                slot = getattr(event, "slot", None)
-                if slot is not None:
-                    slots.add(slot)
-                elif isinstance(event, RestartEvent):
-                    slots.update(range(len(self._state.slots)))
             self._state.keep_up()
             self._ahead.popleft()
         self._state.catch_up()
-        return slots
 
     def _begin(self, step: int) -> None:
+        """Take in the steps before `step`, and forget what was seen in them."""
+        self._take_before(step)
         state, scene = self._state, self.scene
         self.step = step - 1
         state.notes.clear()
         for slot in state.slots:
             slot.take_mark()
-        self._held = {number for number, slot in enumerate(state.slots) if slot.end is None}
         # The newest steps, with the tokens after each.
         self._samples = deque([(self.step, state.num_tokens(self.step))], maxlen=NUM_SAMPLES + 1)
-        self._lately = Lately(len(state.slots))
-        self._strips = StepStrips(state.slots, scene.glyphs, self.step)
-        scene.run, scene.marks, scene.strips = state, self._lately.marks, self._strips
-        scene.busy.clear()
-        scene.queued.clear()
+        scene.run, scene.marks = state, [""] * len(state.slots)
+        scene.strips = Strips(state.slots, scene.glyphs, self.step, self._num_watched)
+        for seen in (scene.busy, scene.queued, scene.marked, scene.noted):
+            seen.clear()
 
     def _watch(self, step: int, *, is_sampled: bool) -> None:
-        self.step, state = step, self._state
+        self.step = step
         is_last = step == self.recording.num_steps - 1
-        touched = self._take_before(MAX_STEPS if is_last else step + 1)
-        marks = {number: state.slots[number].take_mark() for number in touched}
-        self._strips.watch(step, marks)
-        num_busy = len(self._held - touched) + sum(state.slots[n].is_busy(step) for n in touched)
-        self._held -= touched
-        self._held |= {number for number in touched if state.slots[number].end is None}
-        self.scene.busy.append(num_busy / len(state.slots))
+        self._take_before(MAX_STEPS if is_last else step + 1)
+        self.scene.watch(step, step * SECONDS_PER_STEP)
         self.scene.queued.append(self.recording.depths.at(step))
-        self._lately.take(state, marks, step * SECONDS_PER_STEP)
         if is_sampled:
-            self._samples.append((step, state.num_tokens(step)))
+            self._samples.append((step, self._state.num_tokens(step)))
 
     def _look(self) -> None:
         """Let the scene show what the trace has of `step`, and what a live view asks gauges for."""
         scene, state, step = self.scene, self._state, self.step
         figures, depths = self.recording.timeline.figures, self.recording.depths
         now = figures.end_of(step)
-        self._strips.fill()
-        scene.notes = self._lately.notes(step * SECONDS_PER_STEP)
-        scene.ends = newest_ends(state)
+        scene.read_ends()
         (first_step, first_tokens), (_, num_tokens) = self._samples[0], self._samples[-1]
         num_new, speed = num_tokens - first_tokens, None
         if scene.plan.is_timed:
@@ -407,7 +349,7 @@ class Playback:
             speed = num_new / max(now - begun, 1e-9)
         rate = num_new / max(1, step - first_step)
         scene.moment = Moment(step, num_tokens, rate, speed, None)
-        num_free, use = len(state.slots) - len(self._held), None
+        num_free, use = sum(slot.end is not None for slot in state.slots), None
         if self._has_blocks and step < len(figures.blocks):
             held = figures.blocks[step]
             use = HeldBlocks(held, None if self._num_blocks is None else self._num_blocks - held)
