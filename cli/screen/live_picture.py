@@ -26,6 +26,7 @@ from .live_state import (
     QueueDepths,
     RunState,
     SlotState,
+    SlotUse,
     counts,
     kept,
     next_up,
@@ -136,35 +137,35 @@ class Strips:
             for glyph in (*glyphs.turns, glyphs.prefill):
                 cell = chr(FIRST_IN_HUE + len(self._in_hue))
                 self.parts[cell], self._in_hue[glyph, hue] = (glyph, hue), cell
-        self._before = [  # steps, steps busy and sequences admitted
-            (slot.own_step(step) + 1, slot.busy_steps(step), slot.num_admitted) for slot in slots
-        ]
+        self._before = [slot.use_until(step) for slot in slots]
+        # The cell of one that decodes, by how many had come with it: it stays the same.
+        self._decoding = [(0, "")] * len(slots)
 
-    def extend(self, step: int, marks: Sequence[str]) -> None:
+    def extend(self, step: int, marks: Sequence[str], uses: Sequence[SlotUse]) -> None:
+        """Add a cell for the steps up to `step`; uses: of each slot until then, as `use_until`."""
         self.steps.append(step + 1)
-        for place, (slot, mark) in enumerate(zip(self._slots, marks, strict=True)):
-            made, busy, admitted = slot.own_step(step) + 1, slot.busy_steps(step), slot.num_admitted
-            made_before, busy_before, admitted_before = self._before[place]
-            self._before[place] = made, busy, admitted
+        glyphs, before, most = self._glyphs, self._before, self._max_cells
+        for place, (slot, mark, use) in enumerate(zip(self._slots, marks, uses, strict=True)):
+            made, busy, admitted, is_busy = use
+            made_before, busy_before, admitted_before, _ = before[place]
+            before[place], num_new = use, admitted - admitted_before
             num_made = made - made_before  # by its worker, which may have made none
-            share = (busy - busy_before) / num_made if num_made else slot.is_busy(step)
-            cell = self._cell(slot, mark, share, admitted - admitted_before, step)
-            self.cells[place] = (self.cells[place] + cell)[-self._max_cells :]
-
-    def _cell(self, slot: SlotState, mark: str, share: float, admitted: int, step: int) -> str:
-        glyphs = self._glyphs
-        if mark in ("preempted", "failed"):
-            return glyphs.marks[mark]
-        if admitted >= MANY:
-            return shade(share, glyphs)
-        if admitted:
-            return glyphs.admitted
-        if 2 * share < 1:
-            return glyphs.nothing
-        glyph = glyphs.turns[(slot.num_admitted - 1) % 2]
-        if slot.has_long_prefill and slot.is_prefilling(step):
-            glyph = glyphs.prefill
-        return self._in_hue[glyph, hue_of(slot.request.id)]
+            share = (busy - busy_before) / num_made if num_made else is_busy
+            if mark in ("preempted", "failed"):
+                cell = glyphs.marks[mark]
+            elif num_new:
+                cell = glyphs.admitted if num_new < MANY else shade(share, glyphs)
+            elif 2 * share < 1:
+                cell = glyphs.nothing
+            elif self._decoding[place][0] == admitted:
+                cell = self._decoding[place][1]
+            else:
+                is_prefill = slot.has_long_prefill(step)
+                glyph = glyphs.prefill if is_prefill else glyphs.turns[(admitted - 1) % 2]
+                cell = self._in_hue[glyph, hue_of(slot.request.id)]
+                if not is_prefill:
+                    self._decoding[place] = admitted, cell
+            self.cells[place] = (self.cells[place] + cell)[-most:]
 
 
 class Longest:
@@ -216,16 +217,19 @@ class Scene:
     def watch(self, step: int, now: float) -> None:
         """Take in what has happened since it was last looked at; now: in seconds."""
         run, marks, until = self.run, self.marks, self.marked
-        fresh = [slot.take_mark() for slot in run.slots]
+        uses = [slot.use_until(step) for slot in run.slots]
+        fresh = [slot.take_mark(use[2]) for slot, use in zip(run.slots, uses, strict=True)]
         if step >= self.strips.steps[-1]:
-            self.busy.append(run.num_busy(step) / len(run.slots))
-            self.strips.extend(step, fresh)
+            self.busy.append(sum(use[3] for use in uses) / len(uses))
+            self.strips.extend(step, fresh, uses)
         for place in [place for place, end in until.items() if end <= now]:
             marks[place] = ""
             del until[place]
         for place, mark in enumerate(fresh):
+            if not mark:
+                continue
             is_new = place not in until or mark == marks[place]
-            if mark and (mark in ("preempted", "failed") or is_new):
+            if mark in ("preempted", "failed") or is_new:
                 marks[place], until[place] = mark, now + MARK_SECONDS[mark]
         while run.notes:
             self.noted.appendleft((now + NOTE_SECONDS, run.notes.popleft()))

@@ -154,6 +154,9 @@ MAX_UNSEEN = 500  # news of the fold wait for the next frame, but no more than s
 
 NOBODY = RequestTimeline("", 0, "sample")
 
+SlotUse = tuple[int, int, int, bool]
+"""How many steps were made, how many used the slot, how many sequences came; is it in use?"""
+
 Mark = Literal["", "ended", "admitted", "preempted", "failed"]
 """What has happened in a slot; a later one of these hides those before it."""
 
@@ -182,7 +185,8 @@ class SlotState:
 
     @property
     def _admission(self) -> AdmissionRecord | None:
-        for admission in reversed(self.request.admissions):
+        request = self._run.fold.slots.get(self._number)
+        for admission in reversed(request.admissions) if request is not None else ():
             if admission.event.slot == self._number:
                 return admission
         return None
@@ -195,7 +199,7 @@ class SlotState:
             return 0
         if admission.preempt is not None:
             return admission.preempt.step
-        finish = self.request.finish
+        finish = self._run.fold.slots[self._number].finish
         return None if finish is None else finish.step + 1
 
     @property
@@ -205,10 +209,13 @@ class SlotState:
             return "preempted"
         return None if finish is None else finish.reason
 
-    @property
-    def has_long_prefill(self) -> bool:
+    def has_long_prefill(self, step: int) -> bool:
+        """Return whether `step` prefilled its newest sequence, and not by its admission alone."""
         admission = self._admission
-        return admission is not None and admission.first_token != admission.event.step
+        first = None if admission is None else admission.first_token
+        if admission is None or first == admission.event.step:
+            return False
+        return first is None or first >= self.own_step(step)
 
     def drafts_of(self, step: int) -> StepDrafts | None:
         """Return the drafts that `step` verified for the newest sequence; None if there are none.
@@ -227,15 +234,17 @@ class SlotState:
             return label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
         return label
 
-    @property
-    def num_admitted(self) -> int:
-        return self.num_left + (self.end is None)
+    def use_until(self, step: int) -> SlotUse:
+        own, admission, end = self.own_step(step), self._admission, self.end
+        if admission is None or end is not None:
+            return own + 1, self.num_steps, self.num_left, end is not None and end > max(own, 0)
+        return own + 1, self.num_steps + own + 1 - admission.event.step, self.num_left + 1, True
 
-    def take_mark(self) -> Mark:
+    def take_mark(self, num_admitted: int) -> Mark:
         mark, self.mark = self.mark, ""
-        num_seen, self._num_seen = self._num_seen, self.num_admitted
+        num_seen, self._num_seen = self._num_seen, num_admitted
         is_hidden = mark in ("preempted", "failed")
-        return "admitted" if self._num_seen > num_seen and not is_hidden else mark
+        return "admitted" if num_admitted > num_seen and not is_hidden else mark
 
     def is_prefilling(self, step: int) -> bool:
         first_token = None if self._admission is None else self._admission.first_token
@@ -245,12 +254,6 @@ class SlotState:
         """Return whether the slot was used in `step`, the last one made; -1 is before the first."""
         end = self.end
         return end is None or end > max(self.own_step(step), 0)
-
-    def busy_steps(self, step: int) -> int:
-        admission = self._admission
-        if admission is None or self.end is not None:
-            return self.num_steps
-        return self.num_steps + self.own_step(step) + 1 - admission.event.step
 
     def tokens_after(self, step: int) -> int:
         admission = self._admission
@@ -405,9 +408,6 @@ class RunState:
     def num_running(self) -> int:
         """How many slots are held; what has ended with the last step holds none any more."""
         return len(self._running())
-
-    def num_busy(self, step: int) -> int:
-        return sum(slot.is_busy(step) for slot in self.slots)
 
     def open_spans(self) -> list[tuple[int, int]]:
         """Return the slots that are held and since when: the history does not know of them yet."""

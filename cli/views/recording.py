@@ -319,7 +319,7 @@ class Playback:
         self.step = step - 1
         state.notes.clear()
         for slot in state.slots:
-            slot.take_mark()
+            slot.take_mark(slot.use_until(self.step)[2])
         # The newest steps, with the tokens after each.
         self._samples = deque([(self.step, state.num_tokens(self.step))], maxlen=NUM_SAMPLES + 1)
         scene.run, scene.marks = state, [""] * len(state.slots)

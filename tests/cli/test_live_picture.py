@@ -161,7 +161,7 @@ def test_every_slot_is_on_the_screen_once(size, num_slots, monkeypatch):
     requests = [(f"r{n:04}", 1 if n in idle else 50, 100) for n in range(num_slots)]
     run = Run(requests, num_slots, Screen(*size))
     for slot in run.view._scene.run.slots:
-        slot.take_mark()
+        slot.take_mark(0)
     run.steps(2)
     lines, text = run.screen.lines(), run.screen.text()
     assert all(len(line) < size[0] for line in lines)

@@ -42,11 +42,13 @@ def test_requests_are_done_when_all_their_samples_are(workload, seed):
     for step in range(len(run.labels)):
         observe(state, [e for e in run.events[1:-1] if e.step == step])
         assert state.num_done == sum(max(ended) <= step + 1 for ended in ends.values())
-        assert state.num_busy(step) == batch - run.labels[step].count(None)
+        assert sum(slot.is_busy(step) for slot in state.slots) == batch - run.labels[step].count(
+            None
+        )
         num_chosen = sum(max(0, min(row.end, step + 1) - row.start) for row in rows)
         num_forced = sum(jump.tokens for jump in jumps if jump.step <= step)
         assert state.num_tokens(step) == num_chosen + num_forced
-        busy = [slot.busy_steps(step) for slot in state.slots]
+        busy = [slot.use_until(step)[1] for slot in state.slots]
         assert busy == [
             sum(labels[slot] is not None for labels in run.labels[: step + 1])
             for slot in range(batch)
@@ -171,7 +173,7 @@ def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, s
         observe(state, [e for e in run.events[1:-1] if e.step == step])
         if (step + 1) % stride and step + 1 < len(run.labels):
             continue
-        strips.extend(step, [""] * batch)
+        strips.extend(step, [""] * batch, [slot.use_until(step) for slot in state.slots])
         for slot in range(batch):
             steps = range(last, step + 1)
             busy = sum(run.labels[i][slot] is not None for i in steps)
@@ -234,7 +236,9 @@ def test_it_knows_of_all_what_it_knows_of_each(drawn, num_workers, seed):
     whole, own = states_of(drawn, num_workers, seed)
     last = max(whole.paces)
     assert whole.num_tokens(last) == sum(each.num_tokens(last) for each in own)
-    assert whole.num_busy(last) == sum(each.num_busy(last) for each in own)
+    assert sum(slot.is_busy(last) for slot in whole.slots) == sum(
+        sum(slot.is_busy(last) for slot in each.slots) for each in own
+    )
     for name in ("num_done", "num_failed", "num_preempted"):
         assert getattr(whole, name) == sum(getattr(each, name) for each in own)
     for name in ("num_asked", "num_found"):
@@ -243,7 +247,7 @@ def test_it_knows_of_all_what_it_knows_of_each(drawn, num_workers, seed):
     for slot, alone in zip(whole.slots, slots, strict=True):
         assert slot.label == alone.label
         assert slot.outcome == alone.outcome
-        for ask in ("is_busy", "is_prefilling", "busy_steps", "tokens_after"):
+        for ask in ("is_busy", "is_prefilling", "use_until", "tokens_after"):
             assert getattr(slot, ask)(last) == getattr(alone, ask)(last)
 
 
@@ -252,7 +256,10 @@ def scene_of(whole, num_workers):
     num_slots = len(whole.slots)
     plan = RunPlan("r", "fcfs", num_slots, 40, is_timed=False, num_workers=num_workers)
     strips = Strips(whole.slots, UNICODE)
-    strips.extend(last, [slot.take_mark() for slot in whole.slots])
+    uses = [slot.use_until(last) for slot in whole.slots]
+    strips.extend(
+        last, [slot.take_mark(use[2]) for slot, use in zip(whole.slots, uses, strict=True)], uses
+    )
     moment = Moment(last, whole.num_tokens(last), 3.0, 10.0, 1.0)
     marks = [""] * len(whole.slots)
     gauges = GaugeReading(0.0, 0, None, None)
