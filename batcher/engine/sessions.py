@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from batcher.engine.sequence import NOTHING_DROPPED, DroppedTurns, More, Sequence, SequenceMaker
+from batcher.engine.sequence import DroppedTurns, More, Sequence, SequenceMaker
 from batcher.errors import Failure, InvariantError
 from batcher.events import ArriveReason
 from batcher.lifecycle import ABORT, FINISH, Move
-from batcher.models.base import Context, Model, context_of
+from batcher.models.base import Model, context_of
 from batcher.prompts import count_tokens, num_lasting_tokens, prefix_of
 from batcher.request import Request
 from batcher.result import FinishReason, Result
@@ -86,20 +86,6 @@ class TokenSession(Session[Turn]):
         self.kept: Tokens = NO_TOKENS
         self.past: list[PastTurn] = []
         self.num_history = 0
-
-    def history(self, vocab_size: int | None) -> Tokens:
-        return joined((self.kept, *(turn.tokens for turn in self.past)), vocab_size)
-
-    def drop(self, num_more: int, context: Context, vocab_size: int | None) -> DroppedTurns:
-        """Drop the oldest turns until `num_more` tokens fit behind the others, or none is left."""
-        lengths = [(len(turn.tokens), turn.num_lasting) for turn in self.past]
-        number = context.num_dropped(lengths, len(self.kept) + num_more)
-        if not number:
-            return NOTHING_DROPPED
-        dropped, self.past = self.past[:number], self.past[number:]
-        lasting = [turn.tokens[: turn.num_lasting] for turn in dropped]
-        self.kept = joined((self.kept, *lasting), vocab_size)
-        return DroppedTurns(number, sum(len(turn.tokens) - turn.num_lasting for turn in dropped))
 
     def break_off(self, request_id: str, outcome: str, place: int = 0) -> list[Turn]:
         """Let nothing go on after a turn; return those that wait, from `place` on."""
@@ -190,17 +176,24 @@ class Sessions:
 
     def _begin_turn(self, session: TokenSession, turn: Turn, why: str | None) -> None:
         """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
-        request, vocab_size, dropped = turn.request, self._model.vocab_size, NOTHING_DROPPED
-        if self._context.drops_oldest and session.past:
+        request, vocab_size, context = turn.request, self._model.vocab_size, self._context
+        dropped: list[PastTurn] = []
+        if context.drops_oldest and session.past:  # until it fits behind the others
             num_own = count_tokens(request.prompt, self._model.tokenizer)
-            num_more = num_own + self._context.num_reserved(request.output_limit)
-            dropped = session.drop(num_more, self._context, vocab_size)
-        history = session.history(vocab_size)
+            num_more = num_own + context.num_reserved(request.output_limit)
+            lengths = [(len(past.tokens), past.num_lasting) for past in session.past]
+            number = context.num_dropped(lengths, len(session.kept) + num_more)
+            dropped, session.past = session.past[:number], session.past[number:]
+        if dropped:
+            lasting = [past.tokens[: past.num_lasting] for past in dropped]
+            session.kept = joined((session.kept, *lasting), vocab_size)
+        history = joined((session.kept, *(past.tokens for past in session.past)), vocab_size)
         session.num_history = len(history)
         [sequence] = self._maker.make(*turn, history)
-        if dropped.num_turns:
+        if dropped:
+            num_tokens = sum(len(past.tokens) - past.num_lasting for past in dropped)
             sequence.more = sequence.more or More()
-            sequence.more.dropped = dropped
+            sequence.more.dropped = DroppedTurns(len(dropped), num_tokens)
         if why is not None:
             self._end(sequence, "error", self._clock.step, Failure("session-failed", why), FINISH)
             return

@@ -114,14 +114,14 @@ class Client:
                 asyncio.timeout(self._settings.connect_timeout),
                 self._open("GET", "/models") as response,
             ):
-                told = msgspec.json.decode(await _read(response, MAX_LIST), type=_Models)
+                told = msgspec.json.decode(await _read(response, MAX_LIST))
+                return [str(model["id"]) for model in told["data"]]
         except TimeoutError:
             raise ServerFailure("timeout", "it does not answer") from None
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             raise ServerFailure("answer", "it does not tell its models") from None
         finally:
             await self.close()
-        return [model.id for model in told.data]
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -190,14 +190,6 @@ class Client:
         if self._key:
             failure.args = (str(failure).replace(self._key, "***"),)
         return failure
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 async def _events_of(response: httpx.Response) -> AsyncIterator[tuple[str, str]]:
