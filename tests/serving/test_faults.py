@@ -6,6 +6,7 @@ import resource
 import socket
 import time
 from contextlib import asynccontextmanager, suppress
+from itertools import chain, repeat
 
 import httpx
 import pytest
@@ -52,25 +53,28 @@ async def all_of(reader):
     return b"".join(parts)
 
 
-def told(sends, **more):
+async def said_to(server, sends, pause=0.0):
     """Return what a server says to a client that sends each of `sends`, until it hangs up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
 
+    async def send():
+        with suppress(ConnectionError):
+            for data in sends:
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(pause)
+
+    sending = asyncio.create_task(send())
+    said = await all_of(reader)
+    sending.cancel()
+    writer.close()
+    return said
+
+
+def told(sends, **more):
     async def main():
         async with listening(limits=LIMITS, **more) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            said = asyncio.create_task(all_of(reader))
-            for data in sends:
-                try:
-                    writer.write(data)
-                    await writer.drain()
-                except ConnectionError:
-                    break
-                await asyncio.sleep(0.02)
-                if said.done():
-                    break
-            answer = await said
-            writer.close()
-            return answer
+            return await said_to(server, sends, pause=0.02)
 
     return asyncio.run(main())
 
@@ -108,25 +112,14 @@ def flood(head, unit, size):
     async def main():
         async with listening(limits=LIMITS) as server:
             before, waits = peak_memory(), []
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            said = asyncio.create_task(all_of(reader))
-
-            async def send():
-                with suppress(ConnectionError):
-                    writer.write(head)
-                    for _ in range(size // len(unit) if unit and size > 1 else 1):
-                        writer.write(unit)
-                        await writer.drain()
-
-            sending = asyncio.create_task(send())
+            units = repeat(unit, size // len(unit) if unit and size > 1 else 1)
+            saying = asyncio.create_task(said_to(server, chain([head], units)))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
-                while not (waits and said.done()):
+                while not (waits and saying.done()):
                     begun = time.monotonic()
                     assert (await client.get("/health")).status_code == 200
                     waits.append(time.monotonic() - begun)
-            sending.cancel()
-            writer.close()
-            return await said, max(waits), peak_memory() - before
+            return await saying, max(waits), peak_memory() - before
 
     return asyncio.run(main())
 
