@@ -77,7 +77,6 @@ class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
     replayed: what an earlier run found; the server is not asked again.
     context: the text, or the messages, that it continues.  reply: what has come of its answer.
-    text: what no token event has of it yet; num_told: how many of its token ids one has.
     num_attempts: how often it was sent; sent: when it last was.
     """
 
@@ -86,8 +85,6 @@ class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
     replayed: Result | None = None
     context: Any = None
     reply: Reply
-    text: str = ""
-    num_told: int = 0
     num_attempts: int = 0
     sent: float = 0.0
 
@@ -311,12 +308,9 @@ class RemoteEngine(DrivenEngine):
                 row.first_token_step = step
             self._tell(ReceiveEvent, step, row, received[row])
         tokens = list[TokenEvent]()
-        rows = {*received, *(row for row in ended if row.text)} if self._is_streaming else ()
-        for row in sorted(rows, key=lambda row: row.slot):
-            ids = row.reply.token_ids
-            own = None if ids is None else ids[row.num_told :]
-            tokens.append(TokenEvent(step, row.id, row.index, own, row.text))
-            row.text, row.num_told = "", len(ids or ())
+        rows = {*received, *(row for row in ended if row.reply.has_untold)}
+        for row in sorted(rows if self._is_streaming else (), key=lambda row: row.slot):
+            tokens.append(TokenEvent(step, row.id, row.index, *row.reply.take_untold()))
         for row in sorted(ended, key=lambda row: row.slot):
             self._settle(row, ended[row], step)
         return self._outcome(tokens)
@@ -439,9 +433,7 @@ class RemoteEngine(DrivenEngine):
         reply, failure = row.reply, None
 
         def hear(chunk: StreamEvent) -> None:
-            num_tokens, text = reply.take(chunk)
-            row.text += text
-            if num_tokens:
+            if num_tokens := reply.take(chunk):
                 self._received[row] = self._received.get(row, 0) + num_tokens
                 self._has_news.set()
 
@@ -451,7 +443,7 @@ class RemoteEngine(DrivenEngine):
         except ServerFailure as error:
             failure = None if reply.is_over else error
         finally:
-            row.text += reply.flush()
+            reply.flush()
             self._rate.num_in_flight -= 1
             self._ended[row] = failure
             self._has_news.set()

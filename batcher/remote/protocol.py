@@ -352,6 +352,7 @@ class Reply:
         self._keeps_stop = True in (fields.get(name) for name in _KEEPS_STOP)
         self._num_held = max(map(len, self._stops), default=1) - 1  # characters that may begin one
         self._held = ""
+        self._num_told, self._num_ids_told = 0, 0  # parts of the text, and token ids
         self._has_stopped = self._has_deltas = False
         self._said: dict[str, list[str]] = {"text": [], "reasoning": [], "refusal": []}
         self._calls: list[_Call] = []
@@ -422,11 +423,22 @@ class Reply:
         if self.finish_reason is None and not self.is_blank:
             self.finish_reason = "stop"
 
-    def flush(self) -> str:
-        """Return the text that was kept back, as no stop has come of it."""
-        text, self._held = self._held, ""
-        self._said["text"] += [text] if text else []
-        return text
+    def flush(self) -> None:
+        """Let the text that was kept back be part of the output, as no stop has come of it."""
+        self._said["text"] += [self._held] if self._held else []
+        self._held = ""
+
+    @property
+    def has_untold(self) -> bool:
+        return len(self._said["text"]) > self._num_told
+
+    def take_untold(self) -> tuple[list[int] | None, str]:
+        """Return the token ids, if they are known, and the text since the last call."""
+        ids, texts = self.token_ids, self._said["text"]
+        own = None if ids is None else ids[self._num_ids_told :]
+        text = "".join(texts[self._num_told :])
+        self._num_told, self._num_ids_told = len(texts), len(ids or ())
+        return own, text
 
     def find_lack(self, *, wants_logprobs: bool) -> ServerFailure | None:
         """Return why this is not the whole of an answer, None if it is."""
@@ -450,23 +462,22 @@ class Reply:
             return None
         return ServerFailure("answer", message, code=code, is_worth_retry=is_worth_retry)
 
-    def take(self, chunk: StreamEvent) -> tuple[int, str]:
-        """Take in the next chunk; return how many tokens it brings, and the text.
+    def take(self, chunk: StreamEvent) -> int:
+        """Take in the next chunk; return how many tokens it brings.
 
-        The text lacks what may be the beginning of a stop; `flush` returns that at the end.
+        What may be the beginning of a stop is kept back, up to `flush` at the end.
         """
-        before, text = self.num_tokens, ""
+        before = self.num_tokens
         for choice in chunk.choices or ():
             if not (isinstance(choice.index, int) and choice.index > 0):  # one was asked for
-                text += self._take_choice(choice)
+                self._take_choice(choice)
         usage = chunk.usage if isinstance(chunk.usage, dict) else {}
         for ours, theirs in (("prompt_tokens",) * 2, ("num_tokens", "completion_tokens")):
             if type(count := usage.get(theirs)) is int and 0 <= count < MAX_COUNT:
                 setattr(self, ours, count)
-        return max(self.num_tokens - before, 0), text
+        return max(self.num_tokens - before, 0)
 
-    def _take_choice(self, choice: _Choice) -> str:
-        """Take in a part of the output; return the text of it that no stop can cut off."""
+    def _take_choice(self, choice: _Choice) -> None:
         whole = None if self._has_deltas else choice.message  # which some send again at the end
         said: _Message = choice.delta or whole or choice
         parts = [*_said_in(said.content or choice.text)]
@@ -506,16 +517,16 @@ class Reply:
             self.finish_reason = str(reason)
         if stop in (*self._stops, *self._stop_ids) and not self._has_stopped:
             self.stop_reason = stop
-        return self._cut(text)
+        self._take_text(text)
 
-    def _cut(self, text: str) -> str:
-        """Take in more text, up to a stop; return what is sure to be part of the output.
+    def _take_text(self, text: str) -> None:
+        """Take in more text, up to a stop.
 
         Of several stops the first to end counts, then the longest, then the first in their order.
         """
         if self._has_stopped:
             self.token_ids = None if text else self.token_ids
-            return ""
+            return
         held = self._held + text
         is_early = self.num_tokens <= self._request.min_tokens  # no stop counts yet
         found = ((held.find(stop), stop) for stop in (() if is_early else self._stops))
@@ -530,7 +541,6 @@ class Reply:
             sure = len(held) if is_early else max(len(held) - self._num_held, 0)
             sure_text, self._held = held[:sure], held[sure:]
         self._said["text"] += [sure_text] if sure_text else []
-        return sure_text
 
     def _take_call(self, call: Any) -> None:
         """Take in a part; servers number calls (some all 0), give them ids, or both."""
