@@ -170,12 +170,6 @@ def test_they_do_with_mirostat():
     assert surprise(decoded("markov:Weak", fields), probabilities) < LIMIT
 
 
-# -- what makes it so ------------------------------------------------------------------------------
-
-
-# -- what else is promised -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("draft", mostly_heavy(["Good", "Fair", "Weak"], "Fair"))
 def test_drafts_are_accepted_as_often_as_both_overlap(draft):
     fields = {"temperature": 1.0}

@@ -139,8 +139,6 @@ def test_a_failed_row_is_told_no_token_for_the_step_that_failed(more):
     assert len(told) == 2
 
 
-# -- blocks that others go on from -----------------------------------------------------------------
-
 SHARED = list(range(10, 30))
 BAD_TOKEN = 499
 BAD = Request(id="bad", prompt=[*SHARED, BAD_TOKEN], max_tokens=5, ignore_eos=True)

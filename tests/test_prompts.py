@@ -254,9 +254,6 @@ def test_an_echo_leaves_out_what_the_session_has_before(prompt, text):
     assert echoed.usage.prompt_tokens > len(ENCODE(text))
 
 
-# -- The bits are those of SplitMix64, of one number or of many ------------------------------------
-
-
 def test_the_bits_are_those_of_its_authors():
     # the first outputs of their code with seed 1234567
     state, expected = 1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423]

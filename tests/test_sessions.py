@@ -102,9 +102,6 @@ def test_a_turn_arrives_when_it_has_been_thought_about():
     assert arrivals["d"][0] == 40.0 + end["c"] - run.results["c"].steps.admitted + 1
 
 
-# -- what cannot go on -----------------------------------------------------------------------------
-
-
 def failed(run):
     errors = {name: result.error for name, result in run.results.items() if result.error}
     assert {error.code for error in errors.values()} <= {"session-failed"}

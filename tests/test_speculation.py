@@ -220,9 +220,6 @@ def test_a_row_holds_no_block_behind_what_it_was_given():
             assert len(row.block_table) == -(-(batch.decode_step + row.offset) // 2)
 
 
-# -- what is drafted -------------------------------------------------------------------------------
-
-
 def drained(speculation, *requests):
     """Return the results and the events of requests, and how many steps they took."""
     engine = Engine(SimulatedModel(), 4, speculation=speculation, is_checked=True)

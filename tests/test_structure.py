@@ -47,9 +47,6 @@ def test_no_modules_import_each_other():
     TopologicalSorter(graph).prepare()  # a CycleError names the modules of a circle
 
 
-# -- The table of legal moves is the only one there is ---------------------------------------------
-
-
 @pytest.mark.parametrize(("state", "move"), list(product(State, MOVES)))
 def test_every_move_is_in_the_table_or_refused(state, move):
     if state in move:

@@ -279,9 +279,6 @@ def test_a_dropped_sample_is_known_by_its_span_if_it_had_a_slot():
     assert list(Timeline.from_events(events).spans) == []
 
 
-# -- runs with limits: chunks of prompts, preemptions, blocked steps and times ---------------------
-
-
 @given(paged_workloads())
 def test_the_events_alone_give_every_step(workload):
     run = play_paged(*workload)
@@ -407,9 +404,6 @@ def test_a_time_that_nobody_tells_lies_between_those_that_are_told():
     assert [figures.end_of(step) for step in range(4)] == [10.0, 12.0, 12.0, 22.0]
 
 
-# -- The worst bubble of a run, against all steps in a row there are -------------------------------
-
-
 def idle_of(timeline):
     rows = list(timeline.select_steps())
     last = max((span.start for span in timeline.spans), default=0)
@@ -443,9 +437,6 @@ def test_every_width_names_the_same_bubble():
         zoom, (named, _) = choose_zoom(timeline, EVERYTHING, num_cells)
         assert named == f"worst bubble: steps {bubble.start}:{bubble.stop}"
         assert bubble.start in zoom
-
-
-# -- What a timeline tells of drafts, against a run that was played with them ----------------------
 
 
 def sums(verified):

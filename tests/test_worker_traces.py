@@ -183,9 +183,6 @@ def test_so_many_slots_are_refused_before_there_is_anything_for_them(batch, work
         Timeline.from_events([run])
 
 
-# -- A worker that is replaced goes on with its steps: a trace tells what both engines have done ---
-
-
 class Life:
     """What one engine did in the place of a worker, and how it ended: by `restart`, if it did."""
 

@@ -138,9 +138,6 @@ def test_a_bad_line_is_answered_unless_it_was():
     assert answers_of(Earlier({}, [("a", 3)])).reject(bad, 2) == []
 
 
-# -- in the order of the input ---------------------------------------------------------------------
-
-
 @given(st.permutations(range(25)), st.integers(0, 25), st.sampled_from([0, 12, 50, 10**6]))
 def test_lines_come_out_in_order_however_little_is_held_in_memory(order, num_put, max_held_bytes):
     lines = {index: b"%d" % index * (index % 4 + 1) + b"\n" for index in order}

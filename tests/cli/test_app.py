@@ -77,8 +77,6 @@ def test_too_many_open_files_are_told_with_the_limit_and_no_file_of_ours(tmp_pat
     )
 
 
-# -- A machine that allows too little, or kills a process, gets one line and leaves no files -------
-
 WORDS = lines_of(*({"prompt": "a", "max_tokens": 400, "ignore_eos": True} for _ in range(20_000)))
 
 

@@ -52,9 +52,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-# -- what it decodes -------------------------------------------------------------------------------
-
-
 def test_the_sample_is_what_its_script_writes(tmp_path):
     assert write(tmp_path / "tiny.gguf").read_bytes() == TINY.read_bytes()
     assert TINY.stat().st_size < 300_000
@@ -112,9 +109,6 @@ def test_neither_fast_math_nor_low_memory_shows(folder):
     assert run(*options, "--resume", requests="in", cwd=folder).returncode == 0
     exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
     assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"], 1e-3)
-
-
-# -- options ---------------------------------------------------------------------------------------
 
 
 def test_weights_that_are_no_numbers_are_damage_found_while_loading(tmp_path):
@@ -189,8 +183,6 @@ def test_a_run_is_resumed_with_the_options_it_was_begun_with(begun, resumed, why
     assert why in done.stderr
     assert run(*begun, *output, "--resume", requests="in", cwd=folder).returncode == 0
 
-
-# -- chats -----------------------------------------------------------------------------------------
 
 CHAT = "Tell me of the fox"
 
@@ -268,9 +260,6 @@ def test_special_tokens_in_text_are_text_unless_they_are_allowed(tmp_path):
     allowed = [chat - len("<|im_end|>") + 1, 1]
     assert text == len("<|im_end|>")
     assert num_tokens("allow") == num_tokens("in", "--special-tokens-in-text") == allowed
-
-
-# -- loading ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["run", "check", "verify"])
@@ -352,9 +341,6 @@ def test_a_signal_ends_the_loading_at_once(folder):
     assert process.returncode == 143
 
 
-# -- context ---------------------------------------------------------------------------------------
-
-
 def test_a_row_ends_in_the_context_and_fails_alone_if_it_has_no_room(folder):
     rows = [
         {"id": "fits", "prompt": [9] * 20, "max_tokens": 12, "ignore_eos": True},
@@ -394,9 +380,6 @@ def test_a_session_that_outgrows_the_context_loses_its_oldest_turns(folder):
     assert b"without the oldest turn of its session, 33 tokens: the context had no room\n" in story
     failed = run("--max-context", 70, requests="in", cwd=folder)
     assert b'"limit":"max_context"' in failed.stdout
-
-
-# -- memory ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

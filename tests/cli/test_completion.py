@@ -75,9 +75,6 @@ def test_ids_are_those_of_the_file_in_the_line(folder):
     assert offered("trace nowhere --request ", folder) == []
 
 
-# -- shells ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def environment(folder):
     command = folder / "bin" / "batchdecode"

@@ -135,8 +135,6 @@ def test_each_kind_of_model_has_a_section_of_its_own(tmp_path):
     }
 
 
-# -- BATCHDECODE_ and the name of an option hold for every command that has it ---------------------
-
 REQUESTS = ROOT / "samples/requests.jsonl"
 
 

@@ -289,8 +289,6 @@ def test_a_terminal_is_filled_and_not_overflown(height, slots):
             assert num_rows == min(slots, max(height - 8, 4))
 
 
-# -- which slots get a row -------------------------------------------------------------------------
-
 PREEMPTION = SpanPreemption("kv", "other", 0, 1, 1)
 
 

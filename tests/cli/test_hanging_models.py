@@ -223,8 +223,6 @@ def test_a_policy_that_raises_ends_it_too(folder):
     assert b'"finish"' in (folder / "trace").read_bytes()
 
 
-# -- calls that take too long ----------------------------------------------------------------------
-
 SLEEPING = """
 import asyncio
 

@@ -181,9 +181,6 @@ def test_a_terminal_that_is_gone_ends_no_run_but_results_for_it_are_an_error():
         run.view.close()
 
 
-# -- What a person sees while a step takes long, above all in the first one ------------------------
-
-
 def compute(run, step):
     run.gauges.current_step = step
     run.view.still_computing(step)

@@ -56,9 +56,6 @@ def last_line(run):
     return run.screen.lines()[-2]
 
 
-# -- looking around --------------------------------------------------------------------------------
-
-
 def test_the_last_line_and_the_help_tell_of_the_keys():
     run = played()
     assert last_line(run).strip() == "space pause  . step  / find  ? keys  q end"
@@ -189,9 +186,6 @@ def test_whatever_is_pressed_the_picture_is_whole_and_fits(num_slots, moves):
             numbers = shown_slots(run)
             assert len(numbers) == len(set(numbers))
             assert set(numbers) <= set(range(num_slots))
-
-
-# -- the pace --------------------------------------------------------------------------------------
 
 
 def holds(pace, now=0.0):

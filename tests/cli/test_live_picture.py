@@ -68,9 +68,6 @@ def test_without_unicode_the_picture_is_ascii():
     assert b"".join(run.screen.written).isascii()
 
 
-# -- above the slots -------------------------------------------------------------------------------
-
-
 def test_the_header_counts_failures_and_shows_the_last():
     run = Run(long_requests(9), batch_size=1).steps(1)
     assert "failed" not in run.screen.text()
@@ -120,9 +117,6 @@ def test_no_header_is_wider_or_higher_than_there_is_room(columns, rows, step):
     run.step()
     assert all(len(line) <= columns for line in screen.lines())
     assert not screen.emulator.history.top
-
-
-# -- every slot ------------------------------------------------------------------------------------
 
 
 def busy_in_map(screen, shape, num_slots):
@@ -211,9 +205,6 @@ def test_beside_the_map_are_the_rows_worth_seeing():
     ending = text[text.index("about to end") : text.index("longest")]
     assert "r0 " in ending
     assert "41/50" in ending
-
-
-# -- names, characters and colours -----------------------------------------------------------------
 
 
 def shown_after(events, step, total, batch_size=4):
@@ -311,9 +302,6 @@ def test_a_request_keeps_its_hue_in_every_slot_and_after_a_preemption():
         assert colors_of_row(run.screen, name) == {hue}
         hues.add(hue)
     assert len(hues) == 2
-
-
-# -- The picture that the README opens with is what the live view draws ----------------------------
 
 
 @pytest.mark.heavy

@@ -90,9 +90,6 @@ def test_a_preempted_row_leaves_its_slot_and_keeps_its_tokens(workload):
     assert not list(state.fold.open)
 
 
-# -- what nobody should miss ----------------------------------------------------------------------
-
-
 def test_tokens_to_come_are_estimated_from_what_was_used_of_max_tokens():
     state = RunState(2)
     for name, slot in (("a", 0), ("b", 1)):
@@ -104,9 +101,6 @@ def test_tokens_to_come_are_estimated_from_what_was_used_of_max_tokens():
     assert state.num_tokens_left(9, 8) == pytest.approx(55 - 10 + 8 * 55)
     observe(state, [FinishEvent(9, 9.0, "b", 0, 1, "stop", None, 10)])
     assert state.num_tokens_left(9, 8) == pytest.approx(8 * 10)
-
-
-# -- the whole run, in little ----------------------------------------------------------------------
 
 
 @given(
@@ -159,9 +153,6 @@ def test_a_cell_of_the_queue_is_the_longest_it_was_in_its_steps(lengths, num_cel
     assert depths.highest(num_steps, num_cells).tolist() == highest
 
 
-# -- strips ----------------------------------------------------------------------------------------
-
-
 @given(unit_workloads(), st.integers(0, 2**32), st.integers(1, 6))
 def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, stride):
     units, batch = workload
@@ -187,9 +178,6 @@ def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, s
         last = step + 1
 
 
-# -- what the fold has come to know waits, but not for ever ----------------------------------------
-
-
 def test_ends_and_bad_lines_wait_for_a_frame_but_not_many():
     run = Run([])
     run.clock.now = 0.0  # before the first frame, which is long in coming
@@ -205,8 +193,6 @@ def test_ends_and_bad_lines_wait_for_a_frame_but_not_many():
         assert len(state.fold.news) < MAX_UNSEEN
     assert run.screen.written == []
 
-
-# -- What a live view knows of several workers is what it would know of each, by its own steps -----
 
 BATCH = 4
 

@@ -138,8 +138,6 @@ def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path)
     )
 
 
-# -- classes of requests ---------------------------------------------------------------------------
-
 TEN = {"prompt": [1], "max_tokens": 10, "ignore_eos": True}
 CLASSES = lines_of(*[TEN | {"priority": int(number % 4 == 0)} for number in range(8)])
 SLOS = ("--slo", "e2e=80", "--slo", "priority=1:e2e=30")

@@ -86,9 +86,6 @@ def test_no_simulation_of_a_plan_is_whole_while_the_plan_goes_on(said, share):
     assert said[1] == f"looking for what would help: {count} simulations{of_next} so far\n"
 
 
-# -- Which view a run gets, and the views that are no pictures -------------------------------------
-
-
 def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
     screen, clock = Screen(200, 24), Clock()
     plan = RunPlan("in\x1b.jsonl", "fcfs", 1, None, is_timed=False)

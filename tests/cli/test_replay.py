@@ -74,8 +74,6 @@ def test_replicas_that_make_no_sense(arguments, log, message):
     assert message in done.stderr
 
 
-# -- The limits that `batchdecode replay` uses, where each one comes from, and which are guesses ---
-
 SAMPLES = ROOT / "samples" / "timing"
 PROFILE = ("--profile", "rtx4090_llama3.1-8b")
 LIMITS = {"max_num_seqs": 32, "max_num_batched_tokens": 1024, "num_gpu_blocks": 1201}

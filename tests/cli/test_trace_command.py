@@ -186,9 +186,6 @@ def test_colours_go_to_a_terminal_and_where_they_are_asked_for(shown, design_tra
     assert b"\x1b[" in (tmp_path / "view").read_bytes()
 
 
-# -- requests, which are run for their trace -------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -184,8 +184,6 @@ def test_where_no_slot_is_free_an_older_hold_is_no_reason():
     assert waits == [("kv", 0, 2, 1), ("slots", 2, 4, 1), ("kv", 4, 6, 0)]
 
 
-# -- The phases of a request are those of its story, to the last bit of its times ------------------
-
 DRAFTS = SpeculationSettings(draft="simulated:0.7")
 
 

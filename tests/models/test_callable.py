@@ -206,9 +206,6 @@ def test_the_seed_argument_wins_over_the_settings():
     assert load_model("simulated", {"seed": 1, "eos_rate": 0.5}, 7).settings["seed"] == 7
 
 
-# -- a callable that gives logits -----------------------------------------------------------------
-
-
 def rising(prefixes):
     return [[float(len(prefix) + token) for token in range(3)] for prefix in prefixes]
 

@@ -114,8 +114,6 @@ def test_another_ones_model_serves_one_engine_at_a_time_too():
         first.step()
 
 
-# -- logits and forks -----------------------------------------------------------------------------
-
 LOGITS = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 

@@ -29,8 +29,6 @@ from batcher.models.base import Batch, Chunk
 from batcher.models.callables import CallSettings, LLMModel
 from batcher.models.loading import as_model, load_model
 
-# -- what is asked, and how it is asked -----------------------------------------------------------
-
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_goes_on_from_its_own_prefix(kind):
@@ -109,9 +107,6 @@ def test_async_calls_all_run_in_one_loop():
 
     decoded(made(Llm()))
     assert len(loops) == 1
-
-
-# -- what it says of itself -----------------------------------------------------------------------
 
 
 class Sizeless(SyncLLM):
@@ -198,9 +193,6 @@ def test_an_llm_whose_vocabulary_cannot_be_counted_is_refused():
 def test_settings_that_are_none(settings, message):
     with pytest.raises(BatchdecodeError, match=message):
         load_model("my_models:x", {}, None, settings)
-
-
-# -- what is left behind --------------------------------------------------------------------------
 
 
 @pytest.fixture

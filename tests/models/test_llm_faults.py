@@ -379,9 +379,6 @@ def test_the_time_of_a_call_does_not_begin_while_it_waits_for_others():
     assert not failed
 
 
-# -- the size of the vocabulary, when the first answer is not all of it ---------------------------
-
-
 class Sizeless(SyncLLM):
     vocab_size = None
 

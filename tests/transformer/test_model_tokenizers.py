@@ -213,8 +213,6 @@ def test_bos_is_a_token():
         from_metadata(bos_token_id=262, add_bos_token=True)
 
 
-# -- vocabularies of sentencepiece in GGUF ---------------------------------------------------------
-
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 E_ACUTE = "\N{LATIN SMALL LETTER E WITH ACUTE}"
 PIECES = [SPACE, *"abc", "ab", "bc", "abc", f"{SPACE}a", f"{SPACE}ab", E_ACUTE, "cab", "bb", "aa"]
@@ -340,9 +338,6 @@ def test_special_and_very_long_tokens_are_never_merged_to():
 def test_a_vocabulary_of_sentencepiece_that_is_none(changes, message):
     with pytest.raises(BatchdecodeError, match=rf"^a.gguf: .*{message}"):
         sentencepiece_of(SCORES, **changes)
-
-
-# -- tokenizer.json --------------------------------------------------------------------------------
 
 
 @given(st.text())

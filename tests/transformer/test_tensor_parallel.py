@@ -39,9 +39,6 @@ def drawn(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-# -- columns ---------------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 99), st.integers(1, 9))
 def test_even_parts_are_all_columns_and_differ_by_one_at_most(num_columns, world_size):
     boundaries = even_boundaries(num_columns, world_size)
@@ -154,8 +151,6 @@ def test_rows_of_a_table_are_looked_up_where_they_are(world_size):
             assert np.array_equal(rows, table[token_ids])
 
 
-# -- models ----------------------------------------------------------------------------------------
-
 SOME = [REQUESTS[index] for index in (0, 3, 5, -1)]
 
 
@@ -179,9 +174,6 @@ def test_tokens_and_log_probabilities_are_those_of_one_process(kind, world_size)
         for settings in ({}, {"scarcity": 1.4, "block_size": 4, "max_batch_tokens": 40}):
             found, _ = run(model, 6, SOME, **settings)
             assert found == alone
-
-
-# -- processes -------------------------------------------------------------------------------------
 
 
 def is_there(pid):
