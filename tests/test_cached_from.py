@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
-    FinishEvent,
-    PrefillEvent,
-    SequenceName,
-)
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, PrefillEvent, SequenceName
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings
 

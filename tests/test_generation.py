@@ -182,13 +182,7 @@ def test_what_is_no_llm_is_a_clear_error():
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        CallSettings(max_concurrency=0),
-        CallSettings(timeout="x"),
-        {"timeout": -2},
-        7,
-        object,
-    ],
+    [CallSettings(max_concurrency=0), CallSettings(timeout="x"), {"timeout": -2}, 7, object],
     ids=str,
 )
 def test_settings_out_of_their_range_are_refused_before_any_call(settings):

@@ -53,10 +53,7 @@ WRITERS = {
         "planning/simulated_sequence.py",
         "planning/workload.py",
     ): INPUTS,
-    (
-        "engine/engine.py",
-        "remote/engine.py RemoteEngine",
-    ): ARRIVAL,
+    ("engine/engine.py", "remote/engine.py RemoteEngine"): ARRIVAL,
     ("remote/engine.py RemoteEngine",): REMOTE,
     ("scheduling/", "remote/engine.py", "planning/replicas.py ReservedBlocks"): SCHEDULER,
     ("engine/model_runner.py",): MODEL_RUNNER,

@@ -119,12 +119,7 @@ def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
         state.fold.num_asked,
         state.fold.num_found,
         state.num_tokens(10**6),
-    ) == (
-        own.num_done,
-        own.fold.num_asked,
-        own.fold.num_found,
-        own.num_tokens(10**6),
-    )
+    ) == (own.num_done, own.fold.num_asked, own.fold.num_found, own.num_tokens(10**6))
 
 
 def test_neither_two_slots_nor_what_was_forced_is_a_second_standstill():

@@ -13,14 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import english_requests
-from test_scheduling_invariance import (
-    Case,
-    alone,
-    attentive,
-    cases,
-    engine_of,
-    run,
-)
+from test_scheduling_invariance import Case, alone, attentive, cases, engine_of, run
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
 from batcher.errors import ModelError

@@ -137,10 +137,7 @@ def span(number: int, *, begin: int, end: int, **told: Any) -> dict[str, Any]:
 
 def test_spans_of_requests_are_read_and_others_are_not() -> None:
     lengths = {"gen_ai__usage__prompt_tokens": 9, "gen_ai__usage__completion_tokens": 3}
-    times = {
-        "gen_ai__latency__time_in_queue": 0.5,
-        "gen_ai__latency__time_to_first_token": 1.25,
-    }
+    times = {"gen_ai__latency__time_in_queue": 0.5, "gen_ai__latency__time_to_first_token": 1.25}
     spans = [
         span(1, begin=1000, end=4000, **lengths, **times),
         span(2, begin=1500, end=2000, **lengths) | {"status": {"code": 2}},

@@ -17,13 +17,7 @@ from scheduling_settings import scheduling_settings, sharing, step_times
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
 from batcher.events import BlockedEvent, RejectEvent
-from batcher.explaining.story import (
-    PhaseFollower,
-    PhaseTotals,
-    answer_of,
-    read_requests,
-    story_of,
-)
+from batcher.explaining.story import PhaseFollower, PhaseTotals, answer_of, read_requests, story_of
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings

@@ -15,16 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from examples import mostly_heavy
-from fake_llms import (
-    EXPECTED,
-    KINDS,
-    AsyncLLM,
-    SyncLLM,
-    decoded,
-    logits_after,
-    made,
-    raises,
-)
+from fake_llms import EXPECTED, KINDS, AsyncLLM, SyncLLM, decoded, logits_after, made, raises
 
 from batcher import CallSettings, decode
 from batcher.models.base import Batch, Chunk

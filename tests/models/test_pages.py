@@ -17,11 +17,7 @@ from batcher import BatchdecodeError, LLMModel, ModelOutput, SimulatedModel
 from batcher.models.base import Batch, Chunk, Pages, can_page
 from batcher.models.callables import CallableModel
 from batcher.models.loading import CheckedModel
-from batcher.models.simulated import (
-    NUM_FIXED,
-    cell_of,
-    reference_next_token,
-)
+from batcher.models.simulated import NUM_FIXED, cell_of, reference_next_token
 
 REFERENCE = SimulatedModel()
 

@@ -14,23 +14,11 @@ from engine_runs import drained
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hf_models import (  # noqa: E402 - as above
-    PAGED,
-    ROPES,
-    ROW_BY_ROW,
-    SIZES,
-    SWITCH,
-    VOCAB,
-    generated,
-    random_model,
-)
+from hf_models import PAGED, ROPES, ROW_BY_ROW, SIZES, SWITCH, VOCAB, generated, random_model  # noqa: E402 - as above
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402 - as above
 
 from batcher import BatchdecodeError, Engine, Request, decode, load_model  # noqa: E402 - as above
-from batcher.models.transformer import (  # noqa: E402 - as above
-    SlotModel,
-    TransformerModel,
-)
+from batcher.models.transformer import SlotModel, TransformerModel  # noqa: E402 - as above
 from batcher.settings import SchedulingSettings  # noqa: E402 - as above
 from batcher.speculation.settings import SpeculationSettings  # noqa: E402 - as above
 

@@ -11,12 +11,7 @@ from batcher import Request, decode
 from batcher.errors import BatchdecodeError
 from batcher.models.base import FloatArray
 from batcher.models.loading import as_model
-from batcher.speculation.diagnosis import (
-    Side,
-    TargetOutput,
-    can_be_compared,
-    diagnose,
-)
+from batcher.speculation.diagnosis import Side, TargetOutput, can_be_compared, diagnose
 
 VOCAB_SIZE = 24
 Logits = Callable[[list[int]], FloatArray]

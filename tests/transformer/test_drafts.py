@@ -17,14 +17,7 @@ from tiny_checkpoints import random_weights
 from batcher import BatchdecodeError, ByteTokenizer, Engine
 from batcher.engine import speculating as drafting
 from batcher.errors import InvariantError
-from batcher.models.base import (
-    Batch,
-    Chunk,
-    Pages,
-    can_verify,
-    can_verify_trees,
-    moves_along,
-)
+from batcher.models.base import Batch, Chunk, Pages, can_verify, can_verify_trees, moves_along
 from batcher.models.transformer import TransformerModel
 from batcher.speculation.settings import SpeculationSettings
 from batcher.transformer.linear import WholeLinears

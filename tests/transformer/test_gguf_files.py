@@ -52,12 +52,7 @@ FAMILIES = {
         "hidden_activation": "gelu_pytorch_tanh",
     },
     "mixtral": {"num_local_experts": 4, **EXPERTS, "head_dim": None},
-    "qwen3_moe": {
-        "num_experts": 4,
-        "moe_intermediate_size": 32,
-        "norm_topk_prob": True,
-        **EXPERTS,
-    },
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True, **EXPERTS},
 }
 
 

@@ -84,10 +84,7 @@ def test_linear_and_llama_3_scaling_stretch_what_they_should():
     plain = RotaryEmbedding(RopeSettings(theta=100.0, style="half-split", scaling=None), 8)
     assert_allclose(stretched.frequencies * 4, plain.frequencies)
     scaling = Llama3Scaling(
-        factor=8.0,
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position_embeddings=8192,
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )
     scaled = RotaryEmbedding(RopeSettings(theta=5e5, style="half-split", scaling=scaling), 128)
     plain = RotaryEmbedding(RopeSettings(theta=5e5, style="half-split", scaling=None), 128)

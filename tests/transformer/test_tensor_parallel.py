@@ -218,9 +218,7 @@ def test_processes_come_to_the_same_and_one_that_is_killed_ends_all():
     alone, _ = run(load_transformer(str(TINY), TransformerSettings()), 4, short)
     read = []
     model = load_transformer(
-        str(TINY),
-        TransformerSettings(tensor_parallel=2),
-        lambda *numbers: read.append(numbers),
+        str(TINY), TransformerSettings(tensor_parallel=2), lambda *numbers: read.append(numbers)
     )
     assert read[-1] == (20, 21)  # nothing is whole while it is loaded
     assert run(model, 6, short, kv_blocks=60, block_size=4)[0] == alone

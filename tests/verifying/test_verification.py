@@ -17,15 +17,7 @@ from batcher.errors import InvariantError
 from batcher.models.loading import as_model
 from batcher.requests.lines import RequestParser
 from batcher.requests.validation import ModelCapabilities
-from batcher.result import (
-    ErrorInfo,
-    Result,
-    Segment,
-    StepTimes,
-    TokenLogprob,
-    TopLogprob,
-    Usage,
-)
+from batcher.result import ErrorInfo, Result, Segment, StepTimes, TokenLogprob, TopLogprob, Usage
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.queue import POLICIES
 from batcher.scheduling.scheduler import check_effects, check_settings
@@ -215,11 +207,7 @@ def test_neither_slots_nor_steps_nor_the_last_digit_count():
         ({"error": ErrorInfo("model-error", "no")}, "error", None),
         ({"logprobs": [RESULT.logprobs[0], logprob(-0.5)]}, "logprobs", 2),
         ({"logprobs": [RESULT.logprobs[0], logprob(-0.5), logprob(-0.500003)]}, "logprobs", 2),
-        (
-            {"logprobs": [logprob(-0.5, (7, -0.5), (9, -0.7)), *RESULT.logprobs[1:]]},
-            "logprobs",
-            0,
-        ),
+        ({"logprobs": [logprob(-0.5, (7, -0.5), (9, -0.7)), *RESULT.logprobs[1:]]}, "logprobs", 0),
         ({"logprobs": [logprob(-0.5, (7, -0.5)), *RESULT.logprobs[1:]]}, "logprobs", 0),
         ({"logprobs": None}, "logprobs", 0),
         ({"cumulative_logprob": -1.50001}, "cumulative_logprob", None),
