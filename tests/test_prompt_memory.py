@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.models.simulated import MASK, MULTIPLIER, hash_after, hashes_after
 from batcher.models.tokenizers import WordTokenizer
 from batcher.prompts import Prompt, block_contents, encoded, read_prompt
 from batcher.request import PromptSegment
@@ -146,16 +145,6 @@ class ListTokenizer:
 def test_a_long_list_of_a_tokenizer_becomes_an_array():
     assert encoded("x" * MANY, ListTokenizer(), 2) == array("H", [0, 1] * MANY)
     assert encoded("x", ListTokenizer(), 2) == [0, 1]
-
-
-def test_hashes_of_many_pieces_are_those_of_one_by_one():
-    tokens = array("H", [number * 7 % 500 for number in range(2**17 + 5)])
-    state, expected = 5, []
-    for token in tokens:
-        state = (state + token) * MULTIPLIER & MASK
-        expected.append(state)
-    assert hash_after(5, tokens) == expected[-1]
-    assert hashes_after(5, tokens).tolist() == expected
 
 
 def test_a_long_prompt_is_decoded_as_the_list_of_its_tokens():

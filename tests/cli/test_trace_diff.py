@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from engine_runs import traced
 from process import batchdecode, lines_of
 
 from batcher.engine.engine import Engine
@@ -111,7 +112,7 @@ def test_what_changed_is_as_wide_as_the_terminal_and_says_what_has_no_room():
     requests = [
         Request(prompt=[1], id=f"{name}-{n}", max_tokens=9000, ignore_eos=True) for n in range(4)
     ]
-    comparison = compare(*(events_of(requests, batch) for batch in (1, 4)))
+    comparison = compare(*(traced(Engine(SimulatedModel(), batch), requests) for batch in (1, 4)))
     for width, without in {
         None: [],
         80: ["preempted", "ended"],
@@ -123,13 +124,3 @@ def test_what_changed_is_as_wide_as_the_terminal_and_says_what_has_no_room():
         head = lines[1].split()
         assert [title for title in ("wait", "preempted", "ended") if title not in head] == without
         assert any("no room for" in line for line in lines) is bool(without)
-
-
-def events_of(requests, batch):
-    engine = Engine(SimulatedModel(), batch)
-    for request in requests:
-        engine.add(request)
-    events = [engine.run_event()]
-    while engine.has_work:
-        events += engine.step().events
-    return [*events, engine.end_event()]

@@ -92,7 +92,6 @@ WRONG = [
     (lambda p: [1] * (len(p) + 1), "returned more than 2 tokens for 2 sequences"),
     (lambda p: [1] * (len(p) - 1), "returned 1 tokens for 2 sequences"),
     (lambda _: None, "returned None, not a token for each of 2 sequences"),
-    (lambda _: 5, "returned 5, not a token for each of 2 sequences"),
     (endless, "returned more than 2 tokens"),
     (raising, "raised ValueError: no weights"),
     (exiting, "raised SystemExit"),
@@ -100,7 +99,6 @@ WRONG = [
     (closing, "raised GeneratorExit"),
     (lambda p: [1.0] * len(p), "1.0, which is not a token id"),
     (lambda p: [True] * len(p), "True, which is not a token id"),
-    (lambda p: [float("nan")] * len(p), "nan, which is not a token id"),
     (lambda p: [-1] * len(p), "-1, which is not a token id, an integer from 0 to 2147483647"),
     (lambda p: [10**6000] * len(p), "a huge integer, which is not a token id"),
 ]
@@ -194,7 +192,6 @@ def test_a_model_is_found_in_the_current_folder(tmp_path, monkeypatch):
         ("math:sqrt", {}, 4, "a seed is a setting of the simulated model"),
         ("simulated", {"eos_rat": 1}, None, r"eos_rat.*settings: seed, eos_rate, newline_rate"),
         ("simulated", {"eos_rate": 2}, None, "eos_rate"),
-        ("simulated", {"eos_rate": "x"}, None, "eos_rate"),
     ],
 )
 def test_a_model_that_cannot_be_made(spec, settings, seed, message):

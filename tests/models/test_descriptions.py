@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import sys
 from importlib import util
 
 import numpy as np
@@ -41,12 +40,9 @@ def with_table(table):
 
 TABLES = [  # of bytes by token id, and what is wrong with them
     (None, " is a NoneType, not a list of bytes"),
-    (b"abc", " is a bytes, not a list of bytes"),
     ({0: b"a"}, " is a dict, not a list of bytes"),
-    (7, " is a int, not a list of bytes"),
     ([b"a", "b"], r"\[1\] is a str, not bytes"),
     ([b"a", None], r"\[1\] is a NoneType, not bytes"),
-    ([97, 98], r"\[0\] is a int, not bytes"),
     (np.array([b"a"]), r"\[0\] is a bytes_, not bytes"),  # of which numpy cuts the zeros off
     (itertools.repeat(b"a"), " has more than 16,777,216 entries"),
 ]
@@ -103,7 +99,6 @@ def endless():
         ({"vocab_size": np.int64(10)}, "vocab_size is neither"),
         ({"eos_token_id": -1}, "eos_token_id is neither"),
         ({"vocab_size": 10, "eos_token_id": 10}, "eos_token_id 10 is not below vocab_size 10"),
-        ({"vocab_size": True}, "vocab_size is neither"),
         ({"eos_token_id": False}, "eos_token_id is neither"),
         ({"settings": [1]}, "settings are not a dict"),
         ({"tokenizer": object()}, "tokenizer lacks encode or token_bytes"),
@@ -111,7 +106,6 @@ def endless():
         ({"settings": {"a": object()}}, "settings do not fit into JSON"),
         ({"settings": endless()}, "settings do not fit into JSON"),
         ({"gives": "text"}, "gives is not one of tokens, logits$"),
-        ({"gives": "both", "vocab_size": 3}, "gives is not one of tokens, logits$"),
         ({"gives": "logits"}, "vocab_size is None, and it gives logits"),
         ({"gives": "logits", "vocab_size": 2**24 + 1}, "vocab_size 16777217 is above 16777216"),
         ({"gives": "logits", "vocab_size": 2**400}, "vocab_size a huge integer is above 16777216"),
@@ -183,12 +177,10 @@ def panics(_):
     [
         (lambda _: 1 / 0, "the tokenizer raised ZeroDivisionError: division by zero"),
         (panics, "the tokenizer raised Panic: called on a None"),
-        (lambda _: sys.exit(3), "the tokenizer raised SystemExit: 3"),
         (lambda: [1], "the tokenizer raised TypeError"),
         (lambda _: None, "the tokenizer returned None, which is no list of token ids"),
         (lambda text: text, "the tokenizer returned 'x', which is no list of token ids"),
         (lambda text: [text], r"the tokenizer returned \['x'\], which is no list of token ids"),
-        (lambda text: text.encode(), "returned b'x', which is no list of token ids"),
         (lambda _: {"input_ids": [1]}, "which is no list of token ids"),
         (lambda _: [1.0], r"returned \[1.0\], which is no list of token ids"),
         (lambda _: [True], r"returned \[True\], which is no list of token ids"),

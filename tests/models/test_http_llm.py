@@ -5,9 +5,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from batcher import BatchdecodeError, CallSettings, decode
+from batcher import CallSettings, decode
 from batcher.models.callables import LLMModel
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))  # as the command line does it
@@ -55,13 +53,3 @@ def test_a_text_ends_with_the_stop_token():
         [result] = decode([{"prompt": TEXTS[0][:-10], "max_tokens": 30}], model=model)
     assert (result.text, result.finish_reason) == (TEXTS[0][-10:], "stop")
     assert result.tokens[-1] == STOP_TOKEN
-
-
-def test_no_server_is_a_clear_error():
-    server = LLMServer(0)
-    server.server_close()
-    llm = HTTPModel(f"http://127.0.0.1:{server.server_port}")
-    with pytest.raises(
-        BatchdecodeError, match=r"http: get_stop_token_id raised URLError:.*refused"
-    ):
-        LLMModel(llm, "http", CallSettings(max_attempts=2, backoff=0.001))

@@ -97,7 +97,6 @@ def test_a_file_holds_one_profile_or_named_ones(tmp_path):
         (GOOD + "by_tokens: null", f"{PAIRS}None"),
         (GOOD + "by_tokens: [[1, 2], [0, 3]]", rf"{PAIRS}\[0, 3\]"),
         (GOOD + "by_tokens: [[1, 2], [2, .inf]]", rf"{PAIRS}\[2, inf\]"),
-        (GOOD + "by_tokens: [[1, 2], [2.5, 3]]", rf"{PAIRS}\[2.5, 3\]"),
         (GOOD + "by_tokens: [[1, 2, 3]]", rf"{PAIRS}\[1, 2, 3\]"),
         (GOOD + "by_tokens: [[8, 2], [4, 3]]", "4 comes after 8: expected tokens that ascend"),
     ],
@@ -120,7 +119,6 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, text, message):
         ("wall", "wall, the time that steps really take, is for run; give constant"),
         ("constant:", "constant:: expected the seconds of a step, above 0 and up to 1e6"),
         ("roofline:llama-3.1-8b", "expected roofline:MODEL:GPU"),
-        ("roofline:llama-3.1-8b:", "expected roofline:MODEL:GPU"),
         ("roofline:llama:h100-sxm", r"unknown model llama \(did you mean llama-"),
         (
             "roofline:llama-3.1-8b:h100",
@@ -128,11 +126,9 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, text, message):
         ),
         ("roofline:llama-3.1-8b:h100-sxm:0", "expected 1 to 1024 GPUs, or 4x2 .* stages .* not 0"),
         ("roofline:llama-3.1-8b:h100-sxm:64x32", "expected 1 to 1024 GPUs, .*, not 64x32"),
-        ("roofline:llama-3.1-8b:h100-sxm:two", "expected 1 to 1024 GPUs, .*, not two"),
         ("h100_llama3.1-8b_tp1@vllm-2026", r"unknown engine vllm-2026 \(did you mean vllm-2025"),
         ("h100_llama3.1-8b_tp1@none.yaml", "cannot read none.yaml"),
         ("samples/timing/profiles.yaml:our-gpu@vllm-2025", "a profile has to name its model"),
-        ("roofline:llama-3.1-8b:h100-sxm@nothing", "unknown engine nothing"),
     ],
 )
 def test_an_unknown_step_time_is_an_error(text, message):

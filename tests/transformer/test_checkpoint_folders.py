@@ -119,12 +119,10 @@ def entry(kind="F32", shape=(2,), places=(0, 8)):
     [
         (b"", "cut off or damaged: "),
         (safetensors({}, size=2**60), "cut off or damaged: .*too large"),
-        (safetensors({}, size=3), "cut off or damaged: "),
         (safetensors(b"\x80\x04pickle"), "cut off or damaged: "),
         (safetensors(b"[" * 9999), "cut off or damaged: "),
         (safetensors({"a": entry()}, bytes(7)), "cut off or damaged: "),
         (safetensors({"a": entry(places=(8, 0))}, bytes(8)), "cut off or damaged: "),
-        (safetensors({"a": entry(places=(0, 2**63))}, bytes(8)), "cut off or damaged: "),
         (safetensors({"a": entry(shape=(2**40, 2**40))}, bytes(8)), "cut off or damaged: "),
         (safetensors({"a": entry(shape=(-2,))}, bytes(8)), "cut off or damaged: "),
         (safetensors({"a": entry(), "b": entry()}, bytes(8)), "cut off or damaged: "),
@@ -338,7 +336,6 @@ def test_a_block_is_what_its_definition_says(kind, block, number):
         ("F32", (), r"the shape \[\] has a size of zero"),
         ("F32", (2**40, 2**40), "bytes are needed for .* 24 are there: the file is cut off or dam"),
         ("F32", (7,), "28 bytes are needed"),
-        ("F32", (5,), "20 bytes are needed"),
     ],
 )
 def test_bytes_are_those_of_the_shape(kind, shape, message):
