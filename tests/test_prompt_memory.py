@@ -33,7 +33,7 @@ def peak_of(function):
 
 
 @pytest.mark.heavy  # each allocation is traced
-def test_prompts_by_length_take_no_memory_until_they_are_admitted():
+def test_prompts_by_length_take_no_memory_until_they_are_admitted_or_looked_for():
     engine = Engine(SimulatedModel(), 1, settings=SchedulingSettings(policy="sjf"))
     drained(engine)  # what is made once
 
@@ -46,10 +46,6 @@ def test_prompts_by_length_take_no_memory_until_they_are_admitted():
     # One is drawn: 2 bytes for each token, and a few times 8 while that is made.
     assert peak_of(add_all) < 50 * MEGABYTE // 8
     assert peak_of(lambda: drained(engine)) < 50 * MEGABYTE // 8
-
-
-@pytest.mark.heavy
-def test_who_waits_is_looked_for_in_the_prefix_cache_without_being_drawn():
     settings = SchedulingSettings(policy="lpm", prefix_cache=True)
     first, engine = (Engine(SimulatedModel(), 1, settings=settings) for _ in range(2))
     first.add(Request(prompt=[PromptSegment(length=10**5, seed="first")], max_tokens=2))

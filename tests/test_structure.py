@@ -56,11 +56,8 @@ def test_every_move_is_in_the_table_or_refused(state, move):
             move[state]
 
 
-def test_a_sequence_ends_once():
+def test_a_sequence_ends_once_and_its_state_is_assigned_by_moves_alone():
     assert not any(State.FINISHED in move for move in MOVES)
-
-
-def test_a_state_is_assigned_only_by_a_move_of_the_table():
     found = 0
     texts = {path: path.read_text() for path in Path(batcher.__file__).parent.rglob("*.py")}
     for path, text in texts.items():

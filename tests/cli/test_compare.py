@@ -91,7 +91,7 @@ def test_long_settings_are_cut_where_leaving_out_columns_does_not_do(tmp_path):
     assert " price" in " ".join(lines)
 
 
-def test_drafts_are_compared_with_none(tmp_path):
+def test_drafts_are_compared_with_none_and_fleets_by_their_groups(tmp_path):
     path = tmp_path / "r.jsonl"
     path.write_bytes(lines_of(*workload(5)))
     drafts = ("--draft-tokens", "2,4", "--draft-acceptance", "0.7", "--batch", "1")
@@ -102,9 +102,6 @@ def test_drafts_are_compared_with_none(tmp_path):
     assert text.splitlines()[-2:] == [
         f"drafts {n}: worth it at the largest batch, too" for n in (2, 4)
     ]
-
-
-def test_fleets_of_files_are_told_by_their_groups(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("batch: 2\n")  # which is for other commands, too
     other = tmp_path / "other.yaml"

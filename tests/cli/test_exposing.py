@@ -54,7 +54,7 @@ def check_files(folder):
         assert total == pytest.approx(times["mean"] * times["count"], rel=1e-6)
 
 
-def test_another_address_is_told_where_the_metrics_are():
+def test_another_address_is_told_and_a_taken_port_an_error():
     with Exposition(("127.0.0.1", 0), None) as exposition:
         for path in ("/", "/metric", "/metrics/"):
             with pytest.raises(HTTPError, match="404") as refused:
@@ -63,6 +63,13 @@ def test_another_address_is_told_where_the_metrics_are():
                 assert answer.read() == b"nothing here; the metrics are at /metrics\n"
         with urlopen(f"{exposition.url}?name[]=x") as answer:  # noqa: S310 - our own
             assert answer.status == 200
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = batchdecode("run", "--model", "no:model", "--metrics-port", port, stdin=REQUESTS)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: --metrics-port: cannot listen at 127.0.0.1, port {port}: Address already in use\n"
+    )
 
 
 def test_a_run_may_be_asked_while_it_goes_on_and_a_stopped_one_has_told_all(tmp_path):
@@ -83,13 +90,3 @@ def test_a_run_may_be_asked_while_it_goes_on_and_a_stopped_one_has_told_all(tmp_
     process.stdin = None
     process.communicate()
     check_files(tmp_path)
-
-
-def test_a_port_that_is_taken_is_an_error_before_a_model_is_loaded():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = batchdecode("run", "--model", "no:model", "--metrics-port", port, stdin=REQUESTS)
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"error: --metrics-port: cannot listen at 127.0.0.1, port {port}: Address already in use\n"
-    )

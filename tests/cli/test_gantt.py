@@ -86,13 +86,19 @@ def test_many_slots_are_groups_above_and_a_choice_below():
     assert len(lines) < 50
 
 
-def test_what_ids_have_in_common_is_what_the_labels_leave_out():
+def test_labels_leave_out_what_ids_have_in_common_and_mark_what_was_dropped():
     units = [*samples("user-7/chat-10/turn", 20, 20), *guided("user-7/chat-11/turn", 20)]
     lines = render_gantt(Timeline.from_events(play_units(units, 4).events), width=100)
     assert "ids user-7/chat-…/turn" in lines[1]
     starts = ["10━", "10#1━", "11━", "11~━"]
     for slot, start in enumerate(starts):
         assert row_of(lines, f"slot {slot}").startswith(f"slot {slot} ┃{start}")
+    run = play_units(samples("s", 3, 4), 2)
+    events = [*run.events[:-1], DropEvent(3, 3.0, "s", 0, "length"), run.events[-1]]
+    lines = render_gantt(Timeline.from_events(events))
+    assert lines[1].endswith("┃ admitted  o dropped  #n sample or beam n")
+    assert "━o " in row_of(lines, "slot 0")
+    assert "o" not in row_of(lines, "slot 1").removeprefix("slot")
 
 
 def test_labels_of_wide_combining_and_escaped_characters_keep_the_columns():
@@ -105,15 +111,6 @@ def test_labels_of_wide_combining_and_escaped_characters_keep_the_columns():
     assert row_of(lines, "slot 0").startswith(r"slot 0 |\u30c6=")
     cut = row_of(gantt_of([Job("b" + "\u30c8" * 20, 2)], 1, width=40, ascii_only=True), "slot 0")
     assert re.fullmatch(r"slot 0 \|b(\\u30c8)*~(\\u30c8)*=+ +100%", cut)
-
-
-def test_samples_without_a_result_are_marked():
-    run = play_units(samples("s", 3, 4), 2)
-    events = [*run.events[:-1], DropEvent(3, 3.0, "s", 0, "length"), run.events[-1]]
-    lines = render_gantt(Timeline.from_events(events))
-    assert lines[1].endswith("┃ admitted  o dropped  #n sample or beam n")
-    assert "━o " in row_of(lines, "slot 0")
-    assert "o" not in row_of(lines, "slot 1").removeprefix("slot")
 
 
 def units_timeline(seed=5):

@@ -39,7 +39,7 @@ def test_a_page_is_as_wide_as_the_terminal_and_cuts_nothing(shown):
         assert narrow.split() == wide.split()
 
 
-def test_every_option_is_on_the_page_of_all_and_a_short_page_fits_a_screen(shown):
+def test_every_option_is_on_the_page_of_all_and_what_is_common_on_a_short_one(shown):
     for name in COMMANDS:
         short, whole = shown(name), shown(name, is_whole=True)
         assert len(short.splitlines()) <= 50, name
@@ -49,9 +49,6 @@ def test_every_option_is_on_the_page_of_all_and_a_short_page_fits_a_screen(shown
                 assert bool(has) is not param.hidden, (name, flag)
         assert ("--help-all" in short) is (short != whole), name
         assert "-h, --help" in whole, name
-
-
-def test_both_pages_are_shown_and_what_is_common_is_on_the_first(shown):
     short, whole = (batchdecode("run", page).stdout.decode() for page in ("-h", "--help-all"))
     assert short == shown("run") + "\n"
     words = " ".join(whole.split())

@@ -27,7 +27,7 @@ def page(path):
     return parts_of(path.read_bytes())
 
 
-def test_a_page_has_the_spans_of_the_trace_or_of_the_requests_that_are_run_for_it(traces):
+def test_a_page_has_all_spans_and_shows_what_is_selected(traces):
     spans = batchdecode("trace", "2.trace", "--format", "spans", cwd=traces).stdout
     expected = shown_spans(spans.splitlines())
     command = ["--format", "html", "-o", "run.html"]
@@ -42,9 +42,6 @@ def test_a_page_has_the_spans_of_the_trace_or_of_the_requests_that_are_run_for_i
     packed = batchdecode("trace", "2.trace", "--format", "html", "-o", "run.gz", cwd=traces)
     assert packed.returncode == 0
     assert gzip.decompress((traces / "run.gz").read_bytes()) == shown
-
-
-def test_what_is_selected_is_what_a_page_shows_at_first_and_all_is_in_it(traces):
     options = ["--steps", "5:", "--request", "r3", "--request", "r4", "--slot", "1"]
     done = batchdecode("trace", "2.trace", "--format", "html", *options, "-o", "a.html", cwd=traces)
     assert done.returncode == 0

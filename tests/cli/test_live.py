@@ -14,7 +14,7 @@ from cli.screen.live_state import ProgressLines
 from cli.screen.view import RunPlan, View
 
 
-def test_results_stand_above_the_picture_whole_and_in_order():
+def test_results_stand_above_the_picture_and_wait_for_the_next_frame(monkeypatch):
     run = inline(long_requests(8), screen=Screen(40, 20))
     expected = []
     for n in range(30):
@@ -29,9 +29,6 @@ def test_results_stand_above_the_picture_whole_and_in_order():
     everything = run.screen.all_lines()
     assert [line for line in everything if line][: len(folded)] == folded
     assert not any("done" in line for line in everything)
-
-
-def test_results_wait_for_the_next_frame_but_not_for_ever(monkeypatch):
     monkeypatch.setattr("cli.screen.live.MAX_PENDING_BYTES", 1000)
     run = inline(long_requests(8))
     run.step()
@@ -105,7 +102,7 @@ def test_a_run_of_more_sequences_than_are_kept_shows_all_in_little_and_its_last_
     assert all(f"r{n}" in close_up for n in range(29, 36))
 
 
-def test_a_slow_terminal_gets_little_of_the_time():
+def test_a_frame_is_one_write_and_a_slow_terminal_gets_little_of_the_time():
     class SlowScreen(Screen):
         def write_bytes(self, data):
             super().write_bytes(data)
@@ -118,9 +115,6 @@ def test_a_slow_terminal_gets_little_of_the_time():
         run.view.after_step(step)
         run.clock.now += 0.001
     assert 0.02 < len(screen.written) * 0.05 / run.clock.now < 0.04
-
-
-def test_a_frame_is_one_write_that_terminals_show_at_once():
     run = Run(long_requests(8)).steps(3)
     assert len(run.screen.written) == 3
     for frame in run.screen.written:
@@ -142,7 +136,7 @@ def test_the_cursor_is_visible_after_every_write_and_below_the_gantt_at_the_end(
     assert run.screen.lines()[6:9] == [" queue                           max 0", "", "summary"]
 
 
-def test_stepping_aside_leaves_the_terminal_to_whoever_writes_next():
+def test_aside_or_in_the_background_nothing_is_drawn():
     run = Run(long_requests(2), batch_size=2).steps(1)
     run.view.step_aside()
     run.view.step_aside()
@@ -153,9 +147,6 @@ def test_stepping_aside_leaves_the_terminal_to_whoever_writes_next():
     assert "step 1" in run.screen.lines()[1]
     run.view.close()
     assert run.screen.lines()[0] == "[1]+ Stopped"
-
-
-def test_a_run_in_the_background_draws_nothing():
     run = Run(long_requests(8))
     vars(run.screen)["is_foreground"] = False
     run.steps(3)

@@ -110,7 +110,7 @@ def test_the_whole_id_goes_before_a_part_and_the_next_ones_follow():
     assert "req-29 is in slot 29" in press(run, "n")
 
 
-def test_whom_one_looks_for_is_followed_from_the_input_to_its_end():
+def test_whom_one_looks_for_is_followed_or_told_as_unknown():
     run = Run([("a", 2, 2), ("b", 2, 2)], batch_size=1, keyboard=Fingers())
     run.gauges.upcoming = ["b"]
     run.steps(1)
@@ -123,9 +123,6 @@ def test_whom_one_looks_for_is_followed_from_the_input_to_its_end():
     run.steps(1)
     assert last_line(run).startswith("b ended in step 3: length, 2 tokens")
     assert "a ended in step 1" in find(run, "a")
-
-
-def test_an_id_that_nobody_has_is_told_as_such_where_all_are_known():
     run = played(2, 1)
     assert "unknown: zzz; it is to come, or ended long ago" in find(run, "zzz")
     run.gauges.knows_all = True
@@ -134,7 +131,7 @@ def test_an_id_that_nobody_has_is_told_as_such_where_all_are_known():
     assert "zzz waits since step 1" in find(run, "zzz")
 
 
-def test_what_is_typed_can_be_mended_or_left():
+def test_what_is_typed_can_be_mended_and_what_is_pasted_goes_into_the_field(monkeypatch):
     run = played()
     press(run, "/", "q", "?", " ", "backspace", "backspace", "backspace", *"req-1")
     assert last_line(run).startswith("find req-1_")
@@ -144,9 +141,6 @@ def test_what_is_typed_can_be_mended_or_left():
     assert not last_line(run).startswith("find")
     press(run, "/", "enter", "n")
     assert "◂" not in run.screen.text()
-
-
-def test_what_is_pasted_goes_into_the_field_and_does_nothing_elsewhere(monkeypatch):
     run = played()
     monkeypatch.setattr("cli.screen.live.stop_by_key", lambda: pytest.fail("ended"))
     press(run, Pasted("x"))

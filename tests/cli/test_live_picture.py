@@ -68,7 +68,7 @@ def test_without_unicode_the_picture_is_ascii():
     assert b"".join(run.screen.written).isascii()
 
 
-def test_the_header_counts_failures_and_shows_the_last():
+def test_the_header_tells_of_failures_the_queue_memory_and_time():
     run = Run(long_requests(9), batch_size=1).steps(1)
     assert "failed" not in run.screen.text()
     feed(run.view.fold, [RejectEvent(0, 0.0, "x", 0, "unknown-field")])
@@ -78,9 +78,6 @@ def test_the_header_counts_failures_and_shows_the_last():
     assert "✗ x failed: unknown-field" in run.screen.text()
     run.clock.now += 11
     assert "unknown-field" not in run.steps(1).screen.text()
-
-
-def test_the_queue_is_shown_with_why_its_first_waits():
     run = Run(long_requests(9), batch_size=2)
     run.gauges.next_up = "req-2"
     assert "next req-2: all 2 slots are taken" in run.steps(1).screen.text()
@@ -89,9 +86,6 @@ def test_the_queue_is_shown_with_why_its_first_waits():
     arrival = ArriveEvent(1, 0.0, "req-2", 0, "input", 5, 9)
     feed(run.view.fold, [arrival, BlockedEvent(1, 0.0, "req-2", 0, "kv", 5)])
     assert "next req-2: blocked by KV, needs 5 blocks" in run.steps(1).screen.text()
-
-
-def test_memory_engine_time_and_policy_are_shown_where_they_are_modelled():
     run = Run(long_requests(9), batch_size=2, is_timed=True, policy="sjf").steps(1)
     assert "KV" not in run.screen.text()
     run.gauges.block_use, run.gauges.now = BlockUse(30, 10, 20), 12.345

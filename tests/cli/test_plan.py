@@ -19,7 +19,7 @@ def plan(*arguments, stdin=EIGHT):
     return batchdecode("plan", "-", *arguments, stdin=stdin)
 
 
-def test_the_smallest_batch_with_what_binds_and_the_headroom():
+def test_the_smallest_batch_with_what_binds_or_the_nearest():
     # a second a step: 4 slots need two rounds of 10 s
     done = plan("--slo", "e2e=25")
     assert (done.returncode, done.stderr) == (0, f"{PACED}\n")
@@ -32,9 +32,6 @@ def test_the_smallest_batch_with_what_binds_and_the_headroom():
         "  time       at batch 4: 50% waiting for slots, 50% computing",
         "  tried      1, 2, 3, 4, 5, 6, 8",
     ]
-
-
-def test_an_slo_nobody_can_meet_shows_the_nearest_and_fails():
     done = plan("--slo", "e2e=8")
     assert done.returncode == 1
     assert done.stdout.decode().splitlines()[:3] == [
@@ -143,7 +140,7 @@ CLASSES = lines_of(*[TEN | {"priority": int(number % 4 == 0)} for number in rang
 SLOS = ("--slo", "e2e=80", "--slo", "priority=1:e2e=30")
 
 
-def test_a_table_has_a_column_for_each_class():
+def test_classes_have_columns_and_a_plan_tells_which_binds():
     done = batchdecode("compare", "-", "--batch", "2,8", *SLOS, stdin=CLASSES)
     head, titles, two, _ = done.stdout.decode().splitlines()
     assert "good of" in head
@@ -155,9 +152,6 @@ def test_a_table_has_a_column_for_each_class():
     names, values = (line.split(",") for line in rows.splitlines())
     found = dict(zip(names, values, strict=True))
     assert (found["goodput_others"], found["goodput_priority=1"]) == ("1.0", "0.5")
-
-
-def test_a_plan_tells_of_each_class_and_which_binds():
     done = batchdecode("plan", "-", *SLOS, stdin=CLASSES)
     lines = done.stdout.decode().splitlines()
     assert lines[0] == (

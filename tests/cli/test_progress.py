@@ -86,7 +86,7 @@ def test_no_simulation_of_a_plan_is_whole_while_the_plan_goes_on(said, share):
     assert said[1] == f"looking for what would help: {count} simulations{of_next} so far\n"
 
 
-def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
+def test_plain_lines_come_every_five_seconds_and_tell_what_the_picture_shows():
     screen, clock = Screen(200, 24), Clock()
     plan = RunPlan("in\x1b.jsonl", "fcfs", 1, None, is_timed=False)
     lines = ProgressLines(plan, Gauges(), screen, clock=clock)
@@ -103,9 +103,6 @@ def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
         "\n"
         rf"in\x1b.jsonl, step 10, 0 done, 1 running, 0 queued, {rate} per second, 0:10"
     )
-
-
-def test_a_plain_line_tells_in_words_what_the_picture_shows():
     screen, clock, gauges = Screen(300, 24), Clock(), Gauges()
     lines = ProgressLines(RunPlan("in", "fcfs", 2, 3, is_timed=False), gauges, screen, clock=clock)
     feed(lines.fold, [e for e in play_paged(CROWDED, Limits()).events[1:-1] if e.step < 8])

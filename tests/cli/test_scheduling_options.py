@@ -33,12 +33,9 @@ def run_event(folder, *arguments, **environment):
     return json.loads((folder / "trace").read_text().splitlines()[0])
 
 
-def test_there_is_an_option_for_every_setting():
+def test_what_is_given_is_in_the_trace_and_there_is_an_option_for_all(folder):
     settings = {*SchedulingSettings.__struct_fields__, *SpeculationSettings.__struct_fields__}
     assert settings | {"check", "profile", "kv_memory"} == OF_SCHEDULING
-
-
-def test_what_is_given_is_in_the_trace(folder):
     event = run_event(
         folder,
         *[*LIMITS, "--policy", "sjf", "--aging", "7", "--batching", "static"],

@@ -193,7 +193,7 @@ def timed_summary(slo="ttft=0.5,tpot=50ms", **changes):
     return replace(metrics.summary(), **changes)
 
 
-def test_seconds_take_the_place_of_steps_where_steps_are_not_alike():
+def test_seconds_take_the_place_of_steps_where_steps_are_not_alike_or_promised():
     text = render_summary(
         timed_summary(),
         RunFiles(),
@@ -212,9 +212,6 @@ def test_seconds_take_the_place_of_steps_where_steps_are_not_alike():
         "  missed: 1 ttft",
         "  computed 12 positions, no padding   right padding would add 40.0% to prefills",
     ]
-
-
-def test_where_each_step_takes_a_second_and_nobody_gave_a_time_steps_are_told():
     text = render_summary(
         timed_summary(None),
         RunFiles(),

@@ -77,7 +77,7 @@ def check_rules(root):
             assert float(element.get("width", 0)) >= 0
 
 
-def test_a_bar_is_as_long_as_its_steps_and_says_what_it_is():
+def test_a_bar_is_as_long_as_its_steps_and_what_differs_in_kind_in_shape():
     root = picture_of(timeline_of(DESIGN_JOBS))
     per_step = (CHART[1] - CHART[0]) / 7
     bars = bars_of(root)
@@ -93,6 +93,17 @@ def test_a_bar_is_as_long_as_its_steps_and_says_what_it_is():
     assert {"a", "b", "c", "d", "slot 0", "slot 1", "100%", "43%", "queue", "max 2"} <= {
         *texts_of(root)
     }
+    begin = [RUN, arrive("bad"), admit("bad", 0), arrive("extra"), admit("extra", 1)]
+    end = [finish("bad", 0, 4, reason="error"), finish("extra", 1, 4), drop("extra", 4)]
+    root = picture_of(Timeline.from_events([*begin, *end]))
+    assert {"failed", "cross", "ring", "striped"} <= classes_of(root)
+    assert {"failed", "dropped"} <= {*texts_of(root)}
+    plain = picture_of(timeline_of(DESIGN_JOBS))
+    assert not {"cross", "torn", "ring"} & classes_of(plain)
+    assert not {"failed", "dropped", "preempted"} & {*texts_of(plain)}
+    crowded = picture_of(Timeline.from_events(play_paged(CROWDED, Limits()).events))
+    assert "torn" in classes_of(crowded)
+    assert {"preempted", "KV blocks", "of 8"} <= {*texts_of(crowded)}
 
 
 @given(
@@ -108,20 +119,6 @@ def test_every_picture_keeps_the_rules_and_shows_every_span(workload, start, sto
             spans = timeline.select_spans(chosen)
             labels = sorted(f"{s.label}: slot {s.slot}, steps {s.start}-{s.end - 1}" for s in spans)
             assert sorted(told.split(", prefill")[0] for told, _, _ in bars_of(root)) == labels
-
-
-def test_what_differs_in_kind_differs_in_shape():
-    begin = [RUN, arrive("bad"), admit("bad", 0), arrive("extra"), admit("extra", 1)]
-    end = [finish("bad", 0, 4, reason="error"), finish("extra", 1, 4), drop("extra", 4)]
-    root = picture_of(Timeline.from_events([*begin, *end]))
-    assert {"failed", "cross", "ring", "striped"} <= classes_of(root)
-    assert {"failed", "dropped"} <= {*texts_of(root)}
-    plain = picture_of(timeline_of(DESIGN_JOBS))
-    assert not {"cross", "torn", "ring"} & classes_of(plain)
-    assert not {"failed", "dropped", "preempted"} & {*texts_of(plain)}
-    crowded = picture_of(Timeline.from_events(play_paged(CROWDED, Limits()).events))
-    assert "torn" in classes_of(crowded)
-    assert {"preempted", "KV blocks", "of 8"} <= {*texts_of(crowded)}
 
 
 def test_any_id_is_text_and_in_seconds_a_pause_is_a_gap():

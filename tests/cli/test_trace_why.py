@@ -192,7 +192,7 @@ def test_whatever_happened_there_are_words_for_it(workload):
             assert lines[-1].startswith(f"  in all {story.steps.sum:,} step")
 
 
-def test_a_difference_says_where_why_and_how_much(traces):
+def test_a_difference_says_where_why_and_how_much_up_to_where_a_trace_breaks_off(traces):
     done = batchdecode("trace", "diff", "tight.jsonl", "roomy.jsonl", "--top", "2", cwd=traces)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.decode().splitlines()
@@ -212,9 +212,6 @@ def test_a_difference_says_where_why_and_how_much(traces):
     ]
     assert lines[12].split()[:8] == ["c", "8.500", "6.500", "-2.000", "13", "9", "0", "0"]
     assert "  preemptions                    1      0      -1" in lines
-
-
-def test_a_trace_that_breaks_off_is_compared_up_to_there(traces):
     lines = (traces / "tight.jsonl").read_bytes().splitlines(keepends=True)
     (traces / "cut.jsonl").write_bytes(b"".join(lines[:-3]))
     done = batchdecode("trace", "diff", "cut.jsonl", "tight.jsonl", cwd=traces)

@@ -48,7 +48,7 @@ def run(tmp_path):
     return run
 
 
-def test_a_model_that_raises_shows_its_traceback_once(run):
+def test_each_kind_shows_its_traceback_once(run):
     status, stderr = run("fails")
     assert status == 1
     assert stderr.count("Traceback (most recent call last):") == 1
@@ -57,6 +57,10 @@ def test_a_model_that_raises_shows_its_traceback_once(run):
     assert "batcher/models" not in stderr
     assert "\x1b" not in stderr
     assert "... and 8 more like it\n" in stderr
+    _, stderr = run("both")
+    assert stderr.count("Traceback (most recent call last):") == 2
+    assert "... and 4 more like it: JSONDecodeError at mine.py, line 11\n" in stderr
+    assert "... and 3 more like it: ValueError at mine.py, line 8\n" in stderr
 
 
 @pytest.mark.parametrize("model", ["fails", "LLM"])
@@ -67,13 +71,6 @@ def test_quietly_it_is_a_line(run, model):
     assert first == raised.get(model, "TypeError: three (mine.py, line 18)")
     assert more == "... and 8 more like it"
     assert "Traceback" not in stderr
-
-
-def test_each_kind_is_shown_and_counted_by_itself(run):
-    _, stderr = run("both")
-    assert stderr.count("Traceback (most recent call last):") == 2
-    assert "... and 4 more like it: JSONDecodeError at mine.py, line 11\n" in stderr
-    assert "... and 3 more like it: ValueError at mine.py, line 8\n" in stderr
 
 
 @pytest.mark.parametrize("quiet", [[], ["-q"]])

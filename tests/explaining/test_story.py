@@ -97,7 +97,7 @@ def test_a_preempted_request_has_two_stays_and_what_it_cost():
     assert story.seconds == PhaseTotals(0, 0.75, 2.625, 3.375, 0)
 
 
-def test_a_hold_is_over_when_who_is_held_is_aborted():
+def test_holds_and_what_was_forced_are_told_for_what_they_are():
     events = [
         RUN,
         *map(arrive, "abc"),
@@ -117,6 +117,35 @@ def test_a_hold_is_over_when_who_is_held_is_aborted():
         ("", None, 6, 7),
     ]
     assert [(p.cause, p.start, p.end) for p in stories["b"].parts] == [("batch", 0, 2)]
+    events = [
+        RUN,
+        *map(arrive, "ab"),
+        admit("a", 0),
+        hold("b", 0),
+        arrive("first", 2),  # the policy puts it before b
+        admit("first", 1, 2),
+        finish("first", 1, 3),
+        finish("a", 0, 5),
+        admit("b", 0, 6),
+        finish("b", 0, 6),
+    ]
+    (story,) = stories_of(events, "b")
+    waits = [(p.cause, p.start, p.end, p.num_passed) for p in story.parts if p.phase == "wait"]
+    assert waits == [("kv", 0, 2, 1), ("slots", 2, 4, 1), ("kv", 4, 6, 0)]
+    events = [
+        RUN,
+        arrive("a"),
+        admit("a", 0),
+        jump("a", 0, 1, tokens=6),
+        prefill("a", 0, 2, 3, 4),
+        prefill("a", 0, 3, 4, 0),
+        finish("a", 0, 4),
+    ]
+    (story,) = stories_of(events)
+    assert [(part.phase, part.start, part.end) for part in story.parts] == [
+        ("prefill", 0, 1),
+        ("decode", 1, 5),
+    ]
 
 
 def test_ids_that_come_again_and_those_without_a_slot_have_stories():
@@ -141,41 +170,6 @@ def test_ids_that_come_again_and_those_without_a_slot_have_stories():
     assert kept.is_known
     others = read_requests(events, "d")
     assert (others.is_known, others.ids) == (False, {"a", "b", "c"})
-
-
-def test_what_was_forced_later_is_no_prefill():
-    events = [
-        RUN,
-        arrive("a"),
-        admit("a", 0),
-        jump("a", 0, 1, tokens=6),
-        prefill("a", 0, 2, 3, 4),
-        prefill("a", 0, 3, 4, 0),
-        finish("a", 0, 4),
-    ]
-    (story,) = stories_of(events)
-    assert [(part.phase, part.start, part.end) for part in story.parts] == [
-        ("prefill", 0, 1),
-        ("decode", 1, 5),
-    ]
-
-
-def test_where_no_slot_is_free_an_older_hold_is_no_reason():
-    events = [
-        RUN,
-        *map(arrive, "ab"),
-        admit("a", 0),
-        hold("b", 0),
-        arrive("first", 2),  # the policy puts it before b
-        admit("first", 1, 2),
-        finish("first", 1, 3),
-        finish("a", 0, 5),
-        admit("b", 0, 6),
-        finish("b", 0, 6),
-    ]
-    (story,) = stories_of(events, "b")
-    waits = [(p.cause, p.start, p.end, p.num_passed) for p in story.parts if p.phase == "wait"]
-    assert waits == [("kv", 0, 2, 1), ("slots", 2, 4, 1), ("kv", 4, 6, 0)]
 
 
 DRAFTS = SpeculationSettings(draft="simulated:0.7")

@@ -93,7 +93,7 @@ def test_only_rows_that_are_there_can_fail():
     assert results[1].error.message == "step 2: context is full"
 
 
-def test_a_cache_may_raise_anything():
+def test_a_model_serves_one_engine_and_its_cache_may_raise_anything():
     model = Faulty(ModelOutput)
     model.release = lambda _: fail(OwnError("mine"))
     with pytest.raises(BatchdecodeError, match="faulty cannot release slot 0: OwnError: mine"):
@@ -102,9 +102,6 @@ def test_a_cache_may_raise_anything():
     inner.fork = lambda *_: fail(GeneratorExit())
     with pytest.raises(BatchdecodeError, match="giver cannot fork slot 3: GeneratorExit"):
         model.fork(3, 1)
-
-
-def test_another_ones_model_serves_one_engine_at_a_time_too():
     model = Faulty(ModelOutput)
     first = Engine(model, 2)
     first.add(REQUESTS[0])

@@ -41,14 +41,11 @@ def greedy_text(prompt, max_tokens):
     return bytes(token for token in tokens[len(prompt) :] if token != STOP_TOKEN).decode()
 
 
-def test_requests_are_decoded_over_http():
+def test_requests_are_decoded_over_http_up_to_the_stop_token():
     with serving(LLMServer(0)) as model:
         assert (model.vocab_size, model.eos_token_id) == (VOCAB_SIZE, STOP_TOKEN)
         results = decode(REQUESTS, model=model, batch_size=3)
     assert [result.text for result in results] == [greedy_text(prompt, 16) for prompt in PROMPTS]
-
-
-def test_a_text_ends_with_the_stop_token():
     with serving(LLMServer(0)) as model:
         [result] = decode([{"prompt": TEXTS[0][:-10], "max_tokens": 30}], model=model)
     assert (result.text, result.finish_reason) == (TEXTS[0][-10:], "stop")

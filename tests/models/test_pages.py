@@ -187,7 +187,7 @@ def test_a_checked_model_is_paged_exactly_if_its_own_is():
         CheckedModel(Small()).allocate_pages(2, 9, 16)
 
 
-def test_a_part_may_fail_and_a_row_that_was_not_computed_may_not():
+def test_parts_may_fail_and_ask_an_llm_for_nothing():
     class Failing(SimulatedModel):
         failed: dict[int, str]
 
@@ -204,9 +204,6 @@ def test_a_part_may_fail_and_a_row_that_was_not_computed_may_not():
     inner.failed = {2: "no room"}
     with pytest.raises(Exception, match="not asked for"):
         model.forward(batch)
-
-
-def test_a_part_does_not_ask_an_llm_for_anything():
     asked = []
 
     class Counting(Likely):

@@ -66,15 +66,12 @@ def test_a_row_is_what_it_is_alone(schedule):
         assert results[str(number), 0].tokens == alone(prompt, 12)
 
 
-def test_beams_fork_rows_and_each_end_is_an_end():
+def test_beams_fork_rows_prompts_are_scored_and_twins_share_weights():
     beams = Request(id="beams", prompt=[1, 2], max_tokens=6, num_beams=3, ignore_eos=True)
     one, many = results_of([beams]), results_of([beams], max_batch_tokens=4)
     assert one["beams", 0].tokens == many["beams", 0].tokens
     model = SlotModel(Sums(), ByteTokenizer(), "sums", {})
     assert (model.eos_token_id, model.eos_token_ids, model.max_context) == (7, (7, 9), 60)
-
-
-def test_prompts_are_scored_and_limited():
     scored = Request(id="s", prompt=[1, 2, 3], max_tokens=1, prompt_logprobs=0, logprobs=0)
     result = results_of([scored])["s", 0]
     logits, _ = Sums().forward([1, 2], None)
@@ -82,9 +79,6 @@ def test_prompts_are_scored_and_limited():
     assert result.prompt_logprobs[2].logprob == pytest.approx(expected[3], abs=1e-5)
     long = Request(id="l", prompt=[1] * 50, max_tokens=40, ignore_eos=True)
     assert len(results_of([long])["l", 0].tokens) == 10
-
-
-def test_a_twin_shares_nothing_but_weights():
     model = SlotModel(Sums(), ByteTokenizer(), "sums", {"session_overflow": "drop-oldest"}, 40)
     twin = model.twin()
     assert (twin.max_context, twin.session_overflow) == (40, "drop-oldest")

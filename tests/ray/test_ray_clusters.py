@@ -63,17 +63,6 @@ def test_a_node_that_goes_with_notice_has_no_more_workers(folder, expected):
     assert num_replaced(told) >= 1
 
 
-def test_the_head_alone_goes_on_when_all_others_are_gone(folder, expected):
-    with Nodes(num_cpus=1) as nodes:
-        others = [nodes.add(num_cpus=1), nodes.add(num_cpus=1)]
-        running = started(folder, nodes, 3)
-        for node in others:
-            nodes.lose(node)
-        out, told = running.communicate()
-    assert results_of(out) == expected
-    assert num_replaced(told) >= 2
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

@@ -58,7 +58,7 @@ def test_two_published_forms_of_a_profile_are_one():
         assert step_time.ticks(tokens, 1, 0, tokens * tokens) == round(expected * 10**12)
 
 
-def test_a_file_holds_one_profile_or_named_ones(tmp_path):
+def test_step_times_are_named_alone_or_in_a_file(tmp_path):
     name, alone = load_profile(written(tmp_path, GOOD))
     assert (name, alone.e, alone.error) == ("mine", 5e-6, "not stated")
     path = written(tmp_path, NAMED)
@@ -68,6 +68,13 @@ def test_a_file_holds_one_profile_or_named_ones(tmp_path):
         load_profile(path)
     with pytest.raises(CatalogError, match=r"mine.yaml: slo \(did you mean slow\?\)"):
         load_profile(f"{path}:slo")
+    assert step_time_of("constant").ticks(1, 1, 0, 0) == 10**15
+    assert step_time_of("constant:0.02").settings == {"seconds": 0.02}
+    assert step_time_of("rtx4090_llama3.1-8b").name == "rtx4090_llama3.1-8b"
+    assert step_time_of("roofline:llama-3.1-8b:h200-sxm").name == "roofline:llama-3.1-8b:h200-sxm"
+    mine = step_time_of(written(tmp_path, GOOD))
+    assert mine.name == "mine"
+    assert tuple(mine.settings) == TERMS
 
 
 @pytest.mark.parametrize(
@@ -134,16 +141,6 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, text, message):
 def test_an_unknown_step_time_is_an_error(text, message):
     with pytest.raises(CatalogError, match=message):
         step_time_of(text)
-
-
-def test_step_times_by_name(tmp_path):
-    assert step_time_of("constant").ticks(1, 1, 0, 0) == 10**15
-    assert step_time_of("constant:0.02").settings == {"seconds": 0.02}
-    assert step_time_of("rtx4090_llama3.1-8b").name == "rtx4090_llama3.1-8b"
-    assert step_time_of("roofline:llama-3.1-8b:h200-sxm").name == "roofline:llama-3.1-8b:h200-sxm"
-    mine = step_time_of(written(tmp_path, GOOD))
-    assert mine.name == "mine"
-    assert tuple(mine.settings) == TERMS
 
 
 @pytest.mark.parametrize(

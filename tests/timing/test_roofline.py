@@ -87,7 +87,7 @@ def test_gpus_share_the_work_and_stages_the_layers():
     assert num_kv_tokens(shape, gpu, 4, 2) == num_kv_tokens(shape, gpu, 8, 1)
 
 
-def test_weights_of_8_bits_are_half_as_large_and_twice_as_fast():
+def test_weights_of_8_bits_are_half_as_large_and_a_latent_is_cached_for_all_heads():
     shape, fp8 = load_model_shape("llama-3.1-70b"), load_model_shape("llama-3.1-70b-fp8")
     assert fp8.sizes.layer_weights == shape.sizes.layer_weights
     assert shape.sizes.weight_bytes - fp8.sizes.weight_bytes == shape.sizes.layer_weights
@@ -100,6 +100,13 @@ def test_weights_of_8_bits_are_half_as_large_and_twice_as_fast():
     assert roofline("test", fp8, a100).compute_ticks(1, 0, 0, 0) == roofline(
         "test", shape, a100
     ).compute_ticks(1, 0, 0, 0)
+    shape = load_model_shape("deepseek-v3")
+    assert shape.sizes.kv_bytes_per_token == 61 * (512 + 64) * 2
+    assert shape.sizes.operations_per_read == 61 * 2 * 128 * (2 * 512 + 64)
+    assert shape.sizes.operations_per_pair == 61 * 2 * 128 * (192 + 128)
+    one, eight = (roofline("test", shape, load_gpu("h200-sxm"), n) for n in (1, 8))
+    read = [each.memory_ticks(1, 10**6) - each.memory_ticks(1, 0) for each in (one, eight)]
+    assert read[0] == pytest.approx(read[1], rel=1e-4)  # each GPU keeps and reads all of it
 
 
 def shape_of(folder, change):
@@ -174,23 +181,10 @@ def test_a_step_of_experts_is_counted_by_hand(tmp_path):
     assert step_time.memory_ticks(3, 0) == num_bytes * 10**6
 
 
-def test_a_latent_is_cached_for_all_heads():
-    shape = load_model_shape("deepseek-v3")
-    assert shape.sizes.kv_bytes_per_token == 61 * (512 + 64) * 2
-    assert shape.sizes.operations_per_read == 61 * 2 * 128 * (2 * 512 + 64)
-    assert shape.sizes.operations_per_pair == 61 * 2 * 128 * (192 + 128)
-    one, eight = (roofline("test", shape, load_gpu("h200-sxm"), n) for n in (1, 8))
-    read = [each.memory_ticks(1, 10**6) - each.memory_ticks(1, 0) for each in (one, eight)]
-    assert read[0] == pytest.approx(read[1], rel=1e-4)  # each GPU keeps and reads all of it
-
-
-def test_the_room_beside_the_weights():
+def test_all_data_sheets_can_be_used_and_leave_room_beside_weights():
     shape, gpu = load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090")
     assert num_kv_tokens(shape, gpu) == pytest.approx(41408, rel=0.03)  # what vLLM found there
     assert num_kv_tokens(load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")) == 0
-
-
-def test_all_data_sheets_can_be_used_and_name_their_source():
     for name in shipped("hardware.yaml"):
         gpu = load_gpu(name)
         assert gpu.source.startswith("NVIDIA")

@@ -145,14 +145,11 @@ def test_rope_is_scaled_as_old_files_say(tmp_path, fields, scaling):
     assert open_checkpoint(path).config.rope.scaling == scaling
 
 
-def test_rope_is_scaled_as_the_file_says(tmp_path):
+def test_rope_is_scaled_as_the_file_says_and_all_ends_are_known(tmp_path):
     tensors = random_tensors(config_json())
     factors = np.linspace(1, 8, 8, dtype=np.float32)
     path = write_gguf(tmp_path / "a.gguf", tensors={**tensors, "rope_freqs.weight": factors})
     assert open_checkpoint(path).config.rope.scaling == FrequencyFactors(tuple(factors.tolist()))
-
-
-def test_all_that_ends_a_text_is_known(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", with_fields=lambda writer: writer.add_eot_token_id(5))
     assert open_checkpoint(path).config.eos_token_ids == (1, 5)
 

@@ -81,16 +81,13 @@ def test_attention_with_padding_is_its_definition(lengths, num_queries, seed):
             assert_allclose(found[number, place], expected[0], atol=2e-6, rtol=2e-5)
 
 
-def test_attention_with_padding_takes_one_head_without_naming_it():
+def test_attention_with_padding_takes_one_head_and_masks_the_future():
     draw = np.random.default_rng(0)
     query, key, value = draw.standard_normal((3, 2, 5, 8), np.float32)
     found = batched_attention_with_padding(query, key, value, np.array([5, 3]))
     heads = [x[:, :, None] for x in (query, key, value)]
     assert found.shape == (2, 5, 8)
     assert np.array_equal(found, batched_attention_with_padding(*heads, np.array([5, 3]))[:, :, 0])
-
-
-def test_a_causal_mask_hides_what_is_above_the_diagonal():
     hidden = float("-inf")
     mask = create_causal_mask(3, 2)
     assert mask.tolist() == [[[0, hidden, hidden], [0, 0, hidden], [0, 0, 0]]] * 2

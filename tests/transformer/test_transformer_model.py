@@ -181,7 +181,7 @@ def test_whatever_rows_ask_for_recurrent_states_are_those_of_their_tokens():
         assert num_preempted or "kv_blocks" not in settings
 
 
-def test_recurrent_states_are_not_turned_back():
+def test_states_are_not_turned_back_and_prompts_not_empty():
     model = tiny_model(**QWEN3_NEXT)
     model.allocate(1)
     batch = Batch(1)
@@ -190,9 +190,6 @@ def test_recurrent_states_are_not_turned_back():
     batch.chunks = [Chunk(0, [3], 2)]
     with pytest.raises(InvariantError, match="position 2, and states after 3 tokens"):
         model.forward(batch)
-
-
-def test_an_empty_prompt_is_an_error_of_its_row():
     requests = [Request(prompt=[], max_tokens=3), Request(prompt=[1], max_tokens=1)]
     results = drained(Engine(tiny_model(), 2), requests).results
     assert [result.finish_reason for result in results] == ["error", "length"]
@@ -227,19 +224,7 @@ def test_logits_and_tokens_are_those_of_transformers(case, tmp_path):
 # Groups of layers that share blocks, and how many blocks they take.
 
 
-def test_blocks_of_slots_behind_a_window_are_used_again():
-    model = tiny_model(**KINDS["gemma3"])
-    model.allocate(1)
-    for start in range(0, 320, 40):
-        batch = Batch(1)
-        batch.join(Chunk(0, [5] * 40, start))
-        model.forward(batch)
-    # a full group has 5 blocks of 64 by then, one with a window of 20 two at most
-    assert OWN_BLOCK_SIZE == 64
-    assert model._own.num_blocks == 7
-
-
-def test_groups_have_as_many_layers_as_the_fewest_that_read_the_same():
+def test_groups_share_blocks_and_windows_give_them_back():
     gemma = tiny_config(num_layers=26, sliding_window=20, full_layers=(5, 11, 17, 23))
     assert [(len(group.layers), group.window) for group in cache_groups(gemma)] == [
         (4, None),
@@ -263,3 +248,12 @@ def test_groups_have_as_many_layers_as_the_fewest_that_read_the_same():
         ((3, 7), None),
         (delta_net.layers, 2),
     ]
+    model = tiny_model(**KINDS["gemma3"])
+    model.allocate(1)
+    for start in range(0, 320, 40):
+        batch = Batch(1)
+        batch.join(Chunk(0, [5] * 40, start))
+        model.forward(batch)
+    # a full group has 5 blocks of 64 by then, one with a window of 20 two at most
+    assert OWN_BLOCK_SIZE == 64
+    assert model._own.num_blocks == 7
