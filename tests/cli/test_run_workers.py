@@ -226,11 +226,7 @@ def test_a_request_that_has_failed_in_part_counts_once(tmp_path, monkeypatch, ca
     (tmp_path / "requests.jsonl").write_bytes(lines_of(half, short))
     numbers = tmp_path / "numbers.json"
     options = options_of(
-        tmp_path,
-        model="half_failing:logits",
-        max_errors=2,
-        summary_json=str(numbers),
-        workers=1,
+        tmp_path, model="half_failing:logits", max_errors=2, summary_json=str(numbers), workers=1
     )
     with StopSignals() as stop:
         workers = DiesInTheMiddle(options)

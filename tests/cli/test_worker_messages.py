@@ -3,13 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.run.worker import (
-    CHUNK_BYTES,
-    Answered,
-    Inbox,
-    decode_report,
-    frame_of,
-)
+from cli.run.worker import CHUNK_BYTES, Answered, Inbox, decode_report, frame_of
 
 REPORTS = st.lists(st.sampled_from([0, 1, 7, 300, CHUNK_BYTES, 5 * CHUNK_BYTES]), max_size=6).map(
     lambda sizes: [Answered([n], [bytes([n]) * size]) for n, size in enumerate(sizes)]
