@@ -27,10 +27,7 @@ Number = TypeVar("Number", int, float)
 
 
 def read_number(text: str, kind: type[Number]) -> Number:
-    """Return the number that `text` is, written in ASCII without underscores; raise a ValueError.
-
-    Python alone would take `1_0` for 10, and the digits of every script.
-    """
+    """Return the ASCII number that `text` is, without `_`; raise a ValueError."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return kind(text)
@@ -88,11 +85,7 @@ def expected_of(kind: Any) -> str:
 
 
 def check_types(record: Struct, facts: Mapping[str, "FieldFacts"]) -> None:
-    """Make sure that what `facts` names has a value of its type, as from Python anything can be.
-
-    Raises:
-        BatchdecodeError: one has not.
-    """
+    """Raise a BatchdecodeError if a field that `facts` names has a value of another type."""
     for name, field in facts.items():
         value = getattr(record, name)
         try:
@@ -109,10 +102,7 @@ def _in_words(number: float) -> str:
 
 
 class FieldFacts(Struct, frozen=True, kw_only=True):
-    """What is to be known of a field of any record; the annotated field itself tells it.
-
-    words: what it means, or does, in Markdown.
-    """
+    """What is known of a field of any record; words: what it means, in Markdown."""
 
     words: str = ""
     name: str = ""

@@ -48,10 +48,7 @@ MAX_KEPT_BEGINNINGS = 1 << 16  # of texts
 
 
 class VocabularyIndex:
-    """The tokens of a vocabulary by their bytes.
-
-    Tokens without bytes are special, and so is EOS: they are never found.
-    """
+    """The tokens of a vocabulary by their bytes, but for EOS and those without any."""
 
     def __init__(
         self, token_bytes: Sequence[bytes], vocab_size: int, eos_token_ids: Sequence[int]
@@ -75,10 +72,7 @@ class VocabularyIndex:
         return self._starting_with(text).stop > self._equal_to(text).stop
 
     def _only_beginning(self, text: bytes) -> int | None:
-        """Return the one token that anything can begin with which begins with `text`.
-
-        None if there are several, or it takes more than `text` to decide.
-        """
+        """Return the one token that all texts starting with `text` begin with; None if unsure."""
         found = [self._equal_to(text[:size]) for size in range(1, len(text) + 1)]
         places = [place for equal in found for place in equal]
         is_sure = len(places) == 1 and not self.is_proper_prefix(text)
@@ -129,10 +123,7 @@ class VocabularyIndex:
 
 
 class HealingRow:
-    """What is allowed a row whose output begins with given bytes; its methods are a GrammarRow's.
-
-    remaining: the bytes still to come; with b"" the row limits nothing any more.
-    """
+    """A row whose output begins with the bytes `remaining`; its methods are a GrammarRow's."""
 
     __slots__ = ("_index", "remaining")
 
@@ -229,10 +220,7 @@ class GrammarRow:
         return None if self._run else self._failure
 
     def packed_mask(self) -> bytes:
-        """Return the tokens allowed next: bit i % 8 of byte i // 8 is token i; 0 beyond the end.
-
-        EOS is among them exactly if the output so far is a whole.
-        """
+        """Return the allowed tokens, token i as bit i % 8 of byte i // 8; EOS if it is whole."""
         find_masks([self])
         mask = self.mask or b""
         if not self._run:
@@ -253,11 +241,7 @@ class GrammarRow:
         return self._run[:most]
 
     def advance(self, token: int) -> None:
-        """Follow the output by `token`; if that reaches a limit of llguidance, the row fails.
-
-        Raises:
-            InvariantError: the token was not allowed, or it is EOS.
-        """
+        """Follow the output by `token`, which is allowed and not EOS; at a limit the row fails."""
         # EOS is never fed: llguidance would take it, and count it in what it undoes
         if token in self.eos_token_ids or not self.allows(token):
             raise InvariantError(f"token {token} is not one that the grammar allows")
@@ -329,10 +313,7 @@ def _thread_pool() -> "LLExecutor":
 
 
 def find_masks(rows: Iterable[RowConstraint]) -> None:
-    """Find out what rows that have moved allow.
-
-    Masks of several rows are found in llguidance's thread pool, if each takes long enough.
-    """
+    """Compute the masks of rows that have moved, in llguidance's threads if they take long."""
     waiting = [row for row in rows if isinstance(row, GrammarRow) and row.mask is None]
     while waiting:
         matchers = [row.read_forced_bytes() for row in waiting]
@@ -370,12 +351,7 @@ def allowed_tokens(rows: Sequence[RowConstraint], vocab_size: int) -> NDArray[np
 
 
 class CompiledConstraint:
-    """A constraint ready for any number of rows.
-
-    matcher: at the start of an output; only copies of it move.
-    verifier: checks finished outputs by other means than the rows were made by.
-    unenforced: keywords that only the verifier decides.
-    """
+    """A constraint ready for any number of rows; only copies of its matcher move."""
 
     def __init__(
         self,
@@ -411,11 +387,6 @@ class MissingGrammarError(BatchdecodeError):
 
 
 def need_grammar_packages() -> None:
-    """Make sure that constraints can be compiled and checked.
-
-    Raises:
-        MissingGrammarError: a package is missing.
-    """
     if any(find_spec(name) is None for name in _NEEDED_MODULES):
         raise MissingGrammarError
 
@@ -470,19 +441,10 @@ class ConstraintCompiler:
         return VocabularyIndex(token_bytes, self._vocab_size, self._eos_token_ids)
 
     def check(self, field: ConstraintField, value: object) -> None:
-        """Make sure that the constraint which `field` of a request states can be compiled.
-
-        Raises:
-            GrammarError, MissingGrammarError: it cannot.
-        """
         self.compile(stated_source(field, value))
 
     def of_row(self, request: Request) -> CompiledConstraint | None:
-        """Return the constraint of a row of `request`, None if it has none.
-
-        Raises:
-            GrammarError, MissingGrammarError: it cannot be compiled.
-        """
+        """Return the constraint of a row of `request`, compiled; None if it has none."""
         source = constraint_source(request)
         if source is None:
             return None
@@ -490,12 +452,7 @@ class ConstraintCompiler:
         return self.compile(source)
 
     def compile(self, source: ConstraintSource) -> CompiledConstraint:
-        """Return `source`, compiled.
-
-        Raises:
-            GrammarError: it cannot be compiled, or no output could keep it.
-            MissingGrammarError: llguidance is not installed.
-        """
+        """Return `source`, compiled; raise a GrammarError if it or no output can be."""
         known = self._known.pop(source, None)  # put back last: a thread that reads requests may ask
         if known is None:
             began = perf_counter()

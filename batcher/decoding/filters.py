@@ -369,10 +369,7 @@ def _lower_bound(logits: FloatArray, top_k: int) -> FloatArray:
 
 
 def temper(logits: Floats, temperature: float) -> Floats:
-    """Return (logits - the row's largest) / temperature.
-
-    A softmax does not see the shift, and no temperature, however small, overflows.
-    """
+    """Return (logits - the row's largest) / temperature: no temperature overflows."""
     shifted: Floats = logits - logits.max(axis=-1, keepdims=True)
     with np.errstate(over="ignore"):
         shifted /= temperature
@@ -380,10 +377,7 @@ def temper(logits: Floats, temperature: float) -> Floats:
 
 
 def keep_top_k(logits: Floats, top_k: int | IntArray) -> None:
-    """Keep the `top_k` most likely, an int >= 1 or [rows, 1], ties at the end kept.
-
-    Fan et al. 2018, section 5.1.
-    """
+    """Keep the `top_k` most likely, an int or [rows, 1], with ties (Fan et al. 2018, 5.1)."""
     width = logits.shape[-1]
     place = np.broadcast_to(width - np.minimum(top_k, width), (len(logits), 1))
     cut = np.take_along_axis(np.sort(logits, axis=-1), place, axis=-1)
@@ -391,10 +385,7 @@ def keep_top_k(logits: Floats, top_k: int | IntArray) -> None:
 
 
 def keep_top_p(logits: Floats, top_p: float) -> None:
-    """Keep the fewest of the most likely that have `top_p` of the probability, at least one.
-
-    Holtzman et al. 2020, section 3.1.  Of equal ones at the end the lower ids stay.
-    """
+    """Keep the fewest that have `top_p` of the probability (Holtzman et al. 2020, 3.1)."""
     if top_p >= 1:
         return
     if logits.shape[-1] < WIDE:
@@ -435,10 +426,7 @@ def _keep_sorted_top_p(logits: Floats, top_p: float) -> None:
 
 
 def keep_typical(logits: Floats, typical_p: float) -> None:
-    """Keep what is nearest to the expected surprise until it has `typical_p` of the probability.
-
-    Meister et al. 2022, section 5; what is as near as the last stays too.
-    """
+    """Keep what is near the expected surprise, to `typical_p` (Meister et al. 2022, 5)."""
     if typical_p >= 1:
         return
     for row in logits:
@@ -490,10 +478,7 @@ def zipf_sizes(logprobs: Floats, mu: Floats) -> IntArray:
 
 
 def keep_below(logits: Floats, mu: Floats) -> None:
-    """Keep what has a surprise of at most mu, or the most likely if there is none; in place.
-
-    Version 2, of the authors' code (github.com/basusourya/mirostat).
-    """
+    """Keep surprises up to mu, or the most likely (github.com/basusourya/mirostat, v2)."""
     bits = surprises(logits)
     cut = np.maximum(mu[:, None], bits.min(axis=-1, keepdims=True))
     np.copyto(logits, -np.inf, where=bits > cut)

@@ -37,21 +37,13 @@ class ConstraintSource(Struct, frozen=True, cache_hash=True):
 
 
 def constraint_source(request: Request) -> ConstraintSource | None:
-    """Return the constraint of a valid `request`, None if it has none.
-
-    Raises:
-        GrammarError: its schema holds half of a character, which no text can.
-    """
+    """Return the constraint of a valid `request`, None if it has none."""
     fields = constraint_fields_of(request)
     return stated_source(fields[0], getattr(request, fields[0])) if fields else None
 
 
 def stated_source(field: ConstraintField, stated: Any) -> ConstraintSource:
-    """Return the constraint that `field` of a request states.
-
-    Raises:
-        GrammarError: a schema holds half of a character, which no text can.
-    """
+    """Return the constraint that `field` states; raise a GrammarError if it is no text."""
     text = stated if isinstance(stated, str) else canonical_json(stated)
     if not is_text(text):
         raise GrammarError((field,), "a text holds half of a surrogate pair")
@@ -117,11 +109,7 @@ class GbnfError(Exception):
 
 
 def gbnf_to_lark(text: str) -> str:
-    """Return the Lark grammar of the same language, with a rule `start`.
-
-    Raises:
-        GbnfError: `text` is not GBNF, or needs what is not supported.
-    """
+    """Return the Lark of the same language, with a rule `start`; raise a GbnfError."""
     parser = _Parser(text)
     rules = parser.rules()
     uses: dict[str, list[str]] = {name: [] for name in rules}
@@ -356,13 +344,7 @@ _MAX_CANDIDATES = 500  # parts of a schema that are tried on their own to find t
 
 
 def compile_source(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher":
-    """Return the matcher of a constraint at the start of an output.
-
-    The caller's thread has to have a stack of STACK_SIZE: see `with_large_stack`.
-
-    Raises:
-        GrammarError: there is none.
-    """
+    """Return the matcher of a constraint, or raise a GrammarError; see with_large_stack."""
     matcher = matcher_of(tokenizer, source)
     if matcher.is_error():
         raise grammar_error(tokenizer, source, matcher.get_error())
@@ -370,11 +352,7 @@ def compile_source(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMat
 
 
 def matcher_of(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher":
-    """Return the matcher of a constraint at the start of an output; it may be in error.
-
-    Raises:
-        GrammarError: `source` states nothing that llguidance could be given.
-    """
+    """Return the matcher of a constraint at the start of an output; it may be in error."""
     from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an optional dependency
 
     grammar, max_items = _lark_grammar(source), _MAX_ITEMS

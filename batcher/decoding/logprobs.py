@@ -37,10 +37,7 @@ def token_logprob(logprobs: Floats, token_ids: IntArray, column: int, num_top: i
 
 
 def as_told(logprob: float) -> float:
-    """Return `logprob` as a result states it: never below LOWEST_LOGPROB, to six digits.
-
-    Further digits are not the same on every processor.
-    """
+    """Return `logprob` as results state it: to digits that every processor agrees on."""
     return round(max(float(logprob), LOWEST_LOGPROB), NUM_DIGITS)
 
 
@@ -72,10 +69,7 @@ class PromptLogprobs:
         return not self.is_complete and start < len(self.told) <= stop
 
     def take(self, start: int, pieces: Iterable[FloatArray]) -> str | None:
-        """Take in the logits after the tokens from `start` on; return why that fails, if it does.
-
-        pieces: each [tokens, vocab]; only as many as are needed are asked for.
-        """
+        """Take in `pieces` of logits [tokens, vocab] from `start` on; return why that fails."""
         position = start  # of the token after which the next row of logits stands
         for piece in pieces:
             end = min(position + len(piece), self._num_tokens - 1)

@@ -53,10 +53,7 @@ def row_key(seed: int, request_id: str, sample: int) -> int:
 
 
 def token_hashes(keys: Bits, positions: IntArray, token_ids: IntArray) -> Bits:
-    """Return the hashes [rows, width] of `token_ids`, same shape.
-
-    keys, positions: [rows]; how many tokens each row has generated.
-    """
+    """Return the hashes [rows, width] of `token_ids`; keys, positions: [rows]."""
     starts = _at(keys, positions)
     hashes = token_ids.astype(np.uint64)
     hashes *= np.uint64(GAMMA)
@@ -65,10 +62,7 @@ def token_hashes(keys: Bits, positions: IntArray, token_ids: IntArray) -> Bits:
 
 
 def draft_keys(keys: Bits, positions: IntArray) -> Bits:
-    """Return keys [rows] for drafts of rows that have so many tokens when these are drawn.
-
-    So no two drafts have the same noise, be they of the same position; nor has a token of the row.
-    """
+    """Return keys [rows] for drafts; no two drafts and no token share their noise."""
     return _at(mix_in_place(keys + _DRAFTS), positions)
 
 
@@ -83,10 +77,7 @@ def gumbel_noise(hashes: Bits) -> Floats:
 
 
 def highest_noise(hashes: Bits) -> NDArray[np.float32]:
-    """Return what the noise of each of `hashes` is not above, and near to where it is high.
-
-    -log(u) is not below 1 - u.
-    """
+    """Return a tight upper bound of the noise of `hashes`: -log(u) is not below 1 - u."""
     rest = _places(~hashes).astype(np.float32)  # of 1 - u
     rest += np.float32(0.5)
     noise = np.log(rest, out=rest)
@@ -98,10 +89,7 @@ def _at(keys: Bits, positions: IntArray) -> Bits:
 
 
 def _uniform(hashes: Bits) -> Floats:
-    """Return the middle of the part of (0, 1) that each of `hashes` falls into.
-
-    Never 0, never 1, both exact in float64.
-    """
+    """Return the middle of the part of (0, 1) of each hash: never 0 or 1, and exact."""
     uniform: Floats = _places(hashes) + np.float64(0.5)
     uniform *= 2.0**-_BITS
     return uniform
@@ -184,10 +172,7 @@ def draw(
     params: SamplingParams,
     drafts: Sequence[DrawnDraft | None] = (),
 ) -> DrawnTokens:
-    """Return one token of each row of `logits` [rows, vocab], whose rows are all usable.
-
-    drafts: the draft of each row that is to be verified, if there is any of any.
-    """
+    """Return one token of each row of `logits` [rows, vocab]; drafts: those to verify, if any."""
     drawn = DrawnTokens(np.zeros(len(logits), np.int64), states.mu.copy(), {})
     for candidates in _narrow(logits, params):
         rows, token_ids, scores = candidates
@@ -239,10 +224,7 @@ def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
 
 
 def _filter(scores: Floats, mu: Floats, params: SamplingParams) -> None:
-    """Drop what is not to be drawn, in the order of transformers' `generate`.
-
-    The order counts: vLLM, which applies min_p before top_p, may keep fewer.
-    """
+    """Drop what is not drawn, in the order of transformers; vLLM applies min_p first."""
     if params.mirostat == 1:
         logprobs = -np.sort(filters.surprises(scores), axis=-1) * np.log(2)
         filters.keep_top_k(scores, filters.zipf_sizes(logprobs, mu)[:, None])
@@ -305,11 +287,7 @@ class SamplingRow(NamedTuple):
 
 
 class SuspendedSampling(NamedTuple):
-    """A row that was taken out of the sampler, to go on in another slot.
-
-    numbers: what it has in each of the arrays by slot.  seen: see SeenTokens.read; None for a row
-    without penalties.
-    """
+    """A row out of the sampler: its numbers in the arrays by slot, and its SeenTokens."""
 
     row: SamplingRow
     numbers: list[float]
@@ -715,10 +693,7 @@ class Sampler:
 
 
 def _only(logits: FloatArray, allowed: NDArray[np.bool_]) -> FloatArray:
-    """Return `logits`, finite or -inf, with -inf where `allowed` is False; both [rows, vocab].
-
-    np.where takes thrice the time: it branches.
-    """
+    """Return `logits` with -inf where `allowed` is False, in a third of np.where's time."""
     bits = allowed.astype(np.uint32)
     bits -= np.uint32(1)  # all of them set where a token is ruled out, else none
     bits &= _NO_CHANCE

@@ -159,10 +159,7 @@ class StopMatcher:
         return ended
 
     def advance_some(self, slots: Iterable[int], tokens: IntArray) -> list[int]:
-        """Let the rows in `slots` alone read their tokens; return those that have ended.
-
-        tokens: [num_slots].
-        """
+        """Let the rows in `slots` read their tokens [num_slots]; return those that have ended."""
         ended = []
         for slot in slots:
             state = self._state_after(slot, tokens.item(slot))
@@ -172,10 +169,7 @@ class StopMatcher:
         return ended
 
     def advance_row(self, slot: int, token_ids: Sequence[int]) -> int:
-        """Let the row in `slot` alone read tokens, up to one that would end it.
-
-        Returns how many it has read.
-        """
+        """Let one row read tokens, up to one that would end it; return how many it has read."""
         if slot not in self.watched:
             return len(token_ids)
         state, flat, shared = self.states.item(slot), self._flat, self._shared
@@ -255,10 +249,7 @@ class StopMatcher:
         return line * self._width
 
     def _to_be_read(self, place: AutomatonPlace) -> Iterator[IntArray | list[int]]:
-        """Yield the columns of tokens that may not lead to where they lead from the root.
-
-        For the root itself: those that may not lead back to it.
-        """
+        """Yield the columns of tokens that may not lead to where they lead from the root."""
         automaton, (state, id_node, text_node, skip) = place
         last = self._width - 1
         if skip:
@@ -507,10 +498,7 @@ class TextStream:
         return self._piece(text, is_final=True)
 
     def _piece(self, certain: bytes, *, is_final: bool) -> list[TextPiece]:
-        """Return the characters of `certain`, as decoding all text at once would replace bad ones.
-
-        is_final: whether a new text begins after it.
-        """
+        """Return `certain` decoded as a part of all text; is_final: whether a new text follows."""
         text = self._decoder.decode(certain, is_final)
         if self._has_told_bad and text:
             self._has_told_bad, text = False, text[1:]

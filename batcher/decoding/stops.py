@@ -105,10 +105,7 @@ def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
 
 
 def stop_automaton(request: Request, eos_token_ids: tuple[int, ...]) -> StopAutomaton:
-    """Return what the output of a valid `request` is watched for.
-
-    eos_token_ids: any of them is EOS.
-    """
+    """Return what the output of a valid `request` is watched for; EOS is any of the ids."""
     token, sequence, text = request.stop_token, request.stop_sequence, request.stop
     ends = () if request.ignore_eos else eos_token_ids
     if token is None and sequence is None and text is None and request.states is None:
@@ -169,10 +166,7 @@ def _only_stops(
 
 
 class Match(NamedTuple):
-    """An exit whose pattern was completed by a token, so that its state was left.
-
-    end: how many bytes of the token were read until then, those of the prompt not counted.
-    """
+    """An exit that a token completed; end: how many bytes of the token that took."""
 
     exit: Exit
     end: int
@@ -187,10 +181,7 @@ class StopReading(NamedTuple):
 
 
 class RankedExit(NamedTuple):
-    """An exit as it ranks among the others of its state; smaller goes first.
-
-    size: of its pattern, in bytes.
-    """
+    """An exit as it ranks in its state, smaller first; size: of its pattern, in bytes."""
 
     rank: tuple[int, int, int]
     exit: Exit
@@ -276,10 +267,7 @@ class Trie:
 
 
 class StopReader:
-    """An automaton made ready to read tokens.
-
-    tries: of each state, (ids, text).
-    """
+    """An automaton made ready to read tokens; tries: of each state, (ids, text)."""
 
     def __init__(self, automaton: StopAutomaton, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes

@@ -176,10 +176,7 @@ DIALECTS = {  # without http or https, which are mistaken for each other
 
 
 class Look(NamedTuple):
-    """What the second look has found; problem: what breaks the constraint, None if nothing does.
-
-    is_decided: whether there was anything independent to look with; if not, problem is None.
-    """
+    """What the second look found; problem: what breaks the constraint, if it is decided."""
 
     problem: str | None
     is_decided: bool = True
@@ -464,10 +461,7 @@ Change = Callable[[Schema, Path], Schema]
 
 
 class Enforceable(Struct, frozen=True):
-    """What llguidance can enforce of a constraint.
-
-    source: that which is compiled.  unenforced: the keywords of a schema that are left out of it.
-    """
+    """What of a constraint is compiled, and the keywords of a schema that are left out."""
 
     source: ConstraintSource
     unenforced: tuple[str, ...] = ()
@@ -667,11 +661,7 @@ _STATUS = pathlib.Path("/proc/self/status")
 
 
 class Trials:
-    """Tries constraints; its process is started for the first one, and ends with this one.
-
-    make: returns what can be enforced of a constraint.  A constraint that has passed is not tried
-    again.
-    """
+    """Tries constraints in a process of its own; those that have passed are not tried again."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -686,12 +676,7 @@ class Trials:
             process.communicate()
 
     def _try(self, source: ConstraintSource, timeout: float) -> Enforceable:
-        """Return what can be enforced of a constraint; timeout: seconds of processor time.
-
-        Raises:
-            GrammarError: it cannot be compiled, or not in that time.
-            BatchdecodeError: no process can be started.
-        """
+        """Return what can be enforced of a constraint; timeout: seconds of processor time."""
         max_bytes = BASE_MEMORY + MEMORY_PER_CHARACTER * len(source.text)
         task = json.dumps([source.kind, source.text, timeout, max_bytes]).encode() + b"\n"
         with self._lock:

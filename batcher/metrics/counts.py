@@ -244,10 +244,7 @@ class DraftedStepCosts(Totals):
                 found.num_drafts += drafts
 
     def draft_cost(self) -> float | None:
-        """Return how much longer a draft of a row made a step, in steps without any.
-
-        None where no steps can be compared; never less than 0.
-        """
+        """Return how much longer a draft made a step, at least 0; None if nothing compares."""
         taken = usual = 0.0
         drafts_per_row = 0.0
         for rows, drafting in self.drafting.items():
@@ -269,10 +266,7 @@ class SpeculationTotals(Totals):
     num_decode_steps: int = 0
 
     def numbers(self, rule: Acceptance, num_positions: int) -> Speculation | None:
-        """Return what became of the drafts, None if there were none.
-
-        num_positions: how many were computed in all.
-        """
+        """Return what became of the drafts among so many positions, None if there were none."""
         counts = self.counts
         num_drafted, num_accepted = counts.num_drafted, counts.num_accepted
         if not num_drafted:

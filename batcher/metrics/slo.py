@@ -67,10 +67,7 @@ def class_name(priority: int) -> str:
 
 
 class Goodput(Struct, frozen=True, kw_only=True):
-    """How many requests came to their end in the time they were promised.
-
-    limits: in seconds, by metric.  missed: how many exceeded which, or the "deadline", or "failed".
-    """
+    """How many requests kept their limits (seconds by metric); missed: how many exceeded which."""
 
     limits: dict[str, float]
     requests: int
@@ -133,11 +130,7 @@ class GoodputCount(Totals):
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the SLO that `text` states: `ttft=0.5,tpot=50ms`, in seconds unless it has a unit.
-
-    Raises:
-        BatchdecodeError: it is no list of such limits.
-    """
+    """Return the SLO that `text` states, in seconds unless it has a unit: `ttft=0.5,tpot=50ms`."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         match = _LIMIT.fullmatch(part.strip())

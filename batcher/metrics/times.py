@@ -325,10 +325,7 @@ class GivenTokens(NamedTuple):
 
 
 class EndedRequest(NamedTuple):
-    """A sample, or all beams of a request, that has ended; times are in seconds.
-
-    end: of its last step.  queue, ttft: None if it was not admitted, or given no token.
-    """
+    """A sample or all beams of a request that ended; queue, ttft: None if it had none."""
 
     finish: FinishEvent
     arrive: ArriveEvent
@@ -354,10 +351,7 @@ class EndedRequest(NamedTuple):
 
 
 class TokenTimes:
-    """Follows all sequences from step to step, tells their times and counts them.
-
-    times: how they are distributed so far, by the names of Latencies.
-    """
+    """Follows all sequences from step to step; times: distributions by name of Latencies."""
 
     def __init__(self) -> None:
         self.times = {name: SecondsHistogram() for name in Latencies.__struct_fields__}
@@ -410,10 +404,7 @@ class TokenTimes:
     def interrupt(
         self, events: list[EventOfRequest], step: WholeStep | None = None
     ) -> list[EndedRequest]:
-        """Take in what happens before the rows of `step` go on; return who ends by that.
-
-        Without a step, at the end of the run, that is all that happens.
-        """
+        """Take in what happens before the rows of `step`, or after all; return who ends by that."""
         ended: list[EndedRequest] = []
         for event, found in events:
             arrive = found.arrive

@@ -72,10 +72,7 @@ def parse(text: str) -> object:
 
 
 def find_members(text: str, start: int) -> Iterator[JsonMember]:
-    """Yield what the object or the list at `start` holds; nothing if there is neither.
-
-    `text` must be what `parse` accepts.
-    """
+    """Yield what the object or the list at `start` of what `parse` accepts holds."""
     start = _skip_space(text, start)
     if text[start] not in "[{":
         return
@@ -125,19 +122,12 @@ def find_key(text: str, path: Path) -> TextSpan:
 
 
 def read_distinct(line: str | bytes) -> object:
-    """Return the value of `line`, with the number of its digits for an integer.
-
-    Raises:
-        ValueError: an object in it has two equal names, or it is not JSON.
-    """
+    """Return the value of `line`; raise a ValueError if an object has two equal names."""
     return json.loads(line, parse_int=len, object_pairs_hook=_make_distinct)
 
 
 def find_doubles(text: str) -> Iterator[tuple[Path, TextSpan, TextSpan]]:
-    """Yield each name that an object in `text` has twice, at any depth.
-
-    Each with its path, its place and that of the first one.
-    """
+    """Yield the path, the place and the first place of names that an object has twice."""
     try:
         read_distinct(text)
     except _DoubledError:

@@ -379,10 +379,7 @@ def _read_passed_on(name: str, value: Any, _: Fields) -> Found:
 
 
 def _as_written(read: Reader) -> Reader:
-    """Return a reader of what a server is sent under its own name; `read` knows what it means.
-
-    What is wrong with it is for the server to say.
-    """
+    """Return a reader of what a server is sent as written, and itself checks."""
 
     def both(name: str, value: Any, fields: Fields) -> Found:
         yield from (found for found in read(name, value, fields) if isinstance(found, Given))
@@ -403,10 +400,7 @@ def _rendered(answer: Any) -> str | list[Any]:
 def _num_system_tokens(
     messages: list[Message], rendered: str | list[Any], template: ChatTemplate
 ) -> int:
-    """Return how many tokens of a chat that is token ids are those of the system's messages.
-
-    They are a segment of their own in a session, which may drop the rest.
-    """
+    """Return how many tokens are those of the system's messages, which no session drops."""
     system = list(takewhile(lambda message: message["role"] == "system", messages))
     if not system or system == messages or isinstance(rendered, str):
         return 0

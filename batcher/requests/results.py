@@ -32,11 +32,7 @@ def encode_tokens(events: Iterable[TokenEvent]) -> bytes:
 
 
 def decode_result_line(line: bytes) -> list[Result]:
-    """Return the results that a line of either form holds, one or more.
-
-    Raises:
-        BatchdecodeError: it is neither.
-    """
+    """Return the results that a line of either form holds, or raise a BatchdecodeError."""
     try:
         return [_result_decoder.decode(line)]
     except msgspec.ValidationError:

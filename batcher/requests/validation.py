@@ -207,10 +207,7 @@ def check_number(value: object, path: Path, allowed: Range) -> Problems:
 def check_text_or_tokens(
     value: object, path: Path, capabilities: ModelCapabilities, if_several: str = _IF_SEVERAL
 ) -> Problems:
-    """Yield the problems of what is neither text nor token ids.
-
-    if_several: what helps whoever gives a list of texts or of lists.
-    """
+    """Yield the problems of a text or token ids; if_several: the hint for a list of either."""
     if not isinstance(value, list):
         yield from check_string(value, path, "a string or a list of token ids")
         return
@@ -707,11 +704,7 @@ def _make(name: str, other: str, message: str) -> tuple[FieldProblem, str]:
 
 
 def num_slots_needed(request: Request) -> int:
-    """Return how many slots one admission of `request` takes.
-
-    Those are its beams, or a sample and the negative prompt beside it; samples are admitted one by
-    one.
-    """
+    """Return the slots of one admission: the beams, or a sample and its negative prompt."""
     if request.num_beams > 1:
         return request.num_beams
     return 1 if request.cfg_scale == 1 else 2
