@@ -11,11 +11,8 @@ import pytest
 from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_logits import reference_logits
 
 from batcher.decoding.beams import BeamSearch, BeamStep, Hypothesis
-from batcher.models.base import Batch, Chunk
-from batcher.models.simulated import SimulatedModel
 
 EOS, START = 0, 1
 IMPOSSIBLE = -np.inf
@@ -259,27 +256,3 @@ def test_every_score_is_a_number(length_penalty: float, log_prob: float) -> None
     results = run(markov(table), length_penalty=length_penalty).search.results()
     assert results
     assert all(np.isfinite(h.score) for h in results)
-
-
-def test_forks_keep_the_slots_of_a_model_in_step_with_the_places() -> None:
-    """What the rows of a model give, forked as the steps say, is what whole prefixes give."""
-    model, prompt, settings = SimulatedModel(), [300], {"num_beams": 4, "max_tokens": 12}
-    expected = run(lambda row: log_softmax(reference_logits(model, prompt + row)), **settings)
-    model.allocate(4)
-    batch = Batch(4)
-    batch.join(Chunk(0, prompt, 0))
-    batch.logit_slots = np.arange(1)
-    search = a_search(**settings)
-    steps = []
-    while step := search.advance(
-        log_softmax(model.forward(batch).logits), lambda _, token: token == EOS
-    ):
-        steps.append(step)
-        for place, parent in enumerate(step.parents):
-            if parent != place:
-                model.fork(parent, place)
-        batch.chunks, batch.tokens = [], np.array(step.tokens)
-        batch.logit_slots = np.arange(4)
-    assert steps == expected.steps
-    assert [h.tokens for h in search.results()] == [h.tokens for h in expected.search.results()]
-    assert any(parent != place for step in steps[1:] for place, parent in enumerate(step.parents))

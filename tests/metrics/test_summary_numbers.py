@@ -97,22 +97,6 @@ def test_the_steps_since_the_last_event_count_when_the_run_tells_of_them():
     assert (summary.steps, summary.busy_slot_steps, summary.unfinished) == (50, 53, 1)
 
 
-def test_waits_count_from_the_arrival_not_from_the_reading():
-    summary = summary_of([Job("a", 5), Job("b", 5, arrival=2.0)], batch=1)
-    assert summary.wait == Distribution(2, 1.5, 0, 3, 3, 3, 3)
-    assert summary.latency == Distribution(2, 6.5, 5, 8, 8, 8, 8)
-
-
-def test_failed_and_slotless_requests_have_no_latency():
-    summary = summary_of(
-        [Job("none", 0), Job("bad", 1, outcome="error"), Job("good", 2, outcome="stop")]
-    )
-    assert summary.latency == Distribution(1, 2.0, 2, 2, 2, 2, 2)
-    assert summary.first_token is not None
-    assert summary.first_token.count == 1
-    assert (summary.ok, summary.failed) == (2, 1)
-
-
 def test_a_rejected_line_is_a_failed_request_and_one_that_never_arrives_is_counted():
     run = RunEvent(batch=2, model="test", settings={})
     summary = metrics_of([run, RejectEvent(0, 0.0, "x", 0, "invalid-json")]).summary()

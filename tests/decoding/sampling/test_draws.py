@@ -149,14 +149,6 @@ def test_where_both_differ_by_rounding_alone_nothing_else_is_left() -> None:
     assert left(DRAWN_FROM * 0.5, 2, 1.0 + 1e-6) == DRAWN_FROM.tolist()
 
 
-def test_rows_without_drafts_are_left_as_they_are() -> None:
-    scores = np.log(np.stack([WANTED, WANTED]))
-    drafts = [None, DrawnDraft(0, DRAWN_FROM.astype(np.float32))]
-    verified = verify(scores, np.array([[0, 1, 2]] * 2), drafts, np.array([0.5, 0.5]))
-    assert (verified[0] == scores[0]).all()
-    assert (verified[1] != scores[1]).any()
-
-
 def opened(key: int, *, after: bool) -> Sampler:
     """A sampler with a row of two tokens; after: in the slot of one that was drafted for."""
     sampler = Sampler(1, 3, Letters(3))
@@ -303,30 +295,3 @@ def test_drafts_and_their_acceptance_have_noise_of_their_own() -> None:
     assert abs(correlations).max() < 0.065  # five deviations
     counts = np.histogram(accepting, bins=20, range=(0, 1))[0]
     assert ((counts - 300) ** 2 / 300).sum() < 50.8  # as above
-
-
-def draws(logits: np.ndarray, params: SamplingParams, by: str) -> np.ndarray:
-    """How often each token is chosen of 2,000: of one row at many positions, or of many rows."""
-    num_rows, num_steps = (1, 2000) if by == "position" else (400, 5)
-    sampler = Sampler(num_rows, len(logits), Letters(len(logits)))
-    for row in range(num_rows):
-        sampler.open(row, SamplingRow(params, sampling.row_key(3, f"request {row}", 0), []))
-    counts = np.zeros(len(logits))
-    for _ in range(num_steps):
-        np.add.at(counts, sampler.sample(np.tile(logits, (num_rows, 1))).tokens, 1)
-    return counts
-
-
-def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
-    logits = language_like(np.random.default_rng(5), 1, 11)[0]
-    expected = np.exp(logits - logits.max())
-    expected *= 2000 / expected.sum()
-    for by in ("position", "row"):
-        counts = draws(logits, SamplingParams(temperature=1.0), by)
-        assert ((counts - expected) ** 2 / expected).sum() < 35.6  # 10 degrees, p > 1e-4
-    kept = np.sort(expected)[-3:]
-    counts = draws(logits, SamplingParams(temperature=1.0, top_k=3), "row")
-    observed = counts[np.argsort(expected)]
-    assert not observed[:-3].any()
-    expected = kept * 2000 / kept.sum()
-    assert ((observed[-3:] - expected) ** 2 / expected).sum() < 18.4  # 2 degrees

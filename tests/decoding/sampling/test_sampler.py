@@ -130,23 +130,6 @@ def test_rows_of_one_group_do_not_change_each_others_last_bit(
     assert told([4, 3, 2, 1, 0, 6, 5]) == [told([row])[0] for row in [4, 3, 2, 1, 0, 6, 5]]
 
 
-def test_greedy_takes_the_first_of_the_most_likely() -> None:
-    assert one_step([1, 3, 3, 2], GREEDY).tokens.tolist() == [1, 0]
-
-
-def test_a_seed_gives_the_same_again_and_another_position_or_key_another() -> None:
-    logits = np.zeros((2, 1000), np.float32)
-
-    def tokens(key: int) -> list[int]:
-        sampler = Sampler(2, 1000, Letters(1000))
-        sampler.open(0, SamplingRow(SAMPLED, key, []))
-        sampler.open(1, SamplingRow(SAMPLED, 99, []))
-        return [int(sampler.sample(logits).tokens[0]) for _ in range(20)]
-
-    assert tokens(1) == tokens(1) != tokens(2)
-    assert len(set(tokens(1))) > 15
-
-
 UNUSABLE = [
     ([0, NAN, 1], "a logit is not a number"),
     ([0, INF, 1], "a logit is infinite"),

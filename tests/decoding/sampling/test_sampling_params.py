@@ -48,23 +48,3 @@ def test_what_a_request_becomes(fields: dict, expected: SamplingParams) -> None:
     request = Request(prompt="", **fields)
     assert sampling_params(request) == expected
     assert bool(logit_fields_of(request)) == (expected != GREEDY)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"num_beams": 2},
-        {"heal": True},
-        {"json_schema": True},
-        {"json_schema": False},
-        {"regex": ""},
-        {"choice": ["a"]},
-        {"lark": "start: A"},
-        {"gbnf": "root ::= A"},
-    ],
-    ids=str,
-)
-def test_what_else_needs_logits(fields: dict) -> None:
-    request = Request(prompt="", **fields)
-    assert sampling_params(request) == GREEDY
-    assert logit_fields_of(request)
