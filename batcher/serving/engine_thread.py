@@ -86,8 +86,6 @@ class Exchange:
 
 
 ServerClock = PacedClock | WallClock
-Mail = partial[None]
-"""What the thread of the engine is to do before its next step."""
 
 
 class Watcher(Protocol):
@@ -123,7 +121,7 @@ class EngineThread:
         self.on_end: Callable[[], object] = lambda: None
         self._watcher, self._prefix, self._num_requests = watcher, prefix, 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: deque[Mail] = deque()
+        self._inbox: deque[partial[None]] = deque()  # what is to be done before the next step
         self._has_mail, self._room = Event(), Semaphore(MAX_UNHEARD)
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
@@ -177,23 +175,23 @@ class EngineThread:
         for request, name in zip(requests, names, strict=True):
             force_setattr(request, "arrival_time", arrival_time)
             self.exchanges[name] = exchange
-            self._post(partial(self._enqueue, request, name, wants_tokens))
+            self._post(self._enqueue, request, name, wants_tokens)
         return exchange
 
     def release(self, exchange: Exchange) -> None:
         if self._forget(exchange):
             for name in exchange.names:
-                self._post(partial(self._abort, name))
+                self._post(self._abort, name)
 
     def stop(self) -> None:
-        self._post(partial(self._end))
+        self._post(self._end)
         self._fail_all(ApiError(UNAVAILABLE, "server-ended", "the server has ended"))
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
 
-    def _post(self, mail: Mail) -> None:
-        self._inbox.append(mail)
+    def _post(self, do: Callable[..., None], *arguments: object) -> None:
+        self._inbox.append(partial(do, *arguments))
         self._has_mail.set()
 
     def _forget(self, exchange: Exchange) -> bool:
