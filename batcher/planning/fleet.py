@@ -142,9 +142,10 @@ class Fleet:
         self._num_ended = 0
         self._refused = Counter[int]()
         self._siblings: tuple[int, Member | None] = (-1, None)
-        self._events: list[tuple[tuple[float, int], int]] = []  # a heap, of which member
+        self._events: list[tuple[float, int, int]] = []  # a heap: time, kind, member
         self._turns_ahead: list[tuple[float, int, int, SimulatedSequence]] = []  # a heap by arrival
-        self._responses: list[tuple[float, int, Member, int]] = []  # a heap by their ends
+        # A heap by time: how many sequences of which member end then, and their prompt tokens.
+        self._responses: list[tuple[float, int, Member, int, int]] = []
         views = [member.view for member in self._members]
         if decode_router is not None:
             decode_router.use([v for v in views if replicas[v.index].role == "decode"])
@@ -191,6 +192,7 @@ class Fleet:
 
     def run(self) -> FleetResult:
         arrivals, events, turns = iter(self._turns.arrivals()), self._events, self._turns_ahead
+        members, responses = self._members, self._responses
         ahead = next(arrivals, None)
         first_arrival = None if ahead is None else ahead.arrival_time
         while True:
@@ -199,23 +201,26 @@ class Fleet:
             until = inf if sequence is None else sequence.arrival_time
             due = self._next_due(until) if self._is_managed else inf
             until = min(until, due)
-            sure = min(until, events[0][0][0]) if events and self._has_turns else until
-            is_report = self._next_report <= sure < inf
-            if is_report:  # a turn that arrives before the last one might have to know this one
-                last = max(self._next_report, floor(sure / self._interval) * self._interval)
-                until = min(last, sure)  # a product is rounded
-            if events and events[0][0] < (until, ARRIVES):
-                event, index = heappop(events)
-                member = self._members[index]
-                if event == member.next_event:
+            is_report = False
+            if self._next_report <= until:
+                sure = min(until, events[0][0]) if events and self._has_turns else until
+                is_report = self._next_report <= sure < inf
+                if is_report:  # a turn that arrives before the last one might have to know this one
+                    last = max(self._next_report, floor(sure / self._interval) * self._interval)
+                    until = min(last, sure)  # a product is rounded
+            if events and events[0] < (until, ARRIVES):
+                time, kind, index = heappop(events)
+                member = members[index]
+                if member.next_event == (time, kind):
                     member.replica.go_on()
-                    self._take_ended(member)
+                    if member.replica.ended:
+                        self._take_ended(member)
                     member.next_event = NOTHING
                     self._plan(member)
                 continue
-            while self._responses and self._responses[0][0] <= until:
-                time, _, member, num_tokens = heappop(self._responses)
-                self._hear_end(member, time, num_tokens)
+            while responses and responses[0][0] <= until:
+                time, _, member, num_ended, num_tokens = heappop(responses)
+                self._hear_ends(member, time, num_ended, num_tokens)
             if is_report:
                 self._next_report = until + self._interval
                 for view in self._known if self._is_managed else [m.view for m in self._members]:
@@ -261,21 +266,18 @@ class Fleet:
         event = member.replica.next_event()
         if event != member.next_event:
             member.next_event = event
-            heappush(self._events, (event, member.view.index))
+            heappush(self._events, (*event, member.view.index))
 
     # -- what is sent, and comes back ----------------------------------------------------------
 
     def _send(self, sequence: SimulatedSequence) -> None:
-        now, (number, to) = sequence.arrival_time, self._siblings
-        if (
-            isinstance(sequence, Phase)
-            or not sequence.has_siblings
-            or number != sequence.input_index
-        ):
-            router = self._decode_router if isinstance(sequence, Phase) else self._router
-            view = router.choose(sequence, now)
+        has_siblings, is_phase = sequence.has_siblings, isinstance(sequence, Phase)
+        number, to = self._siblings
+        if is_phase or not has_siblings or number != sequence.input_index:
+            router = self._decode_router if is_phase else self._router
+            view = router.choose(sequence, sequence.arrival_time)
             to = None if view is None else self._members[view.index]
-            if sequence.has_siblings:
+            if has_siblings:
                 self._siblings = sequence.input_index, to
         if to is None:
             self._refuse(sequence, "router")
@@ -287,12 +289,13 @@ class Fleet:
                 self._offer()
             if to.life.state is not ReplicaState.SERVING:
                 return
-        if self._transfer is not None and not isinstance(sequence, Phase):
+        if self._transfer is not None and not is_phase:
             sequence = phase_of(sequence, max_tokens=min(sequence.max_tokens, PROMPT_TOKENS))
-        to.replica.add(sequence)
+        is_news = to.replica.add(sequence)
         if to.replica.ended:
             self._take_ended(to)
-        self._plan(to)
+        if is_news:
+            self._plan(to)
 
     def _note_sent(self, sequence: SimulatedSequence, member: Member) -> None:
         view = member.view
@@ -303,7 +306,7 @@ class Fleet:
 
     def _take_ended(self, member: Member) -> None:
         """Count what has ended at a replica, and let the turns or phases after it arrive."""
-        replica = member.replica
+        replica, num_tokens = member.replica, 0
         for one in replica.ended:
             sequence, is_over = one, True
             if self._is_managed:
@@ -317,10 +320,9 @@ class Fleet:
                     setattr(sequence, name, getattr(one, name))
                 is_over = one.source is not None or sequence.num_output_tokens <= PROMPT_TOKENS
             replica.result.count(sequence, self.columns, replica.role)
-            self._num_ended += 1
-            if self._hears_ends:
-                entry = replica.now, self._num_ended, member, sequence.num_prompt_tokens
-                heappush(self._responses, entry)
+            num_tokens += sequence.num_prompt_tokens
+            if not self._has_turns:
+                continue
             if not (is_over or sequence.has_failed):
                 after: SimulatedSequence | None = phase_of(
                     sequence,
@@ -336,18 +338,24 @@ class Fleet:
                     after = self._turns.next_turn(after, replica.now)
             if after is not None:
                 heappush(self._turns_ahead, (*ARRIVAL_ORDER(after), after))
-        if replica.ended:
+        num_ended = len(replica.ended)
+        if num_ended:
+            self._num_ended += num_ended
+            if self._hears_ends:
+                entry = replica.now, self._num_ended, member, num_ended, num_tokens
+                heappush(self._responses, entry)
             replica.ended.clear()
             self._on_ended(self._num_ended)
 
-    def _hear_end(self, member: Member, time: float, num_tokens: int) -> None:
+    def _hear_ends(self, member: Member, time: float, num_ended: int, num_tokens: int) -> None:
         view = member.view
-        view.num_requests -= 1
+        was_full = view.num_requests >= self._max_in_flight
+        view.num_requests -= num_ended
         view.num_tokens -= num_tokens
         if member.router.hears_ends:
             member.router.note(view)
         if self._is_managed:
-            if view.num_requests == self._max_in_flight - 1:
+            if was_full and view.num_requests < self._max_in_flight:
                 self._offer()
             self._go_down_if_drained(member, time)
 

@@ -168,7 +168,7 @@ class DecodeReplica(Replica):
         self._transfer, self._on_taken = transfer, on_taken
         self._incoming: deque[Phase] = deque()
 
-    def add(self, sequence: SimulatedSequence) -> None:
+    def add(self, sequence: SimulatedSequence) -> bool:
         """Advance to the arrival of the second phase of a sequence, and take it in."""
         self.advance(sequence.arrival_time)
         if not isinstance(sequence, Phase):
@@ -177,9 +177,10 @@ class DecodeReplica(Replica):
             sequence.has_failed = True
             self.ended.append(sequence)
             self._on_taken(sequence, sequence.arrival_time)
-            return
+            return True
         self._incoming.append(sequence)
         self._take_in()
+        return True
 
     def report(self, time: float) -> ReplicaStats:
         """Return its state; those without blocks wait, too."""

@@ -12,6 +12,7 @@ from functools import partial
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import chain
+from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -155,12 +156,8 @@ class LeastOf(Router):
             self._heap = sorted(self._entries.values())
 
 
-def num_requests(replica: ReplicaView) -> float:
-    return replica.num_requests
-
-
-def num_prompt_tokens(replica: ReplicaView) -> float:
-    return replica.num_tokens
+num_requests = attrgetter("num_requests")
+num_prompt_tokens = attrgetter("num_tokens")
 
 
 def reported_queue(replica: ReplicaView) -> float:

@@ -464,10 +464,17 @@ class Replica:
     def now(self) -> float:
         return self._now
 
-    def add(self, sequence: SimulatedSequence) -> None:
-        """Take in a sequence, which arrives when no step begun by now can know of it."""
-        self._next_stretch = None
+    def add(self, sequence: SimulatedSequence) -> bool:
+        """Take in a sequence, which arrives when no step begun by now can know of it.
+
+        Sequences are added by arrival, so none is news after one that has still to join: returns
+        whether the next event has to be looked for anew.
+        """
+        is_news = not self._queue.num_pending
+        if is_news:
+            self._next_stretch = None
         self._queue.add(sequence, self._now)
+        return is_news
 
     def next_event(self) -> tuple[float, int]:
         """Return when it ends steps that decide nothing, or begins one that does.
