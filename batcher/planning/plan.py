@@ -2,9 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from math import ceil, floor
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -137,11 +136,6 @@ class LeastSearch:
     @property
     def nearest(self) -> int:
         return max(self.scores, key=lambda number: (self.scores[number], -number))
-
-    def run(self, score: Callable[[int], Score], start: int = 0) -> None:
-        """Search from the rung at place `start` on; `score` is called once for each number."""
-        for number in self.asks(start):
-            self.scores[number] = score(number)
 
     def asks(self, place: int) -> Iterator[int]:
         """Yield each number whose score must be in `scores` before the search goes on.
@@ -313,28 +307,36 @@ def _with_a_token_for_each(deployment: Deployment) -> Deployment:
     return AXES["max_batch_tokens"].set(deployment, deployment.batch)
 
 
-class Reached(Struct, frozen=True):
-    """How far a simulation of `base` came to its limits.
+class Tried(Struct, frozen=True, kw_only=True):
+    """What a deployment came to, and how far it came to its limits.
 
-    slots, blocks, tokens: the most of any step of a replica.  request: the tokens of the longest
-    request.  lacking: what the first of a waiting queue lacked.
+    outcome: None: it was given up.  is_known: whether the rest is.  slots, blocks, tokens: the most
+    of any step of a replica.  request: the tokens of the longest request.  lacking: what the first
+    of a waiting queue lacked.
     """
 
-    base: Deployment
-    slots: int
-    blocks: int
-    tokens: int
-    request: int
-    lacking: set[str]
+    deployment: Deployment
+    outcome: Outcome | None = None
+    is_known: bool = False
+    slots: int = 0
+    blocks: int = 0
+    tokens: int = 0
+    request: int = 0
+    lacking: set[str] = set()
+
+    def score(self, limits: Mapping[str, float]) -> Score:
+        return (-1.0, 0.0) if self.outcome is None else self.outcome.score(limits)
 
     def binds(self, limit: Limit, changed: Deployment) -> bool:
-        """Return whether `changed`, which is `base` but for `limit`, may come to something else.
+        """Return whether `changed`, the same but for `limit`, may come to something else.
 
         It cannot if neither keeps anything out that the other one does not.  A router of one's own
         may look at limits, and a prefix cache holds more in more blocks.
         """
-        base, scheduling = self.base, changed.scheduling
-        if base.fleet is not None or base.router not in ROUTERS or scheduling.preempt_for:
+        base, scheduling = self.deployment, changed.scheduling
+        if not self.is_known or base.fleet is not None or base.router not in ROUTERS:
+            return True
+        if scheduling.preempt_for:
             return True
         if limit == "slots":
             is_same_otherwise = base.scheduling == scheduling
@@ -351,38 +353,28 @@ class Reached(Struct, frozen=True):
         return is_short or self.blocks + num_kept > scheduling.kv_blocks
 
 
-class Tried(NamedTuple):
-    """What a deployment came to; None: it was given up."""
-
-    outcome: Outcome | None
-    reached: Reached | None = None
-
-
 def try_deployment(
     question: Question, task: tuple[Deployment, bool], on_part: OnPart = lambda _: None
 ) -> Tried:
     """Simulate a deployment; the second of `task`: it is given up if it is surely not enough."""
     deployment, may_give_up = task
     workload, slo = question.workload, question.slo
-    has_classes = slo is None or bool(slo.classes)
+    has_limit = may_give_up and slo is not None and not slo.classes
     try:
-        result = run(
-            workload, deployment, on_part, question if may_give_up and not has_classes else None
-        )
+        result = run(workload, deployment, on_part, question if has_limit else None)
     except GivenUp:
-        return Tried(None)
+        return Tried(deployment=deployment)
     outcome = outcome_of(question, deployment, result)
-    if outcome.preemptions or outcome.failed or not workload.shares_nothing:
-        return Tried(outcome)
-    reached = Reached(
-        base=deployment,
+    return Tried(
+        deployment=deployment,
+        outcome=outcome,
+        is_known=not (outcome.preemptions or outcome.failed) and workload.shares_nothing,
         slots=max(each.peak_slots for each in result.replicas),
         blocks=max(each.peak_blocks for each in result.replicas),
         tokens=max(each.peak_tokens for each in result.replicas),
         request=result.longest_request,
         lacking={name for name, ticks in result.totals.binding_ticks.items() if ticks},
     )
-    return Tried(outcome, reached)
 
 
 # -- what binds, and what would help ---------------------------------------------------------------
@@ -427,7 +419,8 @@ class Edge(Struct, frozen=True, kw_only=True):
     """The end of a search: `number` comes to `outcome`, which is not enough.
 
     enough: the least number that is, the next larger one; None if nothing is enough.  drive:
-    returns what chains find, whose deployments may be simulated in any order.
+    returns what chains find, whose deployments may be simulated in any order.  tried: how far
+    `number` came to its limits, if known.
     """
 
     question: Question
@@ -436,7 +429,7 @@ class Edge(Struct, frozen=True, kw_only=True):
     outcome: Outcome
     enough: int | None
     drive: Callable[[Sequence[Chain[Any]]], list[Any]]
-    reached: Reached | None = None
+    tried: Tried | None = None
 
     def analyse(self) -> tuple[list[Limit | Literal["compute"]], list[Relief], Removal | None]:
         """Return what binds there, so that more do not meet the SLO, and what would help.
@@ -518,7 +511,7 @@ class Edge(Struct, frozen=True, kw_only=True):
             deployment = self.ladder.deployment_of(self.number, changed)
             if changed == base or problem_of(deployment) is not None:
                 break
-            if self.reached is not None and not self.reached.binds(limit, changed):
+            if self.tried is not None and not self.tried.binds(limit, changed):
                 outcome = before
             else:
                 outcome = yield deployment
@@ -733,125 +726,94 @@ def find_plan(
         raise BatchdecodeError("a plan needs an SLO")
     workload, asked, limits = question.workload, question.asked, question.slo.all_limits
     ladder = Ladder(workload, base, searched)
-    problem = problem_of(ladder.deployment_of(ladder.rungs[ladder.start]))
+    rungs = ladder.rungs
+    problem = problem_of(ladder.deployment_of(rungs[ladder.start]))
     if problem is not None:
         raise BatchdecodeError(problem)
     num_jobs = 1 if workload.num_samples < small else num_jobs
     tried: dict[int, Tried] = {}  # those that were asked for, and some of the next
-    trials: dict[int, Trial] = {}
-    search, may_give_up = LeastSearch(asked, ladder.rungs), not has_all_trials
+    search, may_give_up = LeastSearch(asked, rungs), not has_all_trials
 
-    def progress(number: int, num_tasks: int, done: float) -> None:
-        on_tried(len(trials), ladder.value_of(number), done / num_tasks)
+    def is_done(number: int) -> bool:
+        return number in tried and (may_give_up or tried[number].outcome is not None)
+
+    def trial_of(number: int) -> Trial:
+        outcome, value = tried[number].outcome, ladder.value_of(number)
+        if outcome is None:
+            return Trial(value=value)
+        share, tokens_per_s = outcome.good_share, outcome.tokens_per_s
+        return Trial(value=value, share=share, tokens_per_s=tokens_per_s, tails=outcome.tails)
 
     with WorkerProcesses(try_deployment, question, num_jobs) as workers:
 
         def simulate(numbers: Collection[int]) -> None:
+            value = ladder.value_of(next(iter(numbers), 0))
+            tasks = [  # the one before the least is the edge
+                (ladder.deployment_of(number), may_give_up and number + 1 != search.least)
+                for number in numbers
+            ]
             found = workers.answers(
-                [
-                    (ladder.deployment_of(number), may_give_up and number + 1 != search.least)
-                    for number in numbers  # the one before the least is the edge
-                ],
-                partial(progress, next(iter(numbers), 0), len(numbers)),
+                tasks, lambda done: on_tried(len(search.scores), value, done / len(tasks))
             )
             tried.update(zip(numbers, found, strict=True))
-
-        def note(number: int) -> None:
-            outcome, value = tried[number].outcome, ladder.value_of(number)
-            if outcome is None:
-                search.scores[number], trials[number] = (-1.0, 0.0), Trial(value=value)
-                return
-            search.scores[number] = outcome.score(limits)
-            trials[number] = Trial(
-                value=value,
-                share=outcome.good_share,
-                tokens_per_s=outcome.tokens_per_s,
-                tails=outcome.tails,
-            )
 
         def complete(numbers: Iterable[int]) -> None:
             """Simulate what was given up to its end."""
             nonlocal may_give_up
             may_give_up = False
-            left = {number for number in numbers if tried[number].outcome is None}
-            for number in [number for number, one in tried.items() if one.outcome is None]:
-                del tried[number]
-            simulate(left)
-            for number in left:
-                note(number)
+            simulate({number for number in numbers if not is_done(number)})
+            for number in search.scores:
+                search.scores[number] = tried[number].score(limits)
 
         for number in search.asks(ladder.start):
-            if number not in tried:
-                known = {
-                    each: (-1.0, 0.0) if (done := one.outcome) is None else done.score(limits)
-                    for each, one in tried.items()
-                }
-                simulate(likely(known, asked, ladder.rungs, ladder.start, num_jobs))
-            note(number)
-            on_trial(trials[number])
-            if number == ladder.rungs[-1] and search.least is None:  # which is nearest, then?
-                complete(trials)
+            if not is_done(number):
+                known = {each: one.score(limits) for each, one in tried.items() if is_done(each)}
+                simulate(likely(known, asked, rungs, ladder.start, num_jobs))
+            search.scores[number] = tried[number].score(limits)
+            on_trial(trial_of(number))
+            if number == rungs[-1] and search.least is None:  # which is nearest, then?
+                complete(search.scores)
         is_met = search.least is not None
         best = search.nearest if search.least is None else search.least
         after = max((number for number in search.scores if number < best and is_met), default=None)
         edge = after if is_met else best  # where the search ended; None if all were enough
         complete([*search.contradictions, *([] if edge is None else [edge])])
-        found, at_edge = tried[best].outcome, None if edge is None else tried[edge].outcome
-        if found is None:
-            raise InvariantError(f"{searched} {best} was given up")
-        plan = Plan(
-            searched=searched,
-            asked=asked,
-            limits=limits,
-            is_met=is_met,
-            value=ladder.value_of(best),
-            deployment=ladder.deployment_of(best),
-            outcome=found,
-            file_rate=workload.mean_rate,
-            is_last=best == ladder.rungs[0],
-            next_value=None if after is None else ladder.value_of(after),
-            next_outcome=at_edge if is_met else None,
-            binding_classes=[
-                name
-                for name, each in ({} if at_edge is None else at_edge.classes).items()
-                if each.goodput.requests and each.goodput.good / each.goodput.requests < asked
-            ],
-            contradictions=[trials[number] for number in search.contradictions],
-            trials=[trials[number] for number in sorted(trials)],
-        )
-        on_found(plan)
-        if edge is not None and at_edge is not None:
-            num_before = 0
-
-            def whole(chain: Chain[Any]) -> Generator[tuple[Deployment, bool], Tried, Any]:
-                nonlocal num_before
-                try:
-                    deployment = next(chain)
-                    while True:
-                        outcome, _ = yield deployment, False
-                        if outcome is None:
-                            raise InvariantError("what is to be simulated whole was given up")
-                        num_before += 1
-                        deployment = chain.send(outcome)
-                except StopIteration as stop:
-                    return stop.value
-
-            def drive(chains: Sequence[Chain[Any]]) -> list[Any]:
-                before = num_before
-                return workers.drive(
-                    list(map(whole, chains)), lambda done: on_relief(before + done)
-                )
-
+    found, at_edge = tried[best].outcome, None if edge is None else tried[edge].outcome
+    if found is None:
+        raise InvariantError(f"{searched} {best} was given up")
+    plan = Plan(
+        searched=searched,
+        asked=asked,
+        limits=limits,
+        is_met=is_met,
+        value=ladder.value_of(best),
+        deployment=ladder.deployment_of(best),
+        outcome=found,
+        file_rate=workload.mean_rate,
+        is_last=best == rungs[0],
+        next_value=None if after is None else ladder.value_of(after),
+        next_outcome=at_edge if is_met else None,
+        binding_classes=[
+            name
+            for name, each in ({} if at_edge is None else at_edge.classes).items()
+            if each.goodput.requests and each.goodput.good / each.goodput.requests < asked
+        ],
+        contradictions=[trial_of(number) for number in search.contradictions],
+        trials=[trial_of(number) for number in sorted(search.scores)],
+    )
+    on_found(plan)
+    if edge is not None and at_edge is not None:
+        with WorkerProcesses(measure, question, num_jobs) as others:
             binding, reliefs, removal = Edge(
                 question=question,
                 ladder=ladder,
                 number=edge,
                 outcome=at_edge,
                 enough=search.least,
-                drive=drive,
-                reached=tried[edge].reached,
+                drive=lambda chains: others.drive(chains, on_relief),
+                tried=tried[edge],
             ).analyse()
-            plan = replace(plan, binding=binding, reliefs=reliefs, removal=removal)
+        plan = replace(plan, binding=binding, reliefs=reliefs, removal=removal)
     gain = gain_of(
         plan.deployment,
         workload.num_samples,

@@ -41,6 +41,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         self._work, self._shared, self._num_jobs = work, shared, num_jobs
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
+        self._num_done = 0
 
     def __enter__(self) -> Self:
         return self
@@ -57,11 +58,12 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
     def answers(
         self, tasks: Sequence[Task], on_done: Callable[[float], object] = lambda _: None
     ) -> list[Answer]:
-        """Return the answers in the order of the tasks; see `drive`."""
+        """Return the answers in the order of the tasks; on_done: with how many of them."""
 
         def chain(task: Task) -> Generator[Task, Answer, Answer]:
             return (yield task)
 
+        self._num_done = 0
         return self.drive([chain(task) for task in tasks], on_done)
 
     def drive(
@@ -71,7 +73,8 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
     ) -> list[Found]:
         """Return what each chain returns, which asks for one answer after the other.
 
-        on_done: called now and then with how many are there, with the shares of those that are not.
+        on_done: called now and then with how many answers there are by now, with the shares of
+        those under way.
 
         Raises:
             BatchdecodeError: a task has raised it, or a process was killed.
@@ -80,7 +83,6 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         found: dict[int, Found] = {}
         ahead: deque[tuple[int, Task]] = deque()
         shares: dict[int, float] = {}
-        num_done = 0
 
         def go_on(place: int, answer: Answer | None) -> None:
             try:
@@ -91,13 +93,12 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
 
         def note(place: int, share: float) -> None:
             shares[place] = share
-            on_done(num_done + sum(shares.values()))
+            on_done(self._num_done + sum(shares.values()))
 
         def end(place: int, answer: Answer) -> None:
-            nonlocal num_done
-            num_done += 1
+            self._num_done += 1
             shares.pop(place, None)
-            on_done(num_done + sum(shares.values()))
+            on_done(self._num_done + sum(shares.values()))
             go_on(place, answer)
 
         for place in range(len(chains)):
