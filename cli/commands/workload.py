@@ -2,29 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from typing import Annotated, Any
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.synthetic import (
-    LENGTHS,
-    TIMES,
-    Arrivals,
-    SyntheticWorkload,
-    bursty,
-    closed_entries,
-    constant,
-    gamma,
-    open_entries,
-    parse_distribution,
-    parse_lengths,
-    parse_priorities,
-    parse_shared_prefix,
-    poisson,
-    session_entries,
-)
+from batcher.planning import synthetic
 from batcher.planning.workload_traces import (
     DEFAULT_NAME,
     MAX_LENGTH,
@@ -40,7 +24,7 @@ from batcher.planning.workload_traces import (
     trace_entries,
 )
 
-from ..command import OUTPUT, argument, command, flag, option
+from ..command import OUTPUT, OptionGroup, argument, command, flag, option
 from ..options import Force, output_option
 from ..run.files import check_distinct, check_replaceable, output_sink
 from ..run.input import InputError, open_input
@@ -53,12 +37,58 @@ DISTRIBUTIONS = (
     "Distributions: N, constant:N, uniform:LOW,HIGH, normal:MEAN,STD, lognormal:MEDIAN,SIGMA, "
     "exponential:MEAN, pareto:MIN,ALPHA, and for lengths also zipf:ALPHA,MAX and empirical:FILE."
 )
-_FACTOR: dict[str, Any] = {"min": 1e-6, "max": 1e6}
+
+
+def _options() -> OptionGroup:
+    """Return the options of which each source takes some; name -> the value, if it was given."""
+    kinds: dict[str, Any] = {}
+
+    def add(
+        name: str, kind: Any, panel: str, text: str, value: str, *flag: str, **more: Any
+    ) -> None:
+        kinds[name] = Annotated[kind | None, option(panel, text, value, *n, **more)]
+
+    factor = {"min": 1e-6, "max": 1e6}
+    text = "Number of requests.  [default: 1000, all of a trace]"
+    add("requests", int, ARRIVALS, text, "N", "-n", min=1, common=True)
+    text = (
+        "Mean rate: requests per second, with --turns sessions per second.  "
+        "[default: 1, a trace's own]"
+    )
+    add("rate", float, ARRIVALS, text, "R", **factor, common=True)
+    text = "gamma: shape of the gaps; 1 is poisson, less is burstier."
+    add("burstiness", float, ARRIVALS, text, "B", min=1e-3, max=1e6)
+    add("on", float, ARRIVALS, "bursty: length of a burst.", "SECONDS", **factor)
+    add("off", float, ARRIVALS, "bursty: pause between bursts.", "SECONDS", min=0, max=1e6)
+    text = "closed: users, each with one request at a time."
+    add("users", int, ARRIVALS, text, "N", min=1)
+    text = "Multiply the times of a trace; 0.5 is twice as fast."
+    add("scale", float, ARRIVALS, text, "FACTOR", **factor)
+    text = "Prompt lengths.  [default: 1024]"
+    add("prompt_tokens", str, SIZES, text, "D", common=True)
+    text = "Output lengths.  [default: 128]"
+    add("output_tokens", str, SIZES, text, "D", common=True)
+    add("max_prompt_tokens", int, SIZES, "Longest prompt.", "N", min=1)
+    add("max_output_tokens", int, SIZES, "Longest output.", "N", min=1)
+    text = "Begin prompts with N common tokens, those of one of G groups."
+    add("shared_prefix", str, SESSIONS, text, "N[:G]", common=True)
+    add("turns", str, SESSIONS, "Make sessions with this many turns.", "D", common=True)
+    text = "Seconds from an answer to the next turn.  [default: 0]"
+    add("think_time", str, SESSIONS, text, "D")
+    text = "Priorities, each with its share of the requests."
+    add("priority", str, SESSIONS, text, "N:SHARE,...")
+    add("seed", int, OUTPUT, "Random seed.  [default: 0]", "N", min=0, common=True)
+    text = "Prefix of ids.  [default: r; a vLLM log has its own ids]"
+    add("name", str, OUTPUT, text, "TEXT")
+    return OptionGroup(kinds, dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """The options of `batchdecode workload`, None where not given; see docs/workloads.md."""
+    """The options of `batchdecode workload`; docs/workloads.md explains them.
+
+    values: of the options that were given, by name.
+    """
 
     source: Annotated[
         str,
@@ -69,87 +99,7 @@ class WorkloadOptions:
         ),
     ]
     file: Annotated[str | None, argument("The trace: a file or - for stdin.", "FILE")] = None
-    requests: Annotated[
-        int | None,
-        option(
-            ARRIVALS,
-            "Number of requests.  [default: 1000, all of a trace]",
-            "N",
-            "-n",
-            min=1,
-            common=True,
-        ),
-    ] = None
-    rate: Annotated[
-        float | None,
-        option(
-            ARRIVALS,
-            "Mean rate: requests per second, with --turns sessions per second.  "
-            "[default: 1, a trace's own]",
-            "R",
-            **_FACTOR,
-            common=True,
-        ),
-    ] = None
-    burstiness: Annotated[
-        float | None,
-        option(
-            ARRIVALS,
-            "gamma: shape of the gaps; 1 is poisson, less is burstier.",
-            "B",
-            min=1e-3,
-            max=1e6,
-        ),
-    ] = None
-    on: Annotated[
-        float | None, option(ARRIVALS, "bursty: length of a burst.", "SECONDS", **_FACTOR)
-    ] = None
-    off: Annotated[
-        float | None, option(ARRIVALS, "bursty: pause between bursts.", "SECONDS", min=0, max=1e6)
-    ] = None
-    users: Annotated[
-        int | None, option(ARRIVALS, "closed: users, each with one request at a time.", "N", min=1)
-    ] = None
-    scale: Annotated[
-        float | None,
-        option(
-            ARRIVALS, "Multiply the times of a trace; 0.5 is twice as fast.", "FACTOR", **_FACTOR
-        ),
-    ] = None
-    prompt_tokens: Annotated[
-        str | None, option(SIZES, "Prompt lengths.  [default: 1024]", "D", common=True)
-    ] = None
-    output_tokens: Annotated[
-        str | None, option(SIZES, "Output lengths.  [default: 128]", "D", common=True)
-    ] = None
-    max_prompt_tokens: Annotated[int | None, option(SIZES, "Longest prompt.", "N", min=1)] = None
-    max_output_tokens: Annotated[int | None, option(SIZES, "Longest output.", "N", min=1)] = None
-    shared_prefix: Annotated[
-        str | None,
-        option(
-            SESSIONS,
-            "Begin prompts with N common tokens, those of one of G groups.",
-            "N[:G]",
-            common=True,
-        ),
-    ] = None
-    turns: Annotated[
-        str | None, option(SESSIONS, "Make sessions with this many turns.", "D", common=True)
-    ] = None
-    think_time: Annotated[
-        str | None, option(SESSIONS, "Seconds from an answer to the next turn.  [default: 0]", "D")
-    ] = None
-    priority: Annotated[
-        str | None,
-        option(SESSIONS, "Priorities, each with its share of the requests.", "N:SHARE,..."),
-    ] = None
-    seed: Annotated[
-        int | None, option(OUTPUT, "Random seed.  [default: 0]", "N", min=0, common=True)
-    ] = None
-    name: Annotated[
-        str | None,
-        option(OUTPUT, "Prefix of ids.  [default: r; a vLLM log has its own ids]", "TEXT"),
-    ] = None
+    values: Annotated[dict[str, Any], _options()]
     output: Annotated[
         str | None, output_option("Write the requests to FILE (gzipped if it ends in .gz).")
     ] = None
@@ -180,12 +130,12 @@ OPTIONS_OF = {
     "vllm": _TRACE,
 }
 NEEDED = ("burstiness", "on", "off", "users", "file")
-_FOR_ALL = {"source", "requests", "output", "force", "quiet"}
 
 
 def workload(options: WorkloadOptions) -> None:
     """Make a requests file from an arrival pattern or a trace."""
     _check(options)
+    given = options.values
     if options.source not in TRACES:
         _check_replaceable(options)
         _write(_synthetic(options), options)
@@ -195,19 +145,19 @@ def workload(options: WorkloadOptions) -> None:
         _check_replaceable(options)
 
         def read_entries(checks: TraceEntryChecks) -> Iterable[WorkloadEntry]:
-            name = DEFAULT_NAME if options.name is None else options.name
+            name = given.get("name", DEFAULT_NAME)
             entries = trace_entries(options.source, trace.lines(), checks, name)
-            return islice(entries, options.requests)
+            return islice(entries, given.get("requests"))
 
-        factor, checks = options.scale, TraceEntryChecks(trace.name)
-        if options.rate is not None:
+        factor, checks = given.get("scale"), TraceEntryChecks(trace.name)
+        if "rate" in given:
             if not trace.is_file:
                 raise InputError(
                     f"--rate needs to read {trace.name} twice, which is a pipe: give a file, or "
                     "--scale"
                 )
             read_first = read_entries(TraceEntryChecks(trace.name))
-            factor = factor_for_rate(read_first, options.rate, trace.name)
+            factor = factor_for_rate(read_first, given["rate"], trace.name)
         entries = read_entries(checks)
         _write(entries if factor is None else scale_times(entries, factor), options)
         say(trace.take_notes())
@@ -221,22 +171,22 @@ def _check(options: WorkloadOptions) -> None:
         near = get_close_matches(source, OPTIONS_OF, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise BatchdecodeError(f"unknown source {source!r}{hint} (known: {', '.join(OPTIONS_OF)})")
-    taken, values = OPTIONS_OF[source], asdict(options).items()
-    given = [name for name, value in values if name not in _FOR_ALL and value is not None]
+    taken = OPTIONS_OF[source]
+    given = [*(["file"] if options.file is not None else []), *options.values]
 
     def shown(name: str) -> str:
         return name.upper() if name == "file" else f"--{name.replace('_', '-')}"
 
     for name in given:
-        if name not in taken:
+        if name not in (*taken, "requests"):
             takes = ", ".join(map(shown, taken))
             raise BatchdecodeError(f"{source} takes no {shown(name)} (it takes: {takes})")
     for name in NEEDED:
         if name in taken and name not in given:
             raise BatchdecodeError(f"{source} needs {shown(name)}")
-    if options.rate is not None and options.scale is not None:
+    if "rate" in given and "scale" in given:
         raise BatchdecodeError("--rate and --scale both set the times: give one of them")
-    if options.think_time is not None and options.turns is None and "turns" in taken:
+    if "think_time" in given and "turns" not in given and "turns" in taken:
         raise BatchdecodeError("--think-time is a pause between turns: give --turns too")
 
 
@@ -245,41 +195,49 @@ def _synthetic(options: WorkloadOptions) -> Iterable[WorkloadEntry]:
         with open_input(path, nullcontext) as file:
             yield from file.lines()
 
-    prompts, outputs = options.prompt_tokens, options.output_tokens
-    prefix, priority = options.shared_prefix, options.priority
-    made = SyntheticWorkload(
-        prompt_lengths=parse_lengths(
-            prompts or DEFAULT_PROMPT_TOKENS, "--prompt-tokens", "prompt", read_lines
+    given = options.values
+    made = synthetic.SyntheticWorkload(
+        prompt_lengths=synthetic.parse_lengths(
+            given.get("prompt_tokens") or DEFAULT_PROMPT_TOKENS,
+            "--prompt-tokens",
+            "prompt",
+            read_lines,
         ),
-        output_lengths=parse_lengths(
-            outputs or DEFAULT_OUTPUT_TOKENS, "--output-tokens", "output", read_lines
+        output_lengths=synthetic.parse_lengths(
+            given.get("output_tokens") or DEFAULT_OUTPUT_TOKENS,
+            "--output-tokens",
+            "output",
+            read_lines,
         ),
-        max_prompt_tokens=options.max_prompt_tokens or MAX_LENGTH,
-        max_output_tokens=options.max_output_tokens or MAX_LENGTH,
-        shared_prefix=None if prefix is None else parse_shared_prefix(prefix, "--shared-prefix"),
-        priorities={} if priority is None else parse_priorities(priority, "--priority"),
-        seed=options.seed or 0,
-        name=DEFAULT_NAME if options.name is None else options.name,
+        max_prompt_tokens=given.get("max_prompt_tokens", MAX_LENGTH),
+        max_output_tokens=given.get("max_output_tokens", MAX_LENGTH),
+        shared_prefix=synthetic.parse_shared_prefix(given["shared_prefix"], "--shared-prefix")
+        if "shared_prefix" in given
+        else None,
+        priorities=synthetic.parse_priorities(given["priority"], "--priority")
+        if "priority" in given
+        else {},
+        seed=given.get("seed", 0),
+        name=given.get("name", DEFAULT_NAME),
     )
-    num_requests = DEFAULT_REQUESTS if options.requests is None else options.requests
-    pause = parse_distribution(options.think_time or DEFAULT_THINK_TIME, "--think-time", TIMES)
-    if options.users is not None:
-        return islice(closed_entries(made, options.users, pause), num_requests)
-    rate = DEFAULT_RATE if options.rate is None else options.rate
-    arrivals: Arrivals
+    num_requests, rate = given.get("requests", DEFAULT_REQUESTS), given.get("rate", DEFAULT_RATE)
+    text = given.get("think_time") or DEFAULT_THINK_TIME
+    pause = synthetic.parse_distribution(text, "--think-time", synthetic.TIMES)
+    if "users" in given:
+        return islice(synthetic.closed_entries(made, given["users"], pause), num_requests)
     match options.source:
         case "constant":
-            arrivals = constant(rate)
+            arrivals = synthetic.constant(rate)
         case "poisson":
-            arrivals = poisson(rate)
+            arrivals = synthetic.poisson(rate)
         case "gamma":
-            arrivals = gamma(rate, options.burstiness or 0.0)
+            arrivals = synthetic.gamma(rate, given["burstiness"])
         case _:
-            arrivals = bursty(rate, options.on or 0.0, options.off or 0.0)
-    if options.turns is None:
-        return islice(open_entries(made, arrivals), num_requests)
-    num_turns = parse_distribution(options.turns, "--turns", LENGTHS)
-    return islice(session_entries(made, arrivals, num_turns, pause), num_requests)
+            arrivals = synthetic.bursty(rate, given["on"], given["off"])
+    if "turns" not in given:
+        return islice(synthetic.open_entries(made, arrivals), num_requests)
+    num_turns = synthetic.parse_distribution(given["turns"], "--turns", synthetic.LENGTHS)
+    return islice(synthetic.session_entries(made, arrivals, num_turns, pause), num_requests)
 
 
 def _check_replaceable(options: WorkloadOptions) -> None:
