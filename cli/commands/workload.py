@@ -44,9 +44,9 @@ def _options() -> OptionGroup:
     kinds: dict[str, Any] = {}
 
     def add(
-        name: str, kind: Any, panel: str, text: str, value: str, *flag: str, **more: Any
+        name: str, kind: Any, panel: str, text: str, value: str, *short: str, **more: Any
     ) -> None:
-        kinds[name] = Annotated[kind | None, option(panel, text, value, *n, **more)]
+        kinds[name] = Annotated[kind | None, option(panel, text, value, *short, **more)]
 
     factor = {"min": 1e-6, "max": 1e6}
     text = "Number of requests.  [default: 1000, all of a trace]"
