@@ -745,34 +745,59 @@ def find_plan(
         return Trial(value=value, share=share, tokens_per_s=tokens_per_s, tails=outcome.tails)
 
     with WorkerProcesses(try_deployment, question, num_jobs) as workers:
+        asks, running = search.asks(ladder.start), set[int]()
+        wanted = next(asks, None)
 
-        def simulate(numbers: Collection[int]) -> None:
-            value = ladder.value_of(next(iter(numbers), 0))
-            tasks = [  # the one before the least is the edge
-                (ladder.deployment_of(number), may_give_up and number + 1 != search.least)
-                for number in numbers
-            ]
-            found = workers.answers(
-                tasks, lambda done: on_tried(len(search.scores), value, done / len(tasks))
-            )
-            tried.update(zip(numbers, found, strict=True))
+        def task_of(number: int) -> tuple[int, tuple[Deployment, bool]]:
+            running.add(number)  # the one before the least is the edge
+            gives_up = may_give_up and number + 1 != search.least
+            return number, (ladder.deployment_of(number), gives_up)
 
-        def complete(numbers: Iterable[int]) -> None:
+        def choose() -> tuple[int, tuple[Deployment, bool]] | None:
+            """Go on with the search; return what it asks for next, or soon."""
+            nonlocal wanted
+            while wanted is not None and is_done(wanted) and wanted not in search.scores:
+                search.scores[wanted] = tried[wanted].score(limits)
+                on_trial(trial_of(wanted))
+                if wanted == rungs[-1] and search.least is None:
+                    break  # which is nearest, then?
+                wanted = next(asks, None)
+            if wanted is None or wanted in search.scores:
+                raise StopIteration
+            known = {each: one.score(limits) for each, one in tried.items() if is_done(each)}
+            for number in likely(known, asked, rungs, ladder.start, num_jobs):
+                if number not in running:
+                    return task_of(number)
+            return None
+
+        def take(number: int, answer: Tried) -> None:
+            running.remove(number)
+            tried[number] = answer
+
+        def note(number: int, share: float) -> None:
+            if number == wanted:
+                on_tried(len(search.scores), ladder.value_of(number), share)
+
+        def complete(numbers: Collection[int]) -> None:
             """Simulate what was given up to its end."""
             nonlocal may_give_up
             may_give_up = False
-            simulate({number for number in numbers if not is_done(number)})
+
+            def choose_left() -> tuple[int, tuple[Deployment, bool]] | None:
+                left = [number for number in numbers if not is_done(number)]
+                if not left:
+                    raise StopIteration
+                return next((task_of(number) for number in left if number not in running), None)
+
+            workers.compute(choose_left, take, note, len(numbers))
             for number in search.scores:
                 search.scores[number] = tried[number].score(limits)
 
-        for number in search.asks(ladder.start):
-            if not is_done(number):
-                known = {each: one.score(limits) for each, one in tried.items() if is_done(each)}
-                simulate(likely(known, asked, rungs, ladder.start, num_jobs))
-            search.scores[number] = tried[number].score(limits)
-            on_trial(trial_of(number))
-            if number == rungs[-1] and search.least is None:  # which is nearest, then?
-                complete(search.scores)
+        workers.compute(choose, take, note, num_jobs)
+        if wanted is not None:  # nothing is enough: what is nearest is looked for
+            complete([*search.scores])
+            wanted = next(asks, None)
+            workers.compute(choose, take, note, num_jobs)
         is_met = search.least is not None
         best = search.nearest if search.least is None else search.least
         after = max((number for number in search.scores if number < best and is_met), default=None)

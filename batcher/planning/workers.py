@@ -21,6 +21,7 @@ Shared = TypeVar("Shared")
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 Found = TypeVar("Found")
+Key = TypeVar("Key")
 
 OnPart = Callable[[float], object]
 """Called with how much of a task is done, a share of 1."""
@@ -41,6 +42,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         self._work, self._shared, self._num_jobs = work, shared, num_jobs
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
+        self._busy: dict[Connection, Any] = {}  # with what they work on
         self._num_done = 0
 
     def __enter__(self) -> Self:
@@ -58,12 +60,11 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
     def answers(
         self, tasks: Sequence[Task], on_done: Callable[[float], object] = lambda _: None
     ) -> list[Answer]:
-        """Return the answers in the order of the tasks; on_done: with how many of them."""
+        """Return the answers in the order of the tasks; see `drive`."""
 
         def chain(task: Task) -> Generator[Task, Answer, Answer]:
             return (yield task)
 
-        self._num_done = 0
         return self.drive([chain(task) for task in tasks], on_done)
 
     def drive(
@@ -73,12 +74,8 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
     ) -> list[Found]:
         """Return what each chain returns, which asks for one answer after the other.
 
-        on_done: called now and then with how many answers there are by now, with the shares of
-        those under way.
-
-        Raises:
-            BatchdecodeError: a task has raised it, or a process was killed.
-            InvariantError: a task has raised something else.
+        on_done: called now and then with how many answers there are by now, of all chains ever
+        driven, with the shares of those under way.
         """
         found: dict[int, Found] = {}
         ahead: deque[tuple[int, Task]] = deque()
@@ -103,27 +100,54 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
 
         for place in range(len(chains)):
             go_on(place, None)
-        while self._num_jobs == 1 and ahead:
-            place, task = ahead.popleft()
-            end(place, self._work(self._shared, task, _seldom(partial(note, place))))
-        self._start(min(self._num_jobs, len(ahead)) - len(self._processes))
-        idle, busy = [*self._connections], dict[Connection, int]()
-        while ahead or busy:
-            while ahead and idle:
-                connection = idle.pop(0)
-                busy[connection], task = ahead.popleft()
-                _send(connection, task)
+        self.compute(lambda: ahead.popleft() if ahead else None, end, note, len(ahead))
+        return [found[place] for place in range(len(chains))]
+
+    def compute(
+        self,
+        choose: Callable[[], tuple[Key, Task] | None],
+        take: Callable[[Key, Answer], object],
+        on_part: Callable[[Key, float], object],
+        most: int,
+    ) -> None:
+        """Work as long as `choose` names a task, by a key; `take` gets each answer.
+
+        choose: asked whenever one of up to `most` processes is idle; None: there is no task at
+        present; raises StopIteration if no answer is wanted any more, even of what is under way.
+        on_part: called now and then with the share that is done.
+
+        Raises:
+            BatchdecodeError: a task has raised it, or a process was killed.
+            InvariantError: a task has raised something else.
+        """
+        if self._num_jobs == 1:
+            with suppress(StopIteration):
+                while (chosen := choose()) is not None:
+                    key, task = chosen
+                    take(key, self._work(self._shared, task, _seldom(partial(on_part, key))))
+            return
+        self._start(min(self._num_jobs, most) - len(self._processes))
+        busy = self._busy
+        while True:
+            idle = [connection for connection in self._connections if connection not in busy]
+            try:
+                while idle and (chosen := choose()) is not None:
+                    connection = idle.pop(0)
+                    busy[connection], task = chosen
+                    _send(connection, task)
+            except StopIteration:
+                return
+            if not busy:
+                return
             for connection in cast(list[Connection], wait(list(busy))):
                 with _killed():
                     told, content = connection.recv()
                 if told == "part":
-                    note(busy[connection], content)
+                    on_part(busy[connection], content)
                 elif told == "answer":
-                    idle.append(connection)
-                    end(busy.pop(connection), content)
+                    take(busy.pop(connection), content)
                 else:
                     raise (BatchdecodeError if told == "error" else InvariantError)(content)
-        return [found[place] for place in range(len(chains))]
 
     def _start(self, number: int) -> None:
         context = get_context("spawn")
