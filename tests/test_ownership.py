@@ -44,7 +44,7 @@ SIMULATION = """
     first_token_ticks end_ticks has_failed fits
     came num_cached_at_first num_preemptions num_lost_tokens
 """
-REMOTE = "context reply num_attempts sent"
+REMOTE = "reply num_attempts sent"
 WRITERS = {
     (
         "engine/sequence.py",

@@ -22,7 +22,6 @@ from batcher.models.callables import retry_after_of
 from batcher.remote.model import PREFIX, RemoteModel, ServerSettings, address_of, settings_of
 from batcher.remote.protocol import (
     MAX_SHOWN,
-    Body,
     ServerFailure,
     StreamEvent,
     error_text,
@@ -68,19 +67,20 @@ class Client:
         except (ImportError, ValueError) as error:
             raise BatchdecodeError(f"the proxy of the environment is of no use: {error}") from None
 
-    async def ask(self, body: Body, take: Callable[[StreamEvent], None]) -> bool:
+    async def ask(self, body: dict[str, Any], take: Callable[[StreamEvent], None]) -> bool:
         """Send a body, and call `take` with each chunk of the answer, up to its end.
 
-        Return whether the server says that it is the end.
+        A body with messages is a chat's.  Return whether the server says that it is the end.
 
         Raises:
             ServerFailure: there is no answer, or not all of it.
         """
+        path = "/chat/completions" if "messages" in body else "/completions"
         limit = self._settings.first_token_timeout
         try:
             async with (
                 asyncio.timeout(limit) as timeout,
-                self._open("POST", body.path, body.fields) as response,
+                self._open("POST", path, body) as response,
             ):
                 packing = response.headers.get("content-encoding", "identity").lower()
                 if packing not in {"identity", "gzip", "deflate"}:

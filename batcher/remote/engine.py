@@ -48,7 +48,6 @@ from batcher.remote.model import RemoteModel
 from batcher.remote.protocol import (
     FORBIDDEN,
     SERVED,
-    Body,
     Reply,
     ServerFailure,
     StreamEvent,
@@ -76,14 +75,13 @@ class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
     """One output of a request; of what Schedulable has, that of slots and queues alone is used.
 
     replayed: what an earlier run found; the server is not asked again.
-    context: the text, or the messages, that it continues.  reply: what has come of its answer.
+    reply: what has come of its answer.
     num_attempts: how often it was sent; sent: when it last was.
     """
 
     request: Request
     arrive_reason: ArriveReason
     replayed: Result | None = None
-    context: Any = None
     reply: Reply
     num_attempts: int = 0
     sent: float = 0.0
@@ -370,7 +368,7 @@ class RemoteEngine(DrivenEngine):
             if session.failure is not None:
                 self._finish(row, "error", Failure("session-failed", session.failure))
                 continue
-            row.context, session.active = said, row.id
+            session.active = row.id
             arrival = session.arrival_of(request)
             if row.replayed is None and arrival > request.arrival_time:
                 row.arrival_time, row.arrive_reason = arrival, "turn"
@@ -417,8 +415,10 @@ class RemoteEngine(DrivenEngine):
     def _send(self, row: RemoteSequence) -> None:
         extra, row.sent = self._model.settings.extra_body, self._measure()
         named = extra.get("model") or (row.request.extra_body or {}).get("model")
-        body = body_of(row.request, row.index, self._model.model_for(named), extra, row.context)
-        row.reply, row.num_attempts = Reply(row.request, body.fields), row.num_attempts + 1
+        session = row.request.session
+        history = None if session is None else self._sessions[session].said
+        body = body_of(row.request, row.index, self._model.model_for(named), extra, history)
+        row.reply, row.num_attempts = Reply(row.request, body), row.num_attempts + 1
         self._rate.note_sent(row.sent)
         self._tasks[row] = self._loop.create_task(self._ask(row, body))
 
@@ -429,7 +429,7 @@ class RemoteEngine(DrivenEngine):
 
     # -- in the tasks, and while they run --------------------------------------------------------
 
-    async def _ask(self, row: RemoteSequence, body: Body) -> None:
+    async def _ask(self, row: RemoteSequence, body: dict[str, Any]) -> None:
         reply, failure = row.reply, None
 
         def hear(chunk: StreamEvent) -> None:
@@ -482,7 +482,7 @@ class RemoteEngine(DrivenEngine):
         wait, is_overlong, pause = 0.0, False, None
         self._tasks.pop(row).result()  # raises what is a bug of ours
         if failure is None:
-            failure = row.reply.find_lack(wants_logprobs=row.request.logprobs is not None)
+            failure = row.reply.find_lack()
         if failure is not None:
             wait = failure.retry_after or 0.0
             is_overlong = failure.is_worth_retry and wait > settings.max_wait

@@ -136,20 +136,13 @@ _STRUCTURED = {"regex": "regex", "choice": "choice", "lark": "grammar", "gbnf": 
 SERVED = frozenset((*_OURS, *_SENT, *_RENAMED, *_STRUCTURED))
 
 
-class Body(Struct, frozen=True):
-    """What is sent, and to which of the paths of a server."""
-
-    path: str
-    fields: dict[str, Any]
-
-
 def is_chat(request: Request) -> bool:
     return request.extra_body is not None and "messages" in request.extra_body
 
 
 def body_of(
     request: Request, index: int, model: str | None, extra_body: dict[str, Any], history: Any
-) -> Body:
+) -> dict[str, Any]:
     """Return what is sent for sample `index` of a request.
 
     model: goes before the one that the request names.  extra_body: of all requests; it goes before
@@ -198,8 +191,7 @@ def body_of(
         if isinstance(seed, int):
             fields["seed"] = seed + index
     fields |= {name: None for name, value in extra_body.items() if value is None}
-    sent = {name: value for name, value in fields.items() if value is not None}
-    return Body("/chat/completions" if chats else "/completions", sent)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def listed(stops: Any) -> list[Any]:
@@ -440,7 +432,7 @@ class Reply:
         self._num_told, self._num_ids_told = len(texts), len(ids or ())
         return own, text
 
-    def find_lack(self, *, wants_logprobs: bool) -> ServerFailure | None:
+    def find_lack(self) -> ServerFailure | None:
         """Return why this is not the whole of an answer, None if it is."""
         if not self.is_over:
             return ServerFailure("connection", "the stream broke off before its end")
@@ -456,7 +448,7 @@ class Reply:
         elif self.refusal is not None:
             said = error_text(self.refusal.encode(errors="replace"))
             code, message = "refusal", f"the model refused to answer: {said}"
-        elif wants_logprobs and self.text and not self.logprobs:
+        elif self._request.logprobs is not None and self.text and not self.logprobs:
             message = "the answer lacks the `logprobs` that were asked for"
         else:
             return None

@@ -443,7 +443,7 @@ def test_certificates_are_verified_however_https_is_written(monkeypatch, scheme)
 
 def test_what_others_have_come_to_is_handed_out_before_a_refused_key_ends_the_run(monkeypatch):
     async def ask(_, body, take):
-        if body.fields["prompt"] == "a":
+        if body["prompt"] == "a":
             raise ServerFailure("answer", "no", status=401, is_worth_retry=False)
         take(read_chunk('{"choices": [{"text": "x", "finish_reason": "stop"}]}'))
         return True
@@ -603,12 +603,12 @@ PARTS = st.dictionaries(st.sampled_from(NAMES), ODD, max_size=3)
 @example([{"delta": {"tool_calls": 5}}], {})
 @example([], {"error": inf})
 def test_no_chunk_raises_anything_but_a_failure_of_the_server(parts, more):
-    reply = Reply(Request(prompt="", stop="a"), {})
+    reply = Reply(Request(prompt="", stop="a", logprobs=1), {})
     data = json.dumps({"choices": parts, **more}).replace("Infinity", "1e999")
     with suppress(ServerFailure):
         reply.take(read_chunk(data))
         reply.end()
-        reply.find_lack(wants_logprobs=True)
+        reply.find_lack()
     json.dumps([reply.text, reply.tool_calls, reply.function_call, reply.reasoning])
 
 
