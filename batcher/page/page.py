@@ -10,7 +10,6 @@ to show it grow with the events of the run, and memory with what waits or runs a
 """
 
 import base64
-import html
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -27,6 +26,7 @@ from msgspec.structs import replace
 from batcher.events import Event, FinishEvent, RejectEvent
 from batcher.explaining.story import StoryWords, admissions_of, outline, story_of, waits_of
 from batcher.page import START
+from batcher.page.report import escaped
 from batcher.result import FinishReason
 from batcher.trace.run import RequestTimeline, is_follower
 from batcher.trace.timeline import SortedRecords, Timeline
@@ -102,20 +102,19 @@ class PageRun(NamedTuple):
     timeline: PageTimeline
 
 
-def page_runs(timelines: Sequence[PageTimeline], title: str) -> list[PageRun]:
-    if len(timelines) == 1:
-        return [PageRun(title, timelines[0])]
-    return [
-        PageRun(f"{title}, worker {worker}", timeline) for worker, timeline in enumerate(timelines)
-    ]
-
-
-def title_of(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
-def page_title(name: str) -> str:
-    return html.escape(f"{name} - batchdecode")
+def encode_run(
+    path: str,
+    timelines: Sequence[PageTimeline],
+    facts: "PageFacts",
+    words: StoryWords,
+    *report: str,
+) -> Iterator[bytes]:
+    """Yield the page of the run at `path`; timelines: its workers.  report: see encode_page."""
+    name = path.rpartition("/")[2]
+    names = [name]
+    if len(timelines) > 1:
+        names = [f"{name}, worker {worker}" for worker in range(len(timelines))]
+    return encode_page(map(PageRun, names, timelines), facts, words, name, *report)
 
 
 class Opening(Struct, frozen=True, omit_defaults=True):
@@ -156,7 +155,7 @@ def encode_page(
 ) -> Iterator[bytes]:
     """Yield the file piece by piece: one run, its workers, or two to compare.
 
-    title: of the document, as HTML.  above, below: what stands around the timeline, as HTML.
+    title: of the document.  above, below: what stands around the timeline, as HTML.
     """
     scripts = {name: _asset(name) for name in SCRIPTS}
     style, licence = _asset("page.css"), _asset("d3.LICENSE")
@@ -170,7 +169,8 @@ def encode_page(
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<link rel="icon" href="data:,">\n'
-            f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n{above}"
+            f"<title>{escaped(title)} - batchdecode</title>\n<style>{style}</style>\n</head>\n"
+            f"<body>\n{above}"
             '<main id="page"><noscript><p>The timeline needs JavaScript, which is off in this '
             f"browser.</p></noscript></main>\n{below}"
         ).encode()

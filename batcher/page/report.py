@@ -68,8 +68,8 @@ def render_report(
         for path, content in sections.items()
     )
     above = (
-        f'<article class="report">\n<h1>{_shown(name)}</h1>\n'
-        f"<p>{_shown(headline)}</p>\n<h2>Timeline</h2>\n</article>\n"
+        f'<article class="report">\n<h1>{escaped(name)}</h1>\n'
+        f"<p>{escaped(headline)}</p>\n<h2>Timeline</h2>\n</article>\n"
     )
     options = [f"--batch {run.batch}", f"--policy {run.policy}"]
     options += [f"--workers {run.workers}"] if run.workers > 1 else []
@@ -83,7 +83,7 @@ def render_report(
         "Drafts": _listed(run.speculation),
     }
     cells = [
-        f'<tr><th scope="row">{title}</th><td><code>{_shown(text)}</code></td></tr>'
+        f'<tr><th scope="row">{title}</th><td><code>{escaped(text)}</code></td></tr>'
         for title, text in rows.items()
         if text
     ]
@@ -95,7 +95,7 @@ def render_report(
     idle = numbers["idle"]
     total = max(1, summary.busy_slot_steps + summary.idle_slot_steps)
     idle_rows = [
-        f'<tr><th scope="row">{_shown(idle_causes.get(cause, cause))}</th>'
+        f'<tr><th scope="row">{escaped(idle_causes.get(cause, cause))}</th>'
         f"{_cell(f'idle.{cause}', steps, 'slot-steps')}"
         f'<td><meter min="0" max="{total}" value="{steps}"></meter></td></tr>'
         for cause, steps in idle.items()
@@ -142,16 +142,16 @@ def _table(rows: Iterable[tuple[str, Any]], within: str, unit: str) -> str:
         if value:
             found = _UNITS.get(path) or _UNITS.get(path.rpartition(".")[0]) or ""
             found = found.replace("/TIME", f"/{unit.removesuffix('s')}").replace("TIME", unit)
-            name = _shown(_words(path.removeprefix(f"{within}.")))
+            name = escaped(_words(path.removeprefix(f"{within}.")))
             cells.append(f'<tr><th scope="row">{name}</th>{_cell(path, value, found)}</tr>')
     return f"<table>{''.join(cells)}</table>" if cells else ""
 
 
 def _grid(titles: Iterable[str], rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
     """Return a table of numbers; rows: the title, the path and the numbers of each."""
-    head = "".join(f'<th scope="col" class="number">{_shown(title)}</th>' for title in titles)
+    head = "".join(f'<th scope="col" class="number">{escaped(title)}</th>' for title in titles)
     lines = [
-        f'<tr><th scope="row">{_shown(title)}</th>'
+        f'<tr><th scope="row">{escaped(title)}</th>'
         + "".join(_cell(f"{path}.{name}", value) for name, value in values.items())
         + "</tr>"
         for title, path, values in rows
@@ -163,12 +163,12 @@ def _cell(path: str, value: Any, unit: str = "") -> str:
     key = path.rpartition(".")[2]
     if isinstance(value, str | list):
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        return f'<td data-of="{_shown(path)}">{_shown(text)}</td>'
+        return f'<td data-of="{escaped(path)}">{escaped(text)}</td>'
     if key in _SHARES or key.endswith("_share"):
         text = f"{_three_digits(value * 100)}%"
     else:
         text = f"{_three_digits(value)} {unit}".rstrip()
-    return f'<td class="number" data-of="{_shown(path)}">{text}</td>'
+    return f'<td class="number" data-of="{escaped(path)}">{text}</td>'
 
 
 def _three_digits(value: float) -> str:
@@ -176,6 +176,6 @@ def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if is_large else f"{value:.3g}"
 
 
-def _shown(text: str) -> str:
+def escaped(text: str) -> str:
     visible = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
     return html.escape("".join(visible))

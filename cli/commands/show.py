@@ -193,18 +193,14 @@ def _view_lines(
         from batcher.page.page import (  # noqa: PLC0415 - as for a gantt, below
             Opening,
             PageFacts,
-            encode_page,
-            page_runs,
-            page_title,
-            title_of,
+            encode_run,
         )
 
-        pages = cast("Sequence[PageTimeline]", timeline.workers)  # see show_trace
-        window, title = timeline.window(selection), title_of(source_name)
+        window = timeline.window(selection)
         steps = None if options.steps is None else (window.start, window.stop)
         facts = PageFacts(Opening(steps, options.request or None, options.slot or None))
-        title_as_html = page_title(printable(title))
-        return encode_page(page_runs(pages, title), facts, PAGE_WORDS, title_as_html)
+        pages = cast("Sequence[PageTimeline]", timeline.workers)  # see show_trace
+        return encode_run(source_name, pages, facts, PAGE_WORDS)
     if name == "gantt":
         return _gantt(timeline, selection, options, to_terminal=to_terminal)
     if name == "svg":
@@ -454,8 +450,6 @@ def show_diff(
                 PageRun,
                 PageTimeline,
                 encode_page,
-                page_title,
-                title_of,
             )
 
             step = None if comparison.parting is None else comparison.parting.step
@@ -463,10 +457,10 @@ def show_diff(
             facts = PageFacts(diff=PageDifference(step, [*told, *results], changed))
             with user_code_prints_to_stderr():
                 runs = [
-                    PageRun(title_of(name), PageTimeline.from_events(events))
+                    PageRun(name.rpartition("/")[2], PageTimeline.from_events(events))
                     for name, events in ((source_a.name, events_a), (source_b.name, events_b))
                 ]
-                title = page_title(printable(" and ".join(run.name for run in runs)))
+                title = " and ".join(run.name for run in runs)
                 page = encode_page(runs, facts, PAGE_WORDS, title)
                 with output_sink(output) as sink:
                     write_lines(page, sink)

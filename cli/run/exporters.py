@@ -22,7 +22,7 @@ from batcher.metrics.times import DRAFT_COLUMNS, SeriesRow, TimeSeries, with_one
 
 from ..errors import WriteError, reason_of
 from ..screen.summary import BLOCKED_CAUSES, PER, UNICODE, headline, idle_causes
-from ..screen.terminal import counted, duration, printable
+from ..screen.terminal import counted, duration
 from ..screen.terminal import number as short
 from .files import OutFile, OutputError, Sink, write_lines
 
@@ -173,20 +173,14 @@ def write_report(
     source_name: str,
 ) -> None:
     """Write the report of a run that is over, or was broken off, from its workers' timelines."""
-    from batcher.page.page import (  # noqa: PLC0415 - plain runs start faster without
-        PageFacts,
-        encode_page,
-        page_runs,
-        page_title,
-        title_of,
-    )
+    from batcher.page.page import PageFacts, encode_run  # noqa: PLC0415 - plain runs start faster
     from batcher.page.report import render_report  # noqa: PLC0415 - as above
 
     from ..views.story_text import PAGE_WORDS  # noqa: PLC0415 - as above
 
     for timeline in timelines:
         timeline.close()
-    name = title_of(source_name)
+    name = source_name.rpartition("/")[2]
     more = [counted(summary.generated_tokens, "generated token")]
     if summary.wall is not None:
         speed = f"{short(summary.wall.tokens_per_second)} tokens/s"
@@ -198,7 +192,5 @@ def write_report(
     first = headline(summary, UNICODE.separator, more)
     report = render_report(summary, run, name, first, idle_causes(summary) | blocked)
     facts = PageFacts(is_part=True)
-    runs = page_runs(timelines, name)
-    title = page_title(printable(name))
     with file.replace() as sink:
-        write_lines(encode_page(runs, facts, PAGE_WORDS, title, *report), sink)
+        write_lines(encode_run(source_name, timelines, facts, PAGE_WORDS, *report), sink)
