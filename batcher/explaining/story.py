@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from batcher.errors import InvariantError
@@ -456,25 +456,17 @@ def story_of(
     timeline = timeline.of_worker(request.worker)
     run, figures, num_steps = timeline.run, timeline.figures, timeline.num_steps
     arrive, finish = request.arrive, request.finish
-    arrived, ended = None, None
+    arrived = ended = None
     parts = explain(timeline, request) if parts is None else parts
     if sum(part.num_steps for part in parts) != len(request.steps(num_steps)):
         raise InvariantError(f"the story of {request.label!r} leaves out a step")
     if arrive is not None:
-        num_prompt = None if finish is None else finish.prompt_tokens
-        arrived = Arrival(
-            arrive.step,
-            arrive.time,
-            arrive.prompt_tokens if num_prompt is None else num_prompt,
-            arrive.max_tokens,
-            arrive.dropped_turns,
-            arrive.dropped_tokens,
-            arrive.default_limit,
-        )
+        arrived = convert(arrive, Arrival, from_attributes=True)
+        if finish is not None and finish.prompt_tokens is not None:
+            arrived = replace(arrived, prompt_tokens=finish.prompt_tokens)
     if finish is not None:
         time = finish.time if request.admission is None else figures.end_of(finish.step)
-        what = finish.reason, finish.tokens, finish.limit, finish.error
-        ended = RequestEnd(finish.step, time, *what)
+        ended = replace(convert(finish, RequestEnd, from_attributes=True), time=time)
     seconds: list[float] = []
     if parts and arrive is not None:  # the first begins with the arrival
         begins = [arrive.time, *(figures.start_of(part.start) for part in parts[1:])]
@@ -491,9 +483,8 @@ def story_of(
                 counts.num_accepted,
                 counts.by_position(),
                 admission.drafts.num_changes,
-                None if change is None else DraftChange(change.step, change.tokens, change.reason),
+                None if change is None else convert(change, DraftChange, from_attributes=True),
             )
-        retries = admission.retries or ()
         span = StorySpan(
             admit.slot,
             admit.step,
@@ -503,9 +494,11 @@ def story_of(
             admit.cached,
             admit.generated,
             drafts,
-            None if preempt is None else SpanPreemption.by(preempt),
+            SpanPreemption.by(preempt),
             run.layout == "remote",
-            tuple(StoryRetry(each.step, each.reason, each.delay) for each in retries),
+            tuple(
+                convert(one, StoryRetry, from_attributes=True) for one in admission.retries or ()
+            ),
             admit.cached_from,
             aging if aging is not None and is_aged(admit, arrive, aging) else None,
         )

@@ -11,7 +11,7 @@ from copy import deepcopy
 from operator import add
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 from msgspec.structs import replace
 
 from batcher.errors import InvariantError
@@ -291,8 +291,8 @@ class SpanPreemption(Struct, frozen=True):
     generated: int
 
     @classmethod
-    def by(cls, event: PreemptEvent) -> "SpanPreemption":
-        return cls(event.reason, event.for_id, event.for_index, event.tokens, event.generated)
+    def by(cls, event: PreemptEvent | None) -> "SpanPreemption | None":
+        return None if event is None else convert(event, cls, from_attributes=True)
 
     @property
     def for_label(self) -> str:
@@ -575,7 +575,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
             cached=admit.cached,
             generated=admit.generated,
             resumed=admission is not self.admissions[0],
-            preemption=None if preempt is None else SpanPreemption.by(preempt),
+            preemption=SpanPreemption.by(preempt),
             cached_from=admit.cached_from,
             worker=admit.worker,
         )
@@ -600,19 +600,12 @@ class RequestFold:
             PrefillEvent: self._compute,
             PreemptEvent: self._preempt,
             BlockedEvent: self._block,
-            JumpEvent: self._jump,
-            ReceiveEvent: self._receive,
-            RetryEvent: self._retry,
-            DraftEvent: self._speculate,
-            AcceptEvent: self._speculate,
-            RollbackEvent: self._speculate,
-            SpeculateEvent: self._speculate,
-            ForkEvent: self._fork,
             FinishEvent: self.finish,
             StepsEvent: self._tell,
             RejectEvent: self._note,
             DropEvent: self._note,
             RestartEvent: self._restart,
+            **dict.fromkeys(get_args(InSlotEvent), self._take_in_slot),
         }
         self._open: dict[SequenceKey, RequestTimeline] = {}
         self.num_arrived = self.num_wanted = self._num_back = 0
@@ -816,69 +809,67 @@ class RequestFold:
         self._blocked[event.worker] = event
         return found
 
-    def _jump(self, event: JumpEvent) -> RequestTimeline:
-        found, admission = self._in_slot(event)
-        if event.tokens < 1:
-            raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
-        admission.num_jumped += event.tokens
-        admission.may_compute = True
-        admission.jumps = admission.jumps or []
-        admission.jumps.append(event.step)
-        partner = self._open.get((event.id, event.index, "negative", event.worker))
-        if partner is not None and partner.admission is not None:
-            partner.admission.may_compute = True
-        return found
-
-    def _receive(self, event: ReceiveEvent) -> RequestTimeline:
-        found, admission = self._in_slot(event)
-        if event.tokens < 0 or event.step < admission.event.step:
-            raise InvariantError(
-                f"{event.id!r} receives {event.tokens} tokens in step {event.step}"
-            )
-        admission.left = 0
-        if admission.first_token is None:
-            admission.first_token = event.step
-        admission.num_received = (admission.num_received or 0) + event.tokens
-        return found
-
-    def _retry(self, event: RetryEvent) -> RequestTimeline:
-        found, admission = self._in_slot(event)
-        if admission.num_received is not None:
-            raise InvariantError(f"{event.id!r} is asked for again, and has tokens")
-        admission.retries = admission.retries or []
-        admission.retries.append(event)
-        return found
-
-    def _speculate(
-        self, event: DraftEvent | AcceptEvent | RollbackEvent | SpeculateEvent
-    ) -> RequestTimeline:
-        found, admission = self._in_slot(event)
-        drafts = admission.drafts
-        if drafts is None:
-            drafts = admission.drafts = DraftRecord()
-        if isinstance(event, DraftEvent):
-            latest = drafts.draft(event, found.label)
-            self.drafts.draft(latest)
-            self.step_drafts.append(latest)
-        elif isinstance(event, SpeculateEvent):
-            drafts.num_changes += 1
-            drafts.last_change = event
+    def _take_in_slot(self, event: InSlotEvent) -> RequestTimeline:
+        """Take in what happens to a sequence of whatever role in its slot."""
+        for role in get_args(Role):
+            found = self._open.get(key_of(event.id, event.index, role, event.worker))
+            admission = None if found is None else found.admission
+            if found is not None and admission is not None:
+                admit = admission.event
+                if admit.slot == event.slot and admit.step <= event.step:
+                    break
         else:
-            self.drafts.settle(event, drafts.settle(event, found.label))
-            admission.may_compute |= isinstance(event, AcceptEvent)
-        return found
-
-    def _fork(self, event: ForkEvent) -> RequestTimeline:
-        found, admission = self._in_slot(event)
-        parent = self._open.get(key_of(event.id, event.parent, "beam", event.worker))
-        is_beam = parent is not None and parent.admission is not None and parent.role == "beam"
-        if found.role != "beam" or not is_beam:
+            label = label_of(event.id, event.index, "sample")
             raise InvariantError(
-                f"{found.label!r} forks in step {event.step} from "
-                f"{label_of(event.id, event.parent, 'beam')!r}; both have to be running beams"
+                f"{label!r} does not run in slot {event.slot} in step {event.step}"
             )
-        admission.forks = admission.forks or []
-        admission.forks.append(Fork(event.step, event.parent))
+        match event:
+            case JumpEvent():
+                if event.tokens < 1:
+                    raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
+                admission.num_jumped += event.tokens
+                admission.may_compute = True
+                admission.jumps = admission.jumps or []
+                admission.jumps.append(event.step)
+                partner = self._open.get((event.id, event.index, "negative", event.worker))
+                if partner is not None and partner.admission is not None:
+                    partner.admission.may_compute = True
+            case ReceiveEvent():
+                if event.tokens < 0:
+                    raise InvariantError(
+                        f"{event.id!r} receives {event.tokens} tokens in step {event.step}"
+                    )
+                admission.left = 0
+                if admission.first_token is None:
+                    admission.first_token = event.step
+                admission.num_received = (admission.num_received or 0) + event.tokens
+            case RetryEvent():
+                if admission.num_received is not None:
+                    raise InvariantError(f"{event.id!r} is asked for again, and has tokens")
+                admission.retries = [*(admission.retries or ()), event]
+            case ForkEvent():
+                parent = self._open.get(key_of(event.id, event.parent, "beam", event.worker))
+                is_beam = parent is not None and parent.admission and parent.role == "beam"
+                if found.role != "beam" or not is_beam:
+                    raise InvariantError(
+                        f"{found.label!r} forks in step {event.step} from "
+                        f"{label_of(event.id, event.parent, 'beam')!r}; both have to be running "
+                        "beams"
+                    )
+                admission.forks = admission.forks or []
+                admission.forks.append(Fork(event.step, event.parent))
+            case _:
+                drafts = admission.drafts = admission.drafts or DraftRecord()
+                if isinstance(event, DraftEvent):
+                    latest = drafts.draft(event, found.label)
+                    self.drafts.draft(latest)
+                    self.step_drafts.append(latest)
+                elif isinstance(event, SpeculateEvent):
+                    drafts.num_changes += 1
+                    drafts.last_change = event
+                else:
+                    self.drafts.settle(event, drafts.settle(event, found.label))
+                    admission.may_compute |= isinstance(event, AcceptEvent)
         return found
 
     def _tell(self, event: StepsEvent) -> None:
@@ -920,20 +911,6 @@ class RequestFold:
             if admit.slot == event.slot and admit.role == event.role:
                 return found, found.admission
         raise _not_held(event, verb)
-
-    def _in_slot(self, event: InSlotEvent) -> tuple[RequestTimeline, AdmissionRecord]:
-        """Return the sequence that `event` tells of, of whatever role, and its admission."""
-        for role in get_args(Role):
-            found = self._open.get(key_of(event.id, event.index, role, event.worker))
-            admission = None if found is None else found.admission
-            if found is not None and admission is not None:
-                admit = admission.event
-                if admit.slot == event.slot and admit.step <= event.step:
-                    return found, admission
-        raise InvariantError(
-            f"{label_of(event.id, event.index, 'sample')!r} does not run in slot {event.slot} "
-            f"in step {event.step}"
-        )
 
 
 def _not_held(event: PrefillEvent | PreemptEvent | FinishEvent, verb: str) -> InvariantError:
