@@ -141,17 +141,13 @@ def test_they_do_under_a_constraint():
 
 
 @HEAVY
-def test_they_do_with_drafts_that_were_drawn_from_nothing():
+def test_they_do_with_drafts_from_nothing_and_where_rows_are_preempted():
     fields = {"temperature": 1.0}
     run = decoded("ngram", fields)
     assert surprise(run, expected(fields)) < LIMIT
     assert share_accepted(run) > 0.05
     exact = decoded("ngram", fields, rule="exact")
     assert exact.results == run.results
-
-
-@HEAVY
-def test_they_do_where_rows_are_preempted_and_drafts_left_out():
     fields = {"temperature": 1.0}
     limits = SchedulingSettings(block_size=2, kv_blocks=300, max_batch_tokens=512)
     run = decoded("markov:Weak", fields, limits=limits)

@@ -12,16 +12,13 @@ from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 
 
-def test_results_come_back_in_input_order_and_finish_in_completion_order():
+def test_results_come_back_in_input_order_from_requests_and_mappings():
     finished = []
     requests = [Request(prompt=[5], max_tokens=n, ignore_eos=True) for n in (5, 1, 3)]
     results = decode(requests, batch_size=3, on_finish=finished.append)
     assert [result.index for result in results] == [0, 0, 0]
     assert [result.id for result in finished] == ["2", "3", "1"]
     assert [result.id for result in results] == ["1", "2", "3"]
-
-
-def test_mappings_are_requests_too():
     fields = {"id": "x", "prompt": "Hi", "stop_sequence": ["."], "max_tokens": 50}
     assert decode([fields]) == decode([Request(**fields)])
 
@@ -112,7 +109,7 @@ def test_what_is_nested_without_end_is_refused(fields):
         decode([{"prompt": ""}, {"prompt": "x"} | fields])
 
 
-def test_a_model_serves_one_engine_at_a_time():
+def test_a_model_serves_one_engine_and_that_takes_requests_as_they_were():
     model = SimulatedModel()
     first = batcher.Engine(model)
     first.add(Request(prompt="", max_tokens=3))
@@ -122,9 +119,6 @@ def test_a_model_serves_one_engine_at_a_time():
     assert len(second.step().results) == 1
     with pytest.raises(BatchdecodeError, match="another engine has taken the model"):
         first.step()
-
-
-def test_an_engine_takes_requests_as_they_were_when_added():
     prompt, allowed = [5, 6], [48]
     engine = batcher.Engine(SimulatedModel())
     engine.add(Request(prompt=prompt, max_tokens=2, allowed_token_ids=allowed))

@@ -14,7 +14,7 @@ from batcher.events import FinishEvent, JumpEvent
 from batcher.request import Transition
 
 
-def test_forced_tokens_come_in_one_step_and_count():
+def test_forced_tokens_count_and_some_grammars_go_unchecked():
     done = run([fields(json_schema=SCHEMA, max_tokens=100)])
     [result] = done.results
     [*_, finish] = of_kind(done.events, FinishEvent)
@@ -23,9 +23,6 @@ def test_forced_tokens_come_in_one_step_and_count():
     assert result.steps.finished is not None
     assert len(result.tokens) == result.steps.finished + 1 + num_jumped == finish.tokens
     assert (result.finish_reason, result.constraint) == ("stop", "complete")
-
-
-def test_what_only_its_own_grammar_can_judge_goes_unchecked():
     grammar = {"lark": 'start: "yes" | "no"', "max_tokens": 8}
     asked = [fields(id="lark", **grammar), fields(id="cut", **grammar | {"max_tokens": 1})]
     results = {result.id: result for result in run([*asked, fields(id="re", regex="yes")]).results}
@@ -86,15 +83,12 @@ def test_stops_act_only_from_min_tokens_on():
         assert len(held.tokens) >= number
 
 
-def test_another_seed_and_another_id_give_other_samples():
+def test_samples_differ_by_seed_and_id_and_logprobs_sum_up():
     tokens = [
         run([fields(temperature=1.0, **more)]).results[0].tokens
         for more in ({}, {"seed": 1}, {"id": "b"})
     ]
     assert len({tuple(own) for own in tokens}) == 3
-
-
-def test_logprobs_sum_up_and_the_greedy_token_is_the_likeliest():
     [result] = run([fields(logprobs=3)]).results
     assert result.logprobs is not None
     assert [entry.token for entry in result.logprobs] == result.tokens

@@ -39,7 +39,7 @@ def plain(request_id, max_tokens, arrival_time=0.0):
     )
 
 
-def test_without_tokens_there_is_no_step():
+def test_without_tokens_there_is_no_step_and_no_slot():
     engine = Engine(SimulatedModel(), 3)
     assert not engine.has_work
     assert engine.step() == ((), (), ())
@@ -51,9 +51,6 @@ def test_without_tokens_there_is_no_step():
     assert [result.id for result in results] == ["a", "b"]
     assert engine.num_steps == 0
     assert engine.now == 7.5
-
-
-def test_max_tokens_zero_finishes_at_its_arrival_without_a_slot():
     events, results = run([plain("a", 3), plain("z", 0), plain("b", 1)], 1)
     assert [result.id for result in results] == ["z", "a", "b"]
     zero = results[0]

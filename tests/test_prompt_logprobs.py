@@ -134,13 +134,10 @@ def test_many_samples_have_their_prompt_told_once(settings, batch_size):
     assert model.num_scored == len(PROMPT)
 
 
-def test_a_plain_request_asks_for_no_more_logits():
+def test_plain_requests_score_nothing_and_what_is_scored_is_only_written():
     model = CountingModel()
     run([Request(id="a", prompt=PROMPT), Request(id="b", prompt=PROMPT, logprobs=1)], model=model)
     assert model.num_scored == 0
-
-
-def test_what_is_scored_is_not_read_from_the_cache_but_written_to_it():
     engine = Engine(MODEL, 1, settings=SchedulingSettings(kv_blocks=64, block_size=4))
     fields = {"prompt": PROMPT, "max_tokens": 2, "cache_salt": "s"}
     engine.add(Request(id="first", prompt_logprobs=0, **fields))

@@ -138,12 +138,9 @@ class ListTokenizer:
         return [0, 1] * len(text)
 
 
-def test_a_long_list_of_a_tokenizer_becomes_an_array():
+def test_a_long_prompt_is_decoded_as_the_list_of_its_tokens_and_given_as_one():
     assert encoded("x" * MANY, ListTokenizer(), 2) == array("H", [0, 1] * MANY)
     assert encoded("x", ListTokenizer(), 2) == [0, 1]
-
-
-def test_a_long_prompt_is_decoded_as_the_list_of_its_tokens():
     text = "Once upon a time. " * 400
     tokens = SimulatedModel().tokenizer.encode(text)
     assert len(tokens) > MANY
@@ -155,9 +152,6 @@ def test_a_long_prompt_is_decoded_as_the_list_of_its_tokens():
             [result] = drained(engine).results
             outputs.append((result.tokens, result.usage))
         assert outputs == outputs[:1] * 4
-
-
-def test_a_model_of_ones_own_is_given_lists():
     kinds = set()
 
     def model(prefixes):

@@ -125,7 +125,7 @@ def test_segments_stand_one_behind_the_other_and_each_ends_at_a_boundary():
     assert count_tokens(prompt, MODEL.tokenizer) == ends[-1]
 
 
-def test_what_is_drawn_is_splitmix64_of_the_hashed_seed_in_two_bytes_each():
+def test_what_is_drawn_is_splitmix64_of_the_hashed_seed_in_every_process():
     numbers = splitmix64(next(splitmix64(5)))
     assert drawn(5, 50, 1000) == [3 + ((next(numbers) >> 32) * 997 >> 32) for _ in range(50)]
     few, many = drawn(1, MANY), drawn(1, MANY + 1)
@@ -133,9 +133,6 @@ def test_what_is_drawn_is_splitmix64_of_the_hashed_seed_in_two_bytes_each():
     assert (type(many), many.itemsize) == (array, 2)
     assert many[:MANY].tolist() == few
     assert drawn(1, MANY + 1, None).tolist() == many.tolist()
-
-
-def test_what_a_seed_stands_for_is_the_same_in_every_process():
     code = (
         "from batcher.prompts import Undrawn; from batcher.request import PromptSegment as S;"
         "parts = [S(length=9, seed='book'), S(length=9, seed=-3)];"

@@ -48,16 +48,13 @@ def test_what_is_no_model_or_no_setting_is_refused(name, settings, message):
         load_model(name, **settings)
 
 
-def test_a_text_may_be_what_a_user_says(model):
+def test_a_text_may_be_what_a_user_says_or_gone_on_with(model):
     messages = [{"role": "user", "content": REQUEST["prompt"]}]
     [said] = decode([REQUEST], model=model, chat=True)
     [written] = decode([{"messages": messages, "max_tokens": 6}], model=model)
     assert (said.tokens, said.usage) == (written.tokens, written.usage)
     with pytest.raises(BatchdecodeError, match="chat template"):
         decode([REQUEST], model=lambda prefixes: [1 for _ in prefixes], chat=True)
-
-
-def test_one_prompt_is_gone_on_with(model):
     [result] = decode([REQUEST], model=model)
     assert generate("The old king", TINY, temperature=0, max_tokens=6) == result.text
     tokens = model.tokenizer.encode("The old king")

@@ -226,16 +226,13 @@ def test_a_chosen_request_is_all_its_sequences(workload):
         assert {span.id for span in timeline.select_spans(chosen)} == {name}
 
 
-def test_waits_that_start_together_are_in_order_of_arrival():
+def test_waits_and_notes_are_of_their_own_request_in_order():
     units = [*samples("z", 2), *beams("m", 2, 1), *guided("b", 1, 1), *samples("a", 1)]
     timeline = Timeline.from_events(play_units(units, 2).events)
     assert [wait.label for wait in timeline.waits] == ["m", "b", "b#1", "a"]
     arrived = [RUN, *map(arrive, ["r0", "r1", "r2"])]
     aborted = [*arrived, admit("r0", 0), finish("r2", None, 1), admit("r1", 0, 3)]
     assert [wait.id for wait in Timeline.from_events(aborted).waits] == ["r1", "r2"]
-
-
-def test_what_happened_to_an_id_is_not_told_of_the_next_that_has_it():
     first, second = (
         [
             admit("r0", 0, step, role="beam"),
@@ -541,7 +538,7 @@ def accepts(*drafts, tokens=None):
     return AcceptEvent(1, 1.0, "a", 0, 0, 6, len(drafts) if tokens is None else tokens, drafts)
 
 
-def test_of_a_tree_each_level_counts_as_one_draft():
+def test_trees_count_by_level_and_changes_of_drafts_are_kept():
     fold = RequestFold()
     rest = RollbackEvent(1, 1.0, "a", 0, 0, 9, 2)
     again = DraftEvent(2, 2.0, "a", 0, 0, 10, 3, (0, 0, 1))
@@ -553,9 +550,6 @@ def test_of_a_tree_each_level_counts_as_one_draft():
     assert (counts.num_steps, counts.num_rejecting, counts.num_rejected) == (2, 1, 5)
     assert (counts.num_drafted, counts.num_accepted) == (8, 3)
     assert request.admission.drafts.latest.parents == (0, 0, 1)
-
-
-def test_that_another_number_of_drafts_is_wanted_is_kept():
     fold = RequestFold()
     changes = [SpeculateEvent(step, step, "a", 0, 0, 0, "cost") for step in (4, 6)]
     for event in [*EVENTS[1:-1], *changes]:

@@ -17,7 +17,7 @@ from batcher.events import AdmitEvent, DropEvent, FinishEvent, ForkEvent
 from batcher.request import CONSTRAINT_FIELDS
 
 
-def test_a_negative_prompt_has_a_slot_of_its_own_beside_its_sample():
+def test_partners_have_slots_of_their_own_and_speak_by_their_scale():
     done = run([fields(cfg_scale=1.5, negative_prompt="No", temperature=1.0, n=2)], 3)
     admits = of_kind(done.events, AdmitEvent)
     assert [(admit.slot, admit.index, admit.role) for admit in admits] == [
@@ -29,10 +29,7 @@ def test_a_negative_prompt_has_a_slot_of_its_own_beside_its_sample():
     unused = [finish for finish in of_kind(done.events, FinishEvent) if finish.reason == "unused"]
     assert [(finish.role, finish.tokens) for finish in unused] == [("negative", 0)] * 2
     assert [result.index for result in done.results] == [0, 1]
-
-
-def test_a_scale_of_one_without_a_partner_and_of_zero_are_the_two_ends():
-    """At 0 the negative prompt alone speaks: its tokens are those of that prompt by itself."""
+    # At 0 the negative prompt alone speaks: its tokens are those of that prompt by itself.
     [only_negative] = run([fields(cfg_scale=0.0, negative_prompt="The fox")]).results
     [by_itself] = run([fields(prompt="The fox")]).results
     assert only_negative.tokens == by_itself.tokens

@@ -67,7 +67,7 @@ def shown(lines):
     return found
 
 
-def test_samples_are_answered_as_they_come():
+def test_samples_come_as_they_do_and_openai_rows_with_all_choices():
     answers = answers_of()
     opened(answers, "a", n=3)
     opened(answers, "b")
@@ -77,9 +77,6 @@ def test_samples_are_answered_as_they_come():
     assert not answers._open
     opened(answers, "a")  # the request has ended, so its id is free
     assert shown(answers.take([result("a")])) == [("a", [0])]
-
-
-def test_an_openai_row_waits_for_all_its_choices():
     answers = answers_of()
     opened(answers, "a", form="completion", n=3)
     assert answers.take([result("a", 2)]) == []
@@ -151,7 +148,7 @@ def test_lines_come_out_in_order_however_little_is_held_in_memory(order, num_put
     assert out == [lines[index] for index in sorted(put)]
 
 
-def test_what_is_held_back_at_the_end_comes_out_in_order_too():
+def test_what_is_held_back_and_lines_of_an_earlier_run_come_in_order():
     answers = answers_of(order=InputOrder())
     for index, num_samples in enumerate((2, 1, 3, 1, 1)):
         opened(answers, str(index), index, n=num_samples)
@@ -160,9 +157,6 @@ def test_what_is_held_back_at_the_end_comes_out_in_order_too():
     lines = [*answers.rest()]
     assert shown(lines) == [("0", [1]), ("2", [0]), ("2", [1]), ("3", [0]), ("4", [0])]
     answers.close()
-
-
-def test_lines_of_an_earlier_run_have_their_turn_too():
     answers = answers_of(Earlier({"a": [0]}), InputOrder())
     opened(answers, "b", 0)
     opened(answers, "a", 1)

@@ -30,7 +30,7 @@ def test_a_diagnosis_as_json(tmp_path):
     assert causes == ["tokenizer", "cache", "temperature", "positions"]
 
 
-def test_a_fault_is_the_last_word(tmp_path):
+def test_a_diagnosis_names_the_fault_last(tmp_path):
     fields = '{"temperature": 2.0}'
     done = diagnose(tmp_path, "--draft", "simulated", "--draft-fields", fields)
     lines = done.stdout.decode().splitlines()
@@ -41,9 +41,6 @@ def test_a_fault_is_the_last_word(tmp_path):
         *("temperature", "1.000", "FAULT", "temperature", "is", "0.7", "for", "the", "target,"),
         *("and", "2.0", "for", "the", "draft"),
     ]
-
-
-def test_another_tokenizer_is_told(tmp_path):
     done = diagnose(tmp_path, "--draft", str(TINY), "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["cause"] == "tokenizer"

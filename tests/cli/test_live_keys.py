@@ -216,7 +216,7 @@ def test_slower_and_faster_are_steps_between_nothing_and_five_seconds(delay, key
     assert pace.delay in (delay, *DELAYS)
 
 
-def test_what_has_happened_is_to_be_seen_as_long_as_the_run_is_paused():
+def test_a_paused_run_keeps_what_has_happened_and_a_slow_one_shows_every_step():
     run = played(9, 1)
     run.view.fold.take(PreemptEvent(1, 1.0, "req-0", 0, 0, "kv", "req-1", 0, 5, 1))
     run.view.after_step(1)
@@ -228,9 +228,6 @@ def test_what_has_happened_is_to_be_seen_as_long_as_the_run_is_paused():
         run.clock.now += 5
         run.view.after_step(step)
     assert "0«" not in run.screen.text()
-
-
-def test_a_run_that_is_slowed_down_shows_every_step_from_then_on():
     run = played()
     press(run, "-")
     assert "10 ms after each step" in last_line(run)

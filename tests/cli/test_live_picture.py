@@ -8,6 +8,7 @@ from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from live_svg import PICTURE, picture
+from reference_drafts import DraftedJob, play_drafts
 from reference_units import beams, guided, play_units
 
 from batcher.events import (
@@ -214,6 +215,16 @@ def shown_after(events, step, total, batch_size=4):
     lines = screen.lines()
     first = next(n for n, line in enumerate(lines) if " request " in line) + 1
     return [" ".join(line.split()) for line in lines[first : first + batch_size]]
+
+
+def test_rows_of_a_run_that_speculates_say_how_many_drafts_were_accepted():
+    jobs = [DraftedJob(name, 3, 40, speculates=name != "b") for name in "abc"]
+    events = play_drafts(jobs, 3, 3).events
+    assert shown_after(events, 6, None, 3) == [
+        "0▸a ███▌···· 18/40 2/2 decode ┃━━━━━━",
+        "1▸b █▍······ 7/40 decode ┃━━━━━━",
+        "2▸c ██▌····· 13/40 2/2 decode ┃━━━━━━",
+    ]
 
 
 def test_samples_partners_and_beams_are_rows_that_say_what_they_are():

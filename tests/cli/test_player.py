@@ -96,7 +96,7 @@ def test_keys_go_as_many_steps_as_they_say_and_stay_in_the_run(keys):
         assert seen.step == expected
 
 
-def test_a_request_is_found_where_it_is_admitted_and_n_goes_through_all():
+def test_requests_and_steps_are_found_and_n_goes_through_all():
     seen = Seen(LONG).type("/", "r17")
     [admit] = [e for e in LONG if type(e).__name__ == "AdmitEvent" and e.id == "r17"]
     assert seen.step == admit.step
@@ -114,9 +114,6 @@ def test_a_request_is_found_where_it_is_admitted_and_n_goes_through_all():
     found = [seen.type("/", "7").step, *(seen.press("n").step for _ in steps[1:])]
     assert found == steps
     assert [seen.press("N").step for _ in steps[1:]] == steps[-2::-1]
-
-
-def test_g_goes_to_a_step_of_the_run_and_says_which_there_are():
     seen = Seen(LONG).type("g", "1x\x7f7")
     assert f"1x\\x7f7 is no step from 0 to {LAST}" in seen.text
     assert seen.type("g", "17").step == 17
@@ -127,7 +124,7 @@ def test_g_goes_to_a_step_of_the_run_and_says_which_there_are():
 CROWDED = [PagedJob(f"p{n}", 2, 9) for n in range(6)]
 
 
-def test_brackets_go_to_preemptions_and_to_the_worst_bubble():
+def test_brackets_go_to_what_is_worth_seeing_up_to_where_a_run_breaks_off():
     run = play_paged(CROWDED, Limits(batch=3, blocks=7))
     lost = sorted({e.step for e in run.events if type(e).__name__ == "PreemptEvent"})
     assert lost
@@ -137,9 +134,6 @@ def test_brackets_go_to_preemptions_and_to_the_worst_bubble():
     assert [seen.press("]").step for _ in points] == points
     assert "no preemption, failure or bubble after" in seen.press("]").text
     assert [seen.press("[").step for _ in points[:-1]] == points[-2::-1]
-
-
-def test_a_run_that_breaks_off_is_played_up_to_there():
     seen = Seen(LONG[:40])
     seen.press("end").wait(1.0)
     last = max(getattr(event, "step", 0) for event in LONG[:40])

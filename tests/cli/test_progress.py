@@ -10,6 +10,7 @@ import pytest
 from emulated_run import Clock, Gauges, Run, Screen, feed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_drafts import DraftedJob, play_drafts
 from reference_paged import CROWDED, Limits, play_paged
 
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
@@ -119,6 +120,17 @@ def test_plain_lines_come_every_five_seconds_and_tell_what_the_picture_shows():
     clock.now = 10.0
     lines.after_step(7)
     assert "KV blocks: 4 used, 1 cached, no limit, next b" in screen.lines()[1]
+
+
+def test_a_plain_line_says_how_many_drafts_were_accepted():
+    run, screen, clock = play_drafts([DraftedJob("a", 3, 40)], 1, 3), Screen(200, 24), Clock()
+    lines = ProgressLines(RunPlan("in", "fcfs", 1, None, is_timed=False), Gauges(), screen, clock)
+    feed(lines.fold, [event for event in run.events[1:-1] if event.step < 8])
+    clock.now = 5.0
+    lines.after_step(7)
+    done = [v for v in run.verified if v.step < 8]
+    drafted, accepted = sum(v.drafted for v in done), sum(v.accepted for v in done)
+    assert f", {accepted} of {drafted} drafts accepted, " in screen.text()
 
 
 @pytest.mark.parametrize(

@@ -108,13 +108,9 @@ def resumed(folder, first, then):
 
 
 @pytest.mark.heavy
-def test_a_run_of_integers_may_be_resumed_by_more_processes(tmp_path):
+def test_integers_may_be_resumed_by_more_processes_and_floats_by_as_many(tmp_path):
     integers = ["--weights", "int8"]
     assert resumed(tmp_path, integers, [*PARALLEL, *integers]).returncode == 0
-
-
-@pytest.mark.heavy
-def test_with_floats_it_has_to_be_as_many(tmp_path):
     done = resumed(tmp_path, [], PARALLEL)
     assert done.returncode == 2
     assert "--tensor-parallel was 1, now it is 2" in done.stderr

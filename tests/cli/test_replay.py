@@ -95,7 +95,14 @@ def limits_of(done):
     return {limit["name"]: (limit["value"], limit["origin"]) for limit in limits}
 
 
-def test_limits_come_from_the_file_beside_the_log(folder):
+def test_limits_come_from_the_file_beside_the_log_or_are_guessed(folder):
+    done = replay(folder, "--json")
+    assert limits_of(done)["batch"] == (256, "guessed: the default of vLLM")
+    assert limits_of(done)["max_batch_tokens"][0] == 2048
+    assert limits_of(done)["kv_blocks"][0] == 2587
+    assert "--batch 256, --max-batch-tokens 2048, --kv-blocks 2587 are guesses" in done.stderr
+    some = replay(folder, "--kv-blocks", "1200", "--batch", "4000")
+    assert "warning: the limits of the run are unknown: --max-batch-tokens 4000 " in some.stderr
     (folder / "run1_meta.json").write_text(json.dumps(LIMITS))
     (folder / "run10_meta.json").write_text('{"max_num_seqs": 1}')
     (folder / "meta.json").write_text('{"max_num_seqs": 2}')
@@ -112,16 +119,6 @@ def test_limits_come_from_the_file_beside_the_log(folder):
         json.loads(replay(folder, *each, "--json").stdout)["numbers"] for each in ([], given)
     ]
     assert numbers[0] == numbers[1]
-
-
-def test_what_nobody_says_is_guessed_and_warned_of(folder):
-    done = replay(folder, "--json")
-    assert limits_of(done)["batch"] == (256, "guessed: the default of vLLM")
-    assert limits_of(done)["max_batch_tokens"][0] == 2048
-    assert limits_of(done)["kv_blocks"][0] == 2587
-    assert "--batch 256, --max-batch-tokens 2048, --kv-blocks 2587 are guesses" in done.stderr
-    some = replay(folder, "--kv-blocks", "1200", "--batch", "4000")
-    assert "warning: the limits of the run are unknown: --max-batch-tokens 4000 " in some.stderr
 
 
 @pytest.mark.parametrize(

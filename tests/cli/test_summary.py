@@ -65,7 +65,7 @@ BUSY_JOBS = [
 ]
 
 
-def test_runs_that_stopped_tell_how_many_had_not_begun():
+def test_six_lines_tell_of_a_run_and_no_word_is_broken():
     files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
     assert lines_of(summary_of(BUSY_JOBS), files) == [
         "✓ 21 ok  1 failed   903 steps · 2 slots · 72% busy · 2.1 s",
@@ -79,9 +79,6 @@ def test_runs_that_stopped_tell_how_many_had_not_begun():
     assert lines_of(summary_of([]), is_complete=False) == ["■ no requests"]
     assert lines_of(summary_of([]), **rest) == ["■ 1,200 not begun"]
     assert lines_of(summary_of(jobs_of(1)), **rest)[0].startswith("■ 1 ok  1,200 not begun   1 st")
-
-
-def test_on_a_terminal_no_word_or_number_is_broken_whatever_its_width():
     jobs = [*[Job(f"r{n}", 70, n * 34.0) for n in range(400)], Job("x", 3, 0.0, outcome="error")]
     summary = summary_of(jobs)
     each = WorkerSummary(requests=1, generated_tokens=9_999, steps=9_999, busy_share=0.75)

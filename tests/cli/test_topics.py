@@ -68,7 +68,7 @@ def test_words_lead_to_where_they_are_told(words, page, told):
     assert told in best.text
 
 
-def test_an_unknown_topic_suggests():
+def test_a_topic_goes_to_a_pipe_as_markdown_and_an_unknown_one_suggests():
     done = batchdecode("help", "schedulng")
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr == (
@@ -80,9 +80,6 @@ def test_an_unknown_topic_suggests():
         "error: no topic 'xyzzy' (batchdecode help lists all pages)\n"
     )
     assert "no topic ''" in batchdecode("help", "").stderr
-
-
-def test_what_goes_to_a_pipe_is_markdown_and_names_the_other_places():
     told = batchdecode("help", "--kv-blocks").stdout.decode()
     assert told.startswith("### Scheduling and time\n\n| option | default | meaning |\n")
     assert "- `batchdecode help cli`\n" in told
@@ -128,7 +125,7 @@ def pager(tmp_path):
     return pager
 
 
-def test_a_terminal_gets_it_laid_out_through_the_pager_if_there_is_one(pager):
+def test_the_pager_gets_it_laid_out_and_ctrl_c(pager):
     shown, status = read_on_a_terminal("policies", PAGER=pager("echo PAGED\nexec cat"))
     text = without_styles(shown)
     assert status == 0
@@ -139,9 +136,6 @@ def test_a_terminal_gets_it_laid_out_through_the_pager_if_there_is_one(pager):
     shown, status = read_on_a_terminal("input index", PAGER="no-such-pager")
     assert status == 0
     assert "input index" in without_styles(shown)
-
-
-def test_ctrl_c_is_for_the_pager(pager):
     waiting = pager("trap 'echo INTERRUPTED; exit' INT\necho WAITS\nwhile :; do sleep 0.05; done")
     shown, status = read_on_a_terminal("policies", keys=b"\x03", PAGER=waiting)
     assert status == 0

@@ -121,15 +121,12 @@ def test_a_packed_trace_is_read_as_far_as_it_goes_unless_it_is_damaged(shown, tm
         shown(path)
 
 
-def test_blank_lines_count_in_messages(shown, tmp_path):
+def test_what_a_trace_contradicts_or_lacks_is_told_by_its_line(shown, tmp_path):
     path = tmp_path / "trace"
     first, *rest = DESIGN_TRACE.splitlines(keepends=True)
     path.write_bytes(first + b"\n\n" + b"{}\n" + b"".join(rest))
     with pytest.raises(BatchdecodeError, match="trace:4: not a line of a trace"):
         shown(path)
-
-
-def test_a_trace_that_contradicts_itself_is_refused(shown, tmp_path):
     path = tmp_path / "trace"
     path.write_bytes(DESIGN_TRACE.replace(b'"slot":1', b'"slot":0'))
     num_open = len([*Path("/dev/fd").iterdir()])

@@ -75,7 +75,7 @@ def test_the_story_of_a_request_that_waits_for_others_as_text_and_json(traces):
     assert story["ended"] == {"step": 15, "time": 8.5, "reason": "length", "tokens": 2}
 
 
-def test_an_unknown_id_gets_those_like_it(traces):
+def test_an_unknown_id_gets_those_like_it_and_the_longest_needs_none(traces):
     done = batchdecode("trace", "why", "d", "tight.jsonl", cwd=traces)
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr == "error: tight.jsonl has no request d; there is a, b and c\n"
@@ -93,9 +93,6 @@ def test_an_unknown_id_gets_those_like_it(traces):
             f"error: many requests has no request {near}{hint} "
             "(batchdecode trace 'many requests' --format spans lists all)\n"
         )
-
-
-def test_the_longest_needs_no_id(traces):
     why_c = batchdecode("trace", "why", "c", "tight.jsonl", cwd=traces)
     found = batchdecode("trace", "why", "--longest", "tight.jsonl", cwd=traces)
     assert (found.returncode, found.stderr) == (0, "")
@@ -153,7 +150,7 @@ def test_the_id_goes_before_the_file_and_without_one_it_is_said(traces):
     assert done.stderr.endswith("\nerror: <stdin> has no request\n")
 
 
-def test_requests_are_run_and_each_sample_is_told(tmp_path):
+def test_requests_are_run_and_what_went_wrong_is_told(tmp_path):
     two = {"id": "a", "prompt": "x", "max_tokens": 2, "ignore_eos": True, "n": 2, "temperature": 1}
     bad = {"id": "b", "prompt": "x", "max_tokens": "2"}
     (tmp_path / "r.jsonl").write_bytes(lines_of(two, bad))
@@ -169,9 +166,6 @@ def test_requests_are_run_and_each_sample_is_told(tmp_path):
     )
     told = batchdecode("trace", "why", "b", "r.jsonl", "--keep-going", cwd=tmp_path)
     assert told.stdout == b"b: no valid request (invalid-type), so it never joined the queue\n"
-
-
-def test_what_went_wrong_is_told_of_a_request_that_failed(tmp_path):
     (tmp_path / "tired.py").write_text("def f(rows): raise RuntimeError('no \\x1b[31m')")
     (tmp_path / "r.jsonl").write_bytes(lines_of(ASKED))
     told = batchdecode("trace", "why", "a", "r.jsonl", "--model", "tired:f", cwd=tmp_path)

@@ -65,17 +65,14 @@ def test_a_run_equals_itself_and_its_times_are_those_of_the_summary(workload):
     )
 
 
-def test_other_times_alone_are_no_other_schedule():
+def test_neither_times_nor_what_decides_nothing_make_another_schedule():
     jobs = [PagedJob("a", 2, 3), PagedJob("b", 2, 3)]
     slow, fast = (play_paged(jobs, Limits(duration=duration)) for duration in (2.0, 0.5))
     comparison = compare(slow.events, fast.events)
     assert comparison.is_equal
     assert [setting.name for setting in comparison.settings] == ["step_time.duration"]
     assert {change.later for change in comparison.changes} == {-4.5}
-
-
-def test_what_decides_nothing_is_no_other_schedule():
-    """Why a request failed, whose tokens were found, and where requests without a slot stand."""
+    # Why a request failed, whose tokens were found, and where requests without a slot stand.
     events = play_paged([PagedJob("a", 3, 2), PagedJob("b", 3, 2, cached=2)], Limits()).events
     untold, failed = [], [[], []]
     for event in events:
@@ -93,7 +90,7 @@ def test_what_decides_nothing_is_no_other_schedule():
     assert compare([run, instant, *rest], [run, *rest[:-1], instant, rest[-1]]).is_equal
 
 
-def test_the_sample_that_changed_most_comes_first():
+def test_what_changed_most_comes_first_and_other_workloads_are_told_apart():
     a, b = (play_paged(CROWDED, Limits(blocks=blocks)) for blocks in (8, 30))
     comparison = compare(a.events, b.events)
     assert [(c.label, c.later) for c in comparison.changes] == [
@@ -104,9 +101,6 @@ def test_the_sample_that_changed_most_comes_first():
     changed = comparison.changes[1]
     assert (changed.a.preemptions, changed.a.recomputed, changed.a.wait_steps) == (1, 8, 2)
     assert (changed.b.preemptions, changed.b.recomputed, changed.b.wait_steps) == (0, 0, 0)
-
-
-def test_other_workloads_are_told_apart():
     jobs = DESIGN_JOBS
     comparison = compare(
         play(jobs, 2).events, play([*jobs[:3], jobs[3]._replace(id="x")], 2).events
@@ -119,7 +113,7 @@ def test_other_workloads_are_told_apart():
     assert not comparison.is_equal
 
 
-def test_a_run_that_breaks_off_equals_itself_up_to_there():
+def test_where_a_run_breaks_off_the_comparison_does():
     events = play_paged(CROWDED, Limits()).events
     for number in range(1, len(events)):
         for a, b in ((events[:number], events), (events, events[:number])):
@@ -128,9 +122,6 @@ def test_a_run_that_breaks_off_equals_itself_up_to_there():
             assert comparison.changes == []
             assert comparison.totals_a.steps == comparison.totals_b.steps
             assert [comparison.breaks_off_a, comparison.breaks_off_b].count(None) == 1
-
-
-def test_what_differs_before_a_run_breaks_off_is_found_and_what_would_later_is_not():
     a, b = (play_paged(CROWDED, Limits(blocks=blocks)).events for blocks in (8, 30))
     number = next(i for i, event in enumerate(a) if isinstance(event, PreemptEvent))
     short = compare(a[: number + 1], b)

@@ -123,12 +123,10 @@ def test_a_wrong_answer_fails_the_batch_at_its_step_and_the_run_goes_on(wrong, m
     assert results[2].steps.admitted == 3
 
 
-def test_ctrl_c_in_a_callable_is_no_failure_of_it():
+def test_one_wrong_row_fails_alone_and_ctrl_c_none():
     with pytest.raises(KeyboardInterrupt):
         decode(requests(4), model=interrupted)
 
-
-def test_one_wrong_row_fails_that_row_alone():
     def model(prefixes):
         return [-5 if len(prefix) == 4 else len(prefix) for prefix in prefixes]
 
@@ -142,7 +140,7 @@ def test_one_wrong_row_fails_that_row_alone():
     assert results[3].steps.first_token is None
 
 
-def test_attributes_of_the_callable_describe_the_model():
+def test_attributes_describe_the_model_and_texts_reach_it_as_bytes():
     def model(prefixes):
         return [9 if len(prefix) == 3 else 12 if len(prefix) > 3 else 1 for prefix in prefixes]
 
@@ -150,9 +148,6 @@ def test_attributes_of_the_callable_describe_the_model():
     one, two = decode([Request(prompt=[1, 1]), Request(prompt=[1] * 4)], model=model)
     assert (one.tokens, one.finish_reason, one.stop_reason) == ([1, 9], "stop", None)
     assert "12, which is not a token id, an integer from 0 to 9" in two.error.message
-
-
-def test_text_prompts_reach_a_callable_as_bytes():
     [result] = decode([{"prompt": "hé", "max_tokens": 3}], model=lambda ps: [p[-1] for p in ps])
     assert result.usage.prompt_tokens == 3
     assert result.text == "\ufffd\ufffd\ufffd"

@@ -280,7 +280,7 @@ def test_what_a_server_asks_for_is_read_from_any_error(error, seconds):
     assert failure_of(error).retry_after == expected
 
 
-def test_a_server_is_asked_again_when_it_wants_to_be():
+def test_retries_come_when_a_server_wants_them_and_not_together():
     times = []
 
     def fail(*_):
@@ -293,9 +293,6 @@ def test_a_server_is_asked_again_when_it_wants_to_be():
     assert not failed
     assert len(waits) == 2
     assert min(waits) > 0.09  # without the header 0.06 at most
-
-
-def test_calls_that_failed_together_do_not_come_again_together():
     pauses = [pause_after(1, 0.05, 0.4) for _ in range(24)]
     assert min(pauses) >= 0.05
     assert max(pauses) - min(pauses) > 0.2  # by chance below, once in 10^6 times
@@ -341,7 +338,7 @@ def test_a_pause_that_would_take_all_the_time_is_not_made(error):
     assert failed[0].endswith("(no time for another attempt within 1 s)")
 
 
-def test_a_row_that_took_too_long_fails_with_a_code_of_its_own_and_the_others_go_on():
+def test_a_row_that_took_too_long_fails_alone_and_its_time_begins_with_its_call():
     llm = AsyncLLM(lambda prefix, _: asyncio.sleep(9) if prefix[0] == 1 else None)
     model = LLMModel(llm, "llm", CallSettings(call_timeout=0.2))
     requests = [{"prompt": [token], "max_tokens": 4} for token in (1, 2, 3)]
@@ -355,9 +352,6 @@ def test_a_row_that_took_too_long_fails_with_a_code_of_its_own_and_the_others_go
             prefix.append(int(np.argmax(logits_after(prefix))))
         assert result.tokens == prefix[1:]
         assert result.error is None
-
-
-def test_the_time_of_a_call_does_not_begin_while_it_waits_for_others():
     llm = SyncLLM(lambda *_: time.sleep(0.04))
     model = made(llm, timeout=0.16, call_timeout=0.16, max_concurrency=1)
     _, failed = decoded(model, [[slot] for slot in range(5)], 1)

@@ -183,16 +183,13 @@ def log_of_kinds(num_decode, num_prompt, num_mixed):
     return StepLog(*columns)
 
 
-def test_few_steps_that_only_decode_are_not_ignored():
+def test_each_kind_has_errors_of_its_own_and_few_steps_count():
     log = log_of_kinds(20, 200, 800)
     terms = fit_terms(log)
     assert terms["d"] == pytest.approx(SMOOTH.d, rel=0.15), "the cost of a cached token"
     decoding = log.part(log.prefill_work == 0)
     replayed = predicted_seconds(terms, decoding).sum() / decoding.seconds.sum() - 1
     assert abs(replayed) < 0.02, "decoding takes as long as it did"
-
-
-def test_each_kind_has_errors_of_its_own():
     log = log_of_kinds(30, 60, 90)
     errors = fit_steps(log, "log").errors
     assert tuple(one.kind for one in errors.by_kind) == KINDS

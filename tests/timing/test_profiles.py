@@ -32,7 +32,7 @@ def written(folder, text):
     return str(path)
 
 
-def test_sixteen_are_shipped_with_source_and_error():
+def test_shipped_profiles_have_source_and_error_and_one_form():
     profiles = shipped_profiles()
     assert len(profiles) == 16
     for profile in profiles.values():
@@ -45,9 +45,6 @@ def test_sixteen_are_shipped_with_source_and_error():
         "d": 1.43e-4, "h": 2.587e-4, "e": 4.781e-6,
     }  # fmt: skip
     assert profiles["h100_llama3.1-70b_tp8"].tensor_parallel == 8
-
-
-def test_two_published_forms_of_a_profile_are_one():
     # decoding a + g*n + d*kv and prompts p0 + b*P + q*P*P, with a 6.355, p0 3.363, b 0.01844,
     # q 6.824e-7: at least a where prompts are short
     step_time = step_time_of("h100_llama3.1-8b_tp1")

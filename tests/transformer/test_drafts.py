@@ -154,13 +154,10 @@ def test_recurrent_layers_verify_no_trees_and_draft_nothing(monkeypatch):
         Engine(model, 2, speculation=SpeculationSettings(draft="simulated"))
 
 
-def test_a_tree_reaches_as_far_into_the_context_as_its_longest_way():
+def test_rows_reach_as_far_into_the_context_as_their_longest_way_alone():
     for num_tokens, fails in ((8, False), (7, True)):
         model = tiny_model(max_position_embeddings=num_tokens)
         assert bool(drafted(model, (5, 5, 6))[1].failed) == fails
-
-
-def test_a_row_that_outgrows_the_context_fails_alone():
     model, reference = tiny_model(max_position_embeddings=8), tiny_model()
     model.allocate_pages(2, 4, 8)
     batch = Batch(2, Pages(8, [[0, 1], [2]], num_blocks=4))

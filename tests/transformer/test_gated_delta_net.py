@@ -140,12 +140,7 @@ def test_a_span_keeps_its_last_states_in_a_cell_of_its_own(kept):
         Step([span(0, 3, NOWHERE, *kept)], KVStore(0, 1, 1), states_of(NETS[0]))
 
 
-def test_a_step_without_states_is_not_for_recurrent_layers():
-    with pytest.raises(InvariantError, match="no cells for their states"):
-        NETS[0](INPUTS[0], Step([span(0, LENGTH, NOWHERE)], KVStore(0, 1, 1), None))
-
-
-def test_cells_keep_their_states_while_others_come():
+def test_cells_keep_their_states_and_a_step_needs_some():
     net = NETS[0]
     states = states_of(net)
     computed(net, states, [span(0, 7, NOWHERE, (7, 2))], [INPUTS[0][:7]])
@@ -157,6 +152,8 @@ def test_cells_keep_their_states_while_others_come():
     assert np.array_equal(found[0], WHOLE[0][0][7:11])
     assert not states.delta[0][NOWHERE].any()
     assert not states.convolution[0][NOWHERE].any()
+    with pytest.raises(InvariantError, match="no cells for their states"):
+        NETS[0](INPUTS[0], Step([span(0, LENGTH, NOWHERE)], KVStore(0, 1, 1), None))
 
 
 # A gated delta net by its definition: token by token and head by head, in float64.

@@ -102,7 +102,7 @@ def test_gemma_says_which_of_its_layers_attend_to_all_and_the_largest_has_its_sc
     assert open_checkpoint(path).config.attention_scale == (32 / 4) ** -0.5
 
 
-def test_a_stack_of_experts_has_all_of_them(tmp_path):
+def test_experts_and_tensors_lie_where_they_are(tmp_path):
     fields = config_json("mixtral", **FAMILIES["mixtral"])
     path = tmp_path / "a.gguf"
     with pytest.raises(BatchdecodeError, match=r"blk.0.ffn_gate_exps.weight is \[4, 96, 64\], and"):
@@ -114,10 +114,7 @@ def test_a_stack_of_experts_has_all_of_them(tmp_path):
                 **{**FAMILIES["mixtral"], "num_local_experts": 5, "head_dim": 16},
             )
         )
-
-
-def test_tensors_do_not_lie_in_one_place(tmp_path):
-    """Else a small file could claim any number of experts."""
+    # Else a small file could claim any number of experts.
     both = tensor(b"a") + tensor(b"b")
     data = header(2) + both
     path = tmp_path / "a.gguf"
@@ -268,7 +265,7 @@ def test_what_lies_in_a_header_is_an_error_at_once(tmp_path, data, message):
         open_checkpoint(path)
 
 
-def test_a_header_of_gigabytes_is_not_read(tmp_path):
+def test_neither_gigabytes_nor_what_is_opened_is_read(tmp_path):
     path = tmp_path / "large.gguf"
     with path.open("wb") as file:
         file.write(header(num_fields=1) + text("a"))
@@ -276,9 +273,6 @@ def test_a_header_of_gigabytes_is_not_read(tmp_path):
         file.truncate(2**34)  # holes: it takes no room
     with pytest.raises(BatchdecodeError, match=f"its header is longer than {MAX_HEADER:,} bytes"):
         open_checkpoint(path)
-
-
-def test_a_file_that_is_opened_is_not_read(tmp_path):
     path = write_gguf(tmp_path / "tiny.gguf")
     tensor = read_gguf(path)[1]["token_embd.weight"]
     assert isinstance(tensor.data.base, np.memmap | np.ndarray)

@@ -85,7 +85,15 @@ def test_integers_are_multiplied_exactly(shape, name):
     assert_allclose(linears(shape)[name](x), expected, rtol=1e-6, atol=1e-5)
 
 
-def test_sums_that_float32_might_not_hold_are_cut_into_slices():
+def test_int8_is_symmetric_and_sums_are_cut_where_float32_ends():
+    quantized = quantize_weights_int8(np.float32([[-2, 1.5], [3, -1]]))
+    assert quantized.scales == pytest.approx([3 / 127])
+    assert quantized.integers.tolist() == [[-85, 64], [127, -42]]
+    each = quantize_weights_int8(np.float32([[-2, 1.5], [0, 0]]), per_channel=True)
+    assert each.scales == pytest.approx([2 / 127, 1])
+    assert each.integers.tolist() == [[-127, 95], [0, 0]]
+    with np.errstate(all="raise"):
+        assert (Int8Linear(drawn(3, 4), per_channel=True)(np.zeros((2, 4), np.float32)) == 0).all()
     linear = Int8Linear(np.ones((1, 5000), np.float32), per_channel=False)
     x = drawn(3, 5000)
     integers = np.rint(x / (np.abs(x).max(1, keepdims=True) / np.float32(LARGEST)))
@@ -98,17 +106,6 @@ def test_sums_that_float32_might_not_hold_are_cut_into_slices():
         1000
     ] * 5
     assert slices_of(np.full((2, 5000), 26, np.int8)) == [slice(0, 5000)]
-
-
-def test_int8_is_symmetric_and_divides_by_no_zero():
-    quantized = quantize_weights_int8(np.float32([[-2, 1.5], [3, -1]]))
-    assert quantized.scales == pytest.approx([3 / 127])
-    assert quantized.integers.tolist() == [[-85, 64], [127, -42]]
-    each = quantize_weights_int8(np.float32([[-2, 1.5], [0, 0]]), per_channel=True)
-    assert each.scales == pytest.approx([2 / 127, 1])
-    assert each.integers.tolist() == [[-127, 95], [0, 0]]
-    with np.errstate(all="raise"):
-        assert (Int8Linear(drawn(3, 4), per_channel=True)(np.zeros((2, 4), np.float32)) == 0).all()
 
 
 # Rows are put only where a product of some size gives them the same bits as everywhere else.

@@ -93,7 +93,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer, text):
     assert join_bytes(tokenizer.encode(text), tokenizer.token_bytes) == text.encode()
 
 
-def test_special_tokens_are_those_of_a_chat_and_never_of_a_text():
+def test_special_tokens_are_those_of_a_chat_whose_template_may_be_missing():
     tokenizer = from_metadata()
     ids = tokenizer.encode("<|im_end|>")
     assert join_bytes(ids, tokenizer.token_bytes) == b"<|im_end|>"
@@ -108,9 +108,6 @@ def test_special_tokens_are_those_of_a_chat_and_never_of_a_text():
     assert tokenizer.apply_chat_template(CHAT, tokenize=False) == CHAT_TEXT
     text = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=False)
     assert text == CHAT_TEXT.removesuffix("<|im_start|>assistant\n")
-
-
-def test_a_file_may_have_no_template_and_not_a_broken_one():
     fields = {name: value for name, value in METADATA.items() if "chat" not in name}
     assert not hasattr(tokenizer_from_gguf("a.gguf", fields), "apply_chat_template")
     fields = METADATA | {"tokenizer.chat_template": "{% if %}"}
@@ -278,7 +275,7 @@ def bytes_of(symbol):
 SCORES = [float(-place) for place in range(len(PIECES))]
 
 
-def test_sentencepiece_begins_with_bos_and_a_space_unless_it_says_otherwise():
+def test_sentencepiece_begins_with_bos_and_gemma_merges_by_its_vocabulary():
     tokenizer = sentencepiece_of(SCORES)
     assert tokenizer.prefix_token_ids == [1]
     assert pieces(tokenizer, "ab") == [" ab"]
@@ -288,9 +285,6 @@ def test_sentencepiece_begins_with_bos_and_a_space_unless_it_says_otherwise():
     assert pieces(tokenizer, "ab[x]<s>")[:2] == ["ab", "[x]"]
     assert 1 not in tokenizer.encode("<s>")
     assert tokenizer.encode_with_special("<s>") == [1]
-
-
-def test_gemma_merges_in_the_order_of_its_vocabulary():
     backwards = SCORES[::-1]
     others = sentencepiece_of(backwards, add_space_prefix=False)
     gemma = sentencepiece_of(backwards, "gemma3", add_space_prefix=False)

@@ -63,22 +63,19 @@ def test_a_constraint_may_end_with_any_of_them(liked, fields):
     assert (result.finish_reason, result.stop_reason) == ("stop", None)
 
 
-def test_beams_end_with_the_likeliest_and_no_row_before_min_tokens():
-    request = Request(prompt="x", min_tokens=4, logit_bias=liking({97: 100, 98: 70, 100: 40}))
-    [result] = decode([request], model=tiny_model(eos_token_ids=(98, 97)))
-    assert result.tokens == [100, 100, 100, 100, 97]
-    request = Request(prompt="x", num_beams=3, n=3, logit_bias=liking({97: 100, 98: 70, 99: 40}))
-    results = decode([request], model=tiny_model(eos_token_ids=(97, 98, 99)))
-    assert [result.tokens for result in results] == [[97], [98], [99]]
-
-
-def test_a_model_may_tell_of_one_of_several_or_of_none():
+def test_a_model_may_have_one_end_several_or_none():
     assert eos_token_ids_of(as_model(tiny_model())) == ()
     assert eos_token_ids_of(as_model(tiny_model(eos_token_ids=(7, 5)))) == (7, 5)
     assert eos_token_ids_of(SimulatedModel()) == (0,)
     only_others = tiny_model(eos_token_ids=(7, 5))
     only_others.eos_token_id = 5
     assert eos_token_ids_of(as_model(only_others)) == (5, 7)
+    request = Request(prompt="x", min_tokens=4, logit_bias=liking({97: 100, 98: 70, 100: 40}))
+    [result] = decode([request], model=tiny_model(eos_token_ids=(98, 97)))
+    assert result.tokens == [100, 100, 100, 100, 97]
+    request = Request(prompt="x", num_beams=3, n=3, logit_bias=liking({97: 100, 98: 70, 99: 40}))
+    results = decode([request], model=tiny_model(eos_token_ids=(97, 98, 99)))
+    assert [result.tokens for result in results] == [[97], [98], [99]]
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_all_settings_make_sense_and_have_room_for_each_request(needs, seed):
             assert settings.kv_blocks >= needs.num_blocks(settings.block_size)
 
 
-def test_a_case_follows_from_its_number_and_the_seed():
+def test_cases_follow_from_number_and_seed_and_try_everything():
     cases = make_cases(SMALL, 80, 3)
     assert make_cases(SMALL, 20, 3) == cases[:20]
     others = make_cases(SMALL, 80, 4)
@@ -257,9 +257,6 @@ def test_a_case_follows_from_its_number_and_the_seed():
     assert all(same[0:60:2])  # by system
     assert sum(same[1::2]) < 3
     assert [case.number for case in cases] == [*range(1, 81)]
-
-
-def test_everything_that_can_be_set_is_tried_by_default():
     cases = make_cases(SMALL, 64, 0)
     tried = {name: {getattr(case.settings, name) for case in cases} for name in NAMES}
     assert tried["policy"] == set(POLICIES)
@@ -279,7 +276,7 @@ def test_everything_that_can_be_set_is_tried_by_default():
 NAMES = make_cases(SMALL, 1, 0)[0].settings.__struct_fields__
 
 
-def test_a_request_needs_room_for_its_rows_and_a_turn_for_the_turns_before_it():
+def test_requests_need_room_and_turns_keep_their_order():
     requests = [
         Request(id="a", prompt="12345", max_tokens=5),
         Request(id="b", prompt="1", max_tokens=3, num_beams=4),
@@ -291,9 +288,6 @@ def test_a_request_needs_room_for_its_rows_and_a_turn_for_the_turns_before_it():
     assert found == Needs(4, [(1, 10), (4, 4), (2, 15), (1, 10), (1, 15)])
     assert found.num_blocks(4) == 2 * 4
     assert found.num_blocks(1) == 30
-
-
-def test_whatever_the_order_of_arrival_turns_keep_theirs():
     requests = [
         Request(id=str(place), prompt="x", session="s" if place % 3 == 0 else None)
         for place in range(12)
