@@ -332,9 +332,10 @@ def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> 
     makespan = timed.end - (totals.first_arrival or 0.0)
     numbers: dict[str, Any] = {"goodput": timed.goodput.goodput(slo, makespan)}
     if not is_plain or slo is not None:
-        numbers["latencies"] = Latencies(
-            **{name: times.distribution() for name, times in timed.times.items()}
-        )
+        latencies = {name: times.distribution() for name, times in timed.times.items()}
+        if run.step_time.get("tokens") == "even":  # a log does not say when they came
+            latencies["itl"] = None
+        numbers["latencies"] = Latencies(**latencies)
         if makespan > 0:
             num_ok = totals.finish_reasons["stop"] + totals.finish_reasons["length"]
             numbers["throughput"] = Throughput(

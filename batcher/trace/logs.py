@@ -244,7 +244,7 @@ def events_of_log(log: ServedLog) -> Iterator[Event]:
         batch=batch,
         model=log.model,
         settings={},
-        step_time={"name": "wall"},
+        step_time={"name": "wall"} | ({"tokens": "even"} if EVEN_TOKENS in log.missing else {}),
         layout="remote",
         workers=len(served),
     )

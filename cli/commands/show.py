@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.events import Event, RunEvent
+from batcher.events import EndEvent, Event, RunEvent
 from batcher.explaining.differences import compare
 from batcher.explaining.story import answer_of, read_requests
 from batcher.fields import read_number
@@ -57,6 +57,7 @@ from ..run.input import (
 from ..screen.terminal import (
     can_animate,
     can_print,
+    columns_of,
     counted,
     encoding_of,
     listed,
@@ -92,7 +93,8 @@ ENCODERS = {
 _VIEW_START = re.compile(
     rb'slot,id,index,start,|\{"slot":\d+,"id":|\{"step":\d+,"slots":|'
     rb'\{"displayTimeUnit":"ms","traceEvents":|(\x1b\[\d+m)?[\d,]+ steps? \S+ [\d,]+ slots?|'
-    rb'<svg xmlns="http://www.w3.org/2000/svg" class="batchdecode-|' + re.escape(PAGE_START)
+    rb'<svg xmlns="http://www.w3.org/2000/svg" class="batchdecode-|\{\n  "requests":|'
+    rb"(\x1b\[\d+m)?(\xe2\x9c.|\xe2\x96\xa0|[*x!])(\x1b\[0m)? [\d,]+ [a-z]|" + re.escape(PAGE_START)
 )
 MAX_IDS_COMPARED = 20_000
 
@@ -119,6 +121,12 @@ def show_trace(options: "TraceOptions") -> int:
             check_replaceable("--output", options.output, _VIEW_START.match)
         with user_code_prints_to_stderr():
             events = events_of(path, source, options.run_options, options.preset)
+            if options.format in {"summary", "summary-json"}:
+                with _contradictions_named(source.name):
+                    lines = _summary_lines(events, options)
+                with output_sink(options.output) as sink:
+                    write_lines(lines, sink)
+                return 0
             with _contradictions_named(source.name):
                 timeline = kind.from_events(events)
                 timeline.check_integrity()
@@ -132,6 +140,38 @@ def show_trace(options: "TraceOptions") -> int:
         with output_sink(options.output) as sink:
             write_lines(_view_lines(timeline, selection, options, source.name), sink)
     return 0
+
+
+def _summary_lines(events: Iterator[Event], options: "TraceOptions") -> list[bytes]:
+    """Return the summary that the run of a trace ended with, but for what took time on the wall."""
+    from batcher.metrics.summary import RunMetrics, encode_summary  # noqa: PLC0415 - seldom
+
+    from ..screen.summary import RunFiles, render_summary  # noqa: PLC0415 - as above
+
+    for name in ("steps", "request", "slot"):
+        if getattr(options, name) is not None:
+            raise BatchdecodeError(f"--{name} is not for --format {options.format}")
+    run = cast(RunEvent, next(events))
+    metrics = RunMetrics(worker_series=(None,) * run.workers if run.workers > 1 else ())
+    num_left, end = run.workers, 0.0
+    for event in chain([run], events):
+        metrics.observe((event,))
+        if isinstance(event, EndEvent):
+            num_left, end = num_left - 1, max(end, event.time)
+    summary = metrics.summary()
+    if options.format == "summary-json":
+        return [encode_summary(summary)]
+    text = render_summary(
+        summary,
+        RunFiles(),
+        is_complete=num_left == 0,
+        elapsed=end,
+        encoding=encoding_of(sys.stdout.encoding, os.environ),
+        has_color=wants_color(options.color, 1, os.environ),
+        is_timed=bool(run.step_time),
+        columns=columns_of(1, os.environ),
+    )
+    return [text.encode()]
 
 
 def parse_steps(text: str) -> tuple[int | None, int | None]:

@@ -24,7 +24,9 @@ from ..options import (
     scheduling_group,
 )
 
-Format = Literal["spans", "steps", "csv", "chrome", "perfetto", "html", "svg", "gantt"]
+Format = Literal[
+    "spans", "steps", "csv", "chrome", "perfetto", "html", "svg", "gantt", "summary", "summary-json"
+]
 SELECTION, PLAYER, REQUESTS = "Only", "Player", "If INPUT holds requests"
 _INPUT_WORDS = "A trace, the log of another engine, or requests to run: a file or -."
 Run = Annotated[
@@ -80,8 +82,8 @@ class TraceOptions:
         Format | None,
         option(
             DISPLAY,
-            "spans, steps, csv, chrome or perfetto (the same), html (for a browser), svg or gantt."
-            "  [default: gantt on a terminal, spans otherwise]",
+            "spans, steps, csv, chrome or perfetto (the same), html (for a browser), svg, gantt, "
+            "summary or summary-json.  [default: gantt on a terminal, spans otherwise]",
             "FORMAT",
             common=True,
         ),

@@ -179,9 +179,31 @@ def test_trace_shows_a_log(tmp_path: Any) -> None:
     assert shown.returncode == 0
     assert b"4 slots" in shown.stdout
     assert "log.jsonl does not say which slot each request held" in shown.stderr
+    summary = batchdecode("trace", log, "--format", "summary").stdout.decode()
+    assert "6 ok" in summary
+    assert "ttft p50 1 p99 1 s   tpot p50 429 p99 429 ms" in summary
+    assert "itl" not in summary
     told = batchdecode("trace", "why", "r5", log)
     assert b"admitted to slot 1 at step" in told.stdout
     assert b"ended with step" in told.stdout
     refused = batchdecode("trace", log, "--batch", "3")
     assert (refused.returncode, refused.stdout) == (2, b"")
     assert "--batch is for requests, and" in refused.stderr
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")])
+def test_the_summary_of_a_trace_is_that_of_its_run(workers: Any, tmp_path: Any) -> None:
+    rows = [{"prompt": f"request {number}", "max_tokens": 3 + number} for number in range(7)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--batch", "2", *workers, "--trace", "t.jsonl"]
+    told = ["--summary-json", "summary.json", "--output", "out.jsonl"]
+    ran = batchdecode("run", "in.jsonl", *options, *told, cwd=tmp_path)
+    assert ran.returncode == 0
+    written = (tmp_path / "summary.json").read_bytes()
+    read = batchdecode("trace", "t.jsonl", "--format", "summary-json", cwd=tmp_path)
+    assert json.loads(read.stdout) == json.loads(written)
+    for kind in ("summary", "summary-json", "summary"):  # each may replace the other
+        again = batchdecode("trace", "t.jsonl", "--format", kind, "-o", "view", cwd=tmp_path)
+        assert (again.returncode, again.stderr) == (0, "")
+    refused = batchdecode("trace", "t.jsonl", "--format", "summary", "--steps", "1:", cwd=tmp_path)
+    assert refused.stderr == "error: --steps is not for --format summary\n"
