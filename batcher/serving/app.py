@@ -18,11 +18,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from batcher.engine import Engine, StepOutcome
+from batcher.errors import RUN_ERROR_CODES
 from batcher.events import TokenEvent
 from batcher.metrics.prometheus import RunCollector, joined
 from batcher.metrics.summary import RunMetrics
@@ -35,6 +36,7 @@ from batcher.requests.result_rows import (
     chat_logprobs,
     choice_logprobs,
     completion_of,
+    status_of,
     usage_of,
 )
 from batcher.result import FinishReason, Result, StopReason, TokenLogprob
@@ -43,13 +45,13 @@ from batcher.serving.engine_thread import EngineThread, Exchange, News
 from batcher.serving.http import (
     BAD_REQUEST,
     JSON,
+    UNAVAILABLE,
     Access,
     Answer,
     ApiError,
     ClientGoneError,
     Gate,
     Limits,
-    of_result,
     read_body,
 )
 from batcher.trace.run import RequestFold
@@ -293,7 +295,10 @@ class Service(Struct, frozen=True):
 def _raise_failure(news: Iterable[News]) -> None:
     for item in news:
         if isinstance(item, Result) and item.error is not None:
-            raise of_result(item.error)
+            code, message = item.error.code, item.error.message
+            if code in {"model-error", "call-timeout"}:  # the model's words may be about others
+                message = RUN_ERROR_CODES[code]
+            raise ApiError(status_of(code), code, message)
 
 
 async def _watch(receive: Receive, exchange: Exchange) -> None:
@@ -308,17 +313,18 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
     model = {"id": service.model, "object": "model", "created": created, "owned_by": "you"}
 
     async def models(_: Request) -> Response:
-        return _json(200, {"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def one_model(request: Request) -> Response:
         service.reader.check_model(request.path_params["name"])
-        return _json(200, model)
+        return JSONResponse(model)
 
     async def health(_: Request) -> Response:
-        engine = service.engine
-        if engine.failure is not None or engine.is_draining:
-            return _json(503, {"status": "draining" if engine.failure is None else "failed"})
-        return _json(200, {"status": "ok"})
+        if service.engine.failure is not None:
+            return JSONResponse({"status": "failed"}, UNAVAILABLE)
+        if service.engine.is_draining:
+            return JSONResponse({"status": "draining"}, UNAVAILABLE)
+        return JSONResponse({"status": "ok"})
 
     async def told_metrics(_: Request) -> Response:
         return Response(metrics(), media_type="text/plain; version=1.0.0; charset=utf-8")
@@ -340,10 +346,6 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
         middleware=middleware,
         exception_handlers=dict.fromkeys((ApiError, HTTPException), _of_error),
     )
-
-
-def _json(status: int, content: object) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type=JSON)
 
 
 async def _of_error(request: Request, error: Exception) -> Response:

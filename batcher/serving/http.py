@@ -15,17 +15,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from batcher.errors import RUN_ERROR_CODES
 from batcher.requests.problems import Problem
-from batcher.requests.result_rows import SERVER_ERROR, status_of
-from batcher.result import ErrorInfo
+from batcher.requests.result_rows import SERVER_ERROR
 
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 400, 401, 403, 404
 TIMEOUT, TOO_LARGE, TOO_MANY, HEADERS_TOO_LARGE, UNAVAILABLE = 408, 413, 429, 431, 503
 RETRY_AFTER = "1"  # seconds: by then a step or many have been made
-
-# Of these the text is that of a model, which knows all requests of the batch.
-_MAY_TELL_OF_OTHERS = {"model-error", "call-timeout"}
 
 
 class ApiError(Exception):
@@ -61,14 +56,6 @@ def of_problems(problems: Sequence[Problem], place: str = "") -> ApiError:
     param = None if first.field is None else first.field.removeprefix("body.")
     said = first.message + (f" ({first.hint})" if first.hint else "")
     return ApiError(BAD_REQUEST, first.code, place + said.replace("`body.", "`"), param)
-
-
-def of_result(error: ErrorInfo) -> ApiError:
-    """Return the answer to a request that has failed; none tells of another request."""
-    message = error.message
-    if error.code in _MAY_TELL_OF_OTHERS:
-        message = RUN_ERROR_CODES[error.code]
-    return ApiError(status_of(error.code), error.code, message)
 
 
 def engine_failed() -> ApiError:
