@@ -4,7 +4,7 @@ Rule: a body holds what that of an OpenAI Batch row may, and is read and checked
 only how the answer comes, which a file has no use for.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -23,22 +23,19 @@ from batcher.requests.validation import show
 from batcher.serving.http import BAD_REQUEST, NOT_FOUND, ApiError, of_problems
 
 
-class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """include_usage: whether the last chunk tells how many tokens the answer took."""
-
-    include_usage: bool | None = None
-
-
 class Delivery(Struct, frozen=True):
-    """How the answer comes: whole or as a stream of chunks, and whether it tells token ids."""
+    """How the answer comes: whole or as a stream of chunks, and whether it tells token ids.
+
+    includes_usage: whether the last chunk tells how many tokens the answer took.
+    """
 
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: dict[Literal["include_usage"], bool | None] | None = None
     return_token_ids: bool | None = None
 
     @property
     def includes_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+        return bool(self.stream_options and self.stream_options.get("include_usage"))
 
 
 class ClientRequest(Struct, frozen=True):
