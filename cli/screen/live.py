@@ -5,7 +5,6 @@ While the loop is in a step that takes long, another thread draws; a lock keeps 
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -48,20 +47,20 @@ _ENTER_SCREEN, _LEAVE_SCREEN, _HOME = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H"
 _ERASE_REST = "\x1b[K"
 
 
-class FrameLive(ABC):
-    """Frames on a terminal, each over the one before and in one write.
+class ScreenLive:
+    """Frames on the alternate screen, each over the one before and in one write.
 
-    The cursor is hidden only within a frame, so nothing that ends the process, kill -9 included,
-    can leave it hidden.  It rests on the first line of what is shown.
+    Nothing that happens to its size leaves anything behind.  The cursor is hidden only within a
+    frame, so nothing that ends the process, kill -9 included, can leave it hidden.  It rests on the
+    first line of what is shown.
     fills_screen: nothing else is to be seen.  is_started: whether there was a frame.
     """
 
-    fills_screen = False
+    fills_screen = True
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self._shown: Sequence[Line] = []
-        self.is_started = self._is_dropped = False
+        self.is_started = self._is_dropped = self._is_there = False
 
     def show(self, lines: Sequence[Line], above: bytes = b"") -> OSError | None:
         """Replace what is shown by `lines`; `above` are whole lines that stay.
@@ -69,23 +68,33 @@ class FrameLive(ABC):
         Return what went wrong.
         """
         self.is_started, self._is_dropped = True, False
-        return self._write_frame(*self._frame(lines, above))
+        before, drawn = self._frame(lines, has_above=bool(above))
+        return self._write_frame(before, above, drawn)
 
-    @abstractmethod
-    def _frame(self, lines: Sequence[Line], above: bytes) -> tuple[str, bytes, str]:
-        """Return what goes before the lines that stay, those, and what draws `lines` after them."""
+    def _frame(self, lines: Sequence[Line], *, has_above: bool) -> tuple[str, str]:
+        """Return what goes before the lines that stay, and what draws `lines` after them."""
+        before = _LEAVE_SCREEN if has_above and self._is_there else ""
+        enter = "" if self._is_there and not has_above else _ENTER_SCREEN
+        drawn = self._drawn(lines, self._terminal.size.lines)
+        self._is_there = self._is_there or not self._is_dropped
+        return before, enter + _HOME + drawn
 
-    @abstractmethod
     def step_aside(self) -> OSError | None:
         """Leave the terminal to another program, in the middle of a frame as well."""
+        self._is_dropped, was_there = True, self._is_there
+        self._is_there = False
+        return self._write(_LEAVE_SCREEN.encode()) if was_there else None
 
     def forget(self) -> None:
         """Take what is shown as gone: another program has written there, if that can be."""
-        self._shown = []
 
-    @abstractmethod
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` instead of what is shown, and the cursor below them and a blank line."""
+        error = self.step_aside()
+        self._is_dropped = False
+        error = self._write_frame("", b"", self._drawn(lines)) or error
+        self._is_dropped = True
+        return error or self._write(b"\r" + b"\n" * (len(lines) + bool(lines)))
 
     def _drawn(self, lines: Sequence[Line], num_rows: int = 0) -> str:
         rows = [*lines, *[[]] * (num_rows - len(lines))]
@@ -104,70 +113,38 @@ class FrameLive(ABC):
             text.encode(self._terminal.encoding, "backslashreplace")
             for text in (_BEGIN_FRAME + before, drawn + _END_FRAME)
         )
-        try:
-            self._terminal.write_bytes(begin + above + end)
-        except OSError as error:
-            return error
-        return None
+        return self._write(begin + above + end)
 
-    def _write_at_once(self, text: str) -> OSError | None:
-        self._is_dropped = True
+    def _write(self, data: bytes) -> OSError | None:
         try:
-            self._terminal.write(text)
+            self._terminal.write_bytes(data)
         except OSError as error:
             return error
         return None
 
 
-class ScreenLive(FrameLive):
-    """Fills the alternate screen: nothing that happens to its size leaves anything behind."""
-
-    fills_screen = True
-
-    def __init__(self, terminal: Terminal) -> None:
-        super().__init__(terminal)
-        self._is_there = False
-
-    def _frame(self, lines: Sequence[Line], above: bytes) -> tuple[str, bytes, str]:
-        before = _LEAVE_SCREEN if above and self._is_there else ""
-        enter = "" if self._is_there and not above else _ENTER_SCREEN
-        drawn = self._drawn(lines, self._terminal.size.lines)
-        self._is_there = self._is_there or not self._is_dropped
-        return before, above, enter + _HOME + drawn
-
-    def step_aside(self) -> OSError | None:
-        if not self._is_there:
-            self._is_dropped = True
-            return None
-        self._is_there = False
-        return self._write_at_once(_LEAVE_SCREEN)
-
-    def close(self, lines: Sequence[Line]) -> OSError | None:
-        error = self.step_aside()
-        self._is_dropped = False
-        error = self._write_frame("", b"", self._drawn(lines)) or error
-        return error or self._write_at_once("\r" + "\n" * (len(lines) + bool(lines)))
-
-
-class InlineLive(FrameLive):
+class InlineLive(ScreenLive):
     """Stands below what is printed, and moves down with it.
 
     A terminal that is resized keeps the cursor on its line, whatever becomes of the lines below, so
     the next picture starts where this one did.
     """
 
+    fills_screen = False
+
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
+        self._shown: Sequence[Line] = []
         self._columns = 0  # when it was drawn
 
-    def _frame(self, lines: Sequence[Line], above: bytes) -> tuple[str, bytes, str]:
+    def _frame(self, lines: Sequence[Line], *, has_above: bool) -> tuple[str, str]:
         num_rows, before = self._num_rows(), ""
-        if above:
+        if has_above:
             before, num_rows = self._drawn([], num_rows), 0
         drawn = self._drawn(lines, num_rows)
         if not self._is_dropped:
             self._shown, self._columns = lines, self._terminal.size.columns
-        return before, above, drawn
+        return before, drawn
 
     def _num_rows(self) -> int:
         columns, rows = self._terminal.size
@@ -181,7 +158,10 @@ class InlineLive(FrameLive):
         num_rows = self._num_rows()
         self.forget()
         self._is_dropped = True
-        return self._write_at_once("\r" + "\n" * num_rows) if num_rows else None
+        return self._write(b"\r" + b"\n" * num_rows) if num_rows else None
+
+    def forget(self) -> None:
+        self._shown = []
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
         self._is_dropped = False
@@ -254,7 +234,7 @@ class LiveView(View):
         plan: RunPlan,
         gauges: Gauges,
         terminal: Terminal,
-        display: FrameLive,
+        display: ScreenLive,
         *,
         pace: Pace | None = None,
         keyboard: Keyboard | None = None,
