@@ -48,14 +48,9 @@ from .views.plots import charts_of_cells, charts_of_plan, check_plot, show_plot
 if TYPE_CHECKING:
     from .commands.plan import CompareOptions, PlanOptions
 
-SERVED, NOTHING_SERVED = 0, 1
-MET, NOT_MET = 0, 1
 SEARCHED: dict[str, Searched] = {name.replace("_", "-"): name for name in get_args(Searched)}
 LARGE_BATCH = 256  # of what is decoded to learn when it ends
 _WITHOUT_OUTPUT = {*FIT_ERROR_CODES, "session-failed"}
-
-Outputs = dict[tuple[int, int], Sequence[int]]
-"""The tokens of each sample, by the place of its request and its index."""
 
 
 def until_stopped(command: Callable[[], int]) -> int:
@@ -100,8 +95,8 @@ def compare_requests(options: "CompareOptions") -> int:
     if options.plot is not None:
         show_plot(options.plot, charts_of_cells(question, cells))
     outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
-    has_served = any(outcome.served or not outcome.failed for outcome in outcomes)
-    return SERVED if has_served else NOTHING_SERVED  # if there is no request, all are served
+    # If there is no request, all are served.
+    return 0 if any(outcome.served or not outcome.failed for outcome in outcomes) else 1
 
 
 def plan_requests(options: "PlanOptions") -> int:
@@ -149,7 +144,7 @@ def plan_requests(options: "PlanOptions") -> int:
         show_details(plan)
     if options.plot is not None:
         show_plot(options.plot, charts_of_plan(plan))
-    return MET if plan.is_met else NOT_MET
+    return 0 if plan.is_met else 1
 
 
 def _base_of(options: "PlanOptions", searched: Searched) -> tuple[Deployment, Deployment]:
@@ -254,8 +249,12 @@ def read_workload(options: "CompareOptions | PlanOptions") -> AnyWorkload:
     return workload_of(requests, model, decoded_outputs(requests, model))
 
 
-def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
-    """Return the tokens of each sample of valid `requests`; they never depend on the schedule.
+def decoded_outputs(
+    requests: Sequence[Request], model: Model
+) -> dict[tuple[int, int], Sequence[int]]:
+    """Return the tokens of each sample of valid `requests`, by place of the request and index.
+
+    They never depend on the schedule.
 
     A request that does not fit into the context has none, nor do turns of its session that follow.
     """
@@ -266,7 +265,7 @@ def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
         samples = {"n": request.best_of or request.n, "best_of": None}
         at_once = replace(request, arrival_time=0.0, think_time=0.0, deadline=None, **samples)
         places[engine.enqueue(at_once, input_index=place)] = place
-    outputs: Outputs = {}
+    outputs: dict[tuple[int, int], Sequence[int]] = {}
     while engine.has_work:
         for result in engine.step().results:
             if result.error is not None and result.error.code not in _WITHOUT_OUTPUT:

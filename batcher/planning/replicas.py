@@ -89,14 +89,14 @@ class PrefillReplica(Replica):
             return super().next_event()
         times = [self._releases[0][0]] if self._releases else []
         if self._queue.num_pending:
-            times.append(self._queue.next_arrival or self._now)
-        return (max(min(times), self._now), BEGINS) if times else NOTHING
+            times.append(self._queue.next_arrival or self.now)
+        return (max(min(times), self.now), BEGINS) if times else NOTHING
 
     def go_on(self) -> None:
         if self._is_stuck:
             begin, self._ticks = self._ticks, max(self._ticks, ticks_until(self.next_event()[0]))
             self.result.stalled_ticks += self._ticks - begin
-            self._now = self._ticks / TICKS_PER_SECOND
+            self.now = self._ticks / TICKS_PER_SECOND
         self._next_stretch = None  # blocks may be given back first
         super().go_on()
 
@@ -109,7 +109,7 @@ class PrefillReplica(Replica):
             self._pool.give_back(self._kept.pop(heappop(self._releases)[-1]))
 
     def _go_on(self) -> None:
-        self._give_back(self._now)
+        self._give_back(self.now)
         step = self._step
         super()._go_on()
         self._is_stuck = step == self._step and self._queue.num_slots > 0
@@ -191,10 +191,10 @@ class DecodeReplica(Replica):
         incoming = self._incoming
         while incoming and self._blocks.reserve(incoming[0]):
             sequence = incoming.popleft()
-            begin = max(self._now, sequence.arrival_time)
+            begin = max(self.now, sequence.arrival_time)
             sequence.send(begin + self._transfer.seconds(sequence.num_prompt_tokens))
             self._on_taken(sequence, sequence.arrival_time)
-            self._queue.add(sequence, self._now)
+            self._queue.add(sequence, self.now)
 
     def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
         super()._advance(num_steps, ticks, num_tokens)

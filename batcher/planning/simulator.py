@@ -419,7 +419,7 @@ class Replica:
         self._tables = kv_cache if needs_tables else None
         self._growing_cache = kv_cache if settings.capacity != "no-evict" else None
         self._step = self._ticks = 0  # when the current step starts
-        self._now = 0.0  # the same in seconds
+        self.now = 0.0  # the same in seconds
         self._until = inf  # steps that begin later are not taken
         # Then arrivals only wait, if none could be admitted ahead of others.
         self._all_wait = settings.preempt_for is None and turns.all_wait
@@ -432,37 +432,32 @@ class Replica:
 
     def run(self, on_ended: OnEnded = lambda _: None) -> "FleetResult":
         """Run over all the turns."""
-        queue, batch, turns, served = self._queue, self._batch, self._turns, ServedColumns()
-        first_turns, num_ended = turns.begin(), 0
-        first_arrival = min((turn.arrival_time for turn in first_turns), default=None)
+        turns, served, num_ended = self._turns, ServedColumns(), 0
+
+        def take_ended() -> None:
+            nonlocal num_ended
+            for sequence in self.ended:  # which grows by turns that fail
+                self.result.count(sequence, served, self.role)
+                turn = turns.next_turn(sequence, self.now)
+                if turn is not None and turn.has_failed:
+                    self._fail(turn)
+                elif turn is not None:
+                    self._queue.add(turn, self.now)
+            num_ended += len(self.ended)
+            self.ended.clear()
+            on_ended(num_ended)
+
+        first_turns = turns.begin()
         for sequence in first_turns:
-            queue.add(sequence, 0.0)
-        while queue.num_pending or queue.num_slots or batch.num_free < self._num_slots:
-            if queue.num_pending:
-                self._join_arrivals()
-            self._go_on()
-            if self.ended:
-                for sequence in self.ended:  # which grows by turns that fail
-                    self.result.count(sequence, served, self.role)
-                    turn = turns.next_turn(sequence, self._now)
-                    if turn is not None and turn.has_failed:
-                        self._fail(turn)
-                    elif turn is not None:
-                        queue.add(turn, self._now)
-                num_ended += len(self.ended)
-                self.ended.clear()
-                on_ended(num_ended)
+            self._queue.add(sequence, 0.0)
+        self.advance(inf, take_ended)
         return FleetResult(
             [self.close()],
             served.since(0),
-            first_arrival,
+            min((turn.arrival_time for turn in first_turns), default=None),
             sequences=turns.sequences,
             longest_request=turns.longest_request,
         )
-
-    @property
-    def now(self) -> float:
-        return self._now
 
     def add(self, sequence: SimulatedSequence) -> bool:
         """Take in a sequence, which arrives when no step begun by now can know of it.
@@ -473,7 +468,7 @@ class Replica:
         is_news = not self._queue.num_pending
         if is_news:
             self._next_stretch = None
-        self._queue.add(sequence, self._now)
+        self._queue.add(sequence, self.now)
         return is_news
 
     def next_event(self) -> tuple[float, int]:
@@ -482,7 +477,7 @@ class Replica:
         Nothing joins, is admitted or ends before.  At equal times ENDS come before what arrives
         then, and that before what BEGINS; NOTHING if there is nothing to do.
         """
-        queue, now, self._next_stretch = self._queue, self._now, None
+        queue, now, self._next_stretch = self._queue, self.now, None
         if queue.num_pending:
             arrival = queue.next_arrival
             if arrival is None or arrival <= now:
@@ -506,29 +501,33 @@ class Replica:
         if self._queue.num_pending:
             num_pending = self._queue.num_pending
             self._join_arrivals()
-            self._until = inf if num_pending == self._queue.num_pending else self._now
+            self._until = inf if num_pending == self._queue.num_pending else self.now
         self._go_on()
         self._until = inf
 
-    def advance(self, until: float) -> None:
-        """Take all steps that begin before `until`, if all that arrive before then were added."""
+    def advance(self, until: float, take_ended: Callable[[], object] | None = None) -> None:
+        """Take all steps that begin before `until`, if all that arrive before then were added.
+
+        take_ended: called after steps in which sequences ended.
+        """
         queue, batch, self._until, self._next_stretch = self._queue, self._batch, until, None
-        while self._now < until:
+        while self.now < until:
             if queue.num_pending:
-                if not (queue.num_slots or batch.num_occupied):
-                    arrival = queue.next_arrival
-                    if arrival is not None and arrival >= until:
-                        break
+                is_idle = not (queue.num_slots or batch.num_occupied)
+                if is_idle and (queue.next_arrival or 0.0) >= until:
+                    break
                 self._join_arrivals()
             elif not (queue.num_slots or batch.num_occupied):
                 break
             self._go_on()
+            if self.ended and take_ended is not None:
+                take_ended()
         self._until = inf
 
     def report(self, time: float) -> ReplicaStats:
         """Return its state at `time`; a step may end after it."""
         running = self._batch.num_occupied
-        if self._now > time and self._last_end == self._ticks:
+        if self.now > time and self._last_end == self._ticks:
             running += self._num_last
         return ReplicaStats(time, running, self._queue.num_waiting + self._queue.num_pending)
 
@@ -543,12 +542,12 @@ class Replica:
         """Queue what has arrived; if all is idle, jump to the next arrival."""
         queue = self._queue
         arrival = queue.next_arrival
-        if arrival is not None and arrival > self._now:
+        if arrival is not None and arrival > self.now:
             if queue.num_slots or self._batch.num_occupied:
                 return
             self._ticks = ticks_until(arrival)
-            self._now = self._ticks / TICKS_PER_SECOND
-        arrivals = queue.take_arrivals(self._now)
+            self.now = self._ticks / TICKS_PER_SECOND
+        arrivals = queue.take_arrivals(self.now)
         if self._all_wait:
             for sequence in arrivals:
                 queue.push(sequence)
@@ -587,7 +586,7 @@ class Replica:
             if num_wanted:
                 self._take_step(num_wanted)
                 return
-        num_steps, until = self._num_sure_steps(self._now)
+        num_steps, until = self._num_sure_steps(self.now)
         if num_steps:
             self._skip(*self._time_of(num_steps, until))
         else:
@@ -648,7 +647,7 @@ class Replica:
         if self._all_wait and is_closed:
             return until
         if self.ended and self._turns.has_sessions:  # others go on
-            return min(until, self._now)
+            return min(until, self.now)
         if not queue.num_pending:
             return until
         arrival = queue.next_arrival
@@ -679,7 +678,7 @@ class Replica:
     def _take_step(self, num_wanted: Mapping[SimulatedSequence, int] = NO_DRAFTS) -> None:
         """Take the next step, if there is any row; num_wanted: drafts by row."""
         batch = self._batch
-        scheduled = self._scheduler.schedule(self._step, self._now, num_wanted)
+        scheduled = self._scheduler.schedule(self._step, self.now, num_wanted)
         if scheduled is not NO_CHANGES:
             self._note(scheduled)
         if batch.num_free == self._num_slots:
@@ -773,7 +772,7 @@ class Replica:
         result.binding_ticks[binding] += ticks
         self._step += num_steps
         self._ticks = end = self._ticks + ticks
-        self._now = end / TICKS_PER_SECOND
+        self.now = end / TICKS_PER_SECOND
 
     def _end_all(self, ending: Collection[int]) -> None:
         """End the rows in these slots whose last step was the one before the current one."""

@@ -17,24 +17,9 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.fields import read_number
 from batcher.models.base import ANY_LENGTH, UNLIMITED, Context, Model, context_of
+from batcher.planning import synthetic
 from batcher.planning.simulated_sequence import GREEDY, Piece, SimulatedSequence
-from batcher.planning.synthetic import (
-    ARRIVALS,
-    LENGTHS,
-    OUTPUTS,
-    PRIORITIES,
-    PROMPTS,
-    Distribution,
-    PriorityShares,
-    constant,
-    draw_lengths,
-    draw_priorities,
-    gamma,
-    make_generator,
-    parse_distribution,
-    parse_priorities,
-    poisson,
-)
+from batcher.planning.synthetic import Distribution, PriorityShares, draw_lengths, make_generator
 from batcher.planning.workload_traces import DEFAULT_NAME, MAX_LENGTH, WorkloadError
 from batcher.prompts import (
     SegmentEnd,
@@ -310,16 +295,15 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
 
     def arrivals(self) -> Iterator[SimulatedSequence]:
         """Yield the requests as they arrive; none is kept."""
-        prompts, outputs = (
-            draw_lengths(_distribution(text, name), make_generator(self.seed, stream))
-            for text, name, stream in (
-                (self.prompt, "prompt", PROMPTS),
-                (self.output, "output", OUTPUTS),
-            )
+        prompts, outputs, chances = (
+            make_generator(self.seed, stream)
+            for stream in (synthetic.PROMPTS, synthetic.OUTPUTS, synthetic.PRIORITIES)
         )
-        priorities = draw_priorities(self.shares, make_generator(self.seed, PRIORITIES))
+        prompt_lengths = draw_lengths(_distribution(self.prompt, "prompt"), prompts)
+        output_lengths = draw_lengths(_distribution(self.output, "output"), outputs)
+        priorities = synthetic.draw_priorities(self.shares, chances)
         times = _times(self.rate, self.duration, self.burstiness, self.seed)
-        rows = zip(times, prompts, outputs, priorities, strict=False)
+        rows = zip(times, prompt_lengths, output_lengths, priorities, strict=False)
         for number, (arrival, num_prompt, num_output, priority) in enumerate(rows):
             yield SimulatedSequence(
                 id=f"{DEFAULT_NAME}{number}",
@@ -348,16 +332,16 @@ AnyWorkload = Workload | StreamedWorkload
 
 
 def _distribution(text: str, name: str) -> Distribution:
-    return parse_distribution(text, f"{name} of {PREFIX}", LENGTHS)
+    return synthetic.parse_distribution(text, f"{name} of {PREFIX}", synthetic.LENGTHS)
 
 
 def _times(rate: float, duration: float, burstiness: float | None, seed: int) -> Iterator[float]:
-    arrivals = poisson(rate)
+    arrivals = synthetic.poisson(rate)
     if burstiness is None:
-        arrivals = constant(rate)
+        arrivals = synthetic.constant(rate)
     elif burstiness != 1:
-        arrivals = gamma(rate, burstiness)
-    return takewhile(duration.__gt__, arrivals(make_generator(seed, ARRIVALS)))
+        arrivals = synthetic.gamma(rate, burstiness)
+    return takewhile(duration.__gt__, arrivals(make_generator(seed, synthetic.ARRIVALS)))
 
 
 @cache
@@ -430,7 +414,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "burstiness": lambda text, place: (
         None if text == "constant" else _number(MAX_RATE)(text, place)
     ),
-    "priority": parse_priorities,
+    "priority": synthetic.parse_priorities,
     "seed": _seed,
 }
 

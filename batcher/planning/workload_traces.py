@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -113,7 +113,6 @@ class WorkloadSummary:
             yield entry
 
 
-T = TypeVar("T")
 NumberedLine = tuple[int, bytes]
 """A line of a file and its number, from 1 on, as errors tell it."""
 
@@ -277,32 +276,28 @@ class VllmLine(Struct, gc=False):
     queued_ts: int | float
 
 
-def _mooncake_rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iterator[TraceRow]:
-    for number, own in _records(lines, MooncakeLine, checks):
-        prompt, output = ("input_length", own.input_length), ("output_length", own.output_length)
-        yield TraceRow(
-            number, None, ("timestamp", own.timestamp), 1000, prompt, output, own.hash_ids
-        )
+def _json_rows(kind: type[Struct], unit: float, *names: str) -> Rows:
+    """Return what reads rows of JSON; names: the fields of its time and lengths."""
+
+    def rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iterator[TraceRow]:
+        decoder = msgspec.json.Decoder(kind)
+        for number, line in lines:
+            try:
+                own = decoder.decode(line)
+            except (ValueError, RecursionError) as error:  # the other: nested too deeply
+                raise checks.error(number, str(error)) from None
+            time, prompt, output = ((name, getattr(own, name)) for name in names)
+            request_id, hash_ids = getattr(own, "request_id", None), getattr(own, "hash_ids", None)
+            yield TraceRow(number, request_id, time, unit, prompt, output, hash_ids)
+
+    return rows
 
 
-def _vllm_rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iterator[TraceRow]:
-    for number, own in _records(lines, VllmLine, checks):
-        prompt, output = ("input_toks", own.input_toks), ("output_toks", own.output_toks)
-        yield TraceRow(number, own.request_id, ("queued_ts", own.queued_ts), 1, prompt, output)
-
-
-def _records(
-    lines: Iterable[NumberedLine], kind: type[T], checks: TraceEntryChecks
-) -> Iterator[tuple[int, T]]:
-    decoder = msgspec.json.Decoder(kind)
-    for number, line in lines:
-        try:
-            yield number, decoder.decode(line)
-        except (ValueError, RecursionError) as error:  # the other: nested too deeply
-            raise checks.error(number, str(error)) from None
-
-
-TRACES: dict[str, Rows] = {"azure": _azure_rows, "mooncake": _mooncake_rows, "vllm": _vllm_rows}
+TRACES: dict[str, Rows] = {
+    "azure": _azure_rows,
+    "mooncake": _json_rows(MooncakeLine, 1000, "timestamp", "input_length", "output_length"),
+    "vllm": _json_rows(VllmLine, 1, "queued_ts", "input_toks", "output_toks"),
+}
 _MARKS = {"azure": AZURE_COLUMNS[0], "mooncake": '"hash_ids"', "vllm": '"input_toks"'}
 
 

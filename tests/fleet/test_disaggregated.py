@@ -7,6 +7,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import simulate
+from served import requests_of
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
 from batcher.planning.fleet import Fleet
@@ -14,7 +15,6 @@ from batcher.planning.replicas import Transfer
 from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulator import ReplicaSettings
 from batcher.planning.workload import Turns, workload_of
-from batcher.request import Request
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.step_time import TICKS_PER_SECOND
@@ -48,19 +48,11 @@ def run(workload, replicas, transfer=FAST, router="round-robin", interval=1.0):
 
 
 def workload(*rows):
-    """Requests of rows (arrival, prompt tokens, output tokens); no two prompts begin alike."""
-    return workload_of(
-        [
-            Request(
-                prompt=[place + 1] * num_prompt,
-                max_tokens=num_output,
-                ignore_eos=True,
-                arrival_time=float(arrival),
-            )
-            for place, (arrival, num_prompt, num_output) in enumerate(rows)
-        ],
-        BoundedModel(None),
-    )
+    return workload_of(requests_of(*rows), BoundedModel(None))
+
+
+def both_sides(step_time=None):
+    return [replica(role, step_time=step_time) for role in ("prefill", "decode")]
 
 
 def seconds(sequences, name):
@@ -91,19 +83,21 @@ def random_sides(random):
 
 
 def test_a_request_alone_takes_its_prompt_the_way_and_its_other_tokens():
-    transfer = Transfer(seconds_per_token=0.01, latency=0.5)
-    (one,), result = run(workload((0, 100, 6)), [replica("prefill"), replica("decode")], transfer)
+    transfer, replicas = Transfer(seconds_per_token=0.01, latency=0.5), both_sides()
+    (one,), result = run(workload((0, 100, 6)), replicas, transfer)
     assert (one.admitted, one.first_token, one.end) == (0.0, 1.0, 1.0 + 1.5 + 5)
     assert [part.num_steps for part in result.replicas] == [1, 5]
     assert [part.num_served for part in result.replicas] == [1, 1]
     assert list(result.times.num_tokens) == [6]
+    (one,), result = run(workload((0, 5, 1)), replicas)  # output of one token goes nowhere
+    assert (one.first_token, one.end) == (1.0, 1.0)
+    assert [part.num_steps for part in result.replicas] == [1, 0]
 
 
 @examples(30)
 @given(st.integers(1, 200), st.integers(2, 40), st.sampled_from(STEP_TIMES))
 def test_a_request_alone_takes_what_its_steps_take(num_prompt, num_output, step_time):
-    replicas = [replica(role, step_time=step_time) for role in ("prefill", "decode")]
-    (one,), result = run(workload((0, num_prompt, num_output)), replicas)
+    (one,), result = run(workload((0, num_prompt, num_output)), both_sides(step_time))
     first = step_time.ticks(num_prompt, 1, 0, num_prompt**2)
     begin = step_time.ticks(1, 1, 0, 2 * num_prompt + 1)
     reads = range(num_prompt + 1, num_prompt + num_output - 1)
@@ -111,12 +105,6 @@ def test_a_request_alone_takes_what_its_steps_take(num_prompt, num_output, step_
     rest = begin + sum(step_time.ticks(1, 1, read, 0) for read in reads)
     assert one.end_ticks == pytest.approx(first + rest, abs=1)  # it arrives at a time in seconds
     assert result.replicas[1].end_ticks == one.end_ticks
-
-
-def test_output_of_one_token_goes_nowhere():
-    (one,), result = run(workload((0, 5, 1)), [replica("prefill"), replica("decode")])
-    assert (one.first_token, one.end) == (1.0, 1.0)
-    assert [part.num_steps for part in result.replicas] == [1, 0]
 
 
 @examples(60)

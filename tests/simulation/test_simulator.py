@@ -44,18 +44,18 @@ class LoggedSimulation(Replica):
 
     def _before_news(self, until: float) -> float:
         del until
-        return self._now
+        return self.now
 
     def _go_on(self) -> None:
         num_steps, block_steps = self._step, self.result.block_steps
-        self.start = self._now
+        self.start = self.now
         super()._go_on()
         if self._step > num_steps:
             self.blocks.append(self.result.block_steps - block_steps)
 
     def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
         super()._advance(num_steps, ticks, num_tokens)
-        self.ends.append(self._now)
+        self.ends.append(self.now)
 
     def _note_over(self, sequences: Collection[SimulatedSequence]) -> None:
         for one in sequences:
@@ -65,7 +65,7 @@ class LoggedSimulation(Replica):
         super()._note_over(sequences)
 
     def _log(self, what: str, sequence: Any, num_tokens: int) -> None:
-        self.log.append((what, self._step, sequence.id, sequence.index, self._now, num_tokens))
+        self.log.append((what, self._step, sequence.id, sequence.index, self.now, num_tokens))
 
 
 def workload_from(drawn: list[Request], model: SimulatedModel) -> Workload:

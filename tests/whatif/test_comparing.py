@@ -48,13 +48,10 @@ def test_the_numbers_of_a_cell():
     assert (outcome.goodput.good, outcome.goodput.share) == (2, 0.5)
     assert (outcome.slots_used, outcome.kv_used, outcome.budget_used) == (1.0, None, None)
     assert outcome.prefix_hits is None
-
-
-def test_prefix_hits_are_of_all_prompt_tokens():
     # the second turn of the loop finds 2 of its 3 blocks: at least a token must be computed
     requests = [Request(prompt=[7] * 9, max_tokens=1, ignore_eos=True)] * 2
-    question = Question(workload_of(requests, MODEL))
-    outcome = measure(question, deployment_of(1, prefix_cache=True, block_size=4))
+    cached = deployment_of(1, prefix_cache=True, block_size=4)
+    outcome = measure(Question(workload_of(requests, MODEL)), cached)
     assert outcome.prefix_hits == pytest.approx(8 / 18, abs=1e-6)
 
 
@@ -240,11 +237,6 @@ def test_who_was_preempted_waits_even_while_nobody_is_to_come():
     check(outcome, "compute", kv=4 / 13, compute=9 / 13)
 
 
-def sizes_of(curve):
-    """Sizes that something else than arrivals binds, of (batch, what it serves)."""
-    return [Size(batch=batch, served=served) for batch, served in curve]
-
-
 CURVES = st.dictionaries(st.integers(1, 64), st.floats(0.1, 100), min_size=1, max_size=8).map(
     lambda sizes: sorted(sizes.items())
 )
@@ -252,18 +244,12 @@ CURVES = st.dictionaries(st.integers(1, 64), st.floats(0.1, 100), min_size=1, ma
 
 @given(CURVES, st.floats(0.01, 1))
 def test_it_is_what_its_definition_says(curve, growth):
-    found = knee_of(sizes_of(curve), growth)
-    gains = [
-        max(
-            (
-                (later / served) ** (1 / log2(larger / batch)) - 1
-                for larger, later in curve[at + 1 :]
-            ),
-            default=None,
+    found = knee_of([Size(batch=batch, served=served) for batch, served in curve], growth)
+    for place, (batch, served) in enumerate(curve[:-1]):
+        gain = max(
+            (later / served) ** (1 / log2(larger / batch)) - 1
+            for larger, later in curve[place + 1 :]
         )
-        for at, (batch, served) in enumerate(curve)
-    ]
-    for place, gain in enumerate(gains[:-1]):
         if abs(gain - growth) < 1e-9:
             return  # rounding decides
         if gain < growth:

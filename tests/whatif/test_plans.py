@@ -5,7 +5,7 @@ from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from served import MODEL, deployment_of, driving, question_of, requests_of
+from served import MODEL, deployment_of, driving, question_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
@@ -44,40 +44,74 @@ def plan(*rows, slo, searched="rate", batch=8, **scheduling):
     return find_plan(question, deployment_of(batch, **scheduling), searched)
 
 
-def test_if_the_first_is_enough_nothing_binds():
-    found = plan(*EIGHT, slo="e2e=80", searched="batch")
-    assert (found.value, found.is_last, found.binding, found.next_value) == (1, True, [], None)
-    assert not plan(*EIGHT, slo="e2e=20", searched="batch").is_last
+def reached_by(found):
+    return {
+        (relief.setting, relief.value): relief.reached
+        for relief in found.reliefs
+        if relief.reached is not None
+    }
 
 
-def test_the_fewest_blocks():
-    # of 4 + 5 - 1 tokens: 2 blocks of 4; two rounds of two requests, 5 s each
-    found = plan(
-        *[(0, 4, 5)] * 4,
-        slo="e2e=10",
-        searched="kv_blocks",
-        batch=4,
-        block_size=4,
-        capacity="no-evict",
-        prefix_cache=False,
-    )
-    assert (found.value, found.binding) == (4, ["kv"])
+NO_EVICT = {"block_size": 4, "capacity": "no-evict", "prefix_cache": False}
+
+
+@pytest.mark.parametrize(
+    ("rows", "slo", "searched", "settings", "value", "binding", "reached"),
+    [
+        (EIGHT, "e2e=80", "batch", {}, 1, [], {}),  # the first is enough
+        # of 4 + 5 - 1 tokens: 2 blocks of 4; two rounds of two requests, 5 s each
+        ([(0, 4, 5)] * 4, "e2e=10", "kv_blocks", {"batch": 4} | NO_EVICT, 4, ["kv"], {}),
+        # 4 prompts of 8 tokens in 2 steps
+        ([(0, 8, 1)] * 4, "ttft=2", "max_batch_tokens", {"batch": 4}, 16, ["tokens"], {}),
+        # two rounds in four slots of two blocks each
+        ([(0, 4, 5)] * 8, "e2e=10", "batch", {"kv_blocks": 8} | NO_EVICT, 4, ["slots"], {}),
+        # two prompts of 16 in steps of 8 tokens take 4 steps; in steps of 16, one by one, 8 in all
+        (
+            [(0, 16, 2)] * 4,
+            "e2e=10",
+            "batch",
+            {"max_batch_tokens": 8},
+            2,
+            ["slots"],  # one more slot is enough
+            {("max_batch_tokens", 16): 1},
+        ),
+    ],
+)
+def test_the_least_that_is_enough_and_what_binds_there(
+    rows, slo, searched, settings, value, binding, reached
+):
+    found = plan(*rows, slo=slo, searched=searched, **settings)
+    assert (found.is_met, found.value, found.binding) == (True, value, binding)
+    assert found.is_last == (value == 1)
+    assert reached_by(found) == reached
+
+
+def test_each_limit_is_doubled_and_halved():
+    found = plan(*[(0, 4, 5)] * 4, slo="e2e=10", searched="kv_blocks", batch=4, **NO_EVICT)
     assert {relief.share for relief in found.reliefs} == {0.5}
     tried = [relief.value for relief in found.reliefs]
     assert tried == [8, 2, 1, 2048, 1024, 512, 256, 128], "of slots, then of tokens"
-
-
-def test_the_smallest_token_budget():
-    # 4 prompts of 8 tokens in 2 steps
-    found = plan(*[(0, 8, 1)] * 4, slo="ttft=2", searched="max_batch_tokens", batch=4)
-    assert (found.value, found.binding) == (16, ["tokens"])
+    rows = [(10 * i, 32, 2) for i in range(12)]
+    found = plan(*rows, slo="ttft=4", batch=2, long_prefill_threshold=8)
+    assert found.binding == ["threshold"]
+    assert {4, 16} <= {each.value for each in found.reliefs if each.constraint == "threshold"}
 
 
 def test_requests_that_can_never_run_are_bound_by_kv():
     # of 16 tokens in 4 blocks of 4; neither twice the blocks nor any number makes a step shorter
     found = plan(*[(0, 13, 4)] * 4, slo="ttft=1ms", searched="batch", kv_blocks=1, block_size=4)
-    assert found.outcome.failed == 4
-    assert found.binding == ["kv"]
+    assert (found.outcome.failed, found.binding) == (4, ["kv"])
+
+
+def edge_at(question, ladder, number, outcome, told, enough=None):
+    return Edge(
+        question=question,
+        ladder=ladder,
+        number=number,
+        outcome=outcome,
+        enough=enough,
+        drive=driving(told),
+    )
 
 
 def test_limits_that_only_help_together_are_named_together():
@@ -86,14 +120,7 @@ def test_limits_that_only_help_together_are_named_together():
     base = deployment_of(1, kv_blocks=2, block_size=4, prefix_cache=False)
     ladder = Ladder(question.workload, base, "max_batch_tokens")
     outcome = measure(question, ladder.deployment_of(100))
-    edge = Edge(
-        question=question,
-        ladder=ladder,
-        number=100,
-        outcome=outcome,
-        enough=None,
-        drive=driving(lambda deployment: measure(question, deployment)),
-    )
+    edge = edge_at(question, ladder, 100, outcome, lambda one: measure(question, one))
     binding, reliefs, removal = edge.analyse()
     assert binding == ["slots", "kv"]
     assert removal == Removal(constraints=["slots", "kv"], share=1.0)
@@ -113,16 +140,12 @@ def test_a_change_that_helps_a_few_of_many_does_not_bind(num_gained, binding):
         goodput = outcome.goodput
         return replace(outcome, goodput=replace(goodput, good=50 + num_gained))
 
+    def told(deployment):
+        return outcome if deployment.batch != 50 else measured(deployment)
+
     outcome = measured(ladder.deployment_of(1))
     assert outcome.goodput.good == 50
-    edge = Edge(
-        question=question,
-        ladder=ladder,
-        number=1,
-        outcome=outcome,
-        enough=2,
-        drive=driving(lambda one: outcome if one.batch != 50 else measured(one)),
-    )
+    edge = edge_at(question, ladder, 1, outcome, told, enough=2)
     assert edge.analyse()[0] == binding
 
 
@@ -136,7 +159,7 @@ def test_more_that_is_not_enough_is_reported(tmp_path):
     assert [trial.value for trial in found.contradictions] == [3, 4]
 
 
-def test_nothing_to_search():
+def test_of_arrivals_at_once_there_is_no_rate():
     with pytest.raises(BatchdecodeError, match="all requests arrive at once"):
         plan(*EIGHT, slo="e2e=9", searched="rate")
 
@@ -161,14 +184,6 @@ def by_tokens(tmp_path):
     return str(path)
 
 
-def reached_by(found):
-    return {
-        (relief.setting, relief.value): relief.reached
-        for relief in found.reliefs
-        if relief.reached is not None
-    }
-
-
 def test_a_smaller_token_budget_that_serves_more_is_found_and_binds(by_tokens):
     # beside a piece of a prompt a token takes up to 4.2 s with 32 tokens a step, 2.6 s with 16
     rows = [(40 * i, 60, 8) for i in range(12)]
@@ -181,34 +196,11 @@ def test_a_smaller_token_budget_that_serves_more_is_found_and_binds(by_tokens):
     assert again.value == pytest.approx(rate, rel=0.03), "what was promised is what is found"
 
 
-def test_nothing_else_that_lets_fewer_do_leaves_what_is_searched():
-    # two rounds in four slots of two blocks each
-    settings = {"block_size": 4, "capacity": "no-evict", "prefix_cache": False}
-    rows = [(0, 4, 5)] * 8
-    found = plan(*rows, slo="e2e=10", searched="batch", batch=8, kv_blocks=8, **settings)
-    assert (found.value, found.binding, reached_by(found)) == (4, ["slots"], {})
-
-
-def test_another_setting_that_lets_fewer_do_helps():
-    # two prompts of 16 in steps of 8 tokens take 4 steps; in steps of 16, one by one, 8 in all
-    found = plan(*[(0, 16, 2)] * 4, slo="e2e=10", searched="batch", batch=8, max_batch_tokens=8)
-    assert (found.value, found.binding) == (2, ["slots"]), "one more slot is enough"
-    assert reached_by(found) == {("max_batch_tokens", 16): 1}
-
-
 def test_static_batching_can_be_continuous():
     rows = [(3 * i, 1, 10) for i in range(12)]
     found = plan(*rows, slo="queue=5", batch=4, batching="static")
     assert found.binding == ["static"]
     assert reached_by(found)["batching", "continuous"] > found.value
-
-
-def test_a_threshold_of_long_prompts_is_a_limit_in_both_directions():
-    rows = [(10 * i, 32, 2) for i in range(12)]
-    found = plan(*rows, slo="ttft=4", batch=2, long_prefill_threshold=8)
-    assert found.binding == ["threshold"]
-    tried = {relief.value for relief in found.reliefs if relief.constraint == "threshold"}
-    assert {4, 16} <= tried
 
 
 @pytest.mark.parametrize(
@@ -336,54 +328,32 @@ def test_a_limit_that_was_not_reached_may_be_another(batch, kv_blocks, budget, i
                 assert getattr(outcome, name) == getattr(tried.outcome, name)
 
 
-class Score:
-    """Which numbers are enough, and those that were asked for."""
-
-    def __init__(self, enough):
-        self._enough, self.asked = enough, []
-
-    def __call__(self, number):
-        self.asked.append(number)
-        return (1.0 if number in self._enough else 0.5, -abs(number - 37))
-
-
 @given(st.sets(st.integers(1, 100)), st.integers(1, 6), st.integers(0, 6))
 def test_what_is_likely_begins_with_what_is_next(enough, count, start):
-    score, rungs = Score(enough), doublings(1, 100)
-    search = LeastSearch(1.0, rungs)
-    for number in search.asks(start):
-        search.scores[number] = score(number)
+    rungs = doublings(1, 100)
+    asked = search(enough.__contains__, high=100, start=start).scores
     known = {}
-    for number in list(score.asked):
+    for number, score in asked.items():
         numbers = likely(known, 1.0, rungs, start, count)
         assert numbers[0] == number
         assert 1 <= len(numbers) <= count
         assert len(set(numbers)) == len(numbers)
         assert known.keys().isdisjoint(numbers)
-        known[number] = score(number)
+        known[number] = score
     assert likely(known, 1.0, rungs, start, count) == []
-
-
-COMPUTE_BOUND = "h100_llama3.1-8b_tp1"
 
 
 def grid(**texts: str) -> list[Deployment]:
     return grid_of({name: AXES[name].values(text) for name, text in texts.items()}, Deployment())
 
 
-def at_once(num_requests: int, num_tokens: int = 100) -> Question:
-    return Question(workload_of(requests_of(*[(0, 100, num_tokens)] * num_requests), MODEL))
-
-
 def test_a_draft_that_is_always_right_saves_steps_by_arithmetic() -> None:
     # 1 token with the prompt, then 5 a step: 21 s instead of 101
-    cells = compare(
-        at_once(1, 101), grid(draft_tokens="none,4", draft_acceptance="1", batch="1"), growth=0.1
-    )
+    drafted = grid(draft_tokens="none,4", draft_acceptance="1", batch="1")
+    cells = compare(question_of((0, 100, 101)), drafted, growth=0.1)
     assert [cell.outcome.makespan for cell in cells if cell.outcome] == [101.0, 21.0]
     assert [cell.speedup for cell in cells] == [None, pytest.approx(101 / 21, rel=1e-5)]
-    drafts = cells[1].outcome and cells[1].outcome.drafts
-    assert drafts is not None
+    drafts = cells[1].outcome.drafts
     assert (drafts.verified, drafts.accepted) == (80, 80)
     assert (drafts.acceptance, drafts.tokens_per_step, drafts.making) == (1.0, 5.0, 0.0)
 
@@ -397,26 +367,20 @@ def test_a_gain_is_that_of_two_simulations_and_where_it_ends_is_looked_for_in_do
 
     (deployment,) = grid(draft_tokens="4", draft_acceptance="0.5", draft_cost="0.1", batch="2")
     gain = gain_of(deployment, 100, tokens_per_s)
-    assert gain is not None
     assert (gain.tokens_per_s, gain.without, gain.speedup, gain.off_from) == (4.0, 1.0, 4.0, 8)
     assert gain.expected == pytest.approx((1 - 0.5**5) / (0.5 * 1.4))
     assert gain.simple == pytest.approx(4 * 0.5 / 1.1)
     assert tried == [(2, 4), (2, None), (4, 4), (4, None), (8, 4), (8, None)]
-    few = gain_of(deployment, 3, tokens_per_s)
-    assert few is not None
-    assert few.off_from is None, "no more than 3 slots are of use"
+    assert gain_of(deployment, 3, tokens_per_s).off_from is None, "no more than 3 are of use"
     assert gain_of(without_drafts(deployment), 100, tokens_per_s) is None
 
 
 def test_a_plan_tells_the_gain_of_what_it_found() -> None:
-    rows = [(0, 3, 41)] * 4
-    question = Question(workload_of(requests_of(*rows), MODEL), parse_slo("e2e=20"), 1.0)
+    question = question_of(*[(0, 3, 41)] * 4, slo=parse_slo("e2e=20"))
     (base,) = grid(draft_tokens="4", draft_acceptance="1")
     plan = find_plan(question, base, "batch")
     assert (plan.value, plan.is_met) == (2, True)  # 9 s each, as 41 tokens take 1 + 8 steps
-    assert plan.gain is not None
-    assert plan.gain.speedup == pytest.approx(41 / 9, rel=1e-5)
-    assert plan.gain.off_from is None
+    assert (plan.gain.speedup, plan.gain.off_from) == (pytest.approx(41 / 9, rel=1e-5), None)
     assert find_plan(question, Deployment(), "batch").gain is None
 
 

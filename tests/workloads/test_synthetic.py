@@ -73,14 +73,13 @@ def first(entries, count):
 
 
 def test_the_same_seed_gives_these_bytes():
-    entries = first(open_entries(WORKLOAD, poisson(5.0)), 3)
-    assert b"".join(encode_entries(entries)) == (GOLDEN / "open.jsonl").read_bytes()
-
-
-def test_the_same_seed_gives_these_sessions():
-    workload = replace(WORKLOAD, shared_prefix=SharedPrefix(64, 2), name="chat-", seed=7)
-    entries = session_entries(workload, gamma(2.0, 0.5), lengths("uniform:1,3"), seconds("2.5"))
-    assert b"".join(encode_entries(first(entries, 4))) == (GOLDEN / "sessions.jsonl").read_bytes()
+    sessions = replace(WORKLOAD, shared_prefix=SharedPrefix(64, 2), name="chat-", seed=7)
+    turns = session_entries(sessions, gamma(2.0, 0.5), lengths("uniform:1,3"), seconds("2.5"))
+    for entries, name in (
+        (first(open_entries(WORKLOAD, poisson(5.0)), 3), "open.jsonl"),
+        (first(turns, 4), "sessions.jsonl"),
+    ):
+        assert b"".join(encode_entries(entries)) == (GOLDEN / name).read_bytes()
 
 
 @given(WORKLOADS, SOURCES, st.integers(0, 150), st.integers(0, 150))
@@ -110,23 +109,16 @@ def test_rows_are_good_requests_in_order_and_a_longer_workload_begins_alike(
 
 
 def test_a_change_of_one_thing_leaves_the_others_as_they_were():
-    base = first(open_entries(WORKLOAD, poisson(5.0)), 200)
-    other_times = first(open_entries(WORKLOAD, constant(1.0)), 200)
-    other_outputs = first(
-        open_entries(replace(WORKLOAD, output_lengths=lengths("zipf:1,9")), poisson(5.0)), 200
-    )
-    with_prefix = first(
-        open_entries(replace(WORKLOAD, shared_prefix=SharedPrefix(8, 3)), poisson(5.0)), 200
-    )
-    assert [(r.prompt, r.max_tokens) for r in other_times] == [
-        (r.prompt, r.max_tokens) for r in base
-    ]
-    assert [(r.prompt, r.arrival_time) for r in other_outputs] == [
-        (r.prompt, r.arrival_time) for r in base
-    ]
-    assert [(r.prompt[1:], r.arrival_time, r.max_tokens) for r in with_prefix] == [
-        (r.prompt, r.arrival_time, r.max_tokens) for r in base
-    ]
+    def rows(pattern, *parts, **changed):
+        entries = first(open_entries(replace(WORKLOAD, **changed), pattern), 200)
+        return [[part(entry) for part in parts] for entry in entries]
+
+    own, limit, time = (lambda r: r.prompt[-1:]), (lambda r: r.max_tokens), lambda r: r.arrival_time
+    same = poisson(5.0)
+    assert rows(constant(1.0), own, limit) == rows(same, own, limit)
+    assert rows(same, own, time, output_lengths=lengths("zipf:1,9")) == rows(same, own, time)
+    prefix = SharedPrefix(8, 3)
+    assert rows(same, own, time, limit, shared_prefix=prefix) == rows(same, own, time, limit)
 
 
 def test_prompts_of_one_group_begin_with_the_same_segment():
@@ -280,8 +272,9 @@ def test_parameters_mean_what_their_names_say(text, statistic, expected):
 def test_zipf_falls_as_a_power():
     found = drawn_lengths("zipf:1,100", 100_000)
     assert found.max() <= 100
-    assert (found == 1).mean() / (found == 2).mean() == pytest.approx(2, rel=0.05)
-    assert (found == 1).mean() / (found == 10).mean() == pytest.approx(10, rel=0.1)
+    for length, tolerance in ((2, 0.05), (10, 0.1)):
+        share = (found == 1).mean() / (found == length).mean()
+        assert share == pytest.approx(length, rel=tolerance)
 
 
 def test_extreme_parameters_neither_overflow_nor_warn():

@@ -157,20 +157,16 @@ def test_a_mistake_is_named_with_what_is_allowed(make, arguments, said):
     assert said in str(caught.value)
 
 
-def test_a_trace_is_never_overwritten_by_its_workload(make, tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text((SAMPLES / "azure.csv").read_text())
-    with pytest.raises(BatchdecodeError, match="is the input too"):
-        make("azure", path, "-o", path)
-    assert path.read_text() == (SAMPLES / "azure.csv").read_text()
-
-
-def test_a_wrong_trace_leaves_an_old_output_alone(make, tmp_path):
+def test_a_wrong_trace_or_one_that_is_the_output_leaves_a_file_alone(make, tmp_path):
     path = tmp_path / "w.jsonl"
-    path.write_text("old")
-    with pytest.raises(BatchdecodeError):
-        make("azure", SAMPLES / "vllm.jsonl", "-o", path)
-    assert path.read_text() == "old"
+    for content, trace, why in (
+        ((SAMPLES / "azure.csv").read_text(), path, "is the input too"),
+        ("old", SAMPLES / "vllm.jsonl", "no column TIMESTAMP"),
+    ):
+        path.write_text(content)
+        with pytest.raises(BatchdecodeError, match=why):
+            make("azure", trace, "-o", path)
+        assert path.read_text() == content
 
 
 def run_command(*arguments, stdin):
@@ -205,16 +201,6 @@ def numbered(*lines):
     ]
 
 
-def read(name, *lines):
-    """Rows as (id, arrival time, [(length, seed)], max_tokens), and how many lengths were 0."""
-    checks = TraceEntryChecks("trace")
-    entries = [
-        (entry.id, entry.arrival_time, [(s.length, s.seed) for s in entry.prompt], entry.max_tokens)
-        for entry in trace_entries(name, numbered(*lines), checks)
-    ]
-    return entries, checks.num_raised
-
-
 def mooncake(timestamp=0, length=600, output=5, hash_ids=(7, 8)):
     return {
         "timestamp": timestamp,
@@ -234,56 +220,75 @@ def vllm(request_id="a", prompt=5, output=6, queued=100.0):
     }
 
 
-def test_azure_times_keep_all_seven_digits():
-    entries, _ = read(
-        "azure",
-        HEADER,
-        "2023-11-16 23:59:59.9999999,374,44\r",
-        "2023-11-17 00:00:00.0000001,396,109",
-        "2023-11-17 00:00:01,3,4",
-    )
-    assert entries == [
-        ("r0", 0.0, [(374, "r0")], 44),
-        ("r1", 2e-7, [(396, "r1")], 109),
-        ("r2", 1.0000001, [(3, "r2")], 4),
-    ]
+DAY = "2023-11-16 18:00:00"
 
 
-def test_azure_columns_are_found_by_name_and_times_may_have_a_zone():
-    entries, _ = read(
-        "azure",
-        "GeneratedTokens, ContextTokens, Model, TIMESTAMP",
-        "4,3,x,2024-05-10 00:00:00.009930+00:00",
-        "6,5,x,2024-05-10T02:00:01.009930+02:00",
-    )
-    assert entries == [("r0", 0.0, [(3, "r0")], 4), ("r1", 1.0, [(5, "r1")], 6)]
-
-
-def test_mooncake_blocks_become_segments_with_the_hash_for_a_seed():
-    entries, _ = read(
-        "mooncake",
-        mooncake(timestamp=500, length=1100, hash_ids=[7, 0, 9]),
-        mooncake(timestamp=1500, length=1024, hash_ids=[7, 0]),
-        mooncake(timestamp=1500, length=1, hash_ids=[4]),
-    )
-    assert entries == [
-        ("r0", 0.0, [(512, 7), (512, 0), (76, 9)], 5),
-        ("r1", 1.0, [(512, 7), (512, 0)], 5),
-        ("r2", 1.0, [(1, 4)], 5),
-    ]
-
-
-def test_vllm_requests_keep_their_ids():
-    entries, _ = read("vllm", vllm("b", queued=27536.660701067), vllm("a", queued=27537.047603549))
-    assert entries == [("b", 0.0, [(5, "b")], 6), ("a", 0.386902482, [(5, "a")], 6)]
-
-
-def test_lengths_of_0_become_1_and_are_counted():
-    day = "2023-11-16 18:00:00"
-    assert read("azure", HEADER, f"{day},0,0") == ([("r0", 0.0, [(1, "r0")], 1)], 2)
-    zero = mooncake(length=0, output=0, hash_ids=[])
-    assert read("mooncake", zero) == ([("r0", 0.0, [(1, "r0")], 1)], 2)
-    assert read("vllm", vllm(prompt=0)) == ([("a", 0.0, [(1, "a")], 6)], 1)
+@pytest.mark.parametrize(
+    ("name", "lines", "entries", "num_zeros"),
+    [
+        (  # all seven digits of times
+            "azure",
+            [
+                HEADER,
+                "2023-11-16 23:59:59.9999999,374,44\r",
+                "2023-11-17 00:00:00.0000001,396,109",
+                "2023-11-17 00:00:01,3,4",
+            ],
+            [
+                ("r0", 0.0, [(374, "r0")], 44),
+                ("r1", 2e-7, [(396, "r1")], 109),
+                ("r2", 1.0000001, [(3, "r2")], 4),
+            ],
+            0,
+        ),
+        (  # columns by name, and times with a zone
+            "azure",
+            [
+                "GeneratedTokens, ContextTokens, Model, TIMESTAMP",
+                "4,3,x,2024-05-10 00:00:00.009930+00:00",
+                "6,5,x,2024-05-10T02:00:01.009930+02:00",
+            ],
+            [("r0", 0.0, [(3, "r0")], 4), ("r1", 1.0, [(5, "r1")], 6)],
+            0,
+        ),
+        (  # blocks become segments with the hash for a seed
+            "mooncake",
+            [
+                mooncake(timestamp=500, length=1100, hash_ids=[7, 0, 9]),
+                mooncake(timestamp=1500, length=1024, hash_ids=[7, 0]),
+                mooncake(timestamp=1500, length=1, hash_ids=[4]),
+            ],
+            [
+                ("r0", 0.0, [(512, 7), (512, 0), (76, 9)], 5),
+                ("r1", 1.0, [(512, 7), (512, 0)], 5),
+                ("r2", 1.0, [(1, 4)], 5),
+            ],
+            0,
+        ),
+        (
+            "vllm",
+            [vllm("b", queued=27536.660701067), vllm("a", queued=27537.047603549)],
+            [("b", 0.0, [(5, "b")], 6), ("a", 0.386902482, [(5, "a")], 6)],
+            0,
+        ),
+        ("azure", [HEADER, f"{DAY},0,0"], [("r0", 0.0, [(1, "r0")], 1)], 2),
+        (
+            "mooncake",
+            [mooncake(length=0, output=0, hash_ids=[])],
+            [("r0", 0.0, [(1, "r0")], 1)],
+            2,
+        ),
+        ("vllm", [vllm(prompt=0)], [("a", 0.0, [(1, "a")], 6)], 1),
+    ],
+)
+def test_each_line_of_a_trace_is_a_request(name, lines, entries, num_zeros):
+    checks = TraceEntryChecks("trace")
+    read = list(trace_entries(name, numbered(*lines), checks))
+    assert [
+        (one.id, one.arrival_time, [(s.length, s.seed) for s in one.prompt], one.max_tokens)
+        for one in read
+    ] == entries
+    assert checks.num_raised == num_zeros
 
 
 @pytest.mark.parametrize(
@@ -332,7 +337,7 @@ def test_lengths_of_0_become_1_and_are_counted():
 )
 def test_what_is_wrong_is_said_with_its_line(name, lines, said):
     with pytest.raises(WorkloadError) as caught:
-        read(name, *lines)
+        list(trace_entries(name, numbered(*lines), TraceEntryChecks("trace")))
     assert str(caught.value).startswith(said)
 
 
@@ -350,18 +355,22 @@ def test_a_rate_stretches_the_trace_and_keeps_its_order():
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_trace_without_a_span_has_no_rate(count):
     lines = numbered(*[vllm(str(n)) for n in range(count)])
-    entries = trace_entries("vllm", lines, TraceEntryChecks("t"))
     with pytest.raises(WorkloadError, match=f"t: no rate to scale: all of its {count} requests"):
-        factor_for_rate(entries, 2.0, "t")
+        factor_for_rate(trace_entries("vllm", lines, TraceEntryChecks("t")), 2.0, "t")
 
 
-def test_lengths_are_read_from_any_trace_or_from_plain_numbers():
-    azure = numbered(HEADER, "2023-11-16 18:15:46,3,4", "2023-11-16 18:15:47,5,6")
-    assert read_lengths(azure, "f", "prompt") == [3, 5]
-    assert read_lengths(azure, "f", "output") == [4, 6]
-    assert read_lengths(numbered(mooncake()), "f", "prompt") == [600]
-    assert read_lengths(numbered(vllm()), "f", "output") == [6]
-    assert read_lengths(numbered("12", " 40 ", "0"), "f", "output") == [12, 40, 1]
+@pytest.mark.parametrize(
+    ("lines", "side", "lengths"),
+    [
+        ([HEADER, f"{DAY},3,4", f"{DAY},5,6"], "prompt", [3, 5]),
+        ([HEADER, f"{DAY},3,4", f"{DAY},5,6"], "output", [4, 6]),
+        ([mooncake()], "prompt", [600]),
+        ([vllm()], "output", [6]),
+        (["12", " 40 ", "0"], "output", [12, 40, 1]),
+    ],
+)
+def test_lengths_are_read_from_any_trace_or_from_plain_numbers(lines, side, lengths):
+    assert read_lengths(numbered(*lines), "f", side) == lengths
 
 
 @pytest.mark.parametrize(
