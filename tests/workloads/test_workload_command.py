@@ -161,7 +161,7 @@ def test_a_wrong_trace_or_one_that_is_the_output_leaves_a_file_alone(make, tmp_p
     path = tmp_path / "w.jsonl"
     for content, trace, why in (
         ((SAMPLES / "azure.csv").read_text(), path, "is the input too"),
-        ("old", SAMPLES / "vllm.jsonl", "no column TIMESTAMP"),
+        ("old", SAMPLES / "vllm.jsonl", "would be lost"),
     ):
         path.write_text(content)
         with pytest.raises(BatchdecodeError, match=why):
