@@ -37,11 +37,6 @@ class DrivenEngine:
         """Let turns of sessions begin, if those before them have ended."""
 
     @property
-    def _num_turns(self) -> int:
-        """How many turns of sessions wait for the one before them."""
-        raise NotImplementedError
-
-    @property
     def num_steps(self) -> int:
         """How many steps were taken; the index of the next one."""
         return self._clock.step
@@ -65,11 +60,6 @@ class DrivenEngine:
     def num_pending(self) -> int:
         """How many are known that have not joined the waiting queue yet."""
         return self._queue.num_pending
-
-    @property
-    def num_coming(self) -> int:
-        """How many are known that have not arrived: too early, or turns that wait for others."""
-        return self._queue.num_pending + self._num_turns
 
     @property
     def last_start(self) -> float:

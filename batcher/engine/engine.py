@@ -727,8 +727,9 @@ class Engine(DrivenEngine):
         self._sessions.go_on()
 
     @property
-    def _num_turns(self) -> int:
-        return self._sessions.num_turns
+    def num_coming(self) -> int:
+        """How many are known that have not arrived: too early, or turns that wait for others."""
+        return self._queue.num_pending + self._sessions.num_turns
 
     @property
     def has_work(self) -> bool:

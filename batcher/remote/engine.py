@@ -200,8 +200,9 @@ class RemoteEngine(DrivenEngine):
         return self._clock.now
 
     @property
-    def _num_turns(self) -> int:
-        return sum(len(session.turns) for session in self._sessions.values())
+    def num_coming(self) -> int:
+        num_turns = sum(len(session.turns) for session in self._sessions.values())
+        return self._queue.num_pending + num_turns
 
     def run_event(self) -> RunEvent:
         extra = self._model.settings.extra_body

@@ -263,7 +263,7 @@ class EngineThread:
             failure = describe(error) if is_ours else type(error).__name__  # no text of a request
         self._tell(self._hear_end, failure)
 
-    def _enqueue(self, request: Request, name: str, is_streamed: bool) -> None:  # noqa: FBT001
+    def _enqueue(self, request: Request, name: str, is_streamed: bool) -> None:  # noqa: FBT001 - as it is posted
         try:
             self.engine.enqueue(request, reason="follow", name=name, is_streamed=is_streamed)
         except RequestError as error:
