@@ -93,49 +93,6 @@ class Conversation(Session[RemoteSequence]):
     said: Any = None
 
 
-class Rate:
-    """How many requests may be in flight, and how soon after one another they may be sent.
-
-    Rule: additive increase, multiplicative decrease (Chiu and Jain, 1989): as many answers as the
-    limit is raise it by one, and a refusal halves it; those that were in flight together count as
-    one.
-
-    max_rate: how many may be sent in a second; None for any.  Times are in seconds, of any clock.
-    next_start: when the next one may be sent, if no more are in flight than the limit.
-    """
-
-    def __init__(self, max_in_flight: int, max_rate: float | None) -> None:
-        self.num_in_flight, self.next_start = 0, 0.0
-        self._max_in_flight, self._limit = max_in_flight, float(max_in_flight)
-        self._interval = 0.0 if max_rate is None else 1 / max_rate
-        self._decreased = -1.0  # when the limit last was
-
-    @property
-    def limit(self) -> int:
-        return int(self._limit)
-
-    def why_not(self, now: float) -> BlockedReason | None:
-        """Return why nothing may be sent now; None if something may."""
-        if self.num_in_flight >= self.limit:
-            return "concurrency"
-        return "rate" if now < self.next_start else None
-
-    def note_sent(self, now: float) -> None:
-        self.num_in_flight += 1
-        self.next_start = max(now, self.next_start) + self._interval
-
-    def succeed(self) -> None:
-        self._limit = min(self._limit + 1 / self._limit, float(self._max_in_flight))
-
-    def refuse(self, sent: float, now: float) -> None:
-        """Allow less after a refusal of what was `sent` then.
-
-        What was sent before the limit was last lowered says nothing of the one that holds.
-        """
-        if sent > self._decreased:
-            self._decreased, self._limit = now, max(self._limit / 2, 1.0)
-
-
 class RemoteEngine(DrivenEngine):
     """Sends requests to a server, at most `batch_size` at once, one `step()` at a time.
 
@@ -176,7 +133,8 @@ class RemoteEngine(DrivenEngine):
         super().__init__(settings, WallClock(measure, self._sleep), queue, batch)
         self._model, self._is_streaming = model, is_streaming
         self._waiting, self._measure = waiting, measure
-        self._rate = Rate(batch_size, model.settings.max_rate)
+        self._limit, self._decreased = float(batch_size), -1.0  # in flight; when it last was
+        self._next_start = 0.0  # when the next request may be sent, at max_rate
         self._sessions: dict[str, Conversation] = {}
         self._blocked: tuple[str, int, BlockedReason] | None = None  # by the last such event
         self._forbidden: list[ServerFailure] | None = []  # None after any other answer
@@ -285,7 +243,7 @@ class RemoteEngine(DrivenEngine):
             self._admit()
             if batch.num_occupied or self._is_halted or not queue.num_waiting:
                 break
-            self._sleep(self._rate.next_start - self._measure())  # it is too soon for the rate
+            self._sleep(self._next_start - self._measure())  # it is too soon for the rate
             clock.catch_up()
         if self._forbidden and not batch.num_occupied:
             raise LostModelError(
@@ -393,12 +351,12 @@ class RemoteEngine(DrivenEngine):
                 queue.push(row)
 
     def _admit(self) -> None:
-        """Send what the rate allows: first what is sent again, then what waits for a slot."""
-        queue, clock, batch, rate = self._queue, self._clock, self._batch, self._rate
-        while self._returning and rate.why_not(self._measure()) is None:
+        """Send what may be sent: first what is sent again, then what waits for a slot."""
+        queue, clock, batch = self._queue, self._clock, self._batch
+        while self._returning and self._why_not() is None:
             self._send(self._returning.popleft())
         while batch.num_free and not self._is_halted and (row := queue.head(clock.now)) is not None:
-            why = "concurrency" if self._returning else rate.why_not(self._measure())
+            why = "concurrency" if self._returning else self._why_not()
             blocked = None if why is None else (row.id, row.index, why)
             if blocked is not None and blocked != self._blocked:
                 self._events.append(BlockedEvent(clock.step, clock.now, *blocked))
@@ -413,6 +371,12 @@ class RemoteEngine(DrivenEngine):
             self._tell(AdmitEvent, clock.step, row, reason, "sample", 0, 0, left)
             self._send(row)
 
+    def _why_not(self) -> BlockedReason | None:
+        """Return why nothing may be sent now; None if something may."""
+        if len(self._tasks) >= int(self._limit):
+            return "concurrency"
+        return "rate" if self._measure() < self._next_start else None
+
     def _send(self, row: RemoteSequence) -> None:
         extra, row.sent = self._model.settings.extra_body, self._measure()
         named = extra.get("model") or (row.request.extra_body or {}).get("model")
@@ -420,7 +384,8 @@ class RemoteEngine(DrivenEngine):
         history = None if session is None else self._sessions[session].said
         body = body_of(row.request, row.index, self._model.model_for(named), extra, history)
         row.reply, row.num_attempts = Reply(row.request, body), row.num_attempts + 1
-        self._rate.note_sent(row.sent)
+        interval = 1 / (self._model.settings.max_rate or math.inf)
+        self._next_start = max(row.sent, self._next_start) + interval
         self._tasks[row] = self._loop.create_task(self._ask(row, body))
 
     def _sleep(self, seconds: float) -> None:
@@ -445,7 +410,6 @@ class RemoteEngine(DrivenEngine):
             failure = None if reply.is_over else error
         finally:
             reply.flush()
-            self._rate.num_in_flight -= 1
             self._ended[row] = failure
             self._has_news.set()
 
@@ -455,13 +419,13 @@ class RemoteEngine(DrivenEngine):
 
     def _wait(self) -> None:
         """Run the tasks until one has recorded something, or a request may be sent, or arrives."""
-        queue, rate, measure = self._queue, self._rate, self._measure
+        queue, measure = self._queue, self._measure
         until, arrival = math.inf, queue.next_arrival
         if arrival is not None:
             until = measure() + max(arrival - self._clock.elapsed(), 0.0)
         may_send = self._batch.num_free and queue.num_waiting and not self._is_halted
-        if (self._returning or may_send) and rate.num_in_flight < rate.limit:
-            until = min(until, max(measure(), rate.next_start))
+        if (self._returning or may_send) and self._why_not() != "concurrency":
+            until = min(until, max(measure(), self._next_start))
 
         async def wait(seconds: float) -> None:
             with suppress(TimeoutError):
@@ -478,8 +442,13 @@ class RemoteEngine(DrivenEngine):
     # -- out of the slots ------------------------------------------------------------------------
 
     def _settle(self, row: RemoteSequence, failure: ServerFailure | None, step: int) -> None:
-        """Let the rate know of an attempt that is over; send the row again, or end it."""
-        settings, rate, limit = self._model.settings, self._rate, self._rate.limit
+        """Send a row again whose attempt is over, or end it.
+
+        The limit of requests in flight follows additive increase, multiplicative decrease (Chiu and
+        Jain, 1989): as many answers as it is raise it by one, and a refusal halves it.  What was
+        sent before it was last lowered says nothing of the limit that holds.
+        """
+        settings, limit = self._model.settings, int(self._limit)
         wait, is_overlong, pause = 0.0, False, None
         self._tasks.pop(row).result()  # raises what is a bug of ours
         if failure is None:
@@ -499,13 +468,13 @@ class RemoteEngine(DrivenEngine):
                 self._report_wait(failure, pause)
                 self._loop.call_later(pause, self._return, row)
         if failure is None:
-            rate.succeed()
-        elif failure.reason == "overload":
-            rate.refuse(row.sent, self._measure())
-        if rate.limit != limit:
+            self._limit = min(self._limit + 1 / self._limit, float(self.batch_size))
+        elif failure.reason == "overload" and row.sent > self._decreased:
+            self._limit, self._decreased = max(self._limit / 2, 1.0), self._measure()
+        if int(self._limit) != limit:
             why: ConcurrencyReason = "success" if failure is None else "overload"
             time = self._clock.start_of(step)
-            self._events.append(ConcurrencyEvent(step, time, rate.limit, why))
+            self._events.append(ConcurrencyEvent(step, time, int(self._limit), why))
         if pause is not None:
             return
         if failure is None or failure.status != FORBIDDEN or failure.code != "server-error":

@@ -8,6 +8,7 @@ import socket
 import time
 import zlib
 from contextlib import suppress
+from itertools import pairwise
 from math import inf
 
 import httpx
@@ -19,10 +20,17 @@ from hypothesis import strategies as st
 from remote_runs import QUICK, answered, asking, carry_out, engine_of
 
 from batcher.errors import BatchdecodeError, LostModelError
-from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveEvent, RetryEvent
+from batcher.events import (
+    AdmitEvent,
+    BlockedEvent,
+    ConcurrencyEvent,
+    FinishEvent,
+    ReceiveEvent,
+    RetryEvent,
+)
 from batcher.remote import client
 from batcher.remote.client import MAX_EVENT, remote_model_of
-from batcher.remote.engine import Rate, RemoteEngine
+from batcher.remote.engine import RemoteEngine
 from batcher.remote.model import ServerSettings
 from batcher.remote.protocol import Reply, ServerFailure, error_text, read_chunk
 from batcher.request import Request
@@ -494,55 +502,25 @@ def test_an_overloaded_server_is_asked_for_less_until_it_keeps_up():
     prompts = [f"p{number}" for number in range(40)]
     run = answered(server, asking(*prompts), batch=16, max_attempts=30)
     assert {result.finish_reason for result in run.results} == {"stop"}
-    limits = [(event.limit, event.reason) for event in run.kinds(ConcurrencyEvent)]
-    assert limits[0] == (8, "overload")
-    assert min(limit for limit, _ in limits) <= 4
+    limits = [(16, "")] + [(each.limit, each.reason) for each in run.kinds(ConcurrencyEvent)]
+    for (before, _), (after, reason) in pairwise(limits):
+        assert after == (max(before // 2, 1) if reason == "overload" else before + 1)
+    refusals = [event.step for event in run.kinds(ConcurrencyEvent) if event.reason == "overload"]
+    assert len(refusals) == len(set(refusals))  # those that were in flight together count as one
+    assert min(limits)[0] <= 4
     assert "success" in {reason for _, reason in limits}
     assert "concurrency" in {event.reason for event in run.kinds(BlockedEvent)}
     num_refused = len(server.requests) - len(prompts)
     assert num_refused < len(prompts)  # without that, each of 13 rows would be refused every 50 ms
 
 
-def test_no_more_than_the_rate_are_sent():
-    server = FaultServer(usual=answer("a"))
-    run = answered(server, asking(*"abcdef"), max_rate=20.0)
-    times = sorted(event.time for event in run.kinds(FinishEvent))
-    assert times[-1] >= 5 / 20
+def test_no_more_than_the_rate_are_sent_and_idle_time_is_not_saved():
+    late = [Request(prompt=prompt, id=prompt, arrival_time=0.5) for prompt in "xyz"]
+    run = answered(FaultServer(usual=answer("a")), [*asking(*"abcd"), *late], max_rate=20.0)
+    times = [event.time for event in run.kinds(AdmitEvent)]
+    assert times[3] >= 3 / 20
+    assert times[6] >= 0.5 + 2 / 20
     assert "rate" in {event.reason for event in run.kinds(BlockedEvent)}
-
-
-def test_a_refusal_halves_the_limit_and_as_many_answers_raise_it_by_one_up_to_the_slots():
-    rate = Rate(16, None)
-    for _ in range(16):
-        rate.note_sent(1.0)
-    for _ in range(5):  # those that were in flight together count as one
-        rate.num_in_flight -= 1
-        rate.refuse(sent=1.0, now=2.0)
-    assert rate.limit == 8
-    rate, limits = Rate(4, None), []
-    for now in range(1, 5):
-        rate.refuse(float(now), float(now))
-        limits.append(rate.limit)
-    assert limits == [2, 1, 1, 1]
-    assert rate.why_not(9.0) is None
-    for _ in range(12):
-        rate.succeed()
-        limits.append(rate.limit)
-    assert limits[4:] == [2, 2, 2, 3, 3, 3, *6 * [4]]
-
-
-def test_no_more_fly_than_the_limit_and_the_rate_is_a_distance():
-    """Time in which nothing is sent is not saved."""
-    for start in (0.0, 5.0):
-        rate = Rate(2, 10.0)
-        rate.note_sent(start)
-        assert rate.why_not(start + 0.05) == "rate"
-        assert rate.next_start == pytest.approx(start + 0.1)
-        rate.note_sent(start + 3.0)
-        assert rate.why_not(start + 9.0) == "concurrency"
-        rate.num_in_flight -= 1
-        assert rate.why_not(start + 3.05) == "rate"
-        assert rate.why_not(start + 3.15) is None
 
 
 BEHAVIOURS = st.sampled_from(
