@@ -156,19 +156,17 @@ class ServerMetrics:
         self._own = CollectorRegistry()
         self._own.register(self._collector)
         self._file = None if folder is None else folder / f"{worker}.prom"
-        self._is_shared, self._shared_at = False, time.monotonic()
         self.share()
 
     def after_step(self, outcome: StepOutcome) -> None:
         self._collector.observe(outcome.events)
-        self._is_shared = False
         if self._file is not None and time.monotonic() - self._shared_at > 1:
             self.share()
 
     def share(self) -> None:
-        if self._file is not None and not self._is_shared:
+        if self._file is not None:
             write_to_textfile(str(self._file), self._own)
-            self._is_shared, self._shared_at = True, time.monotonic()
+            self._shared_at = time.monotonic()
 
     def text(self) -> bytes:
         registry = CollectorRegistry()
