@@ -83,6 +83,25 @@ class Clock:
         return self.now
 
 
+class Fingers:
+    """A keyboard that a test presses."""
+
+    is_gone = False
+
+    def __init__(self):
+        self.keys, self.is_released = [], False
+
+    def pressed(self):
+        keys, self.keys, self.is_released = self.keys, [], False
+        return keys
+
+    def wait(self, seconds):
+        """A key is there at once, or never."""
+
+    def release(self):
+        self.is_released = True
+
+
 class Gauges:
     """What a run tells that has no engine."""
 

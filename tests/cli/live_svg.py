@@ -11,7 +11,7 @@ import re
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from emulated_run import Screen
+from emulated_run import Fingers, Screen
 from rich.console import Console
 from rich.text import Text
 
@@ -39,19 +39,6 @@ FONT_FACE = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 """It would be loaded from elsewhere; the next best is the reader's own."""
 
 
-class Nobody:
-    """A person before the terminal, who presses nothing."""
-
-    def pressed(self):
-        return []
-
-    def wait(self, seconds):
-        return False
-
-    def release(self):
-        pass
-
-
 class LastFrame(ScreenLive):
     """Remembers what it has shown last."""
 
@@ -74,7 +61,7 @@ def frame():
         engine = loop.engine
         plan = RunPlan("chat.jsonl", "fcfs", OPTIONS.batch, loop.source.total, is_timed=True)
         view = LiveView(
-            plan, loop, screen, display, pace=Pace(), keyboard=Nobody(), clock=lambda: engine.now
+            plan, loop, screen, display, pace=Pace(), keyboard=Fingers(), clock=lambda: engine.now
         )
         for events, _, _ in loop:
             for event in events:

@@ -4,7 +4,7 @@ import re
 import signal
 
 import pytest
-from emulated_run import Run, Screen, long_requests
+from emulated_run import Fingers, Run, Screen, long_requests
 from hypothesis import given
 from hypothesis import strategies as st
 from process import ROOT
@@ -13,23 +13,6 @@ from batcher.events import ArriveEvent, PreemptEvent
 from cli.screen.live import PACE_KEYS, QUIT_KEYS, InlineLive, ScreenLive
 from cli.screen.live_picture import BROWSING_KEYS
 from cli.screen.terminal import DELAYS, MAX_TYPED, Pace, Pasted
-
-
-class Fingers:
-    """A keyboard that a test presses."""
-
-    def __init__(self):
-        self.keys, self.waits, self.is_released = [], [], False
-
-    def pressed(self):
-        keys, self.keys, self.is_released = self.keys, [], False
-        return keys
-
-    def wait(self, seconds):
-        self.waits.append(seconds)
-
-    def release(self):
-        self.is_released = True
 
 
 def played(num_requests=300, batch_size=8, screen=None, **settings):

@@ -1,6 +1,6 @@
 """The player: what keys and time make of a recorded run, on the screen of an emulator."""
 
-from emulated_run import Clock, Screen
+from emulated_run import Clock, Fingers, Screen
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import record
@@ -16,17 +16,6 @@ LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events
 LAST = LONG[-1].steps - 1
 
 
-class FakeKeyboard:
-    is_gone = False
-
-    def __init__(self):
-        self.keys = []
-
-    def pressed(self):
-        keys, self.keys = self.keys, []
-        return keys
-
-
 class Seen:
     """A player of some events, and its screen."""
 
@@ -34,7 +23,7 @@ class Seen:
         recording = record(run)
         encoding = "ascii" if glyphs is ASCII else "utf-8"
         self.screen, self.clock = Screen(columns, rows, encoding=encoding), Clock()
-        self.keyboard = FakeKeyboard()
+        self.keyboard = Fingers()
         self.player = Player(
             recording,
             "run",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from process import COMMAND, ROOT, batchdecode, lines_of, start, workload
+from processes import are_gone
 
 TINY = ROOT / "samples" / "tiny.gguf"
 REQUESTS = ROOT / "samples" / "tiny.jsonl"
@@ -28,13 +29,6 @@ def children_of(pid):
     return found
 
 
-def is_there(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @contextmanager
 def running(folder):
     """Start a long run in a session of its own; yield it with its ranks as soon as it decodes."""
@@ -51,10 +45,7 @@ def running(folder):
     ranks = [pid for pid, told in children.items() if "spawn_main" in told]
     assert len(ranks) == 2
     yield process, ranks
-    deadline = time.monotonic() + 20
-    while any(map(is_there, children)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(is_there, children))
+    assert are_gone(children)
     assert not [name for name in os.listdir("/dev/shm") if str(process.pid) in name]  # noqa: S108, PTH208 - where shared memory is
 
 

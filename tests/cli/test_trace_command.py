@@ -137,13 +137,8 @@ def test_what_a_trace_contradicts_or_lacks_is_told_by_its_line(shown, tmp_path):
 
 
 def command(*arguments, **options):
-    return subprocess.run(
-        [*command_line(), "trace", *arguments],
-        capture_output=True,
-        timeout=60,
-        check=False,
-        **options,
-    )
+    line = [*command_line(), "trace", *arguments]
+    return subprocess.run(line, capture_output=True, timeout=60, check=False, **options)
 
 
 @pytest.mark.parametrize("data", [DESIGN_REQUESTS, DESIGN_TRACE])

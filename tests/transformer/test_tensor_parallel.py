@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import are_gone, is_there
 from rank_threads import RankThreads, ThreadedDecoder, fail, make_tiny, refuse
 from test_drafts import logits_behind_a_tree
 from test_transformer_model import KINDS, REQUESTS, run
@@ -174,21 +174,6 @@ def test_tokens_and_log_probabilities_are_those_of_one_process(kind, world_size)
         for settings in ({}, {"scarcity": 1.4, "block_size": 4, "max_batch_tokens": 40}):
             found, _ = run(model, 6, SOME, **settings)
             assert found == alone
-
-
-def is_there(pid):
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def are_gone(pids):
-    deadline = time.monotonic() + 20
-    while any(map(is_there, pids)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not any(map(is_there, pids))
 
 
 class EndedProcess:
