@@ -17,7 +17,6 @@ TABLE = re.compile(r"<!-- made of (\w+)(?: from (\w+) to (\w+))? -->\n\n((?:\|.*
 
 
 def renewed(text):
-    """The text of a page with its tables made anew."""
     return TABLE.sub(make_table, text)
 
 

@@ -76,7 +76,6 @@ class FollowedSchedule:
         self.ends = []
 
     def add(self, request, request_id):
-        """Take in a request that the engine has accepted."""
         self.requests[request_id] = request
         self.pending |= {unit[0]: unit for unit in units_of(request, request_id)}
 
@@ -143,7 +142,6 @@ class FollowedSchedule:
         return keys.get(self.settings.policy, 0), self.queue_numbers[head_row]
 
     def _urgency(self, head_row):
-        """Return what is the less, the less a sequence may wait."""
         request = self.requests[head_row[0]]
         if self.settings.preempt_for == "priority":
             return request.priority
@@ -170,7 +168,6 @@ class FollowedSchedule:
         return first[urgency] == head_row and all(map(self._lacks_slots, before))
 
     def _lacks_slots(self, head_row):
-        """Whether too few slots are left by those that would not give way to one that waits."""
         urgency, num_needed = self._urgency(head_row[:2]), len(self.waiting[head_row])
         held = sum(
             len(unit) for row, unit in self.running.items() if self._urgency(row[:2]) <= urgency

@@ -20,7 +20,6 @@ TO_BE_WRITTEN = "TO BE WRITTEN"
 
 
 def renewed(text):
-    """Return the text of a page with its tables as the code has them now."""
     return TABLE.sub(
         lambda table: table[0].removesuffix(table[4]) + table_of(*table.groups()), text
     )
@@ -54,14 +53,12 @@ def members_of(kind, _):
 
 
 def call_of(function):
-    """Return the arguments of a method as it is called, without their types."""
     _, *parameters = inspect.signature(function).parameters.values()
     plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
     return str(inspect.Signature(plain))
 
 
 def arguments_of(what, meanings):
-    """Return the arguments of a function or class, with what is said of each."""
     return [
         [f"`{name}`", default_of(parameter), meanings.get(name, TO_BE_WRITTEN)]
         for name, parameter in inspect.signature(what).parameters.items()
@@ -69,7 +66,6 @@ def arguments_of(what, meanings):
 
 
 def fields_of(what, meanings):
-    """Return the fields of a record, with what is said of each."""
     return [[name, meaning] for name, _, meaning in arguments_of(what, meanings)]
 
 
@@ -84,7 +80,6 @@ def default_of(parameter):
 
 
 def meanings_in(table):
-    """Return what the last column of a table says of each name in its first."""
     rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
     return {cells[0].strip(" `"): cells[-1].strip() for cells in rows}
 

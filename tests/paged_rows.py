@@ -33,7 +33,6 @@ class Row:
 
     @property
     def ways(self):
-        """The drafts up to each of them."""
         ways = [way_to(draft, self.parents) for draft in range(len(self.drafts))]
         return [[self.drafts[number] for number in way] for way in ways]
 
@@ -90,7 +89,6 @@ class PagedRows:
                     del self.counts[block]
 
     def give_back(self, slot, num_tokens):
-        """Take the blocks from a row that are not needed for so many tokens."""
         num_kept = -(-num_tokens // self.pages.block_size)
         for tables in self.tables:
             self.drop(tables[slot][num_kept:])

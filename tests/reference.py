@@ -92,7 +92,6 @@ def first_stop(request, tokens, language):
 
 
 def rank(order, num_ids, given):
-    """Of equally many bytes, more ids go first, and EOS, for which nothing is reported, last."""
     return (0, -1000) if given is None else (num_ids, 1000 - order)
 
 

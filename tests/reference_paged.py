@@ -297,7 +297,6 @@ class _Play:
             self.flush()
 
     def flush(self):
-        """Write the figures of some steps at once, as late as an engine may."""
         if self.figures:
             columns = [list(column) for column in zip(*self.figures, strict=True)]
             zeros = [0] * len(self.figures)

@@ -47,7 +47,6 @@ DESIGN_JOBS = [Job("a", 3), Job("b", 1), Job("c", 2), Job("d", 4)]
 
 
 def jobs_of(*lengths):
-    """Return a job r0, r1, ... of each length, all there from the start."""
     return [Job(f"r{number}", length) for number, length in enumerate(lengths)]
 
 

@@ -61,12 +61,10 @@ class UnitRun(NamedTuple):
 
 
 def samples(name, *lengths, **fields):
-    """Return the units of a request with a sample of each length."""
     return [Unit(name, [(i, "sample")], length, **fields) for i, length in enumerate(lengths)]
 
 
 def guided(name, *lengths, **fields):
-    """Return the same, each sample with a partner for the negative prompt."""
     return [
         Unit(name, [(i, "sample"), (i, "negative")], length, **fields)
         for i, length in enumerate(lengths)
@@ -74,12 +72,10 @@ def guided(name, *lengths, **fields):
 
 
 def beams(name, num_beams, length, **fields):
-    """Return the unit of a beam search."""
     return [Unit(name, [(i, "beam") for i in range(num_beams)], length, **fields)]
 
 
 def label(name, index, role):
-    """Return what the sequence has to be called."""
     return name + ["", f"#{index}"][index > 0] + ["", "~"][role == "negative"]
 
 

@@ -214,7 +214,6 @@ def test_a_row_holds_no_block_behind_what_it_was_given():
 
 
 def drained(speculation, *requests):
-    """Return the results and the events of requests, and how many steps they took."""
     engine = Engine(SimulatedModel(), 4, speculation=speculation, is_checked=True)
     done = engine_runs.drained(engine, requests)
     return done.results, done.events, engine.num_steps

@@ -87,7 +87,6 @@ def best_rate(trace, settings):
 
 
 def bare_rate():
-    """Return the same of the bare loop, which tells how fast the machine is just now."""
     rows = list(workload.rows(2000))
     began = time.process_time()
     num_tokens = sum(len(tokens) for tokens, _ in dict(bare.decode(rows, NUM_SLOTS)).values())

@@ -142,7 +142,6 @@ def test_no_larger_part_would_do(machines, num_workers):
 
 
 def num_placed(machine, num_cpus, num_gpus):
-    """How many workers a machine takes, placed one by one, in ten thousandths as Ray counts."""
     cpus, gpus = machine.get("CPU", 0) * 10_000, machine.get("GPU", 0) * 10_000
     num_cpus, num_gpus, number = round(num_cpus * 10_000), round(num_gpus * 10_000), 0
     while cpus >= num_cpus and gpus >= num_gpus:

@@ -56,7 +56,6 @@ class Play:
         return seconds + sum(map(self.draft_seconds, drafting))
 
     def rate_of(self, numbers):
-        """Return the tokens per second to expect with so many drafts of each row."""
         given = zip(self.acceptances, numbers, strict=True)
         return sum(expected_tokens(a, k) for a, k in given) / self.seconds_of(numbers)
 

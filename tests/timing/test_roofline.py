@@ -110,7 +110,6 @@ def test_weights_of_8_bits_are_half_as_large_and_a_latent_is_cached_for_all_head
 
 
 def shape_of(folder, change):
-    """Return the shape of a shipped model of which some fields are others."""
     path = folder / "config.json"
     path.write_text(json.dumps(shipped("models.yaml")["llama-3.1-8b"] | change))
     return load_model_shape(str(path))

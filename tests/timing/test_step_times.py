@@ -73,7 +73,6 @@ STEP_TIMES = st.one_of(
 
 
 def one_by_one(step_time, num_sequences, kv_read, num_steps):
-    """What each of so many steps takes in which all sequences decode."""
     return [
         step_time.ticks(num_sequences, num_sequences, kv_read + step * num_sequences, 0)
         for step in range(num_steps)

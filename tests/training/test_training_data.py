@@ -102,7 +102,6 @@ LENGTHS = st.integers(2, 6)
 
 
 def flat(texts):
-    """The tokens of all texts, with the number of the text, and the token after each one in it."""
     return [
         (token, number, text[place + 1] if place + 1 < len(text) else NO_TARGET)
         for number, text in enumerate(texts)
@@ -286,7 +285,6 @@ def parsed(picture):
 
 
 def lines_of(picture):
-    """The points of each line of a picture."""
     return [
         [tuple(map(float, point.split(","))) for point in line.get("points").split()]
         for line in parsed(picture).iter(f"{SVG}polyline")
@@ -347,7 +345,6 @@ COMMON = {
 
 @pytest.fixture(scope="module")
 def written():
-    """What the target writes after a name, as a result, with the ids of the name."""
     target = load_model(str(PAIR / "target"))
     prompt = target.tokenizer.encode("FIRST LORD.\n")
     return prompt, decode([{"prompt": prompt, "max_tokens": 80}], model=target)[0]

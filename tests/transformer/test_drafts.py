@@ -27,12 +27,10 @@ NOTHING = np.zeros(0, np.int64)
 
 
 def parts_of(kept):
-    """Return what is kept, by rank if there are several."""
     return [*kept.parts.values()] if hasattr(kept, "parts") else [kept]
 
 
 def scores_of(model, tokens):
-    """Return the logits after each of some tokens, with nothing beside them."""
     model.allocate(1)
     batch = Batch(1)
     batch.join(Chunk(0, tokens, 0, is_scored=True))
@@ -117,7 +115,6 @@ def drafted(model, draft_parents=()):
 
 
 def logits_behind_a_tree(model):
-    """Return the logits after a token behind the second of two drafts that follow the same."""
     batch, _ = drafted(model, (5, 5, 6))
     batch.pages.moves = moves_along([7], batch.chunks[0], batch.pages)
     batch.chunks, batch.logit_slots = [Chunk(0, [10], 7)], batch.slots
