@@ -125,7 +125,7 @@ def test_every_number_of_a_pixel_is_the_largest_and_the_mean_of_its_steps(show):
     )
 
 
-def test_a_click_tells_the_story_and_a_hover_a_part_of_it(show):
+def test_a_click_tells_the_story_and_find_goes_from_hit_to_hit(show):
     tab = show(page_of(events_of(PLAIN)))
     box = tab.locator("canvas[role=application]").bounding_box()
     slot = tab.evaluate("page.view.runs[0].spans.slot[0]")
@@ -140,9 +140,6 @@ def test_a_click_tells_the_story_and_a_hover_a_part_of_it(show):
     tab.locator(".story .link").first.click()
     first, last = tab.evaluate("page.view.x.domain()")
     assert 0 <= first < last
-
-
-def test_find_goes_from_hit_to_hit_and_leaves_out_others(show):
     tab = show(page_of(long_run()))
     tab.fill("#find", "r1")
     assert tab.inner_text(".status") == "11 found"
@@ -176,7 +173,7 @@ def test_a_filter_shows_what_it_says(show):
     }
 
 
-def test_keys_are_heard_before_anything_is_clicked_but_not_by_a_part_of_a_document(show):
+def test_keys_wheel_and_drag_move_in_time_before_anything_is_clicked(show):
     width = "((d) => d[1] - d[0])(page.view.x.domain())"
     tab = show(page_of(long_run()))
     tab.keyboard.press("+")
@@ -184,9 +181,6 @@ def test_keys_are_heard_before_anything_is_clicked_but_not_by_a_part_of_a_docume
     tab = show(page_of(long_run(), is_part=True))
     tab.keyboard.press("+")
     assert tab.evaluate(width) == 40
-
-
-def test_wheel_drag_and_keys_move_in_time(show):
     tab = show(page_of(long_run()))
     domain = "page.view.x.domain()"
     canvas = tab.locator("canvas[role=application]")
@@ -317,7 +311,11 @@ def test_where_scripts_are_off_the_page_says_what_is_missing(browser, tmp_path):
     context.close()
 
 
-def test_of_many_waits_the_first_are_told_with_their_reasons(show):
+def test_a_page_opens_with_what_was_selected_and_tells_of_the_first_waits(show):
+    opening = Opening(steps=(10, 20), requests=["r12"], slots=[0])
+    tab = show(page_of(long_run(), opening=opening))
+    assert tab.evaluate("page.view.x.domain()") == pytest.approx([10, 20])
+    assert tab.inner_text(".status") == "1 of 40 spans shown"
     tab = show(page_of(waiting_run(250)))
     tab.evaluate("page.choose(page.view.runs[0], 0)")
     rows = tab.locator(".story tr").all_inner_texts()
@@ -326,20 +324,10 @@ def test_of_many_waits_the_first_are_told_with_their_reasons(show):
     assert tab.locator(".story p").last.inner_text() == "and 50 more"
 
 
-def test_a_page_opens_with_what_was_selected(show):
-    opening = Opening(steps=(10, 20), requests=["r12"], slots=[0])
-    tab = show(page_of(long_run(), opening=opening))
-    assert tab.evaluate("page.view.x.domain()") == pytest.approx([10, 20])
-    assert tab.inner_text(".status") == "1 of 40 spans shown"
-
-
-def test_a_narrow_window_needs_no_scrolling_sideways(show):
+def test_a_narrow_window_and_a_keyboard_reach_everything(show):
     tab = show(page_of(events_of(PLAIN)), viewport={"width": 360, "height": 640})
     tab.evaluate("page.choose(page.view.runs[0], 0)")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
-
-
-def test_what_can_be_pressed_has_a_name_and_the_keyboard_reaches_it(show):
     tab = show(page_of(long_run()))
     nameless = """[...document.querySelectorAll("button, input, select, canvas[role]")]
       .filter((one) => !one.ariaLabel && !one.labels?.length && !one.textContent.trim())

@@ -24,11 +24,18 @@ def story(length):
     return result.text
 
 
-def test_models(client):
+def test_models_are_listed_and_errors_have_the_types_it_knows(client):
     assert [model.id for model in client.models.list()] == ["story"]
     assert client.models.retrieve("story").id == "story"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/other")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="story", prompt="Once", max_tokens=-1)
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="Once")
+    with pytest.raises(openai.APIError, match="nothing"):
+        client.completions.create(model="story", prompt="Once", extra_body={"nothing": 1})
 
 
 def test_a_list_of_prompts_and_fields_that_change_nothing(client):
@@ -100,13 +107,3 @@ def test_structured_outputs(client):
         model="story", messages=SAID, max_tokens=400, response_format=Animal
     )
     assert isinstance(answer.choices[0].message.parsed, Animal)
-
-
-def test_errors_have_the_types_it_knows(client):
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="story", prompt="Once", max_tokens=-1)
-    assert caught.value.param == "max_tokens"
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="other", prompt="Once")
-    with pytest.raises(openai.APIError, match="nothing"):
-        client.completions.create(model="story", prompt="Once", extra_body={"nothing": 1})

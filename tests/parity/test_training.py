@@ -463,7 +463,7 @@ def test_a_target_that_cannot_be_learnt_from_is_refused(tmp_path, corpus, materi
     refused(tmp_path, "its tokenizer cannot be used")
 
 
-def test_settings_and_options_that_do_not_fit_are_refused(folder):
+def test_settings_options_and_a_corpus_that_do_not_fit_are_refused(folder):
     for arguments, message in [
         (["-o", "out", "--steps", "2"], "warmup_steps 2 leaves nothing of 2 steps"),
         (["-o", "."], "the folder is not empty: --resume continues"),
@@ -475,9 +475,6 @@ def test_settings_and_options_that_do_not_fit_are_refused(folder):
         assert done.returncode == 2
         assert message in done.stderr
         assert not (folder / "out").exists()
-
-
-def test_a_tiny_corpus_is_refused(folder):
     (folder / "corpus.txt").write_text("so short\n" * 4)
     done = train(folder, "-o", "out")
     assert done.returncode == 2
