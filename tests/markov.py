@@ -69,12 +69,6 @@ class Weak(Target):
     logits = logits_of(DRAFTED)
 
 
-class Cold(Target):
-    """What draws at a fourth of the temperature."""
-
-    logits = 4 * Target.logits
-
-
 class Hot(Target):
     """What draws at four times the temperature."""
 

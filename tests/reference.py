@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hypothesis import strategies as st
 
@@ -161,12 +161,6 @@ def tiny_requests(draw):
         stop=draw(st.none() | letters | st.lists(letters, min_size=1, max_size=4)),
         arrival_time=draw(st.sampled_from([0, 0, 2.5, 9])),
     )
-
-
-class HasId(Protocol):
-    """A result or an event."""
-
-    id: str
 
 
 def place_of(record):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-IGNORED = shutil.ignore_patterns("__pycache__")
 RUN = "from cli.main import main; main()"
 
 

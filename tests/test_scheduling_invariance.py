@@ -3,7 +3,6 @@
 Invariant 7 with all that a request can ask for, under all that a schedule can be.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from control_requests import control_requests
@@ -18,13 +17,11 @@ from soaking import kept
 
 from batcher import Engine, Request, Result, SimulatedModel
 from batcher.events import AdmitEvent, PreemptEvent
-from batcher.models.callables import CallableModel
 from batcher.requests.validation import num_slots_needed
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.timing.step_time import StepTime
 
 Outputs = dict[tuple[str, int], Result]
-MakeModel = Callable[[], SimulatedModel | CallableModel]
 MAX_STEPS = 5000
 
 

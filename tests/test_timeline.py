@@ -4,6 +4,7 @@ import json
 from fractions import Fraction
 from itertools import combinations
 
+import numpy as np
 import pytest
 from by_step import by_step
 from examples import examples
@@ -27,7 +28,9 @@ from batcher.events import (
     RollbackEvent,
     RunEvent,
     SpeculateEvent,
+    StepsEvent,
 )
+from batcher.metrics.summary import RunMetrics, encode_summary
 from batcher.trace.files import encode_events, read_trace
 from batcher.trace.run import (
     BlockedSpan,
@@ -40,6 +43,7 @@ from batcher.trace.run import (
 )
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline, worst_bubble
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
+from cli.screen.live_state import RunState
 from cli.views.gantt import choose_zoom
 
 
@@ -601,3 +605,79 @@ def test_drafts_that_contradict_each_other_are_refused(events, complaint):
 def test_an_end_with_as_many_tokens_as_there_can_be_is_taken(end):
     (span,) = Timeline.from_events([*START, DRAFT, ACCEPT, end]).spans
     assert span.outcome == end.reason
+
+
+@given(paged_workloads())
+@examples(100)
+def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
+    events = play_paged(*workload).events
+    alone, own = RunMetrics(), RunState(workload[1].batch)
+    alone.observe(events)
+    for event in events:
+        own.fold.take(event)
+        own.catch_up()
+    state = RunState(workload[1].batch)
+    metrics = RunMetrics(fold=state.fold)
+    metrics.observe(events)
+    state.catch_up()
+    assert encode_summary(metrics.summary()) == encode_summary(alone.summary())
+    assert [(slot.label, slot.end, slot.outcome, slot.num_steps) for slot in state.slots] == [
+        (slot.label, slot.end, slot.outcome, slot.num_steps) for slot in own.slots
+    ]
+    assert list(state.notes) == list(own.notes)
+    assert [found.finish for found in state.ends] == [found.finish for found in own.ends]
+    assert [slot.mark for slot in state.slots] == [slot.mark for slot in own.slots]
+    assert np.array_equal(state.history.used(99, 9, []), own.history.used(99, 9, []))
+    assert (
+        state.num_done,
+        state.fold.num_asked,
+        state.fold.num_found,
+        state.num_tokens(10**6),
+    ) == (own.num_done, own.fold.num_asked, own.fold.num_found, own.num_tokens(10**6))
+
+
+def test_neither_two_slots_nor_what_was_forced_is_a_second_standstill():
+    fold = RequestFold()
+    fold.take(arrive("a"))
+    fold.take(admit("a", 0))
+    fold.take(PreemptEvent(2, 2.0, "a", 0, 0, "kv", "z", 0, 7, 2))
+    fold.take(admit("a", 1, 3, generated=2))
+    fold.take(StepsEvent(4, [5.0], [0], [3], [1], [1], [0], [0]))
+    (request,) = fold.open
+    assert [request.tokens_after(step) for step in (4, 5)] == [3, 4]
+    fold = RequestFold()
+    jumps = [jump("a", 0, step) for step in (0, 1)]
+    for event in [*FORCED[:2], *jumps, *STEPS]:
+        fold.take(event)
+    (request,) = fold.open
+    assert request.tokens_after(2) == 7
+
+
+STEPS = [
+    StepsEvent(step, [step + 1.0], [0], [tokens], [1], [1], [0], [0])
+    for step, tokens in enumerate([5, 2, 1])
+]
+FORCED = [
+    arrive("a"),
+    admit("a", 0),
+    jump("a", 0),
+    prefill("a", 0, 1, 2, 1),
+    prefill("a", 0, 2, 1, 0),
+]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*FORCED, *STEPS],
+        [*STEPS, *FORCED],
+        [*FORCED[:3], STEPS[0], STEPS[1], FORCED[3], STEPS[2], FORCED[4]],
+        [*FORCED[:3], STEPS[0], FORCED[3], STEPS[1], FORCED[4], STEPS[2]],
+    ],
+)
+def test_a_step_that_computes_what_was_forced_is_no_standstill_of_others(events):
+    fold = RequestFold()
+    for event in events:
+        fold.take(event)
+    (request,) = fold.open
+    assert [request.tokens_after(step) for step in (2, 3)] == [4, 5]

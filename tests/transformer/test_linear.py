@@ -158,18 +158,6 @@ def test_a_blas_that_minds_the_layout_multiplies_single_rows(monkeypatch):
     assert {part.tile.size for part in tiles_of.__wrapped__(7, 5).split(40)} == {1}
 
 
-@given(
-    st.sets(
-        st.builds(Tile, st.integers(10, 200), st.integers(0, 5), st.integers(1, 10)), min_size=1
-    ),
-    st.integers(0, 500),
-)
-def test_tiles_hold_every_row_once(drawn, num_rows):
-    parts = Tiles([*drawn]).split(num_rows)
-    assert [row for part in parts for row in range(part.start, part.stop)] == [*range(num_rows)]
-    assert all(0 < part.stop - part.start <= part.tile.num_rows for part in parts)
-
-
 def test_rows_that_fill_a_tile_take_no_more_than_that():
     every = Tiles([Tile(size, 0, size) for size in SIZES])
     assert [every.split(size) for size in SIZES] == [

@@ -26,7 +26,6 @@ from batcher.transformer.ranks import (
     ColumnParallelLinears,
     PeerGoneError,
     RankProcesses,
-    even_boundaries,
     exact_boundaries,
     reference_of,
 )
@@ -37,15 +36,6 @@ ODD = {"hidden_size": 47, "num_heads": 3, "num_kv_heads": 1, "intermediate_size"
 
 def drawn(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-@given(st.integers(0, 99), st.integers(1, 9))
-def test_even_parts_are_all_columns_and_differ_by_one_at_most(num_columns, world_size):
-    boundaries = even_boundaries(num_columns, world_size)
-    sizes = np.diff(boundaries)
-    assert (boundaries[0], boundaries[-1], len(sizes)) == (0, num_columns, world_size)
-    assert sizes.min() >= 0
-    assert np.ptp(sizes) <= 1
 
 
 @examples(100)
