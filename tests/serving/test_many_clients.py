@@ -1,7 +1,6 @@
 """Many clients at once, some of which go: each gets its own answer, and nothing is left of any."""
 
 import asyncio
-import json
 import random
 
 import pytest
@@ -43,26 +42,18 @@ def expected(body):
 
 async def answer_of(server, url, body, *, stream):
     """Return what a client got: tokens and text of each output, and the id of the answer."""
-    headers = {"X-Request-Id": "same-for-all"}
-    sent = {**body, "stream": stream, "return_token_ids": True}
-    answer = await server.client.post(url, json=sent, headers=headers)
-    assert answer.status_code == 200, answer.text
-    if not stream:
-        told = answer.json()
-        outputs = [
-            (c["token_ids"], c["text"] if url == COMPLETIONS else c["message"]["content"])
-            for c in told["choices"]
-        ]
-        return outputs, told["id"]
-    events = [e.removeprefix("data: ") for e in answer.text.split("\n\n")]
-    chunks = [json.loads(event) for event in events if event.startswith("{")]
-    assert len({chunk["id"] for chunk in chunks}) == 1
+    sent = {**body, "return_token_ids": True, "headers": {"X-Request-Id": "same-for-all"}}
+    parts = (
+        await server.chunks(url, **sent) if stream else [(await server.post(url, **sent)).json()]
+    )
     outputs = [([], "") for _ in range(body.get("n", 1))]
-    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+    for choice in (choice for part in parts for choice in part["choices"]):
         tokens, text = outputs[choice["index"]]
-        more = choice["text"] if url == COMPLETIONS else choice["delta"].get("content", "")
+        said = choice.get("delta", choice.get("message", choice))
+        more = said.get("content", said.get("text", ""))
         outputs[choice["index"]] = tokens + choice["token_ids"], text + more
-    return outputs, chunks[0]["id"]
+    [answer_id] = {part["id"] for part in parts}
+    return outputs, answer_id
 
 
 SETTINGS = [
