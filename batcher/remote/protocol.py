@@ -309,13 +309,14 @@ class _Call:
         has_other_id = bool(call_id and self.call_id and call_id != self.call_id)
         if name and arguments and not has_other_id:
             with suppress(ValueError, RecursionError):  # those here are not complete
-                json.loads(self.arguments)
+                json.loads("".join(self._arguments))
                 return False
         return not (name and has_other_id)
 
     @property
-    def arguments(self) -> str:
-        return "".join(self._arguments)
+    def called(self) -> dict[str, str]:
+        words = "input" if self.kind == "custom" else "arguments"
+        return {"name": self.name, words: "".join(self._arguments)}
 
 
 class Reply:
@@ -366,20 +367,11 @@ class Reply:
 
     @property
     def tool_calls(self) -> list[dict[str, Any]] | None:
-        inputs = {"function": "arguments", "custom": "input"}
-        return [
-            {
-                "id": call.call_id,
-                "type": call.kind,
-                call.kind: {"name": call.name, inputs[call.kind]: call.arguments},
-            }
-            for call in self._calls
-        ] or None
+        return [{"id": c.call_id, "type": c.kind, c.kind: c.called} for c in self._calls] or None
 
     @property
     def function_call(self) -> dict[str, str] | None:
-        call = self._function_call
-        return None if call is None else {"name": call.name, "arguments": call.arguments}
+        return None if self._function_call is None else self._function_call.called
 
     @property
     def is_blank(self) -> bool:
