@@ -89,36 +89,9 @@ def model_of(name):
     return lambda: as_model(getattr(batch_dependent, name))
 
 
-@pytest.mark.parametrize("name", ["mixes_rows", "forgets_order", "KnowsSlots"])
-def test_a_model_that_looks_beyond_its_rows_is_caught(name):
-    found = verdict_of(PLAIN, model_of(name))
-    assert found.is_deterministic
-    assert found.difference.field == "tokens"
-    assert found.case is not None
-
-
-@pytest.mark.parametrize("name", ["draws", "StaleCache"])
-def test_a_model_that_differs_from_itself_is_told_apart(name):
-    found = verdict_of(PLAIN, model_of(name))
-    assert not found.is_deterministic
-    assert found.case is None
-    assert found.num_settings == 0
-
-
 @pytest.mark.heavy
 def test_a_model_of_the_same_file_that_looks_at_its_rows_alone_is_proven():
     assert verdict_of(PLAIN, model_of("honest")).difference is None
-
-
-def test_a_model_that_fails_in_a_large_batch_is_caught():
-    def tired(prefixes):
-        if len(prefixes) > 3:
-            raise RuntimeError("too many")
-        return [len(prefix) % 50 for prefix in prefixes]
-
-    found = verdict_of(PLAIN, lambda: as_model(tired))
-    assert found.difference is not None
-    assert found.case.batch > 3
 
 
 def test_a_copy_that_is_lost_is_caught(monkeypatch):
