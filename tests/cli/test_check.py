@@ -89,20 +89,6 @@ def test_every_slot_that_a_request_takes_counts(check, fields, num_outputs, num_
     assert f"{num_outputs} outputs, at most {7 * num_outputs} tokens, longest 7" in shown
 
 
-def test_the_plan_can_be_read(check):
-    shown = check(REQUESTS, "-b", "2").plan
-    for text in (
-        "in.jsonl: 4 requests, 1 blank line",
-        "2 of text, 2 of token ids",
-        "at most 44 tokens, longest 16",
-        "1 with stops, 1 ignoring EOS",
-        "from 0 to 4, out of order",
-        "at least 22 in 2 slots",
-    ):
-        assert text in shown
-    assert "invalid" not in shown
-
-
 def test_a_bad_line_is_exit_status_2_and_an_empty_input_a_plan(check):
     done = check(REQUESTS + b"{\n", "--json")
     assert json.loads(done.plan)["invalid"] == 1

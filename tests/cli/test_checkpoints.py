@@ -365,23 +365,6 @@ def test_a_row_ends_in_the_context_and_fails_alone_if_it_has_no_room(folder):
     assert (plan["max_context"], plan["too_long"], plan["may_outgrow"]) == (128, 0, 0)
 
 
-def test_a_session_that_outgrows_the_context_loses_its_oldest_turns(folder):
-    def chat(name, *messages):
-        told = [{"role": role, "content": text} for role, text in messages]
-        return {"id": name, "session": "s", "messages": told, "max_tokens": 10, "ignore_eos": True}
-
-    system, said = ("system", "the old king"), [("user", "our fox"), ("user", "a river")]
-    (folder / "in").write_bytes(lines_of(chat("a", system, said[0]), chat("b", said[1])))
-    options = ["--max-context", 70, "--session-overflow", "drop-oldest", "--trace", "t"]
-    results_of(run(*options, requests="in", cwd=folder))
-    arrival = [line for line in (folder / "t").read_text().splitlines() if '"turn"' in line]
-    assert json.loads(arrival[0])["dropped_turns"] == 1
-    story = batchdecode("trace", "why", "b", "t", cwd=folder, COLUMNS="200").stdout
-    assert b"without the oldest turn of its session, 33 tokens: the context had no room\n" in story
-    failed = run("--max-context", 70, requests="in", cwd=folder)
-    assert b'"limit":"max_context"' in failed.stdout
-
-
 @pytest.mark.parametrize(
     ("draft", "size", "told"),
     [

@@ -8,7 +8,6 @@ from examples import mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from played_runs import PLAYED
-from reference_drafts import DraftedJob, play_drafts
 from reference_paged import CROWDED, Limits, play_paged
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, timeline_of, workloads
 from reference_units import beams, guided, play_units, samples
@@ -173,23 +172,6 @@ def marks_of(drafts, scale):
 def test_a_step_that_verified_drafts_says_how_many_were_accepted(drafts, scale, row):
     marks = marks_of(drafts, scale)
     assert bar_row([SPECULATING], {"a": "a"}, scale, UNICODE, marks)[0] == row
-
-
-def speculating(length, **options):
-    jobs = [DraftedJob("a", 3, length), DraftedJob("b", 3, length, speculates=False)]
-    return render_gantt(Timeline.from_events(play_drafts(jobs, 2, 3).events), **options)
-
-
-def test_a_run_that_speculates():
-    assert speculating(9, width=80) == [
-        "9 steps · 2 slots · 83% busy · 2 requests · 3 of 7 drafts accepted",
-        "                                              ┃ admitted  n/m drafts accepted",
-        "  step 0             2             4             6             8",
-        "       ┬─────────────┬─────────────┬─────────────┬─────────────┬──────  busy",
-        "slot 0 ┃a━━━━━3/5━━━━0/1━━━━0/1━━━━━━━━━━━━━━━━━━                        67%",
-        "slot 1 ┃b━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  100%",
-        " queue                                                                  max 0",
-    ]
 
 
 @given(

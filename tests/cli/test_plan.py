@@ -19,44 +19,6 @@ def plan(*arguments, stdin=EIGHT):
     return batchdecode("plan", "-", *arguments, stdin=stdin)
 
 
-def test_the_smallest_batch_with_what_binds_or_the_nearest():
-    # a second a step: 4 slots need two rounds of 10 s
-    done = plan("--slo", "e2e=25")
-    assert (done.returncode, done.stderr) == (0, f"{PACED}\n")
-    assert done.stdout.decode().splitlines() == [
-        "batch 4 is the smallest that meets the SLO: 100% of 8 outputs do, 99% is asked",
-        "  e2e        p99 20 steps of 25 steps, headroom 20%",
-        "  next       batch 3 reaches 75%, 2 miss e2e",
-        "  binds      slots at batch 3",
-        "  no help    max-batch-tokens 2,048 or 1,024 or 512 or 256 or 128",
-        "  time       at batch 4: 50% waiting for slots, 50% computing",
-        "  tried      1, 2, 3, 4, 5, 6, 8",
-    ]
-    done = plan("--slo", "e2e=8")
-    assert done.returncode == 1
-    assert done.stdout.decode().splitlines()[:3] == [
-        "no batch from 1 to 8 meets the SLO for 99% of 8 outputs; the nearest is batch 8, with 0%",
-        "  e2e        p99 10 steps of 8 steps, 1.25 times too long",
-        "  binds      compute at batch 8: no change of a limit helps",
-    ]
-
-
-def test_the_largest_rate():
-    rows = [
-        {"prompt": [1], "max_tokens": 10, "ignore_eos": True, "arrival_time": 20 * i}
-        for i in range(20)
-    ]
-    done = plan("--slo", "queue=1", "--search", "rate", "--batch", "1", stdin=lines_of(*rows))
-    text = done.stdout.decode()
-    assert text.startswith("rate 2x is the largest that meets the SLO: 100% of 20 outputs do")
-    assert "rate       0.1 requests/step, 0.05 at 1x" in text
-    assert re.search(
-        r"\n  binds      slots at rate \S+x\n  helps      rate \S+x \(\+\d+%\) with batch \d\n",
-        text,
-    )
-    assert "  no help    max-batch-tokens 2,048 or 1,024" in text
-
-
 @pytest.mark.parametrize("command", ["compare", "run"])
 def test_a_limit_of_more_seconds_than_anybody_promises_is_remarked(tmp_path, command):
     (tmp_path / "r").write_bytes(EIGHT)

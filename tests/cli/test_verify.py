@@ -85,14 +85,6 @@ def test_a_difference_comes_with_what_shows_it_again(folder, name):
     assert position > 6 or results[wrong]["tokens"][start : start + 2] == tokens
 
 
-@pytest.mark.parametrize("name", ["draws", "StaleCache"])
-def test_a_model_that_differs_from_itself_is_said_to(folder, name):
-    done = verify(folder, "in", "--model", f"batch_dependent:{name}")
-    assert done.returncode == 1
-    assert done.text.endswith("changes when it is decoded alone a second time\n")
-    assert "setting" not in done.text
-
-
 FAILS_IN_A_BATCH = """
 def fails(batch_prefixes):
     if len(batch_prefixes) > 1:
