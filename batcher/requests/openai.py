@@ -103,33 +103,28 @@ OPTIONS: dict[str | None, Supported] = {
 }
 
 # Fields that are the server's business, where one answers: sent as they are.
-PASSED_ON = (
-    # OpenAI
-    *("model", "tools", "tool_choice", "parallel_tool_calls", "allowed_tools"),
-    *("functions", "function_call", "suffix", "user", "metadata", "store", "service_tier"),
-    *("modalities", "audio", "prediction", "reasoning_effort", "verbosity"),
-    *("web_search_options", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    # vLLM and SGLang
-    *("add_generation_prompt", "add_special_tokens", "chat_template", "chat_template_kwargs"),
-    *("continue_final_message", "detokenize", "documents", "guided_decoding_backend"),
-    *("guided_whitespace_pattern", "include_reasoning", "kv_transfer_params", "logits_processors"),
-    *("logits_processor_args", "media_io_kwargs", "mm_processor_kwargs", "prompt_embeds"),
-    *("request_id", "return_token_ids", "return_tokens_as_token_ids", "skip_special_tokens"),
-    *("spaces_between_special_tokens", "structural_tag", "thinking_token_budget"),
-    *("truncate_prompt_tokens", "vllm_xargs", "custom_logit_processor", "custom_params", "ebnf"),
-    *("lora_path", "no_stop_trim", "return_hidden_states", "rid"),
-    *("separate_reasoning", "session_params", "stop_regex", "stream_reasoning"),
-    # llama.cpp and Ollama
-    *("cache_prompt", "dry_allowed_length", "dry_base", "dry_multiplier", "dynatemp_range"),
-    *("grammar", "grammar_lazy", "id_slot", "keep_alive", "min_keep", "options", "samplers"),
-    *("reasoning_format", "repeat_last_n", "repeat_penalty", "think", "xtc_probability"),
-    *("xtc_threshold", "lora", "parse_tool_calls", "return_progress", "thinking_forced_open"),
-    *("timings_per_token", "top_n_sigma"),
-    # OpenRouter, DeepSeek, Mistral, xAI and others
-    *("enable_search", "enable_thinking", "include", "models", "plugins", "preset", "prompt_mode"),
-    *("provider", "random_seed", "reasoning", "route", "safe_prompt", "search_parameters"),
-    *("thinking", "thinking_budget", "top_a", "transforms", "usage", "web_search"),
-    *("do_sample", "fallbacks", "reasoning_split", "session_id", "tool_stream"),
+# OpenAI; vLLM and SGLang; llama.cpp and Ollama; OpenRouter, DeepSeek, Mistral, xAI and others.
+PASSED_ON = tuple(
+    """
+    model tools tool_choice parallel_tool_calls allowed_tools functions function_call suffix user
+    metadata store service_tier modalities audio prediction reasoning_effort verbosity
+    web_search_options safety_identifier prompt_cache_key prompt_cache_retention
+    add_generation_prompt add_special_tokens chat_template chat_template_kwargs
+    continue_final_message detokenize documents guided_decoding_backend guided_whitespace_pattern
+    include_reasoning kv_transfer_params logits_processors logits_processor_args media_io_kwargs
+    mm_processor_kwargs prompt_embeds request_id return_token_ids return_tokens_as_token_ids
+    skip_special_tokens spaces_between_special_tokens structural_tag thinking_token_budget
+    truncate_prompt_tokens vllm_xargs custom_logit_processor custom_params ebnf lora_path
+    no_stop_trim return_hidden_states rid separate_reasoning session_params stop_regex
+    stream_reasoning
+    cache_prompt dry_allowed_length dry_base dry_multiplier dynatemp_range grammar grammar_lazy
+    id_slot keep_alive min_keep options samplers reasoning_format repeat_last_n repeat_penalty
+    think xtc_probability xtc_threshold lora parse_tool_calls return_progress thinking_forced_open
+    timings_per_token top_n_sigma
+    enable_search enable_thinking include models plugins preset prompt_mode provider random_seed
+    reasoning route safe_prompt search_parameters thinking thinking_budget top_a transforms usage
+    web_search do_sample fallbacks reasoning_split session_id tool_stream
+    """.split()
 )
 
 # Fields of servers with which nothing is done here; in rows some of them may say nothing.
