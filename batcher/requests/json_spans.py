@@ -32,14 +32,6 @@ class TextSpan(NamedTuple):
     end: int
 
 
-class JsonMember(NamedTuple):
-    """What an object or a list holds: its name or index, where the name is, and where the value."""
-
-    key: str | int
-    key_span: TextSpan
-    value_span: TextSpan
-
-
 class JsonError(Exception):
     """The text is not JSON as a request is written, for the reason and at the place given."""
 
@@ -71,8 +63,8 @@ def parse(text: str) -> object:
     return value
 
 
-def find_members(text: str, start: int) -> Iterator[JsonMember]:
-    """Yield what the object or the list at `start` of what `parse` accepts holds."""
+def find_members(text: str, start: int) -> Iterator[tuple[str | int, TextSpan, TextSpan]]:
+    """Yield what the value at `start` holds: its name or index, where that is, and the value."""
     start = _skip_space(text, start)
     if text[start] not in "[{":
         return
@@ -88,7 +80,7 @@ def find_members(text: str, start: int) -> Iterator[JsonMember]:
             position = _end_of_nested(text, first)
         name: str | int = index if key_span is None else json.loads(text[slice(*key_span)])
         value_span = TextSpan(first, position)
-        yield JsonMember(name, key_span or value_span, value_span)
+        yield name, key_span or value_span, value_span
         index, key_span = index + 1, None
 
 
@@ -97,7 +89,7 @@ def find_value(text: str, path: Path) -> TextSpan:
     start = _skip_space(text, 0)
     span = TextSpan(start, max(len(text.rstrip()), start + 1))
     for key in path:
-        members = (each.value_span for each in find_members(text, span.start) if each.key == key)
+        members = (value for name, _, value in find_members(text, span.start) if name == key)
         found = next(members, None)
         if found is None:
             return span
@@ -117,7 +109,7 @@ def find_character(text: str, string: TextSpan, index: int) -> TextSpan:
 def find_key(text: str, path: Path) -> TextSpan:
     """Return the place of the last name on `path`, the first of equal ones; else of its holder."""
     holder = find_value(text, path[:-1])
-    found = (each.key_span for each in find_members(text, holder.start) if each.key == path[-1])
+    found = (key for name, key, _ in find_members(text, holder.start) if name == path[-1])
     return next(found, holder)
 
 

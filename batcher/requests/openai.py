@@ -104,28 +104,27 @@ OPTIONS: dict[str | None, Supported] = {
 
 # Fields that are the server's business, where one answers: sent as they are.
 # OpenAI; vLLM and SGLang; llama.cpp and Ollama; OpenRouter, DeepSeek, Mistral, xAI and others.
-PASSED_ON = tuple(
-    """
-    model tools tool_choice parallel_tool_calls allowed_tools functions function_call suffix user
-    metadata store service_tier modalities audio prediction reasoning_effort verbosity
-    web_search_options safety_identifier prompt_cache_key prompt_cache_retention
-    add_generation_prompt add_special_tokens chat_template chat_template_kwargs
-    continue_final_message detokenize documents guided_decoding_backend guided_whitespace_pattern
-    include_reasoning kv_transfer_params logits_processors logits_processor_args media_io_kwargs
-    mm_processor_kwargs prompt_embeds request_id return_token_ids return_tokens_as_token_ids
-    skip_special_tokens spaces_between_special_tokens structural_tag thinking_token_budget
-    truncate_prompt_tokens vllm_xargs custom_logit_processor custom_params ebnf lora_path
-    no_stop_trim return_hidden_states rid separate_reasoning session_params stop_regex
-    stream_reasoning
-    cache_prompt dry_allowed_length dry_base dry_multiplier dynatemp_range grammar grammar_lazy
-    id_slot keep_alive min_keep options samplers reasoning_format repeat_last_n repeat_penalty
-    think xtc_probability xtc_threshold lora parse_tool_calls return_progress thinking_forced_open
-    timings_per_token top_n_sigma
-    enable_search enable_thinking include models plugins preset prompt_mode provider random_seed
-    reasoning route safe_prompt search_parameters thinking thinking_budget top_a transforms usage
-    web_search do_sample fallbacks reasoning_split session_id tool_stream
-    """.split()
-)
+_PASSED_ON = """
+model tools tool_choice parallel_tool_calls allowed_tools functions function_call suffix user
+metadata store service_tier modalities audio prediction reasoning_effort verbosity
+web_search_options safety_identifier prompt_cache_key prompt_cache_retention
+add_generation_prompt add_special_tokens chat_template chat_template_kwargs
+continue_final_message detokenize documents guided_decoding_backend guided_whitespace_pattern
+include_reasoning kv_transfer_params logits_processors logits_processor_args media_io_kwargs
+mm_processor_kwargs prompt_embeds request_id return_token_ids return_tokens_as_token_ids
+skip_special_tokens spaces_between_special_tokens structural_tag thinking_token_budget
+truncate_prompt_tokens vllm_xargs custom_logit_processor custom_params ebnf lora_path
+no_stop_trim return_hidden_states rid separate_reasoning session_params stop_regex
+stream_reasoning
+cache_prompt dry_allowed_length dry_base dry_multiplier dynatemp_range grammar grammar_lazy
+id_slot keep_alive min_keep options samplers reasoning_format repeat_last_n repeat_penalty
+think xtc_probability xtc_threshold lora parse_tool_calls return_progress thinking_forced_open
+timings_per_token top_n_sigma
+enable_search enable_thinking include models plugins preset prompt_mode provider random_seed
+reasoning route safe_prompt search_parameters thinking thinking_budget top_a transforms usage
+web_search do_sample fallbacks reasoning_split session_id tool_stream
+"""
+PASSED_ON = tuple(_PASSED_ON.split())
 
 # Fields of servers with which nothing is done here; in rows some of them may say nothing.
 UNSUPPORTED = frozenset((*OPTIONS[None], *PASSED_ON, "extra_body"))
@@ -459,23 +458,19 @@ def _check_message(message: Any, path: Path) -> Iterator[FieldProblem]:
     content = message.get("content")
     if isinstance(content, list):
         for index, part in enumerate(content):
-            yield from _check_part(part, (*path, "content", index))
+            place = (*path, "content", index)
+            if not isinstance(part, dict):
+                yield wrong("invalid-type", place, "a part, an object", part)
+            elif part.get("type") != "text":
+                kind, place = part.get("type"), (*place, "type")
+                message = f'{quote(place)} is {show(kind)}; only "text" is supported'
+                yield FieldProblem("unsupported-option", place, message)
+            else:
+                yield from unknown_names(part, place, PART_FIELDS)
+                if not isinstance(part.get("text"), str):
+                    yield wrong("invalid-type", (*place, "text"), "a string", part.get("text"))
     elif content is not None and not isinstance(content, str):
         yield wrong("invalid-type", (*path, "content"), "a string or a list of parts", content)
-
-
-def _check_part(part: Any, path: Path) -> Iterator[FieldProblem]:
-    if not isinstance(part, dict):
-        yield wrong("invalid-type", path, "a part, an object", part)
-        return
-    kind = part.get("type")
-    if kind != "text":
-        message = f'{quote((*path, "type"))} is {show(kind)}; only "text" is supported'
-        yield FieldProblem("unsupported-option", (*path, "type"), message)
-        return
-    yield from unknown_names(part, path, PART_FIELDS)
-    if not isinstance(part.get("text"), str):
-        yield wrong("invalid-type", (*path, "text"), "a string", part.get("text"))
 
 
 # -- what rows say in their own way ----------------------------------------------------------------

@@ -847,15 +847,13 @@ def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request |
     values = zip(request.__struct_fields__, astuple(request), strict=True)
     parts = {
         # of a list of numbers or texts alone, sooner than deepcopy
-        name: value.copy() if _is_flat(value) else deepcopy(value)
+        name: [*value]
+        if type(value) is list and _WITHOUT_PARTS.issuperset(map(type, value))
+        else deepcopy(value)
         for name, value in values
         if type(value) not in _WITHOUT_PARTS
     }
     return replace(copy or request, **parts)
-
-
-def _is_flat(value: object) -> TypeGuard[list[object]]:
-    return type(value) is list and _WITHOUT_PARTS.issuperset(map(type, value))
 
 
 def find_problems(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
