@@ -18,13 +18,7 @@ from msgspec.structs import replace
 from batcher.errors import FieldProblem, Path
 from batcher.request import PromptSegment, Request, ServerRequest, Transition
 from batcher.requests import json_spans, openai
-from batcher.requests.validation import (
-    MAX_PROBLEMS,
-    ModelCapabilities,
-    cut,
-    find_problems,
-    show,
-)
+from batcher.requests.validation import MAX_PROBLEMS, ModelCapabilities, cut, find_problems, show
 
 # A problem in a line of input, and how a person is shown it: the place, the line, a caret.
 #

@@ -54,10 +54,7 @@ def test_a_grammar_without_recursion_is_a_regex(grammar, regex):
         ('root ::= "(" root ")" root | ""', lambda s: balanced(s, "(", ")")),
         ('root ::= "a" root "b" | ""', lambda s: s == "a" * (len(s) // 2) + "b" * (len(s) // 2)),
         ('root ::= root "a" | "ab"', lambda s: re.fullmatch("aba*", s)),  # left recursion
-        (
-            'root ::= tail "b"\ntail ::= [ab] tail | ""',
-            lambda s: re.fullmatch("[ab]*b", s),
-        ),
+        ('root ::= tail "b"\ntail ::= [ab] tail | ""', lambda s: re.fullmatch("[ab]*b", s)),
         ('root ::= "ab" root | "a" "bc"', lambda s: re.fullmatch("(ab)*abc", s)),
         ('root ::= "aa" root | "a" | ""', lambda s: re.fullmatch("a*", s)),
         (

@@ -222,18 +222,7 @@ def test_a_pattern_takes_the_spaces_of_any_dialect_and_digits_of_ascii(pattern, 
     assert not any(is_whole(json.dumps(text).encode()) for text in others)
 
 
-DOUBTFUL = [
-    "a++",
-    "[a&&b]",
-    "[[a]]",
-    "[]a]",
-    "[^]",
-    "a{",
-    "a{,3}",
-    "(a",
-    "a)",
-    "\\",
-]
+DOUBTFUL = ["a++", "[a&&b]", "[[a]]", "[]a]", "[^]", "a{", "a{,3}", "(a", "a)", "\\"]
 
 
 @pytest.mark.parametrize("regex", DOUBTFUL)

@@ -24,10 +24,7 @@ CASES = [
         {"repetition_penalty": 1.2, "frequency_penalty": 1.0, "presence_penalty": -1.0},
         SamplingParams(repetition_penalty=1.2, frequency_penalty=1.0, presence_penalty=-1.0),
     ),
-    (
-        {"logit_bias": {"10": 2.0, "9": -1.0}},
-        SamplingParams(logit_bias=((9, -1.0), (10, 2.0))),
-    ),
+    ({"logit_bias": {"10": 2.0, "9": -1.0}}, SamplingParams(logit_bias=((9, -1.0), (10, 2.0)))),
     ({"allowed_token_ids": [5, 3, 5]}, SamplingParams(allowed_token_ids=(3, 5))),
     ({"bad_words": ["x"], "min_tokens": 3}, SamplingParams(bad_words=("x",), min_tokens=3)),
     ({"cfg_scale": 2.0, "negative_prompt": "no"}, SamplingParams(cfg_scale=2.0)),
