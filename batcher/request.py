@@ -375,8 +375,8 @@ REQUEST_FIELDS: dict[str, Field] = fields_of(Request)
 _NAMES = tuple(REQUEST_FIELDS)
 PLAIN_FIELDS = _NAMES[: _NAMES.index("temperature")]
 SAMPLING_FIELDS = _NAMES[_NAMES.index("temperature") : _NAMES.index("n")]
-_NUM_PLAIN = len(PLAIN_FIELDS)
-_PLAIN_VALUES = astuple(Request(prompt=""))[_NUM_PLAIN:]
+NUM_PLAIN = len(PLAIN_FIELDS)
+PLAIN_VALUES = astuple(Request(prompt=""))[NUM_PLAIN:]
 
 
 class Unread(NamedTuple):
@@ -398,4 +398,4 @@ def num_queued_as(request: Request) -> int:
 
 def is_plain(request: Request) -> bool:
     """Return whether a request asks for nothing but greedy tokens until a stop."""
-    return astuple(request)[_NUM_PLAIN:] == _PLAIN_VALUES
+    return astuple(request)[NUM_PLAIN:] == PLAIN_VALUES

@@ -40,6 +40,9 @@ _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
 
 
+Readers = list[Callable[[Any], Request]]
+
+
 class ParsedLine(Struct, frozen=True):
     """A good line: its request, with an id, and how it is to be answered."""
 
@@ -69,8 +72,9 @@ class RequestParser:
         )
         self._checked = checked_type(capabilities)
         # the second for prompts of segments, and what else the first is too narrow for
-        self._types = (self._checked, ServerRequest if self._is_server else Request)
-        self._decoders = [msgspec.json.Decoder(kind).decode for kind in self._types]
+        kinds = (self._checked, ServerRequest if self._is_server else Request)
+        self._decoders: Readers = [msgspec.json.Decoder(kind).decode for kind in kinds]
+        self._converters: Readers = [partial(msgspec.convert, type=kind) for kind in kinds]
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
@@ -107,15 +111,21 @@ class RequestParser:
 
     def _parse_good(self, line: bytes, line_number: int) -> ParsedLine | None:
         """Return the request of `line` if nothing about it is unusual; else None, or raise."""
+        if b'"body"' in line:
+            row = msgspec.json.decode(line)
+            body = row.get("body") if isinstance(row, dict) else None
+            # As many colons as keys: none is there twice, and no string or other object has one.
+            if isinstance(body, dict) and len(row) + len(body) == line.count(b":"):
+                return self._convert(row, line_number)
         keys = _KEY.findall(line)
         if b"" in keys:
             keys = _KEY.findall(line.replace(rb"\"", b""))
-        if len({*keys}) < len(keys) or b"" in keys:
+        if len({*keys, b""}) <= len(keys):  # one is there twice, or unknown
             from batcher.requests.json_spans import read_distinct  # noqa: PLC0415 - as in `parse`
 
             read_distinct(line)
         if not self.is_respelling:
-            request = self._first_right([partial(decode, line) for decode in self._decoders])
+            request = self._first_right(self._decoders, line)
             if request is not None:
                 if request.id is None:
                     force_setattr(request, "id", str(line_number))
@@ -136,13 +146,13 @@ class RequestParser:
                 return None
         if self._is_server:
             fields["stated"] = reading.stated()
-        found = self._first_right([partial(msgspec.convert, fields, kind) for kind in self._types])
+        found = self._first_right(self._converters, fields)
         return None if found is None else ParsedLine(found, openai.form_of(reading.url, found))
 
-    def _first_right(self, readers: list[Callable[[], Request]]) -> Request | None:
+    def _first_right(self, readers: Readers, given: Any) -> Request | None:
         for read in readers:
             try:
-                request = read()
+                request = read(given)
             except msgspec.ValidationError:
                 continue
             if type(request) is self._checked:

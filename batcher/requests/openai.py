@@ -5,7 +5,7 @@ Rule: an option that would change the output and is not supported is an error, n
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
@@ -535,6 +535,10 @@ BODY_FIELDS: dict[str, tuple[str, ...]] = {
 KNOWN_NAMES: dict[str | None, tuple[str, ...]] = {None: LINE_FIELDS} | dict(BODY_FIELDS.items())
 
 
+# Answers of servers are streamed, with their usage, whatever a row says.
+_STREAMED = (*PASSED_ON, "stream", "stream_options")
+
+
 class Reading:
     """What a line that is an object says of a request, by the fields' own names.
 
@@ -554,12 +558,12 @@ class Reading:
         self.problems: list[FieldProblem] = []
         self._paths: dict[str, Path] = {}
         fields = Fields(self.values, capabilities)
-        spellings = dict(SPELLINGS if self.url is None else _SPELLINGS_OF_ROWS[self.url])
+        spellings = SPELLINGS if self.url is None else _SPELLINGS_OF_ROWS[self.url]
         if fields.is_server:
-            spellings |= {name: _as_written(read) for name, read in _WRITTEN.items()}
-            spellings |= dict.fromkeys(PASSED_ON, _read_passed_on)
+            written = {name: _as_written(read) for name, read in _WRITTEN.items()}
+            spellings = {**spellings, **written, **dict.fromkeys(PASSED_ON, _read_passed_on)}
         if fields.reads_text:
-            spellings["prompt"] = _read_prompt
+            spellings = {**spellings, "prompt": _read_prompt}
         own = {
             name: value
             for name, value in self.values.items()
@@ -604,9 +608,11 @@ class Reading:
 
     def _defaults(self, capabilities: ModelCapabilities) -> dict[str, Any]:
         """Return what is meant by leaving fields out; no default that cannot go with the others."""
-        given = {name for name, value in self.values.items() if value is not None}
         is_text = isinstance(self.values.get("prompt"), str)
-        is_chat = "messages" in given or (capabilities.takes_chats and is_text)
+        is_chat = self.values.get("messages") is not None or (capabilities.takes_chats and is_text)
+        if not (capabilities.defaults or is_chat):
+            return {}
+        given = {name for name, value in self.values.items() if value is not None}
         defaults = {
             name: value
             for name, value in capabilities.defaults.items()
@@ -635,7 +641,7 @@ class Reading:
         yield from self.problems
         path, line, values = self.prefix, self._line, self.values
         if self.url is not None:
-            for name in line.keys() - ROW_FIELDS:
+            for name in (name for name in line if name not in ROW_FIELDS):
                 if line[name] is not None or name not in UNSUPPORTED:
                     yield unknown((name,), ROW_FIELDS)
             if (method := line.get("method")) not in (None, "POST"):
@@ -655,23 +661,22 @@ class Reading:
         elif isinstance(line.get("prompt_tokens"), str):
             message = "`prompt_tokens` must be a list of token ids, not a string"
             yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`")
-        # Answers of servers are streamed, with their usage, whatever a row says.
-        passed_on = (*PASSED_ON, "stream", "stream_options") if self._is_server else ()
-        allowed = (*KNOWN_NAMES[self.url], *passed_on)
+        allowed = _allowed_names(self.url, is_server=self._is_server)
         misnamed = [
-            unknown((*path, name), allowed)
-            for name in values.keys() - allowed
-            if values[name] is not None or name not in UNSUPPORTED
+            unknown((*path, name), tuple(allowed))
+            for name in values
+            if name not in allowed and (values[name] is not None or name not in UNSUPPORTED)
         ]
         yield from misnamed
         names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
-        is_there = names[0] in values or any(values.get(name) is not None for name in names)
-        hints = {HINT.format(name) for name in names}
-        if not is_there and all(problem.hint not in hints for problem in misnamed):
-            yield missing((*path, names[0]))
-        for option, supported in OPTIONS[self.url].items():
-            value, place = values.get(option), (*path, option)
-            if value is None or option in passed_on or is_supported(supported, value):
+        if names[0] not in values and all(values.get(name) is None for name in names):
+            hints = {HINT.format(name) for name in names}
+            if all(problem.hint not in hints for problem in misnamed):
+                yield missing((*path, names[0]))
+        options = OPTIONS[self.url]
+        for option in [name for name in values if name in options]:
+            supported, value, place = options[option], values[option], (*path, option)
+            if is_supported(supported, value) or (self._is_server and option in _STREAMED):
                 continue
             if isinstance(supported, type):
                 kind = {str: "a string", dict: "an object"}[supported]
@@ -683,6 +688,11 @@ class Reading:
                 own = own_name(option, Request.__struct_fields__)
                 hint = hint if own is None else HINT.format(own)
                 yield FieldProblem("unsupported-option", place, message, hint)
+
+
+@cache
+def _allowed_names(url: str | None, *, is_server: bool) -> dict[str, None]:
+    return dict.fromkeys((*KNOWN_NAMES[url], *(_STREAMED if is_server else ())))
 
 
 def unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from itertools import islice
+from operator import itemgetter
 from typing import Annotated, Any, Literal, TypeGuard, cast
 
 import msgspec
@@ -30,7 +31,8 @@ from batcher.request import (
     CONSTRAINT_FIELDS,
     MAX_INT,
     MAX_SEGMENTS_LENGTH,
-    PLAIN_FIELDS,
+    NUM_PLAIN,
+    PLAIN_VALUES,
     REQUEST_FIELDS,
     Bias,
     ConstraintField,
@@ -38,7 +40,6 @@ from batcher.request import (
     Request,
     ServerRequest,
     Transition,
-    is_plain,
 )
 
 # The checks of single values and of prompts, and how a message shows a value.
@@ -829,11 +830,14 @@ _RULED = {"n", "best_of", "min_tokens", "num_beams", "cfg_scale", "prompt_logpro
 
 # Beyond the plain fields: those that have no rule but their type, and those whose type is not all.
 _FREE, _COMPOSED = set[str](), list[str]()
-for _name, _field in REQUEST_FIELDS.items():
-    if _field.range is None and _field.choices is None and _name not in PLAIN_FIELDS:
+for _name, _field in [*REQUEST_FIELDS.items()][NUM_PLAIN:]:
+    if _field.range is None and _field.choices is None:
         _COMPOSED.append(_name)
     elif _field.needs is None and _name not in _RULED and _FREE.isdisjoint(_field.excludes):
         _FREE.add(_name)
+_ruled_of = itemgetter(
+    *(at for at, name in enumerate([*REQUEST_FIELDS][NUM_PLAIN:]) if name not in _FREE)
+)
 
 
 def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request | list[FieldProblem]:
@@ -872,13 +876,14 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
     except (msgspec.ValidationError, UnicodeEncodeError, AttributeError, TypeError):
         return None  # the others: a lone surrogate, and what JSON has not
     prompt, token = request.prompt, request.stop_token
-    is_right = (
+    if (
         (type(prompt) is list or (type(prompt) is str and is_text(prompt)))
         and (request.id is None or is_text(request.id))
         and (token is None or type(token) in {int, list})
         and goes_together(request, capabilities)
-    )
-    return copy if is_right else None
+    ):
+        return copy
+    return None
 
 
 def checked_type(capabilities: ModelCapabilities) -> type[Request]:
@@ -899,14 +904,17 @@ def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
     ):
         return False
     session, salt = request.session, request.cache_salt
-    is_right = request.think_time == 0 if session is None else is_text(session)
-    if not is_right or not (salt is None or is_text(salt)):
+    if session is None:
+        if request.think_time:
+            return False
+    elif not is_text(session):
         return False
-    if not is_plain(request) or capabilities.served is not None:
-        pairs = zip(_DEFAULTS.items(), astuple(request), strict=False)
-        asked = [name for (name, default), value in pairs if value != default]
-        is_free = capabilities.gives_logits and capabilities.served is None
-        if not (is_free and _FREE.issuperset(asked)):
+    if salt is not None and not is_text(salt):
+        return False
+    rare = astuple(request)[NUM_PLAIN:]
+    if rare != PLAIN_VALUES or capabilities.served is not None:
+        is_model = capabilities.gives_logits and capabilities.served is None
+        if not (is_model and _ruled_of(rare) == _ruled_of(PLAIN_VALUES)):
             for name in _COMPOSED:
                 field, value = REQUEST_FIELDS[name], getattr(request, name)
                 if value is not field.default and check_field(field, value, capabilities):
