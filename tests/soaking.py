@@ -90,7 +90,6 @@ def kept(engine):
         "logit rows": len(rows.sampler.slots) if rows else 0,
         "rows in the batch": len(runner.batch.slots),
         "chunks": len(runner.batch.chunks),
-        "suspended": len(runner._suspended),
         "lost": len(runner._lost),
         "ending": len(batch.ending),
         "occupied": batch.num_occupied,

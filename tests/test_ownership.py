@@ -38,7 +38,7 @@ SCHEDULER = """
     offset is_decoding last_decode_step queue_number admission block_table group_tables
     num_cached_blocks parent prefix
 """
-MODEL_RUNNER = "generated jumped_step"
+MODEL_RUNNER = "generated suspended jumped_step"
 SIMULATION = """
     output session think_time num_lasting draft_tokens history pieces ends admitted_ticks
     first_token_ticks end_ticks has_failed fits
@@ -56,7 +56,7 @@ WRITERS = {
     ("engine/engine.py", "remote/engine.py RemoteEngine"): ARRIVAL,
     ("remote/engine.py RemoteEngine",): REMOTE,
     ("scheduling/", "remote/engine.py", "planning/replicas.py ReservedBlocks"): SCHEDULER,
-    ("engine/model_runner.py",): MODEL_RUNNER,
+    ("engine/model_runner.py", "engine/rows.py"): MODEL_RUNNER,
     ("planning/",): SIMULATION,
 }
 WRITERS_OF = {name: where for where, names in WRITERS.items() for name in names.split()}

@@ -16,8 +16,7 @@ from batcher.engine.sequence import (
     Decoded,
     Generated,
     Sequence,
-    SuspendedRow,
-    SuspendedRows,
+    Suspended,
 )
 from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.events import TokenEvent
@@ -91,7 +90,7 @@ class ModelRunner:
             self.rows = self._make_rows()
         self.num_replayed = 0
         self.pages: Pages | None = None
-        self._suspended: dict[Sequence, SuspendedRows] = {}
+        self._waiting: Collection[Sequence] = ()  # in slots, without a token in this step
         self._lost: set[Sequence] = set()  # of which the model has nothing any more
         self._scores: dict[int, tuple[PromptLogprobs, int]] = {}  # by slot, of this step's chunks
         holder = getattr(model, "inner", model)  # a check around it is made anew
@@ -158,7 +157,7 @@ class ModelRunner:
         if more is not None and more.replayed is not None:
             self.num_replayed += first.num_slots
             return []
-        if self._suspended and first in self._suspended:
+        if first.suspended is not None:
             return []
         if more is None and (rows is None or not rows.takes_plain):
             slot, stops = first.slot, self.stops
@@ -208,10 +207,11 @@ class ModelRunner:
         if first.more is not None and first.more.replayed is not None:
             self.num_replayed -= first.num_slots
             outputs = [Generated([], reason)]
-        elif self._suspended and first in self._suspended:
+        elif first.suspended is not None:
             outputs = self.close_suspended(first, reason)
         elif rows is not None and rows.is_busy:
-            outputs = rows.close(rows.suspend(first, num_tokens), reason)
+            rows.suspend(first, num_tokens)
+            outputs = rows.close(first, reason)
         else:
             if slot in self.stops.watched:
                 self.stops.close(slot)
@@ -220,10 +220,9 @@ class ModelRunner:
         return outputs
 
     def close_suspended(self, first: Sequence, reason: FinishReason) -> list[Generated]:
-        suspended = self._suspended.pop(first)
         if self.rows is not None:
-            return self.rows.close(suspended, reason)
-        return [Generated(suspended.tokens[0], reason)]
+            return self.rows.close(first, reason)
+        return [Generated(first.generated or [], reason)]
 
     def preempt(self, first: Sequence) -> None:
         self.suspend(first)
@@ -239,25 +238,22 @@ class ModelRunner:
 
     def suspend(self, first: Sequence) -> None:
         """Let the rows of a group wait: in their slots, or elsewhere after `_release`."""
-        if first in self._suspended:
+        if first.suspended is not None:
             return
         if self.rows is not None and self.rows.is_busy:
-            suspended = self.rows.suspend(first, first.num_generated)
+            self.rows.suspend(first, first.num_generated)
         else:
-            tokens = self.tokens.close(first.slot, first.num_generated)
-            suspended = SuspendedRows([tokens], [SuspendedRow(self.stops.suspend(first.slot))])
-        self._suspended[first] = suspended
-        for row, tokens in zip(first.group, suspended.tokens, strict=False):
-            row.generated = tokens
+            first.generated = self.tokens.close(first.slot, first.num_generated)
+            first.suspended = Suspended(self.stops.suspend(first.slot))
 
     def resume(self, first: Sequence) -> None:
         """Let the rows of a group that waited go on in the slots they have now."""
-        suspended = self._suspended.pop(first)
         if self.rows is not None:
-            self.rows.resume(first, suspended)
-        else:
-            self.tokens.resume(first.slot, suspended.tokens[0])
-            self.stops.resume(first.slot, suspended.rows[0].place)
+            self.rows.resume(first)
+        elif first.suspended is not None:
+            self.tokens.resume(first.slot, first.generated or [])
+            self.stops.resume(first.slot, first.suspended.place)
+            first.suspended = None
 
     def _release(self, first: Sequence) -> None:
         """Let the model forget the rows of a group, which leaves its slots."""
@@ -281,7 +277,7 @@ class ModelRunner:
 
         prefilling: the groups with slots that the step gives no token.
         """
-        pages = self.pages
+        pages, self._waiting = self.pages, prefilling
         for first in prefilling:
             self.suspend(first)
             for row in first.group:
@@ -293,10 +289,9 @@ class ModelRunner:
                         self._model.release(row.slot)  # or the model would go on with it
                         if pages is None:
                             self._lost.add(row)
-        if self._suspended:
-            for first in scheduled.prefill_finished:
-                if first in self._suspended:
-                    self.resume(first)
+        for first in scheduled.prefill_finished:
+            if first.suspended is not None:
+                self.resume(first)
         if pages is not None:
             for first in scheduled.admitted:
                 for row in first.group:
@@ -422,7 +417,7 @@ class ModelRunner:
         blocks |= {target for _, target in pages.copies}
         for block in blocks:
             kv_cache.pool.lose(block)
-        waiting = [row.slot for first in self._suspended for row in first.group]
+        waiting = [row.slot for first in self._waiting for row in first.group]
         slots = {*self.batch.slots.tolist(), *waiting} - {NO_SLOT}
         tables = [pages.tables, *pages.group_tables]
         return [slot for slot in slots if any(blocks & {*table[slot]} for table in tables)]

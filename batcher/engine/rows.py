@@ -27,7 +27,7 @@ from batcher.decoding.sampling import Masks, Sampler, SamplingRow, row_key
 from batcher.decoding.stop_matcher import StopMatcher, TextPiece, TextStream
 from batcher.decoding.stops import StopProgress
 from batcher.decoding.verification import Look
-from batcher.engine.sequence import Decoded, Generated, Sequence, SuspendedRow, SuspendedRows
+from batcher.engine.sequence import Decoded, Generated, Sequence, Suspended
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
 from batcher.models.base import (
@@ -178,41 +178,51 @@ class RowDecoder:
         beams = dict(zip(slots, search.running_tokens(), strict=False))
         return array("q", beams.get(slot, ())[start:stop])  # none if it has not been computed
 
-    def suspend(self, first: Sequence, num_tokens: int) -> SuspendedRows:
-        slots, search = [first.slot], self._searches.pop(first.slot, None)
+    def suspend(self, first: Sequence, num_tokens: int) -> None:
+        """Let the rows of a group keep what the tables know of them, of which nothing is left."""
+        rows, search = [first], self._searches.pop(first.slot, None)
         if search is None:
             tokens = [self._tokens.close(first.slot, num_tokens)] * first.num_slots
         else:
-            tokens, slots = search.running_tokens(), [beam.slot for beam in first.group]
-        places, sampling = map(self._stops.suspend, slots), map(self.sampler.suspend, slots)
-        states = [self._states.pop(slot, None) for slot in slots]
+            tokens, rows = search.running_tokens(), [*first.group]
+        for row in rows:
+            slot, own = row.slot, search if row is first else None
+            place, sampling = self._stops.suspend(slot), self.sampler.suspend(slot)
+            row.suspended = Suspended(place, self._states.pop(slot, None), sampling, own)
+        for row, generated in zip(first.group, tokens, strict=False):
+            row.generated = generated
         for other in first.others:
             self.first_slots.pop(other.slot, None)
-        return SuspendedRows(tokens, [*map(SuspendedRow, places, states, sampling)], search)
 
-    def resume(self, first: Sequence, suspended: SuspendedRows) -> None:
-        if suspended.search is None:
-            self._tokens.resume(first.slot, suspended.tokens[0])
-        else:
-            self._searches[first.slot] = suspended.search
-        for other in first.others:
-            self.first_slots[other.slot] = first.slot
-        for sequence, row in zip(first.group, suspended.rows, strict=False):
-            self._stops.resume(sequence.slot, row.place)
-            if row.state is not None:
-                self._states[sequence.slot] = row.state
-            if row.sampling is not None:
-                has_partner = row.sampling.row.partner is not None
+    def resume(self, first: Sequence) -> None:
+        for row in first.group:
+            suspended, row.suspended = row.suspended, None
+            if row is not first:
+                self.first_slots[row.slot] = first.slot
+            if suspended is None:
+                continue
+            if suspended.search is not None:
+                self._searches[first.slot] = suspended.search
+            elif row is first:
+                self._tokens.resume(row.slot, row.generated or [])
+            self._stops.resume(row.slot, suspended.place)
+            if suspended.state is not None:
+                self._states[row.slot] = suspended.state
+            if suspended.sampling is not None:
+                has_partner = suspended.sampling.row.partner is not None
                 partner = first.others[0].slot if has_partner else None
-                self.sampler.resume(sequence.slot, row.sampling, partner)
+                self.sampler.resume(row.slot, suspended.sampling, partner)
 
-    def close(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
-        """Return the output of a group, or as many as its beams were asked for, best first.
+    def close(self, first: Sequence, reason: FinishReason) -> list[Generated]:
+        """Return the output of a suspended group, or as many as its beams were to have, best first.
 
         reason: why it has ended.
         """
-        row, search, state = suspended.rows[0], suspended.search, suspended.rows[0].state
-        outputs = [Generated(suspended.tokens[0], reason)]
+        suspended = first.suspended
+        if suspended is None:
+            raise InvariantError(f"{first.id!r} is closed and not suspended")
+        search, state = suspended.search, suspended.state
+        outputs = [Generated(first.generated or [], reason)]
         if state is None:
             return outputs
         request, cut = state.sequence.request, reason
@@ -230,9 +240,9 @@ class RowDecoder:
                 for beam in found
             ]
             outputs += [Generated([], cut, failure=failure)] * (request.n - len(found))
-        elif needs_cumulative(request) and row.sampling is not None:
+        elif needs_cumulative(request) and suspended.sampling is not None:
             logprobs = None if request.logprobs is None else state.logprobs
-            total = round(row.sampling.cumulative_logprob, NUM_DIGITS)
+            total = round(suspended.sampling.cumulative_logprob, NUM_DIGITS)
             outputs = [replace(outputs[0], logprobs=logprobs, cumulative_logprob=total)]
         if state.stream is not None:
             self._tell(state, [])

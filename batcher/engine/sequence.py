@@ -31,27 +31,16 @@ if TYPE_CHECKING:
     from batcher.decoding.sampling import SuspendedSampling
     from batcher.engine.rows import RowState
 
-# Rows that are out of the batch for a while.
 
+class Suspended(Struct, frozen=True):
+    """What the tables knew of a row that is out of the batch for a while; None for what not.
 
-class SuspendedRow(Struct, frozen=True):
-    """What the tables knew of one row; None for what they did not."""
+    search: of a group of beams, with its first row.
+    """
 
     place: AutomatonPlace | None
     state: "RowState | None" = None
     sampling: "SuspendedSampling | None" = None
-
-
-class SuspendedRows(Struct, frozen=True):
-    """The rows of a group: enough to go on as if nothing had been.
-
-    tokens: what each of them has generated, in the order of the group, for all rows that the model
-    has to compute again: a request for beams has but one before its first step.
-    rows: of those the tables know, in the order of the group.
-    """
-
-    tokens: list[list[int]]
-    rows: list[SuspendedRow]
     search: "BeamSearch | None" = None
 
 
@@ -147,9 +136,11 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
 
     Where it stands: see Schedulable; set by the scheduler.
 
-    What it has generated; set by model_runner.py:
+    What it has generated; set by model_runner.py and rows.py:
     generated: the tokens that the model has to compute again, or all at once; None while each goes
     to the model by itself.
+    suspended: enough to go on as if nothing had been, while its group waits; None of the row of a
+    negative prompt.
     """
 
     request: Request
@@ -161,6 +152,7 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
     more: More | None = None
 
     generated: list[int] | None = None
+    suspended: Suspended | None = None
 
     @property
     def speculates(self) -> bool:
