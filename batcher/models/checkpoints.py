@@ -205,7 +205,9 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
     from batcher.hf.hub import is_offline  # noqa: PLC0415 - an extra
 
     is_local = is_folder or is_offline(source)  # which is known before torch is imported
-    from batcher.hf import attention, loading, model  # noqa: PLC0415 - with it comes torch
+    from batcher.hf import loading  # noqa: PLC0415 - with it comes torch
+    from batcher.hf.attention import WholeError  # noqa: PLC0415 - as above
+    from batcher.hf.model import HFDecoder, WholeDecoder  # noqa: PLC0415 - as above
 
     with loading.quietly():
         whole, sizes, own_tokenizer, digest = loading.load(source, settings, is_local=is_local)
@@ -220,9 +222,9 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
         }
         with loading.reading(source):
             try:
-                decoder = model.HFDecoder(whole, sizes, is_exact=settings.exact)
-            except attention.WholeError as reason:
-                by_row = model.WholeDecoder(whole, sizes, is_exact=settings.exact)
+                decoder = HFDecoder(whole, sizes, is_exact=settings.exact)
+            except WholeError as reason:
+                by_row = WholeDecoder(whole, sizes, is_exact=settings.exact)
                 described["row_by_row"] = str(reason)
                 return SlotModel(by_row, tokenizer, spec, described, settings.max_context)
         return TransformerModel(decoder, tokenizer, spec, described, settings.max_context)
