@@ -206,8 +206,11 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
 
     is_local = is_folder or is_offline(source)  # which is known before torch is imported
     from batcher.hf import loading  # noqa: PLC0415 - with it comes torch
-    from batcher.hf.attention import WholeError  # noqa: PLC0415 - as above
-    from batcher.hf.model import HFDecoder, WholeDecoder  # noqa: PLC0415 - as above
+    from batcher.hf.model import (  # noqa: PLC0415 - as above
+        HFDecoder,
+        WholeDecoder,
+        WholeError,
+    )
 
     with loading.quietly():
         whole, sizes, own_tokenizer, digest = loading.load(source, settings, is_local=is_local)
