@@ -1,8 +1,7 @@
-"""The tokens that one forward computes: where they stand, where they are kept, what they see.
+"""Models of transformers: with attention of ours over keys and values in cells, or as they are.
 
-Tokens that come alone, as those of rows that decode, are computed together: the keys and values of
-several sequences are gathered, filled up to the longest of them.  Those on end of one sequence are
-computed sequence by sequence.
+They ask for the function `ATTENTION` by its name, as they do for those of transformers; in `step`
+it is handed what this call of the model computes, and where all of that is kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,13 +29,6 @@ from batcher.transformer.kv_store import (
 )
 from batcher.transformer.layers import NOWHERE, FloatArray, IntArray
 from batcher.transformer.step import Span
-
-# Attention of transformers' models over keys and values in cells: a function of our own.
-#
-# The models ask for the function `ATTENTION` by its name, as they do for those of transformers; in
-# `step` it is handed what this call of the model computes, and where all of that is kept.
-
-# The keys and values of tokens, in cells that are tensors.
 
 
 class TensorStore(KVStore):
@@ -423,30 +415,26 @@ NUM_GATHERED = 4096  # keys of several rows, at once: so that a processor's cach
 UNBOUNDED = 2**62
 
 
-class _Alone(NamedTuple):
-    """Single tokens of several sequences: their places, and the cells that each of them sees.
+class _Part(NamedTuple):
+    """Tokens whose attention is computed at once: single ones of several sequences, or on end.
 
-    cells: [rows, longest].  mask: [rows, 1, 1, longest] which of them are there; None for all.
+    places: of the tokens in the step.  cells: [sequences, keys] that they see.
+    mask: which keys are seen, fits [sequences, 1, tokens, keys]; None for all of single tokens, and
+    where none of those on end looks ahead.
     """
 
-    places: torch.Tensor
-    cells: torch.Tensor
-    mask: torch.Tensor | None
-
-
-class _OnEnd(NamedTuple):
-    """Tokens on end of one sequence, and the cells that they see.
-
-    mask: [tokens, cells] who sees which; None if none looks ahead and the first is that of the row.
-    """
-
-    places: slice
+    is_single: bool
+    places: torch.Tensor | slice
     cells: torch.Tensor
     mask: torch.Tensor | None
 
 
 class RaggedStep:
     """Spans of several sequences, one after the other.
+
+    Tokens that come alone, as those of rows that decode, are computed together: the keys and values
+    of several sequences are gathered, filled up to the longest of them.  Those on end of one
+    sequence are computed sequence by sequence.
 
     groups: which layers read the same.  num_gathered: how many keys of several rows are computed
     together; 0 computes every token alone, so that nothing beside it shows in what it comes to.
@@ -462,74 +450,64 @@ class RaggedStep:
     ) -> None:
         self._store, self._device = store, store.keys[0].device
         sizes = [len(span.token_ids) for span in spans]
-        ends = np.cumsum(sizes).tolist()
+        starts = [(span.start, span.start + size) for span, size in zip(spans, sizes, strict=True)]
         self.token_ids = self._tensor(np.concatenate([span.token_ids for span in spans]))
-        self.positions = self._tensor(
-            np.concatenate(
-                [np.arange(span.start, span.start + len(span.token_ids)) for span in spans]
-            )
-        )
+        self.positions = self._tensor(np.concatenate([np.arange(*each) for each in starts]))
         self._own: list[torch.Tensor] = []
-        self._parts: list[list[_Alone | _OnEnd]] = []
+        self._parts: list[list[_Part]] = []
         self._group_of: dict[int, tuple[int, int]] = {}
         for number, group in enumerate(groups):
             self._group_of |= {layer: (number, at) for at, layer in enumerate(group.layers)}
             own = [span.cells[number][span.start :] for span in spans]
             self._own.append(self._tensor(np.concatenate(own)))
-            seen = [
-                _Seen(end - size, span.start, size, span.cells[number])
-                for span, size, end in zip(spans, sizes, ends, strict=True)
-            ]
-            if num_gathered == 0:
-                seen = [token for part in seen for token in part.tokens()]
-            self._parts.append([*self._on_end(seen, group.window)])
-            self._parts[-1] += self._alone(seen, group.window, num_gathered)
+            seen: list[tuple[int, int, int, IntArray]] = []  # place, start, stop, cells up to it
+            place = 0
+            for span, (start, stop) in zip(spans, starts, strict=True):
+                cells = span.cells[number]
+                if num_gathered:
+                    seen.append((place, start, stop, cells))
+                else:
+                    seen += [(place + at - start, at, at + 1, cells) for at in range(start, stop)]
+                place += stop - start
+            self._parts.append([*self._parts_of(seen, group.window, num_gathered)])
 
     def _tensor(self, numbers: IntArray) -> torch.Tensor:
         return torch.from_numpy(np.asarray(numbers, np.int64)).to(self._device)
 
-    def _on_end(self, seen: Sequence["_Seen"], window: int | None) -> Iterator[_OnEnd]:
-        for part in seen:
-            if part.num_tokens > 1:
-                first = part.first_seen(window)
-                places = slice(part.place, part.place + part.num_tokens)
-                positions = torch.arange(part.start, part.stop, device=self._device)[:, None]
-                keys = torch.arange(first, part.stop, device=self._device)
-                mask = None
-                if part.start or (window is not None and part.stop > window):
-                    mask = keys <= positions
-                    if window is not None:
-                        mask &= keys > positions - window
-                yield _OnEnd(places, self._tensor(part.cells[first:]), mask)
-
-    def _alone(
-        self, seen: Sequence["_Seen"], window: int | None, num_gathered: int
-    ) -> Iterator[_Alone]:
-        """Yield tokens that are alone in their sequence, those that see about as many together."""
-        rows = [
-            (part.place, part.cells[part.first_seen(window) :])
-            for part in seen
-            if part.num_tokens == 1
-        ]
+    def _parts_of(
+        self, seen: Sequence[tuple[int, int, int, IntArray]], window: int | None, num_gathered: int
+    ) -> Iterator[_Part]:
+        """Yield tokens on end, and then those that are alone, which see about as many together."""
+        rows = []
+        for place, start, stop, cells in seen:
+            first = 0 if window is None else max(start + 1 - window, 0)
+            if stop - start == 1:
+                rows.append((place, cells[first:stop]))
+                continue
+            mask = None
+            if start or (window is not None and stop > window):
+                positions = torch.arange(start, stop, device=self._device)[:, None]
+                keys = torch.arange(first, stop, device=self._device)
+                mask = keys <= positions
+                if window is not None:
+                    mask &= keys > positions - window
+            places = slice(place, place + stop - start)
+            yield _Part(False, places, self._tensor(cells[None, first:stop]), mask)  # noqa: FBT003 - a field
         rows.sort(key=lambda row: len(row[1]))
         while rows:
             num_rows = 1
             while num_rows < len(rows) and (num_rows + 1) * len(rows[num_rows][1]) <= num_gathered:
                 num_rows += 1
-            yield self._together(rows[:num_rows])
+            lengths = np.array([len(cells) for _, cells in rows[:num_rows]])
+            cells = np.full((num_rows, int(lengths[-1])), NOWHERE)
+            is_there = np.arange(cells.shape[1]) < lengths[:, None]
+            cells[is_there] = np.concatenate([cells for _, cells in rows[:num_rows]])
+            mask = None
+            if not is_there.all():
+                mask = torch.from_numpy(is_there).to(self._device)[:, None, None]
+            at = self._tensor(np.array([place for place, _ in rows[:num_rows]]))
+            yield _Part(True, at, self._tensor(cells), mask)  # noqa: FBT003 - as above
             del rows[:num_rows]
-
-    def _together(self, rows: Sequence[tuple[int, IntArray]]) -> _Alone:
-        lengths = np.array([len(cells) for _, cells in rows])
-        longest = int(lengths[-1])
-        cells = np.full((len(rows), longest), NOWHERE)
-        is_there = np.arange(longest) < lengths[:, None]
-        cells[is_there] = np.concatenate([cells for _, cells in rows])
-        mask = (
-            None if is_there.all() else torch.from_numpy(is_there).to(self._device)[:, None, None]
-        )
-        places = self._tensor(np.array([place for place, _ in rows]))
-        return _Alone(places, self._tensor(cells), mask)
 
     def attend(self, layer: int, call: AttentionCall) -> torch.Tensor:
         group, at = self._group_of[layer]
@@ -538,47 +516,12 @@ class RaggedStep:
         keys[self._own[group]] = call.key
         values[self._own[group]] = call.value
         output = call.query.new_empty(*call.query.shape[:2], values.shape[-1])
-        for part in self._parts[group]:
-            query, own_keys, own_values = (
-                call.query[part.places],
-                keys[part.cells],
-                values[part.cells],
-            )
-            if isinstance(part, _Alone):
-                attended = call.of(query[:, None], own_keys, own_values, part.mask)
-                output[part.places] = attended[:, 0]
-            else:
-                is_causal = part.mask is None
-                attended = call.of(
-                    query[None], own_keys[None], own_values[None], part.mask, is_causal=is_causal
-                )
-                output[part.places] = attended[0]
+        for is_single, places, cells, mask in self._parts[group]:
+            query = call.query[places].unsqueeze(1 if is_single else 0)
+            is_causal = mask is None and not is_single
+            attended = call.of(query, keys[cells], values[cells], mask, is_causal=is_causal)
+            output[places] = attended.flatten(0, 1)
         return output
-
-
-class _Seen(NamedTuple):
-    """Tokens on end of one sequence: the place of the first among all, and its position.
-
-    cells: [start + num_tokens] of all tokens up to the last of them.
-    """
-
-    place: int
-    start: int
-    num_tokens: int
-    cells: IntArray
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.num_tokens
-
-    def first_seen(self, window: int | None) -> int:
-        return 0 if window is None else max(self.start + 1 - window, 0)
-
-    def tokens(self) -> "Iterator[_Seen]":
-        """Yield each of them by itself."""
-        for number in range(self.num_tokens):
-            position = self.start + number
-            yield _Seen(self.place + number, position, 1, self.cells[: position + 1])
 
 
 # A model of transformers as a Decoder: one ragged forward over all tokens that a step computes.
