@@ -22,7 +22,7 @@ from batcher.result import NUM_DIGITS, ErrorInfo, Result
 from batcher.scheduling.queue import LONGEST_PREFIX_MATCH, POLICIES
 from batcher.settings import DEFAULT_BLOCK_SIZE, DEFAULT_SCHEDULING, PreemptFor, SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.step_time import ConstantStepTime
 
 # What a request is given that must not depend on the batch, and where two such things differ.
 

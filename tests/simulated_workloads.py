@@ -12,8 +12,8 @@ from batcher.request import PromptSegment
 from batcher.result import Result
 from batcher.scheduling.scheduler import check_settings
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime, LeastStepTime, ProfileStepTime
 from batcher.timing.profiles import shipped_profiles, step_time_of
+from batcher.timing.step_time import ConstantStepTime, LeastStepTime, ProfileStepTime
 
 Logged = tuple[str, int, str, int, float, int]
 """What happened, in which step, to which sample, when, and with how many tokens."""

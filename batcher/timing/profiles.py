@@ -15,15 +15,16 @@ from msgspec.structs import replace
 from batcher.fields import read_number
 from batcher.timing import catalog
 from batcher.timing.catalog import CatalogError
-from batcher.timing.formulas import (
+from batcher.timing.step_time import (
+    TICKS_PER_SECOND,
     ConstantStepTime,
     LeastStepTime,
     PipelineStepTime,
     ProfileStepTime,
     RooflineStepTime,
+    StepTime,
     of_experts,
 )
-from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 # The roofline of a model on GPUs: how fast a step could be at best, and how many tokens fit.
 #

@@ -5,9 +5,13 @@ form is exactly the sum of them one by one.  A ramp is what steps take of which 
 ticks more than the one before: `first`, what the first one takes, and `slope`, what each one adds.
 """
 
-from collections.abc import Iterator
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Context, Decimal
+from functools import lru_cache
 from math import sqrt
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 TICKS_PER_SECOND = 10**15
 
@@ -118,3 +122,225 @@ def highest_of(ramps: list[tuple[int, int]]) -> Iterator[tuple[int, int, int | N
         step, ramps = end, steeper
     ((first, slope),) = ramps
     yield first + slope * step, slope, None
+
+
+# The step times: constant, the seven terms of a profile, and the roofline of a GPU.
+#
+# Rule: all of them count in whole ticks, so the closed forms are exactly the sums.
+
+TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
+_DIGITS = Context(prec=40)  # the same on all machines, unlike the powers of floats
+_DIVIDED = ("f", "g", "d", "h", "c")
+_MAX_KEPT = 2**12  # places of a curve, which nearly all steps of a run are at
+
+
+def whole_ticks(amount: float, ticks_per_unit: int) -> int:
+    return round(Decimal(repr(amount)) * ticks_per_unit)
+
+
+class ConstantStepTime(StepTime):
+    """Every step takes `seconds`, at least a tick."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        super().__init__("constant", {"seconds": seconds})
+        self._ticks = max(whole_ticks(seconds, TICKS_PER_SECOND), 1)
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        return self._ticks
+
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        return [(self._ticks, 0)]
+
+
+def of_experts(
+    num_experts: int, per_token: int, ticks: int, parts: int = 1
+) -> Callable[[int], int]:
+    """Return a function from a number of tokens to the ticks of reading the experts they hit.
+
+    Each token hits `per_token` of them with equal chances, so T tokens hit 1 - (1 -
+    per_token/num_experts)**T of all in the mean.  ticks: for all experts.  parts: T is divided into
+    so many.
+    """
+    missed = _DIGITS.divide(num_experts - per_token, num_experts)
+
+    @lru_cache(_MAX_KEPT)
+    def ticks_of(num_tokens: int) -> int:
+        all_missed = _DIGITS.power(missed, -(-num_tokens // parts)) if num_tokens else 1
+        return ticks - int(_DIGITS.multiply(ticks, all_missed))
+
+    return ticks_of
+
+
+class ProfileStepTime(StepTime):
+    """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work + c*T.
+
+    T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds; c is 0 if it
+    is not there.  experts: how many there are, and for each token; then x, the term for all of
+    them, is added for the share of them that T tokens hit; see of_experts.
+    parts: T, n and what is read are divided into so many parts, and the time is that of one.
+    by_tokens: (T, milliseconds), the T above 0 and ascending, takes the place of max(w, f*T): w at
+    no token, from there on linear from point to point, f for each token beyond the last.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        terms: dict[str, float],
+        by_tokens: Sequence[tuple[int, float]] = (),
+        experts: tuple[int, int] | None = None,
+        parts: int = 1,
+    ) -> None:
+        super().__init__(name, dict(terms))
+        ticks = {term: whole_ticks(amount, TICKS_PER_MILLISECOND) for term, amount in terms.items()}
+        ticks |= {term: ticks[term] // parts for term in _DIVIDED if term in ticks}
+        self._base, self._least = ticks["t0"], ticks["t0"] + ticks["w"]
+        self._per_token, self._per_sequence = ticks["f"], ticks["g"]
+        # f*T <= w, without the product: most steps are so
+        self._most_tokens_of_least = ticks["w"] // ticks["f"] if ticks["f"] else sys.maxsize
+        self._of_tokens: Callable[[int], int] | None = None
+        hit = of_experts(*experts, ticks["x"], parts) if experts else None
+        if by_tokens:
+            self.settings["by_tokens"] = [list(point) for point in by_tokens]
+        if experts:
+            self.settings |= dict(zip(("num_experts", "num_experts_per_tok"), experts, strict=True))
+        sent, places = ticks.get("c", 0), [0, *(place * parts for place, _ in by_tokens)]
+        heights = [ticks["w"], *(whole_ticks(ms, TICKS_PER_MILLISECOND) for _, ms in by_tokens)]
+
+        @lru_cache(_MAX_KEPT)
+        def ticks_of(num_tokens: int) -> int:
+            """Return the ticks of all terms but g, d, h and e; rounded down between points."""
+            after = bisect_right(places, num_tokens)
+            left, low = places[after - 1], heights[after - 1]
+            if not by_tokens:
+                alone = max(low, ticks["f"] * num_tokens)
+            elif after == len(places):
+                alone = low + (num_tokens - left) * ticks["f"]
+            else:
+                rise = (heights[after] - low) * (num_tokens - left)
+                alone = low + rise // (places[after] - left)
+            total = ticks["t0"] + alone + sent * num_tokens
+            return total if hit is None else total + hit(num_tokens)
+
+        if by_tokens or sent or experts:
+            self._of_tokens, self._most_tokens_of_least = ticks_of, 0
+        self._per_kv = ticks["d"]
+        self._per_kv_with_prefill = ticks["d"] + ticks["h"]
+        self._half_per_work = whole_ticks(terms["e"], TICKS_PER_MILLISECOND // 2) // parts
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        if num_tokens <= self._most_tokens_of_least:
+            common = self._least + num_sequences * self._per_sequence
+        elif (of_tokens := self._of_tokens) is not None:
+            common = of_tokens(num_tokens) + num_sequences * self._per_sequence
+        else:
+            common = self._base + num_tokens * self._per_token + num_sequences * self._per_sequence
+        if prefill_work:
+            return common + kv_read * self._per_kv_with_prefill + prefill_work * self._half_per_work
+        return common + kv_read * self._per_kv
+
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        first = self.ticks(num_sequences, num_sequences, kv_read, 0)
+        return [(first, num_sequences * self._per_kv)]
+
+
+class RooflineStepTime(StepTime):
+    """A step takes what its arithmetic takes, or its memory traffic, whichever is more.
+
+    settings: the model, the GPU, and how many of them.  compute: ticks per token, sequence, cached
+    token read and unit of prefill_work.  memory: ticks for the weights (at least one), each token
+    and each cached token read.  communication: ticks of a step, and of each token, on top of both.
+    experts: the ticks of memory for the experts that so many tokens hit.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: dict[str, Any],
+        compute: tuple[int, int, int, int],
+        memory: tuple[int, int, int],
+        communication: tuple[int, int] = (0, 0),
+        experts: Callable[[int], int] | None = None,
+    ) -> None:
+        super().__init__(name, settings)
+        self._experts = experts
+        # max(a, b) + c is max(a + c, b + c), which is as soon said as max(a, b)
+        per_step, per_token = communication
+        self._compute = per_step, compute[0] + per_token, *compute[1:]
+        self._memory = memory[0] + per_step, memory[1] + per_token, memory[2]
+
+    def compute_ticks(
+        self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int
+    ) -> int:
+        per_step, per_token, per_sequence, per_kv, per_work = self._compute
+        return (
+            per_step
+            + num_tokens * per_token
+            + num_sequences * per_sequence
+            + kv_read * per_kv
+            + prefill_work * per_work
+        )
+
+    def memory_ticks(self, num_tokens: int, kv_read: int) -> int:
+        weights, per_token, per_kv = self._memory
+        dense = weights + num_tokens * per_token + kv_read * per_kv
+        return dense if self._experts is None else dense + self._experts(num_tokens)
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        compute = self.compute_ticks(num_tokens, num_sequences, kv_read, prefill_work)
+        memory = self.memory_ticks(num_tokens, kv_read)
+        return compute if compute > memory else memory  # noqa: FURB136 - max() takes twice as long
+
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        compute = self.compute_ticks(num_sequences, num_sequences, kv_read, 0)
+        memory = self.memory_ticks(num_sequences, kv_read)
+        return [
+            (compute, num_sequences * self._compute[3]),
+            (memory, num_sequences * self._memory[2]),
+        ]
+
+
+S = TypeVar("S", bound=StepTime)
+
+
+class PipelineStepTime(StepTime, Generic[S]):
+    """A step of several stages, each with some of the layers and a part of the rows at a time.
+
+    While one part of the rows is in a stage, others are in the other stages; so a step, in which
+    each row computes once, takes as long as one part takes through all of them.  There are as many
+    parts as stages, or as rows if there are fewer; then stages idle.
+    passes: what a step takes in one part, in two, and so on.
+    """
+
+    def __init__(self, name: str, settings: dict[str, Any], passes: Sequence[S]) -> None:
+        super().__init__(name, settings)
+        self._passes = passes
+
+    def pass_of(self, num_sequences: int) -> S:
+        return self._passes[min(num_sequences, len(self._passes)) - 1]
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        one = self.pass_of(num_sequences)
+        return one.ticks(num_tokens, num_sequences, kv_read, prefill_work)
+
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        return self.pass_of(num_sequences)._ramps(num_sequences, kv_read)  # noqa: SLF001 - a StepTime, too
+
+
+class LeastStepTime(StepTime):
+    """A step takes what `step_time` says, but at least `least` milliseconds.
+
+    So it is where the host launches kernels one by one.
+    """
+
+    def __init__(self, step_time: StepTime, least: float) -> None:
+        super().__init__(step_time.name, step_time.settings | {"least": least})
+        self._step_time = step_time
+        self._least = max(whole_ticks(least, TICKS_PER_MILLISECOND), 1)
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        ticks = self._step_time.ticks(num_tokens, num_sequences, kv_read, prefill_work)
+        return max(ticks, self._least)
+
+    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
+        ramps = self._step_time._ramps(num_sequences, kv_read)  # noqa: SLF001 - a StepTime, too
+        return [*ramps, (self._least, 0)]

@@ -16,8 +16,7 @@ from batcher.planning.routers import ROUTERS, router_of
 from batcher.planning.simulator import ReplicaSettings
 from batcher.planning.workload import Turns, workload_of
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.step_time import TICKS_PER_SECOND
+from batcher.timing.step_time import TICKS_PER_SECOND, ConstantStepTime
 
 SEEDS = st.integers(0, 2**32)
 FAST = Transfer(seconds_per_token=0.0)

@@ -37,9 +37,8 @@ from batcher.planning.synthetic import (
 from batcher.planning.workload import Turns, Workload, parse_streamed, workload_of
 from batcher.request import PromptSegment, Request
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.profiles import step_time_of
-from batcher.timing.step_time import TICKS_PER_SECOND
+from batcher.timing.step_time import TICKS_PER_SECOND, ConstantStepTime
 
 SEEDS = st.integers(0, 2**32)
 DRAFTS = AssumedDrafts(num_tokens=3, acceptance=0.6, cost=0.1)

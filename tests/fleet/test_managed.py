@@ -37,8 +37,7 @@ from batcher.planning.simulator import ReplicaSettings, simulate
 from batcher.planning.workload import Turns, Workload, workload_of
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.step_time import TICKS_PER_SECOND
+from batcher.timing.step_time import TICKS_PER_SECOND, ConstantStepTime
 
 SEEDS = st.integers(0, 2**32)
 

@@ -7,7 +7,7 @@ from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, BlockedEvent, PreemptEvent
 from batcher.planning.workload import Workload
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.step_time import ConstantStepTime
 
 
 def limits(**more) -> SchedulingSettings:

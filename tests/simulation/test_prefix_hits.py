@@ -10,7 +10,7 @@ from batcher import Request, SimulatedModel
 from batcher.planning.workload import Workload, workload_of
 from batcher.planning.workload_traces import BLOCK_TOKENS, TraceEntryChecks, trace_entries
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.step_time import ConstantStepTime
 
 Line = dict[str, object]
 

@@ -17,8 +17,7 @@ from batcher.planning.simulator import AssumedDrafts
 from batcher.planning.workload import Turns, Workload, workload_of
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import DEFAULT_DRAFT_TOKENS, expected_speedup, expected_tokens
-from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.step_time import StepTime
+from batcher.timing.step_time import ConstantStepTime, StepTime
 
 
 def drafted_requests(random: Random, *, may_stop: bool = True) -> list[Request]:

@@ -10,7 +10,7 @@ from batcher.errors import BatchdecodeError
 from batcher.planning.workload import Workload, workload_of
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings
-from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.step_time import ConstantStepTime
 
 MODEL = SimulatedModel()
 

@@ -8,7 +8,7 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.summary import RunMetrics
 from batcher.models.simulated import SimulatedModel
 from batcher.planning.replay import read_requests
-from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.step_time import ConstantStepTime
 from batcher.trace.files import encode_events
 
 

@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.timing.formulas import (
+from batcher.timing.profiles import MORE_TERMS, TERMS, load_profile, shipped_profiles
+from batcher.timing.step_time import (
     ConstantStepTime,
     LeastStepTime,
     PipelineStepTime,
     ProfileStepTime,
     RooflineStepTime,
+    least_steps,
     of_experts,
+    sum_of_ramp,
     whole_ticks,
 )
-from batcher.timing.profiles import MORE_TERMS, TERMS, load_profile, shipped_profiles
-from batcher.timing.step_time import least_steps, sum_of_ramp
 
 OF_TERMS_ALONE = sorted(
     name for name, one in shipped_profiles().items() if not (one.by_tokens or one.experts)
