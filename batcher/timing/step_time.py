@@ -22,9 +22,6 @@ class StepTime:
     name: "constant", the name of a profile, ...  settings: what beside it reproduces it, for JSON.
     """
 
-    name: str
-    settings: dict[str, Any]
-
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         self.name, self.settings = name, settings
 
@@ -48,10 +45,10 @@ class StepTime:
 
         kv_read: that of the first of them; each step adds num_sequences to it.
         """
-        ramps, total = self._ramps(num_sequences, kv_read), 0
-        first, slope = max(ramps)
-        if len(ramps) == 1 or is_highest(first, slope, num_steps - 1, ramps):  # nearly always
-            return sum_of_ramp(first, slope, num_steps)
+        ramps = self._ramps(num_sequences, kv_read)
+        if len(ramps) == 1:  # nearly always
+            return sum_of_ramp(*ramps[0], num_steps)
+        total = 0
         for first, slope, length in highest_of(ramps):
             if length is None or num_steps <= length:
                 return total + sum_of_ramp(first, slope, num_steps)
@@ -62,10 +59,8 @@ class StepTime:
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
         """Return the least number of such steps that take `ticks` (at least one tick) together."""
         ramps = self._ramps(num_sequences, kv_read)
-        first, slope = max(ramps)
-        num_steps = least_steps(first, slope, ticks)
-        if len(ramps) == 1 or is_highest(first, slope, num_steps - 1, ramps):
-            return num_steps
+        if len(ramps) == 1:
+            return least_steps(*ramps[0], ticks)
         num_steps = 0
         for first, slope, length in highest_of(ramps):
             there = ticks if length is None else sum_of_ramp(first, slope, length)
@@ -96,37 +91,20 @@ def least_steps(first: int, slope: int, ticks: int) -> int:
     return number
 
 
-def is_highest(first: int, slope: int, last: int, ramps: list[tuple[int, int]]) -> bool:
-    """Return whether the ramp that is highest at first is so at step `last`, too."""
-    end = first + slope * last
-    for begin, more in ramps:  # noqa: SIM110 - all() takes twice as long
-        if begin + more * last > end:
-            return False
-    return True
-
-
 def highest_of(ramps: list[tuple[int, int]]) -> Iterator[tuple[int, int, int | None]]:
     """Yield (first, slope, steps) of the highest ramp, until the next one overtakes it.
 
     steps: None for the last one.
     """
     step = 0
-    while len(ramps) > 1:
+    while ramps:
         first, slope = max(ramps, key=lambda ramp: (ramp[0] + ramp[1] * step, ramp[1]))
-        steeper = [ramp for ramp in ramps if ramp[1] > slope]
-        if not steeper:
-            ramps = [(first, slope)]
-            break
-        end = min((first - begin) // (more - slope) + 1 for begin, more in steeper)
-        yield first + slope * step, slope, end - step
-        step, ramps = end, steeper
-    ((first, slope),) = ramps
-    yield first + slope * step, slope, None
+        ramps = [ramp for ramp in ramps if ramp[1] > slope]
+        ends = [(first - begin) // (more - slope) + 1 for begin, more in ramps]
+        end = min(ends, default=None)
+        yield first + slope * step, slope, None if end is None else end - step
+        step = end or 0
 
-
-# The step times: constant, the seven terms of a profile, and the roofline of a GPU.
-#
-# Rule: all of them count in whole ticks, so the closed forms are exactly the sums.
 
 TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
 _DIGITS = Context(prec=40)  # the same on all machines, unlike the powers of floats
