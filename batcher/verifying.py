@@ -206,17 +206,12 @@ class Needs(Struct, frozen=True):
     num_groups: int = 1
 
     def num_blocks(self, block_size: int) -> int:
-        """Return the least number of blocks that no request is too large for."""
         most = max((rows * ceil(tokens / block_size) for rows, tokens in self.sizes), default=1)
         return most * self.num_groups
 
 
 def needs_of(requests: Sequence[Request], model: Model) -> Needs:
-    """Return what `requests` need of a model; a turn of a session has all before it in its prompt.
-
-    Raises:
-        BatchdecodeError: the model does not say what its layers read.
-    """
+    """Return what `requests` need of a model; the prompt of a turn has all turns before it."""
     tokenizer, num_groups = model.tokenizer, len(cache_windows_of(model))
     context = context_of(model)
     histories: dict[str, int] = {}
@@ -287,7 +282,6 @@ def _systematic(needs: Needs) -> Iterator[dict[str, Any]]:
 
 
 def _drawn(needs: Needs, random: Random) -> dict[str, Any]:
-    """Return a case of which everything is drawn."""
     pick, unit = random.choice, needs.num_slots
     batch = pick([*(multiple * unit for multiple in BATCHES_PER_UNIT), max(LARGE_BATCH, unit)])
     block_size = pick(BLOCK_SIZES)

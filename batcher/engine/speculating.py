@@ -444,7 +444,6 @@ class Speculator:
         return self._clock.step, self._clock.now, row.id, row.index, row.slot
 
     def _ask(self, call: Callable[[], Answer]) -> Answer | None:
-        """Return what the drafter answers; None if it fails, or has failed before."""
         if self.failure is None:
             try:
                 return call()
@@ -479,13 +478,7 @@ def _load(name: str, model: Model) -> Model:
 def draft_bytes_of(
     speculation: SpeculationSettings, model: Model, block_size: int
 ) -> tuple[int | None, int | None]:
-    """Return what a token, and a block, take of a draft model's cache, if there is one; in bytes.
-
-    None if unknown.  That is beside the cache of `model`: every block has room for both.
-
-    Raises:
-        BatchdecodeError: there is no such model, or it tells nonsense of its cache.
-    """
+    """Return the bytes that a token, and a block, take of the cache of a draft model; None: unknown."""
     draft = parse_draft(speculation.draft)
     if not isinstance(draft, ModelDraft):
         return 0, 0

@@ -12,11 +12,7 @@ SECONDS = 2.0
 
 
 def is_offline(name: str) -> bool:
-    """Return whether what was downloaded of a model before has to do, as the Hub does not answer.
-
-    Raises:
-        BatchdecodeError: neither is there.
-    """
+    """Return whether the Hub does not answer, so that what was downloaded has to do."""
     if not constants.HF_HUB_OFFLINE and _answers():
         return False
     if isinstance(try_to_load_from_cache(name, "config.json"), str):

@@ -31,11 +31,7 @@ from batcher.transformer.tokenizer import (
 
 
 def as_tokenizer(tokenizer: Any) -> TransformerTokenizer:
-    """Return a tokenizer of transformers as ours.
-
-    Raises:
-        BatchdecodeError: it is not one of the package `tokenizers`, or of an unknown kind.
-    """
+    """Return a tokenizer of transformers as ours."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is None:
         raise BatchdecodeError(f"{type(tokenizer).__name__} is not made by `tokenizers`")
@@ -48,10 +44,7 @@ def as_tokenizer(tokenizer: Any) -> TransformerTokenizer:
 
 
 class NoTokenizer:
-    """Stands for the tokenizer of a model that has none: prompts are token ids.
-
-    token_bytes: no token has a text.
-    """
+    """Stands for the tokenizer of a model that has none: prompts are token ids."""
 
     def __init__(self, vocab_size: int) -> None:
         self.token_bytes = [b""] * vocab_size
@@ -140,11 +133,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def reading(source: str) -> Iterator[None]:
-    """Let what transformers raises of a model be an error of one line.
-
-    Raises:
-        BatchdecodeError: it has raised something.
-    """
+    """Let what transformers raises of a model be an error of one line."""
     try:
         with calling(source):
             yield

@@ -168,10 +168,7 @@ class WholeError(Exception):
 
 
 class GivenBody(nn.Module):
-    """Stands for the body of a model: gives what the body is known to have come to.
-
-    hidden: [1, tokens, hidden_size].
-    """
+    """Stands for the body of a model: gives what the body is known to have come to."""
 
     hidden: torch.Tensor
 
@@ -275,10 +272,7 @@ def body_output(
 def _check(
     calls: dict[int, AttentionCall], config: Any, expected: torch.Tensor, logits: torch.Tensor
 ) -> None:
-    """Raise a WholeError unless the layers brought all there is, and it came to what was expected.
-
-    expected, logits: [tokens, vocab_size], of the whole model and of its parts.
-    """
+    """Raise a WholeError unless the layers brought all there is, and logits are as expected."""
     if sorted(calls) != [*range(config.num_hidden_layers)]:
         raise WholeError(f"attention was asked for by {len(calls)} of its layers")
     if len({(call.key.shape, call.value.shape) for call in calls.values()}) > 1:
@@ -691,7 +685,6 @@ class PackedLinear(nn.Module):
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product [..., out] of x [..., in]."""
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - as above
             x, self._packed, self._bias, "none", [], ""
         )

@@ -67,11 +67,7 @@ class CallSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def checked_settings(settings: CallSettings | None) -> CallSettings:
-    """Return `settings`, by default the usual ones.
-
-    Raises:
-        BatchdecodeError: one is out of its range.
-    """
+    """Return `settings`, by default the usual ones."""
     if settings is None:
         return CallSettings()
     try:  # an object that is one already would not be looked at
@@ -124,7 +120,6 @@ def pause_after(
 
 
 def failure_of(error: BaseException) -> CallFailure:
-    """Return what it means that the called code raised `error`."""
     is_hopeless, retry_after = isinstance(error, PROGRAMMING_ERRORS), None
     # An HTTP status and the headers are on the error itself in urllib and aiohttp, and on its
     # `response` in requests, httpx and openai.
@@ -188,11 +183,7 @@ class PrefixModel:
         self._num_slots = 0
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Ask for the next token, or the logits, of every row; where parts alone come, of none.
-
-        Raises:
-            ModelError: a callable raised, or did not return one value for each row.
-        """
+        """Ask for the next token, or the logits, of every row; where parts alone come, of none."""
         extend_prefixes(self._prefixes, batch)
         has_logits = self.gives == "logits"
         slots = (batch.logit_slots if has_logits else batch.slots).tolist()

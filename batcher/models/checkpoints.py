@@ -101,10 +101,7 @@ class Checkpoint:
         return self._make_tokenizer()
 
     def digest(self) -> str:
-        """Return what tells this checkpoint from others, without reading all of it.
-
-        It is of the sizes, of the vocabulary, and of how each tensor begins.
-        """
+        """Return what tells this checkpoint from others, without reading all of it."""
         found = sha256(msgspec.json.encode(self.config))
         for name in sorted(self._tensors):
             tensor = self._tensors[name]
@@ -299,11 +296,7 @@ def _path_of(spec: str) -> Path:
 
 
 def smollm2_file() -> Path:
-    """Return the checkpoint of the demo, of which nothing but the file is used.
-
-    Raises:
-        BatchdecodeError: the package is not installed.
-    """
+    """Return the checkpoint of the demo, of which nothing but the file is used."""
     try:
         installed = files(_SMOLLM2_PACKAGE) or ()
     except PackageNotFoundError:

@@ -548,7 +548,6 @@ class PagedHashes:
 
 
 def pages_of(batch: Batch) -> Pages:
-    """Return where the tokens of a batch are; a model that was to keep pages is given some."""
     if batch.pages is None:
         raise InvariantError("a model that was to keep pages is given none")
     return batch.pages
@@ -582,7 +581,6 @@ class SimulatedDraft(SimulatedModel):
         self._agreement = agreement
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Compute one token for every slot; what an empty slot gets means nothing."""
         output, slots, at = super().forward(batch), batch.slots, batch.logit_slots
         if output.logits is not None:
             self._mistake(output.logits, self._hashes[at], self._lines[at])
@@ -634,11 +632,7 @@ def _uniform(bits: Hashes) -> NDArray[np.float64]:
 
 
 def simulated_draft(name: str, settings: SimulatedSettings) -> SimulatedDraft:
-    """Return what `simulated:RATE` names, for the simulated model of these settings.
-
-    Raises:
-        BatchdecodeError: RATE is no number from 0 to 1.
-    """
+    """Return what `simulated:RATE` names, for the simulated model of these settings."""
     _, colon, rate = name.partition(":")
     try:
         agreement = msgspec.convert(rate if colon else "1", Rate, strict=False)

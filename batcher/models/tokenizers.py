@@ -136,7 +136,6 @@ class ByteTokenizer:
         self.token_bytes: Sequence[bytes] = [bytes([byte]) for byte in range(256)]
 
     def encode(self, text: str) -> list[int]:
-        """Return the bytes of `text`."""
         return list(text.encode())
 
     def encode_array(self, text: str) -> "array[int]":
@@ -162,7 +161,6 @@ class WordTokenizer:
         return {word: token_id for token_id, word in enumerate(words, FIRST_WORD_ID)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`; their bytes, joined, are its UTF-8."""
         data = text.encode()
         if len(data) <= _WINDOW:
             return self._encode(data)
@@ -304,11 +302,7 @@ class CheckedTokenizer:
 
 
 def checked_tokenizer(tokenizer: Tokenizer, vocab_size: int | None) -> Tokenizer:
-    """Return `tokenizer` if it is sure to give tokens of the model for any text, else a check.
-
-    Raises:
-        BatchdecodeError: it is no tokenizer.
-    """
+    """Return `tokenizer` if it is sure to give tokens of the model for any text, else a check."""
     is_sure = isinstance(tokenizer, CheckedTokenizer) or (
         type(tokenizer) in {ByteTokenizer, WordTokenizer}
         and (vocab_size is None or len(tokenizer.token_bytes) <= vocab_size)

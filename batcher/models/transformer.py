@@ -92,7 +92,6 @@ class SlotModel(DecoderModel):
         self._caches[slot] = None
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Compute the new tokens of all rows, one row after the other."""
         wanted = {slot: line for line, slot in enumerate(batch.logit_slots.tolist())}
         logits = np.zeros((len(wanted), self.vocab_size), np.float32) if wanted else None
         chunk_logits: dict[int, list[FloatArray]] = {}
@@ -165,7 +164,6 @@ class TransformerModel(DecoderModel):
         self.allocate(0)
 
     def kv_block_bytes(self, block_size: int) -> int:
-        """Return what a block takes: room for keys and values, and for states if there are any."""
         return self._cache_size.of_block(block_size)
 
     def allocate(self, num_slots: int) -> None:

@@ -94,14 +94,7 @@ class Side:
         self.logits = [self.logits_after(row.prompt, row.output[:-1]) for row in rows]
 
     def logits_after(self, tokens: Sequence[int], others: Sequence[int] = ()) -> FloatArray:
-        """Return the logits [1 + others, vocab] after `tokens`, and after each of `others`.
-
-        None of them is in the cache: `tokens` are computed at once, and then a token at a time, as
-        when a row is decoded.
-
-        Raises:
-            ModelError: the model fails.
-        """
+        """Return the logits [1 + others, vocab] after `tokens`, and after each of `others`."""
         batch = Batch(1)
         batch.join(Chunk(_SLOT, list(tokens), 0))
         batch.logit_slots = np.array([_SLOT])
@@ -198,7 +191,6 @@ def diagnose(
     overlap = float(overlaps.mean())
 
     def explains(gain: float) -> bool:
-        """Return whether so much overlap is a good part of what is missing."""
         return gain >= max(_LEAST_GAIN, _LEAST_SHARE * (1 - overlap))
 
     # what the draft gives token by token, against what it gives without its cache

@@ -22,10 +22,7 @@ Choose = Callable[[FloatArray, list[int]], dict[int, int]]
 
 
 class DraftingRows:
-    """Rows of a model that drafts, by slot, and how much of each it has computed.
-
-    pages: of the other model.
-    """
+    """Rows of a model that drafts, by slot, and how much of each it has computed."""
 
     def __init__(
         self, model: PagedModel, num_slots: int, pages: Pages, eos_token_ids: Iterable[int]
@@ -154,7 +151,6 @@ class DraftTreeModel(DraftingRows):
         self._best_after, self._num_branches = best_after, num_branches
 
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
-        """Return the tokens that the model continues with, as many as are wanted, by slot."""
         drafts: dict[int, tuple[list[int], list[int]]]  # tokens, and what each follows
         drafts = {slot: ([], []) for slot in sorted(num_wanted)}
         # the branches that go on: their last draft, 0 before the first, and all tokens on the way

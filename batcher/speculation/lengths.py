@@ -76,7 +76,6 @@ class AutoLengths:
         row.num_drafts = self._best(row, 0.0)
 
     def close(self, slot: int) -> None:
-        """Forget the row in `slot`; what it has shown of all rows is kept."""
         del self._rows[slot]
 
     def wanted(self, slots: Iterable[int]) -> dict[int, int]:
@@ -233,7 +232,6 @@ class _Shown(Struct, gc=False):
     num_drafts: int = 0
 
     def add(self, num_drafts: int, num_accepted: int, memory: float) -> None:
-        """Add the drafts of a step; memory: what is left of what was shown before."""
         self.accepted = memory * self.accepted + num_accepted
         self.tried = memory * self.tried + num_accepted + (num_accepted < num_drafts)
 

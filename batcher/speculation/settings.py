@@ -107,10 +107,7 @@ class Drafter(Protocol):
 
 
 class CheckedDrafter:
-    """A user's drafter, which may propose nonsense.
-
-    takes_trees: whether the model verifies trees.
-    """
+    """A user's drafter, which may propose nonsense."""
 
     def __init__(self, drafter: Drafter, *, takes_trees: bool) -> None:
         self._drafter, self._takes_trees = drafter, takes_trees
@@ -150,10 +147,7 @@ Acceptance = Literal["exact", "leviathan"]
 
 
 class SpeculationSetting(FieldFacts, frozen=True):
-    """Facts of a setting besides its type, default and help.
-
-    metavar: what stands for its value.  allowed: what that may be, where not all texts are.
-    """
+    """Facts of a setting besides its type, default and help."""
 
     metavar: str
     allowed: str = ""
@@ -204,11 +198,7 @@ class ModelDraft(NamedTuple):
 
 
 def parse_draft(text: str) -> NgramDraft | ModelDraft:
-    """Return the source of drafts that `text` names, in one of FORMS.
-
-    Raises:
-        BatchdecodeError: `text` names no source.
-    """
+    """Return the source of drafts that `text` names, in one of FORMS."""
     kind, colon, rest = text.partition(":")
     if kind == "ngram":
         is_number = rest.isascii() and rest.isdigit() and len(rest) <= len(str(MAX_NGRAM))
@@ -242,11 +232,7 @@ LINE = TreeShape(1, MAX_DRAFT_TOKENS)
 
 
 def parse_tree(text: str) -> TreeShape:
-    """Return the shape that `text` names as WxD.
-
-    Raises:
-        BatchdecodeError: it names none, or one of more drafts than a row may be given.
-    """
+    """Return the shape that `text` names as WxD."""
     found = re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", text, re.ASCII)
     shape = TreeShape(*map(int, found.groups())) if found else LINE
     if not found or shape.size > MAX_DRAFT_TOKENS:

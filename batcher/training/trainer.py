@@ -302,11 +302,7 @@ class Trainer:
         return self.step == self.settings.steps
 
     def advance(self) -> float:
-        """Do a step; return its loss.
-
-        Raises:
-            BatchdecodeError: the loss is not a number; the weights are as they were.
-        """
+        """Do a step; return its loss."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.settings)
         batches = self._packing.of_step(self.step, self.settings)
@@ -328,7 +324,6 @@ class Trainer:
         return found
 
     def save(self, folder: Path) -> None:
-        """Write all that another process goes on by."""
         state = BytesIO()
         torch.save(
             {

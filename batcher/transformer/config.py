@@ -26,10 +26,7 @@ SessionOverflow = Literal["error", "drop-oldest"]
 
 
 class TransformerSetting(FieldFacts, frozen=True):
-    """What is to be known of a setting beside its type, its default and what it does.
-
-    metavar: what stands for its value; None of one that has none.
-    """
+    """What is to be known of a setting beside its type, its default and what it does."""
 
     metavar: str | None = None
 
@@ -395,7 +392,6 @@ class _DeltaNetFields(Struct):
 
 
 def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
-    """Return what config.json says."""
     known = ", ".join(ARCHITECTURES)
     named = mapping.get("architectures")
     name = named[0] if isinstance(named, list) and named else named

@@ -204,10 +204,7 @@ NO_BLOCK = -1
 
 
 class OwnTables:
-    """A table of each slot for each group of layers, over blocks of which there are ever more.
-
-    num_blocks: how many there are so far.
-    """
+    """A table of each slot for each group of layers, over blocks of which there are ever more."""
 
     def __init__(self, num_slots: int, groups: Sequence[CacheGroup]) -> None:
         self.num_blocks = 0

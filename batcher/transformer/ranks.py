@@ -343,11 +343,7 @@ def even_boundaries(num_columns: int, world_size: int) -> tuple[int, ...]:
 
 
 class ColumnParallelLinears(WholeLinears):
-    """Makes products of which this rank holds its columns.
-
-    kind: how weights are kept and multiplied.  is_fast: whether products of floats are left to
-    BLAS.
-    """
+    """Makes products of which this rank holds its columns."""
 
     def __init__(self, kind: WeightKind, group: RankGroup, *, is_fast: bool) -> None:
         super().__init__(kind, is_fast=is_fast)
@@ -420,7 +416,6 @@ class ParallelEmbedding:
         self._own, self._boundaries, self._group = own, boundaries, group
 
     def __call__(self, token_ids: IntArray) -> FloatArray:
-        """Return the rows [tokens, hidden_size] of all tokens."""
         owners = np.searchsorted(self._boundaries, token_ids, "right") - 1
         counts = np.bincount(owners, minlength=self._group.world_size)
         rank = self._group.rank

@@ -55,14 +55,7 @@ class Span(NamedTuple):
 
 
 def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
-    """Return the spans of tokens whose last ones are drafts that are a tree.
-
-    Each draft is a span of its own, behind those on its way; its keys and values are kept where its
-    place among the tokens says.
-
-    span: of all these tokens, as if they were on end.
-    paths: for each draft, the indices of the drafts on its way, its own the last.
-    """
+    """Return the spans of tokens whose last ones are drafts that are a tree."""
     num_known = len(span.token_ids) - len(paths)
     known = span.start + num_known
     past = [cells[:known] for cells in span.cells]
@@ -177,7 +170,6 @@ class _Mixed:
     def attend(
         self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
     ) -> FloatArray:
-        """Return the output [tokens, heads, head_dim] of all queries."""
         output = np.empty_like(query)
         for part, start, cells in self._chunks:
             output[part] = attention.of_chunk(query[part], start, cells, keys, values)

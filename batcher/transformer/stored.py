@@ -244,7 +244,6 @@ class _Header:
         return range(count)
 
     def value(self, kind: int) -> Any:
-        """Read a value; an array is a list."""
         if kind == STRING:
             return self.text()
         if kind != ARRAY:

@@ -141,7 +141,6 @@ class GatedMLP:
         self._activation = ACTIVATIONS[weights.config.activation]
 
     def __call__(self, x: FloatArray) -> FloatArray:
-        """Return [rows, features] of x [rows, features]."""
         gate_up = self._gate_up.by_feature(x)
         half = len(gate_up) // 2
         activated = self._activation(gate_up[:half])
@@ -171,7 +170,6 @@ class Experts:
         ]
 
     def __call__(self, x: FloatArray) -> FloatArray:
-        """Return [rows, features] of x [rows, features]."""
         scores = self._router(x)
         shares = np.exp(scores - scores.max(1, keepdims=True))
         shares /= shares.sum(1, keepdims=True)
