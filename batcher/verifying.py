@@ -67,10 +67,7 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Difference | None:
-    """Return the first difference, None if there is none.
-
-    order: the ids of the requests, in the order in which they are looked at.
-    """
+    """Return the first difference, None if there is none."""
     places = {request_id: place for place, request_id in enumerate(order)}
     for key in sorted(alone.keys() | here.keys(), key=lambda key: (places[key[0]], key[1])):
         one, other = alone.get(key), here.get(key)
@@ -418,10 +415,7 @@ def groups_of(requests: Sequence[Request]) -> list[Group]:
 
 
 def decode_alone(groups: Sequence[Group], make_model: ModelMaker) -> Outputs:
-    """Return the outputs of all requests, each decoded with nothing beside it.
-
-    Those that need as many slots are decoded in one engine, one after the other.
-    """
+    """Return the outputs of all requests, each decoded with nothing beside it."""
     engines: dict[int, Engine] = {}
     outputs: dict[Key, Result] = {}
     for group in groups:
@@ -444,13 +438,7 @@ def decode_under(
     exercised: Exercised,
     speculation: SpeculationSettings | None = None,
 ) -> tuple[Outputs, dict[Key, StreamedOutput]]:
-    """Return the outputs of all requests under the settings of `case`, and what events told.
-
-    exercised: where is counted what was done.
-
-    Raises:
-        InvariantError: a block is lost, shared wrongly or held by who does not run.
-    """
+    """Return the outputs of all requests under the settings of `case`, and what events told."""
     model = make_model()
     if isinstance(model, SimulatedModel):
         model.is_attentive = True
@@ -489,10 +477,7 @@ def decode_under(
 
 
 def arranged(case: Case, requests: Sequence[Request], seed: int) -> Sequence[Request]:
-    """Return all requests in the order, and with the arrival times, that `case` wants.
-
-    The turns of a session keep their order.
-    """
+    """Return all requests in the order, and with the arrival times, that `case` wants."""
     if case.arrivals == "given":
         return requests
     random = Random(f"{seed}/{case.number}/arrivals")  # noqa: S311 - no secret

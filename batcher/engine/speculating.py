@@ -422,10 +422,7 @@ class Speculator:
                 self._events.append(RollbackEvent(*place, *told))
 
     def end_step(self, scheduled: SchedulerOutput[Sequence], measured: BatchStats | None) -> None:
-        """Let rows go on behind the drafts of the step, which is over.
-
-        measured: what it has computed, if that is known.
-        """
+        """Let rows go on behind the drafts of the step, which is over."""
         if scheduled.num_drafts:
             for row in self._scheduler.recompute_drafts():
                 self._runner.note_known(row)
@@ -478,7 +475,7 @@ def _load(name: str, model: Model) -> Model:
 def draft_bytes_of(
     speculation: SpeculationSettings, model: Model, block_size: int
 ) -> tuple[int | None, int | None]:
-    """Return the bytes that a token, and a block, take of the cache of a draft model; None: unknown."""
+    """Return the bytes of a draft's cache for a token and for a block; None if unknown."""
     draft = parse_draft(speculation.draft)
     if not isinstance(draft, ModelDraft):
         return 0, 0

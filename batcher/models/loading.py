@@ -124,12 +124,7 @@ class CheckedModel:
             self.inner.release(slot)
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Return the model's answer, with token ids out of range among its failures.
-
-        Raises:
-            ModelError: the model raised, or did not return one integer for each slot, and logits
-            for each of `batch.logit_slots` and after each draft.
-        """
+        """Return the model's answer, with token ids out of range among its failures."""
         slots, logit_slots = batch.slots, batch.logit_slots  # the model may change the batch
         token_slots = slots
         computed = {*slots.tolist(), *(chunk.slot for chunk in batch.chunks)}
@@ -347,11 +342,7 @@ def missing_methods(model: object) -> list[str]:
 
 
 def check_description(model: Any) -> None:
-    """Make sure that a model says of itself what the engine builds on.
-
-    Raises:
-        BatchdecodeError: it does not.
-    """
+    """Make sure that a model says of itself what the engine builds on."""
 
     def is_int(value: Any, least: int, most: int | None) -> bool:
         is_number = isinstance(value, int) and not isinstance(value, bool)

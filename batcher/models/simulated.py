@@ -222,10 +222,6 @@ class SimulatedModel:
         self._output = ModelOutput(self._tokens)
 
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
-        """Make room for `num_slots` rows in blocks, of as many as `Pages.num_blocks` says by then.
-
-        num_blocks: how many to make room for at once.
-        """
         self.allocate(num_slots)
         self._pages = PagedHashes(self, num_slots, num_blocks or 0, block_size)
 
@@ -288,11 +284,7 @@ class SimulatedModel:
     def _gather_logits(
         self, lines: IntArray, hashes: Bits, tokens: IntArray, logits: FloatArray
     ) -> FloatArray:
-        """Write the logits of some rows into `logits` [rows, vocab], and return it.
-
-        lines, hashes, tokens: [rows] the line of the last token, the hash of the prefix, the greedy
-        choice.
-        """
+        """Write the logits of some rows into `logits` [rows, vocab], and return it."""
         shapes = (hashes >> np.uint64(SHAPE_SHIFT)).view(np.int64)
         rankings = shapes // len(SHARPNESSES) % NUM_RANKINGS
         self._logit_table.take(lines // NUM_CHOICES * NUM_RANKINGS + rankings, 0, logits, "clip")
@@ -411,10 +403,7 @@ class PagedHashes:
         self.drafts: tuple[IntArray, Hashes] | None = None
 
     def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:
-        """Put the hash before each row's token into `hashes`; return whether any row yields.
-
-        tokens: [num_slots] gets the last token of every chunk.
-        """
+        """Put the hash before each row's token into `hashes`; return whether any row yields."""
         pages, chunks, self.drafts = pages_of(batch), batch.chunks, None
         if pages.copies or pages.moves or pages.num_blocks > self._num_blocks:
             self._prepare(pages)
@@ -596,10 +585,7 @@ class SimulatedDraft(SimulatedModel):
         return output
 
     def _mistake(self, logits: FloatArray, hashes: Hashes, lines: IntArray) -> None:
-        """Put the logits of another choice into the rows that are not to agree.
-
-        logits: [rows, vocab].  hashes, lines: [rows] of the prefix, and of its last token.
-        """
+        """Put the logits of another choice into the rows that are not to agree."""
         rows, bits, tokens, others = self._wrong(hashes, lines)
         which, own = np.arange(len(rows)), np.empty((len(rows), self.vocab_size), np.float32)
         self._gather_logits(lines[rows], bits, others, own)
@@ -610,10 +596,7 @@ class SimulatedDraft(SimulatedModel):
     def _wrong(
         self, hashes: Hashes, lines: IntArray
     ) -> tuple[IntArray, Hashes, IntArray, IntArray]:
-        """Return which rows are not to agree, their bits, and what either model chooses for them.
-
-        Arguments: as above.
-        """
+        """Return which rows are not to agree, their bits, and what either model chooses."""
         bits = scramble(hashes)
         (rows,) = (_uniform(bits) >= self._agreement).nonzero()
         bits, lines = scramble(bits[rows]), lines[rows]

@@ -190,13 +190,7 @@ class WordTokenizer:
         tokenize: bool = True,
         add_generation_prompt: bool = False,
     ) -> list[int] | str:
-        """Return the prompt of a chat, as token ids or as text; parameters as in transformers.
-
-        It has a line for each message, `role: content`, and `assistant:` for the model to go on.
-
-        Raises:
-            ValueError: a role that is none of ROLES.
-        """
+        """Return the prompt of a chat, as token ids or as text; parameters as in transformers."""
         lines = []
         for message in conversation:
             role = message["role"]
@@ -268,11 +262,7 @@ class CheckedTokenizer:
             self.encode_with_special = partial(self._encode, encode=encode)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`, in a list of the caller's own.
-
-        Raises:
-            EncodingError: the tokenizer raised, or its answer is no list of the model's token ids.
-        """
+        """Return the token ids of `text`, in a list of the caller's own."""
         with self._lock:
             last, self._last = self._last, None
             if last is not None and last[0] == text:

@@ -35,10 +35,7 @@ _SLOT = 0
 
 
 class CauseCheck(Struct, frozen=True, kw_only=True):
-    """One look at a possible cause, and whether it is a fault.
-
-    overlap: what there would be without the fault, None if unknown.
-    """
+    """One look at a possible cause, and whether it is a fault."""
 
     cause: Cause
     is_fault: bool
@@ -152,13 +149,7 @@ class Side:
 def diagnose(
     rows: Sequence[TargetOutput], target: Model, draft: Model, draft_fields: dict[str, object]
 ) -> Diagnosis:
-    """Return what is wrong with `draft`.
-
-    rows: those of `target`.  draft_fields: sampling fields that are others for the draft.
-
-    Raises:
-        BatchdecodeError: a model gives no logits, or fails.
-    """
+    """Return what is wrong with `draft`."""
     for model in (target, draft):
         if model.gives == "tokens":
             raise BatchdecodeError(f"{model.name} gives no logits, so there is nothing to compare")

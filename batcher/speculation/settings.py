@@ -257,10 +257,7 @@ def expected_tokens(acceptance: float, num_drafts: int) -> float:
 
 
 def expected_speedup(acceptance: float, num_drafts: int, draft_cost: float) -> float:
-    """Return the speedup over a run without drafts if verifying is free (theorem 3.8).
-
-    draft_cost: what a draft costs, as a share of a step.
-    """
+    """Return the speedup over a run without drafts if verifying is free (theorem 3.8)."""
     return expected_tokens(acceptance, num_drafts) / (1 + draft_cost * num_drafts)
 
 

@@ -157,11 +157,7 @@ Experts = tuple[int, int]
 
 
 class KindErrors(Struct, frozen=True):
-    """The errors of a fit at the steps of one kind.
-
-    mape: the mean, as a share of the time of a step.  replayed: how much longer all of them take
-    together, as a share.
-    """
+    """The errors of a fit at the steps of one kind."""
 
     kind: str
     num_steps: int

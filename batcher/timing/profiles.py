@@ -333,10 +333,7 @@ def roofline(
 def num_kv_tokens(
     shape: ModelShape, gpu: GPU, tensor_parallel: int = 1, pipeline_parallel: int = 1
 ) -> int:
-    """Return how many tokens fit beside the weights, in USABLE_MEMORY; at least 0.
-
-    What else an engine keeps is left out; what a real one reports is the better number.
-    """
+    """Return how many tokens fit beside the weights, in USABLE_MEMORY; at least 0."""
     memory = gpu.memory_gb * 1e9 * USABLE_MEMORY * tensor_parallel * pipeline_parallel
     sizes = shape.sizes
     num_bytes = sizes.kv_bytes_per_token * shape.kv_copies(tensor_parallel)
@@ -560,10 +557,7 @@ class KvRoom(Struct, frozen=True):
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """Where one engine runs, and what; None, or 1 GPU: not known.
-
-    model, gpu: names, or files of a config and of a data sheet.  kv_tokens: reported by an engine.
-    """
+    """Where one engine runs, and what; None, or 1 GPU: not known."""
 
     model: str | None = None
     gpu: str | None = None
@@ -664,10 +658,7 @@ EXAMPLE_STEPS = {
 
 
 class Prediction(Struct, frozen=True):
-    """The duration of an example of a step, and the least that hardware allows, in seconds.
-
-    limit: what makes that the least: "compute" or "memory bandwidth".
-    """
+    """The duration of an example of a step, and the least that hardware allows, in seconds."""
 
     step: str
     seconds: float

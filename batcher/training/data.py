@@ -152,11 +152,7 @@ NO_TARGET = -100  # which cross-entropy in torch leaves out
 
 
 class PackedRows(Struct, frozen=True, eq=False):
-    """Rows to train on, all [rows, seq_length].
-
-    targets: the token after each one; NO_TARGET where that is of another text.
-    documents: the number of the text that each token is of.
-    """
+    """Rows to train on, all [rows, seq_length]."""
 
     tokens: IntArray
     targets: IntArray
@@ -173,10 +169,7 @@ class PackedRows(Struct, frozen=True, eq=False):
 
 
 class Packing:
-    """Texts one after the other, cut into rows.
-
-    num_tokens: of all texts.  num_rows: of an epoch; what does not fill a row is left out.
-    """
+    """Texts one after the other, cut into rows."""
 
     def __init__(self, texts: Sequence[Sequence[int]], seq_length: int) -> None:
         self.num_tokens = sum(map(len, texts))
@@ -244,10 +237,7 @@ class Material(NamedTuple):
 
 
 def read_material(path: Path, settings: TrainingSettings, target: Path | None) -> Material:
-    """Return a corpus as a run needs it.
-
-    target: a checkpoint, whose tokenizer is taken; None to make one.
-    """
+    """Return a corpus as a run needs it."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - optional
 
     corpus = read_corpus(path, settings.holdout)
@@ -292,10 +282,7 @@ END_OF_TEXT, END_ID = "<|endoftext|>", 0  # special tokens come first
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
-    """Return a tokenizer of at most `vocab_size` tokens: the end of a text, all bytes, and merges.
-
-    Any text can be encoded and comes back as it was; a small corpus makes fewer merges.
-    """
+    """Return a tokenizer of at most so many tokens: the end of a text, all bytes, and merges."""
     from tokenizers import (  # noqa: PLC0415 - optional
         Tokenizer,
         decoders,
@@ -405,10 +392,7 @@ _TRAINING, _HELD_OUT = "#8da0cb", "#d95f02"
 
 
 def loss_curve(losses: Losses) -> str:
-    """Return the training loss, averaged over a few steps a point, and that of held-out text.
-
-    Of a draft both are divergences.
-    """
+    """Return the training loss, averaged over a few steps a point, and that of held-out text."""
     size = -(-len(losses.training) // _MAX_POINTS)
     parts = [
         losses.training[start : start + size] for start in range(0, len(losses.training), size)

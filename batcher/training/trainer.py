@@ -84,10 +84,7 @@ class Llama(nn.Module):
                 nn.init.normal_(weight, std=small if writes else INITIAL_STD)
 
     def forward(self, tokens: Any, documents: Any) -> Any:
-        """Return the logits of the token after each one: [rows, length, vocab].
-
-        tokens: [rows, length].  documents: the same; a token attends to those before it of its own.
-        """
+        """Return the logits of the token after each one: [rows, length, vocab]."""
         x, config, table = (
             self.model["embed_tokens"](tokens),
             self.config,
@@ -144,10 +141,7 @@ def autocast(precision: Precision) -> AbstractContextManager[Any]:
 
 
 def loss_scaler(precision: Precision) -> Any:
-    """Return what multiplies losses, so that gradients in fp16 are not zero; nothing else does.
-
-    Gradients that overflow are no update: the scale is halved for the next step.
-    """
+    """Return what multiplies losses, so that gradients in fp16 are not zero; nothing else does."""
     return torch.amp.GradScaler("cpu", enabled=precision == "fp16")
 
 
@@ -238,10 +232,7 @@ _BETAS = 0.9, 0.95  # as GPT-3 and Llama were trained
 
 
 class Trainer:
-    """A model, and what it learns.
-
-    step: how many steps are done.  losses: what came of them.
-    """
+    """A model, and what it learns."""
 
     def __init__(self, settings: TrainingSettings, material: Material) -> None:
         self.settings, self.material = settings, material

@@ -150,10 +150,7 @@ class Quantized(NamedTuple):
 
 
 def quantize_weights_int8(weights: FloatArray, *, per_channel: bool = False) -> Quantized:
-    """Return weights [out, in] as int8: divided by max|w| / 127, rounded to the nearest.
-
-    per_channel: whether each output has a scale of its own.  Zeros have the scale 1.
-    """
+    """Return weights [out, in] as int8: divided by max|w| / 127, rounded to the nearest."""
     axes = 1 if per_channel else None
     scales = np.atleast_1d(np.abs(weights).max(axes) / np.float32(LARGEST)).astype(np.float32)
     scales[scales == 0] = 1

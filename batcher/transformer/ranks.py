@@ -397,10 +397,7 @@ class ColumnParallelLinears(WholeLinears):
 
 
 class ColumnParallelLinear(Linear):
-    """A product of which every rank has its columns.
-
-    own: that with the columns of this rank.  boundaries: where those of each begin.
-    """
+    """A product of which every rank has its columns."""
 
     def __init__(self, own: Linear, boundaries: Boundaries, group: RankGroup) -> None:
         self._own, self._boundaries, self._group = own, boundaries, group
@@ -434,10 +431,7 @@ def reference_of(shape: tuple[int, int]) -> FloatArray:
 def exact_boundaries(
     shape: tuple[int, int], reference: FloatArray, group: RankGroup
 ) -> tuple[int, ...]:
-    """Return where a weight of this shape is cut so that the bits are those of the reference.
-
-    All ranks find the same.  If need be, one of them has all columns.
-    """
+    """Return where a weight of this shape is cut so that the bits are those of the reference."""
     for boundaries in dict.fromkeys(_promising(shape[0], group.world_size)):
         own = group.own_part(boundaries)
         is_equal = np.array_equal(_product_of(shape, own), reference[:, own])
