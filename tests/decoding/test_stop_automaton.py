@@ -49,21 +49,10 @@ CASES = [
     ([2, 3, 4], {"stop_token": 4, "stop": "c"}, 3, "ab", 4),  # equally long: stop_token first
     ([2, 3, 4], {"stop_sequence": ["c"], "stop": ["c"]}, 3, "ab", "c"),
     ([2, 3, 4], {"stop": ["c", "bc"]}, 3, "a", "bc"),
-    (
-        [2, 5, 4],
-        {"stop": ["bc", "aab", "b"]},
-        2,
-        "",
-        "aab",
-    ),  # the earliest byte: "aab" and "b" end there
+    # the earliest byte: "aab" and "b" end there
+    ([2, 5, 4], {"stop": ["bc", "aab", "b"]}, 2, "", "aab"),
     ([2, 5, 4], {"stop": ["c", "b"]}, 2, "aa", "b"),
-    (
-        [2, 5, 4],
-        {"stop_token": 5, "stop": "b"},
-        2,
-        "aa",
-        "b",
-    ),  # inside the token, so before its end
+    ([2, 5, 4], {"stop_token": 5, "stop": "b"}, 2, "aa", "b"),  # inside the token
     ([4, 6, 3], {"stop": "cb"}, 2, "", "cb"),  # across a boundary
     ([2, 7, 8, 3], {"stop": "é"}, 3, "a", "é"),  # a character in two tokens
     ([2, 7, 3, 8], {"stop": "é"}, 4, "a\ufffdb\ufffd", ...),
