@@ -286,11 +286,16 @@ def _pattern_test(pattern: str) -> Test:
     return test
 
 
-def _pattern(validator: Any, pattern: str, value: Any, _: Any) -> Iterator[Any]:
-    from jsonschema import ValidationError  # noqa: PLC0415 - an optional dependency
+def _keeps(kind: str, holds: Callable[[Any, Any], bool]) -> Callable[..., Iterator[Any]]:
+    """Return the check of a keyword of values of that kind; holds: of what it states and one."""
 
-    if validator.is_type(value, "string") and not _pattern_test(pattern)(value):
-        yield ValidationError(f"does not match {pattern!r}")
+    def check(validator: Any, stated: Any, value: Any, _: Any) -> Iterator[Any]:
+        from jsonschema import ValidationError  # noqa: PLC0415 - an optional dependency
+
+        if validator.is_type(value, kind) and not holds(stated, value):
+            yield ValidationError(f"not as {stated} states")
+
+    return check
 
 
 def _pattern_properties(validator: Any, patterns: Any, value: Any, _: Any) -> Iterator[Any]:
@@ -319,15 +324,10 @@ def _items(
     yield from (in_turn if isinstance(items, list) else all_)(validator, items, *rest) or ()
 
 
-def _multiple_of(validator: Any, divisor: Any, value: Any, _: Any) -> Iterator[Any]:
-    from jsonschema import ValidationError  # noqa: PLC0415 - an optional dependency
-
-    if not validator.is_type(value, "number"):
-        return
+def _is_multiple(divisor: Any, value: Any) -> bool:
     if isinstance(value, Decimal) and abs(value.adjusted()) > _MAX_EXPONENT:
         raise UndecidedError
-    if Fraction(value) % Fraction(divisor):
-        yield ValidationError(f"not a multiple of {divisor}")
+    return not Fraction(value) % Fraction(divisor)
 
 
 def _undecided(*_: Any) -> Iterator[Any]:
@@ -335,10 +335,10 @@ def _undecided(*_: Any) -> Iterator[Any]:
 
 
 _KEYWORDS: dict[str, Callable[..., Any]] = {
-    "pattern": _pattern,
+    "pattern": _keeps("string", lambda pattern, value: _pattern_test(pattern)(value)),
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
-    "multipleOf": _multiple_of,
+    "multipleOf": _keeps("number", _is_multiple),
 }
 # The library looks for patterns here by itself, and may take any time.
 _UNEVALUATED = {"unevaluatedProperties": _undecided, "unevaluatedItems": _undecided}

@@ -8,6 +8,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import Job, jobs_of, play, workloads
+from test_timed_numbers import series_of
 
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent, StepsEvent
@@ -48,16 +49,6 @@ def test_a_plain_run_has_the_times_of_one_that_tells_of_its_steps(jobs, batch, i
     for name in ("latencies", "goodput", "throughput"):
         assert getattr(plain, name) == getattr(timed, name)
     assert series_of(played.events, interval) == series_of(told(played, batch), interval)
-
-
-def series_of(events, interval):
-    series, rows = TimeSeries(interval), []
-    metrics = RunMetrics(series=series)
-    for event in events:
-        metrics.observe([event])
-        rows += series.rows()
-    metrics.close(0)
-    return rows + series.finish()
 
 
 def test_a_plain_run_of_requests_with_deadlines_tells_how_many_kept_theirs():
