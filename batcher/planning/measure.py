@@ -192,9 +192,8 @@ def run(
     a fleet raises GivenUp where they do not.
     """
     workload = workload.at_rate(deployment.rate)
-    replicas: list[ReplicaSettings] = []
-    for group in groups_of(deployment):
-        settings = ReplicaSettings(
+    replicas = [
+        ReplicaSettings(
             num_slots=group.engine.batch,
             scheduling=group.engine.scheduling,
             step_time=step_time_of(group.engine.profile),
@@ -202,9 +201,12 @@ def run(
             group=group.name,
             role=group.role,
         )
-        replicas += [settings] * group.count
-    num_samples, max_missed = max(workload.num_samples, 1), inf
-    if given_up_by is not None:
+        for group in groups_of(deployment)
+        for _ in range(group.count)
+    ]
+    num_samples, max_missed, limits = max(workload.num_samples, 1), inf, dict[str, float]()
+    if given_up_by is not None and given_up_by.slo is not None:
+        limits = given_up_by.slo.limits
         max_missed = (1 - given_up_by.asked) * max(workload.exact_num_samples, 1) + 1
     num_seen = num_missed = 0
     running: Fleet | None = None
@@ -219,38 +221,33 @@ def run(
             if num_missed > max_missed:
                 raise GivenUp
 
-    slo = None if given_up_by is None else given_up_by.slo
-    limits = {} if slo is None else slo.limits
-
-    fleet, router, interval = deployment.fleet, deployment.router, deployment.report_interval
-    management = None if fleet is None else fleet.management
+    management = None if deployment.fleet is None else deployment.fleet.management
     if management is None and len(replicas) == 1 and isinstance(workload, Workload):
         return simulate(workload, replicas[0], on_ended)
     transfer = transfer_of(deployment)
-    # A router of one's own is asked by no fleet that may be given up: it may count.
-    if (
-        management is None
-        and transfer is None
-        and router in ROUTERS
-        and workload.shares_nothing
-        and all(each.of_trial for each in replicas)
-    ):
-        trial = [found for each in replicas if (found := each.of_trial) is not None]
-        with suppress(Preempted):
-            running = Fleet(Turns(workload), trial, router_of(router), interval, on_ended)
-            return running.run()
+
+    def run_fleet(settings: list[ReplicaSettings]) -> FleetResult:
+        nonlocal running, num_seen, num_missed
         num_seen = num_missed = 0
-    running = Fleet(
-        Turns(workload),
-        replicas,
-        router_of(router),
-        interval,
-        on_ended,
-        management=management,
-        decode_router=None if transfer is None else router_of(router),
-        transfer=transfer,
-    )
-    return running.run()
+        running = Fleet(
+            Turns(workload),
+            settings,
+            router_of(deployment.router),
+            deployment.report_interval,
+            on_ended,
+            management=management,
+            decode_router=None if transfer is None else router_of(deployment.router),
+            transfer=transfer,
+        )
+        return running.run()
+
+    trial = [each.of_trial for each in replicas if each.of_trial is not None]
+    is_plain = management is None and transfer is None and workload.shares_nothing
+    # A router of one's own is asked by no fleet that may be given up: it may count.
+    if is_plain and len(trial) == len(replicas) and deployment.router in ROUTERS:
+        with suppress(Preempted):
+            return run_fleet(trial)
+    return run_fleet(replicas)
 
 
 # -- what it comes to ------------------------------------------------------------------------------

@@ -133,9 +133,9 @@ class LeastOf(Router):
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
         super().use(replicas)
-        self._entries, self._heap = {}, []
+        self._entries, self._heap = {replica: (0.0, 0, replica) for replica in replicas}, []
         for replica in replicas:
-            self._place(replica)
+            self.note(replica)
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
         heap, entries = self._heap, self._entries
@@ -144,16 +144,15 @@ class LeastOf(Router):
         return heap[0][-1]
 
     def note(self, replica: ReplicaView) -> None:
-        if replica in self._entries:  # or nothing is sent to it any more
-            self._place(replica)
-
-    def _place(self, replica: ReplicaView) -> None:
         """Put a replica behind all of equal load."""
+        entries, heap = self._entries, self._heap
+        if replica not in entries:  # nothing is sent to it any more
+            return
         self._num_entries += 1
-        self._entries[replica] = entry = self._load(replica), self._num_entries, replica
-        heappush(self._heap, entry)
-        if len(self._heap) > MAX_OUTDATED * len(self._entries):
-            self._heap = sorted(self._entries.values())
+        entries[replica] = entry = self._load(replica), self._num_entries, replica
+        heappush(heap, entry)
+        if len(heap) > MAX_OUTDATED * len(entries):
+            self._heap = sorted(entries.values())
 
 
 num_requests = attrgetter("num_requests")

@@ -199,25 +199,12 @@ class ServedColumns:
     """The numbers of sequences that were given tokens, in the order in which they ended."""
 
     def __init__(self) -> None:
-        self._numbers = array("d")
-
-    def add(self, one: SimulatedSequence, num_output_tokens: int) -> None:
-        came = one.came
-        self._numbers.extend(
-            (
-                one.arrival_time if came is None else came,
-                one.admitted_ticks / TICKS_PER_SECOND,
-                one.first_token_ticks / TICKS_PER_SECOND,
-                one.end_ticks / TICKS_PER_SECOND,
-                num_output_tokens,
-                one.priority,
-            )
-        )
+        self.numbers = array("d")
 
     def since(self, place: int) -> ServedTimes:
         """Return those added after the first `place` ones."""
         width = len(ServedTimes._fields)
-        return ServedTimes(*np.frombuffer(self._numbers[place * width :]).reshape(-1, width).T)
+        return ServedTimes(*np.frombuffer(self.numbers[place * width :]).reshape(-1, width).T)
 
 
 class ReplicaResult(Struct):
@@ -290,7 +277,17 @@ class ReplicaResult(Struct):
         if begin > (self.last_admission_ticks or NEVER):
             self.last_admission_ticks = begin
         if not is_continued:
-            served.add(sequence, num_output)
+            came = sequence.came
+            served.numbers.extend(
+                (
+                    sequence.arrival_time if came is None else came,
+                    sequence.admitted_ticks / TICKS_PER_SECOND,
+                    first_token / TICKS_PER_SECOND,
+                    sequence.end_ticks / TICKS_PER_SECOND,
+                    num_output,
+                    sequence.priority,
+                )
+            )
 
     @property
     def busy_ticks(self) -> int:

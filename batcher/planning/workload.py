@@ -6,7 +6,7 @@ those that `batchdecode workload` writes with the same numbers and seed.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice, takewhile
 from math import ceil
 from typing import Any, Self
@@ -313,7 +313,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
                 num_tokens=num_prompt,
                 max_tokens=num_output,
                 priority=priority,
-                output=Piece(num_output, GREEDY),
+                output=_generated(num_output),
             )
 
     @property
@@ -347,6 +347,11 @@ def _times(rate: float, duration: float, burstiness: float | None, seed: int) ->
 @cache
 def _num_times(rate: float, duration: float, burstiness: float | None, seed: int) -> int:
     return sum(1 for _ in _times(rate, duration, burstiness, seed))
+
+
+@lru_cache(2**12)
+def _generated(length: int) -> Piece:
+    return Piece(length, GREEDY)
 
 
 @cache

@@ -55,21 +55,20 @@ LEAST_WANTED = (  # where there is no room for all, in the order in which they g
 )
 SHORT_SETTINGS = (32, 28, 24, 20, 16, 12)  # cells, where leaving out columns does not do
 ONLY_IF_NOT_0 = {"preemptions", "lost", "refused", "failed"}
+# What binds or is waited for, as the table and the plan call it.
 BINDS = {
     "slots": "slots",
     "kv": "KV",
     "tokens": "token budget",
     "static": "static batch",
+    "threshold": "prefill threshold",
     "compute": "compute",
     "arrivals": "arrivals",
 }
 WAITS = {
-    "slots": "waiting for slots",
-    "kv": "waiting for KV",
     "tokens": "waiting for the token budget",
     "static": "waiting for the static batch",
     "compute": "computing",
-    "arrivals": "waiting for arrivals",
 }
 _REASONS = {
     "queue_full": "found no room in the queue",
@@ -87,7 +86,6 @@ _LIMITS: dict[Limit, str] = {
     "threshold": "prompt tokens",
     "static": "batches",
 }
-_BINDS = {**BINDS, "threshold": "prefill threshold"}
 MAX_SHOWN = 5  # of what contradicts the assumption
 
 
@@ -412,7 +410,10 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if outcome.cost is not None:
         yield "cost", cost_text(outcome.cost)
     shares = sorted(outcome.binding.shares.items(), key=lambda item: -item[1])
-    first, *others = [f"{whole_percent(share)} {WAITS[name]}" for name, share in shares]
+    first, *others = [
+        f"{whole_percent(share)} {WAITS.get(name, f'waiting for {BINDS[name]}')}"
+        for name, share in shares
+    ]
     yield "time", [f"at {named(plan.searched, plan.value)}: {first}", *others]
     if failing := [
         f"{short(trial.value)} ({good_percent(trial.share or 0.0)})"
@@ -439,7 +440,7 @@ def _relief(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     better = [relief for relief in plan.reliefs if relief.share > there.good_share]
     reaching = [(relief.reached, relief) for relief in plan.reliefs if relief.reached is not None]
     if plan.binding:
-        binds = f"{' and '.join(_BINDS[limit] for limit in plan.binding)} at {place}"
+        binds = f"{' and '.join(BINDS[limit] for limit in plan.binding)} at {place}"
         if plan.removal is not None:
             limits = " and ".join(_LIMITS[limit] for limit in plan.removal.constraints)
             binds = f"{binds}: {good_percent(plan.removal.share)} without a limit of {limits}"
