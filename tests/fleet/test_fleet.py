@@ -218,10 +218,10 @@ def test_the_least_is_that_which_has_been_so_for_longest(moves, max_outdated):
             assert len(router._heap) <= max_outdated * len(noted)
 
 
-@pytest.mark.parametrize("option", ["router", "report_interval"])
-def test_a_router_of_one_replica_has_no_effect(option):
-    with pytest.raises(BatchdecodeError, match="no effect without --replicas"):
-        check_router([option], [Deployment()])
+def test_a_router_of_one_replica_has_no_effect():
+    for option in ("router", "report_interval"):
+        with pytest.raises(BatchdecodeError, match="no effect without --replicas"):
+            check_router([option], [Deployment()])
 
 
 # -- queues of which theory knows the mean wait; a service is one step of constant time, or many ---
@@ -348,24 +348,6 @@ ENGINE = ReplicaSettings(
 NAMES = ["a", 7, "c"]
 
 
-class Noting(Router):
-    """Does what another router does, and notes where each request went."""
-
-    def __init__(self, name):
-        super().__init__()
-        self._router, self.went = router_of(name), []
-        self.hears_ends = self._router.hears_ends
-        self.note = self._router.note
-
-    def use(self, replicas):
-        self._router.use(replicas)
-
-    def choose(self, request, now):
-        view = self._router.choose(request, now)
-        self.went.append(view.index)
-        return view
-
-
 def log_of_a_fleet(name, number=3):
     """A log that simulated engines behind a router wrote, each request with its replica."""
     chance = np.random.default_rng(5)
@@ -381,7 +363,7 @@ def log_of_a_fleet(name, number=3):
         )
         for number, time in enumerate(arrivals)
     ]
-    turns, router = Turns(workload_of_log(asked)), Noting(name)
+    turns, router = Turns(workload_of_log(asked)), Logged(router_of(name))
     Fleet(turns, [ENGINE] * number, router, 0.1).run()
     first = asked[0].queued_ts
     return [
@@ -392,7 +374,7 @@ def log_of_a_fleet(name, number=3):
             last_token_ts=first + done.end,
             replica=NAMES[place],
         )
-        for request, done, place in zip(asked, turns.sequences, router.went, strict=True)
+        for request, done, (*_, place) in zip(asked, turns.sequences, router.log, strict=True)
     ]
 
 

@@ -231,11 +231,8 @@ def test_what_a_failure_loses_begins_anew_and_its_times_count_from_when_it_came(
         (4.5, ReplicaState.FAILED),
         (7.5, ReplicaState.SERVING),
     ]
-
-
-def test_nothing_fails_once_all_have_ended():
-    failures = Failures(planned=(PlannedFailure(replica=0, at=5000.0, back_after=3.0),))
-    fleet, result = run([0.0, 0.0], [3, 5], failures=failures)
+    late = Failures(planned=(PlannedFailure(replica=0, at=5000.0, back_after=3.0),))
+    fleet, result = run([0.0, 0.0], [3, 5], failures=late)  # nothing fails once all have ended
     assert result.history.num_failures == 0
     assert [life.state for life in fleet.lives] == [ReplicaState.SERVING]
 

@@ -12,56 +12,68 @@ def read(meta):
     return read_run_meta(json.dumps(meta).encode(), "m.json")
 
 
-def values_of(meta):
-    return {setting: limit.value for setting, limit in read(meta).limits.items()}
-
-
-def test_each_name_is_a_setting_wherever_it_stands():
-    meta = {
-        "model": "m",
-        "max_num_seqs": 256,
-        "max_num_batched_tokens": 2048,
-        "kv_cache": {"num_gpu_blocks": 2588, "block_size": 16, "enable_prefix_caching": True},
-        "scheduler": {"long_prefill_token_threshold": 512, "scheduler_reserve_full_isl": False},
-    }
-    assert values_of(meta) == {
-        "batch": 256,
-        "max_batch_tokens": 2048,
-        "kv_blocks": 2587,
-        "block_size": 16,
-        "prefix_cache": True,
-        "long_prefill_threshold": 512,
-        "capacity": "on-demand",
-    }
-    assert read(meta).limits["kv_blocks"] == Limit(
-        2587, "kv_cache.num_gpu_blocks, less the null block,"
-    )
-
-
-def test_what_vllm_came_to_counts_more_than_what_it_was_asked_for():
-    meta = {
-        "engine_kwargs": {"max_num_seqs": 64, "max_num_batched_tokens": 512},
-        "block_size": 32,
-        "resolved_config": {"a": {"max_num_seqs": 128}, "b": {"block_size": 16}},
-        "num_gpu_blocks": None,
-        "long_prefill_token_threshold": 0,
-    }
-    limits = {"batch": 128, "max_batch_tokens": 512, "block_size": 16}
-    assert values_of(meta) == limits | {"long_prefill_threshold": None}
-    assert values_of({}) == {}
-
-
 @pytest.mark.parametrize(
-    ("meta", "blocks"),
+    ("meta", "values"),
     [
-        ({"num_kv_tokens": 41408}, 2587),
-        ({"num_kv_tokens": 41408, "num_gpu_blocks": 7}, 6),
-        ({"num_kv_tokens": 5}, 1),
-        ({"num_kv_tokens": 2**31 - 1, "block_size": 1}, 2**24 - 1),
+        ({}, {}),
+        (  # wherever it stands
+            {
+                "model": "m",
+                "max_num_seqs": 256,
+                "max_num_batched_tokens": 2048,
+                "kv_cache": {
+                    "num_gpu_blocks": 2588,
+                    "block_size": 16,
+                    "enable_prefix_caching": True,
+                },
+                "scheduler": {
+                    "long_prefill_token_threshold": 512,
+                    "scheduler_reserve_full_isl": False,
+                },
+            },
+            {
+                "batch": 256,
+                "max_batch_tokens": 2048,
+                "kv_blocks": 2587,
+                "block_size": 16,
+                "prefix_cache": True,
+                "long_prefill_threshold": 512,
+                "capacity": "on-demand",
+            },
+        ),
+        (  # what vLLM came to counts more than what it was asked for
+            {
+                "engine_kwargs": {"max_num_seqs": 64, "max_num_batched_tokens": 512},
+                "block_size": 32,
+                "resolved_config": {"a": {"max_num_seqs": 128}, "b": {"block_size": 16}},
+                "num_gpu_blocks": None,
+                "long_prefill_token_threshold": 0,
+            },
+            {
+                "batch": 128,
+                "max_batch_tokens": 512,
+                "block_size": 16,
+                "long_prefill_threshold": None,
+            },
+        ),
+        # tokens of memory are put into blocks
+        ({"num_kv_tokens": 41408}, {"kv_blocks": 2587}),
+        ({"num_kv_tokens": 41408, "num_gpu_blocks": 7}, {"kv_blocks": 6}),
+        ({"num_kv_tokens": 5}, {"kv_blocks": 1}),
+        (
+            {"num_kv_tokens": 2**31 - 1, "block_size": 1},
+            {"kv_blocks": 2**24 - 1, "block_size": 1},
+        ),
     ],
 )
-def test_tokens_of_memory_are_put_into_blocks(meta, blocks):
-    assert values_of(meta)["kv_blocks"] == blocks
+def test_each_name_is_a_setting(meta, values):
+    assert {setting: limit.value for setting, limit in read(meta).limits.items()} == values
+
+
+def test_a_limit_has_its_place():
+    assert read({"kv_cache": {"num_gpu_blocks": 2588}}).limits["kv_blocks"] == Limit(
+        2587, "kv_cache.num_gpu_blocks, less the null block,"
+    )
 
 
 @pytest.mark.parametrize(

@@ -111,21 +111,15 @@ def test_a_row_alone_gains_what_theory_says(acceptance: float, drafted: tuple[in
     assert per_step == pytest.approx(expected_tokens(acceptance, num_drafts), rel=0.02)
 
 
-def test_drafts_of_no_cost_that_are_never_right_take_only_what_verifying_them_takes() -> None:
-    workload = served_alone(50)
-    drafts = AssumedDrafts(num_tokens=4, acceptance=0.0)
-    constant = ConstantStepTime()
-    result = simulate(workload, 1, SchedulingSettings(), constant, drafts=drafts)
-    assert result.makespan == simulate(workload, 1, SchedulingSettings(), constant).makespan == 50
+def test_drafts_take_what_verifying_and_making_them_takes() -> None:
+    never = AssumedDrafts(num_tokens=4, acceptance=0.0)
+    result = simulate(served_alone(50), 1, SchedulingSettings(), ConstantStepTime(), never)
+    assert result.makespan == 50
     # none behind the first token, which its prompt gives, nor in the place of the last one
-    assert result.totals.num_drafts == 4 * 45 + 3 + 2 + 1
-    assert result.totals.num_accepted == 0
-
-
-def test_a_draft_costs_its_share_of_a_step_one_after_the_other() -> None:
-    drafts = AssumedDrafts(num_tokens=4, acceptance=1.0, cost=0.25)
-    result = simulate(served_alone(11), 1, SchedulingSettings(), ConstantStepTime(), drafts=drafts)
-    assert result.makespan == 1 + 2 * (1 + 4 * 0.25)
+    assert (result.totals.num_drafts, result.totals.num_accepted) == (4 * 45 + 3 + 2 + 1, 0)
+    always = AssumedDrafts(num_tokens=4, acceptance=1.0, cost=0.25)
+    result = simulate(served_alone(11), 1, SchedulingSettings(), ConstantStepTime(), always)
+    assert result.makespan == 1 + 2 * (1 + 4 * 0.25)  # a share of a step, one after the other
 
 
 def test_luck_belongs_to_the_place_in_the_output_and_not_to_the_schedule() -> None:

@@ -48,16 +48,14 @@ def test_what_failed_is_left_out_and_samples_are_told_apart():
     assert {each.request_id for each in read_requests(lines, "t").requests} == {"a", "a#1"}
 
 
-def test_a_trace_without_times_is_refused():
-    lines, _ = traced(REQUESTS)
-    with pytest.raises(BatchdecodeError, match="its steps have no times"):
-        read_requests(lines, "t")
-
-
-def test_a_trace_in_which_nothing_ended_is_refused():
-    lines, _ = traced(REQUESTS, step_time=ConstantStepTime(0.4))
-    with pytest.raises(BatchdecodeError, match="no request has come to its end"):
-        read_requests(lines[:1], "t")
+def test_a_trace_without_times_or_an_end_is_refused():
+    untimed, timed = traced(REQUESTS)[0], traced(REQUESTS, step_time=ConstantStepTime(0.4))[0]
+    for lines, why in (
+        (untimed, "its steps have no times"),
+        (timed[:1], "no request has come to its end"),
+    ):
+        with pytest.raises(BatchdecodeError, match=why):
+            read_requests(lines, "t")
 
 
 def test_a_trace_that_no_run_can_have_written_is_refused():
