@@ -616,7 +616,11 @@ def _wait_parts(
         (step for each in waits for step in (each.start, each.end)),
         (step for span in timeline.blocked for step in (span.start, span.end)),
     )
-    for start, stop, labels in cut(timeline.select_batches(steps), points):
+    batches = (
+        (start, stop, tuple(labels[slot] for slot in sorted(labels)))
+        for start, stop, labels, _ in timeline.batches(steps)
+    )
+    for start, stop, labels in cut(batches, points):
         if start >= wait.end:
             wait = next(remaining)
         if start < wait.start:

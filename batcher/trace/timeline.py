@@ -683,7 +683,7 @@ class Timeline:
         of_steps = groupby(self.drafts_in(window), key=attrgetter("step"))
         drafts_step, drafts = next(of_steps, _NO_DRAFTS)
         waits_until = num_waiting = 0
-        for start, stop, labels, chosen in self._batches(window, selection):
+        for start, stop, labels, chosen in self.batches(window, selection):
             if not chosen and selection.request_ids:
                 continue
             shown = [labels.get(slot) for slot in columns]
@@ -702,12 +702,8 @@ class Timeline:
                     told["accepted"] = sum(one.accepted for one in of_step)
                 yield StepRow(step, shown, num_waiting, **told)
 
-    def select_batches(self, window: range) -> Iterator[tuple[int, int, tuple[str, ...]]]:
-        for start, stop, labels, _ in self._batches(window, EVERYTHING):
-            yield start, stop, tuple(labels[slot] for slot in sorted(labels))
-
-    def _batches(
-        self, window: range, selection: Selection
+    def batches(
+        self, window: range, selection: Selection = EVERYTHING
     ) -> Iterator[tuple[int, int, dict[int, str], set[int]]]:
         """Yield a start, a stop, the label by held slot, and which chosen ones a chosen one holds.
 

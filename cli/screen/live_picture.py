@@ -311,10 +311,11 @@ def _progress(scene: Scene, width: int) -> Line | None:
     found = progress(scene.run, scene.plan, scene.gauges, scene.moment)
     if found is None:
         return None
-    share = f"{int(found.share * 100)}%"
-    parts = [(f"{share:>4}", "figure")]
-    eta = "" if found.eta is None else f"{GAP}eta {clock(found.eta)}"
-    if len(eta) + len(share) + MIN_BAR <= width:
+    share, left = found
+    done = f"{int(share * 100)}%"
+    parts = [(f"{done:>4}", "figure")]
+    eta = "" if left is None else f"{GAP}eta {clock(left)}"
+    if len(eta) + len(done) + MIN_BAR <= width:
         parts.append((eta, LABEL))
     num_tokens = scene.moment.num_tokens
     tokens = f"{GAP}{short(num_tokens)} token{'' if num_tokens == 1 else 's'}"
@@ -322,7 +323,7 @@ def _progress(scene: Scene, width: int) -> Line | None:
     if room - len(tokens) >= MAX_BAR // 2:
         parts.append((tokens, LABEL))
         room -= len(tokens)
-    return [*bar(found.share, room - 1, scene.glyphs, "progress"), (" ", ""), *parts]
+    return [*bar(share, room - 1, scene.glyphs, "progress"), (" ", ""), *parts]
 
 
 def _rates(scene: Scene, found: list[Fact], width: int) -> Line:
@@ -749,9 +750,7 @@ class Browser:
     def line(self, scene: Scene, width: int) -> Line:
         """Return where a person looks in one line of at most `width`; [] for nothing."""
         if self._prompt is not None:
-            text, title = scene.name(self._prompt.typed), self._prompt.title
-            room = max(width - len(title) - 1, 1)
-            return [(title, LABEL), (scene.cut(text, room), ""), ("_", "")]
+            return prompt_line(self._prompt, scene, width)
         if self.found is not None:
             text = whereabouts(scene, self.found)
         elif self._message:
@@ -805,6 +804,11 @@ def whereabouts(scene: Scene, found: Found) -> str:
         return f"{name} is in slot {found.admission.event.slot:,}"
     waits = "was preempted and waits" if found.admissions else "waits"
     return f"{name} {waits} since step {found.waits_from:,}"
+
+
+def prompt_line(prompt: InputLine, scene: Scene, width: int) -> Line:
+    text = scene.cut(scene.name(prompt.typed), max(width - len(prompt.title) - 1, 1))
+    return [(prompt.title, LABEL), (text, ""), ("_", "")]
 
 
 def help_lines(groups: Iterable[Sequence[tuple[str, str]]], width: int) -> list[Line]:

@@ -461,18 +461,12 @@ class Fact(NamedTuple):
     text: str
 
 
-class RunProgress(NamedTuple):
-    """How much of a run is done, of 1, and how many seconds are probably left, if anybody knows."""
-
-    share: float
-    eta: float | None
-
-
 def progress(
     run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment
-) -> RunProgress | None:
-    """Return how far the run is by tokens, those to come estimated; None if nobody can know.
+) -> tuple[float, float | None] | None:
+    """Return how far the run is, of 1, by tokens, those to come estimated, and the seconds left.
 
+    None if that cannot be known.
     While a run goes on, the share never falls, however wrong the estimate was.  Only a run that is
     over is at 1, with nothing left.
     """
@@ -480,12 +474,12 @@ def progress(
         return None
     num_coming = gauges.num_queued + gauges.num_coming
     if run.num_done >= plan.total and not run.num_running and not num_coming:
-        return RunProgress(1.0, 0.0)
+        return 1.0, 0.0
     left = run.num_tokens_left(moment.step, num_coming)
     share = min(moment.num_tokens / max(moment.num_tokens + left, 1), UNFINISHED)
     if moment.seconds is not None:  # a player goes back
         share = run.most_done = max(run.most_done, share)
-    return RunProgress(share, max(left / moment.speed, 1.0) if moment.speed else None)
+    return share, max(left / moment.speed, 1.0) if moment.speed else None
 
 
 def counts(
@@ -560,8 +554,8 @@ def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Momen
     if moment.speed is not None:
         parts.append(f"{short(moment.speed)} per second")
     found = progress(run, plan, gauges, moment)
-    if found is not None and found.eta is not None:
-        parts.append(f"{int(found.share * 100)}%, {clock(found.eta)} left")
+    if found is not None and found[1] is not None:
+        parts.append(f"{int(found[0] * 100)}%, {clock(found[1])} left")
     if run.fold.drafts.num_drafted:
         drafted = counted(run.fold.drafts.num_drafted, "draft")
         parts.append(f"{run.fold.drafts.num_accepted:,} of {drafted} accepted")

@@ -247,7 +247,7 @@ def usual_length(spans: Iterable[SlotSpan]) -> int:
 # Rule: a row is a string of exactly as many terminal cells as its scale has.
 
 MIN_CUT_CELLS = 6
-MAX_ID_CELLS = 6
+MAX_ID_CELLS, MAX_FRAME_CELLS = 6, 24
 MIN_TICK_CELLS = 10
 MIN_TICK_GAP = 2
 
@@ -429,6 +429,12 @@ def id_frame(ids: Collection[str]) -> tuple[str, str]:
     before = commonprefix([*ids]).rstrip(digits)  # noqa: RUF071 - of texts, character by character
     rests = [name[len(before) :][::-1] for name in ids]
     return before, commonprefix(rests).rstrip(digits)[::-1]  # noqa: RUF071 - as above
+
+
+def id_words(spans: Iterable[SlotSpan], cut: str, *, ascii_only: bool = False) -> list[str]:
+    frame = id_frame({span.id for span in spans})
+    ends = cut.join(printable(text, ascii_only=ascii_only) for text in frame)
+    return ["ids " + cut_middle(ends, MAX_FRAME_CELLS, cut)] if any(frame) else []
 
 
 def short_labels(spans: Collection[SlotSpan]) -> dict[str, str]:
@@ -619,10 +625,7 @@ class _Page:
                 return [*caption, *self._chart(scale, self._shades(scale))]
         spans = list(self._spans_in(zoom))
         shown, busy, reason = choose_slots(spans, self.slots, zoom, self.max_rows, self.request_ids)
-        frame = id_frame({span.id for span in spans})
-        if any(frame):
-            ends = self.glyphs.cut.join(map(self._printable, frame))
-            what = [*what, "ids " + cut_middle(ends, 24, self.glyphs.cut)]
+        what = [*what, *id_words(spans, self.glyphs.cut, ascii_only=self.ascii_only)]
         legend = self._legend(spans, zoom)
         *lines, last = fill([*what, *filter(None, [reason])], ", ", self.page_width)
         gap = self.chart_width - cell_width(last) - len("  ".join(legend))

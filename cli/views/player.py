@@ -17,7 +17,7 @@ from batcher.events import Event
 from batcher.trace.timeline import MAX_STEPS
 
 from ..screen.live import ScreenLive
-from ..screen.live_picture import Browser, picture
+from ..screen.live_picture import Browser, help_lines, picture, prompt_line
 from ..screen.terminal import (
     ColorChoice,
     InputLine,
@@ -43,6 +43,7 @@ SPEEDS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2
 FRAME_SECONDS = 0.05  # from one frame to the next, at least
 MAX_SHARE = 0.5  # how much of the time frames take at most
 MIN_BAR, MAX_BAR = 10, 40
+WIDEST = 1000  # a line that is cut to what there is
 MIN_HEIGHT = 4  # in fewer lines there is nothing below the picture
 MAX_SECONDS = 1.0  # no more time passes at once: while the process was stopped, nobody has looked
 IDLE_SECONDS = 0.1
@@ -261,8 +262,7 @@ class Player:
         below = [self._footer(width)] if height >= MIN_HEIGHT else []
         room = height - 2 * len(below)
         if self._has_help:
-            column = max(len(key) for key, _ in KEYS) + 2
-            keys: list[Line] = [[(f"{key:<{column}}", "figure"), (what, "")] for key, what in KEYS]
+            keys = help_lines([KEYS], WIDEST)
             lines = [[], *(_cut(line, width, self._glyphs) for line in keys)]
         else:
             scene = self._playback.seek(self.step)
@@ -278,13 +278,11 @@ class Player:
 
     def _footer(self, width: int) -> Line:
         if self._prompt is not None:
-            typed = printable(self._prompt.typed)
-            room = max(width - len(self._prompt.title) - 1, 1)
-            shown = cut_middle(typed, room, self._glyphs.cut)
-            return _cut([(self._prompt.title, LABEL), (shown, ""), ("_", "")], width, self._glyphs)
+            line = prompt_line(self._prompt, self._playback.scene, width)
+            return _cut(line, width, self._glyphs)
         pace = "paused" if self._is_paused else f"{number(self._speed)} steps/s"
         back = " back" if self._direction < 0 else ""
-        line: Line = [(f"{pace}{back}", "figure")]
+        line = [(f"{pace}{back}", "figure")]
         where = f"  {self.step:,}/{self._span.last:,}"
         if self._message:
             line += [(where, ""), ("  ", ""), (self._message, "blocked")]

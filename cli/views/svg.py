@@ -11,7 +11,7 @@ from batcher.trace.run import SlotSpan
 from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline, clip
 
 from ..screen.summary import RESTART_REASONS
-from ..screen.terminal import cell_width, cut_middle, fill, printable
+from ..screen.terminal import cell_width, fill, printable
 from .gantt import (
     choose_slots,
     choose_zoom,
@@ -19,7 +19,7 @@ from .gantt import (
     group_name,
     has_failed,
     headline,
-    id_frame,
+    id_words,
     in_groups,
     percent_of,
     short_labels,
@@ -449,7 +449,6 @@ DEFAULT_WIDTH = 900
 WIDTHS = range(320, 8001)
 MARGIN, LINE_HEIGHT, LINK_HEIGHT = 12, 16, 22
 SWATCH = 26  # pixels
-MAX_FRAME_CELLS = 24
 ENDS: dict[End, str] = {
     "torn": "preempted",
     "failed": "failed",
@@ -521,11 +520,7 @@ def _draw_steps(
     if panel.bars is None:
         what.append("how much of its time a slot was in use")
     else:
-        what += filter(None, [panel.reason])
-        frame = id_frame({span.id for span in panel.spans})
-        if any(frame):
-            ends = "…".join(map(printable, frame))
-            what.append("ids " + cut_middle(ends, MAX_FRAME_CELLS, "…"))
+        what += [*filter(None, [panel.reason]), *id_words(panel.spans, "…")]
     for line in filter(None, fill(what, ", ", int((width - NAME_WIDTH - MARGIN) / CELL_WIDTH))):
         drawing.text("quiet", NAME_WIDTH, top + LINE_HEIGHT - 4, line)
         top += LINE_HEIGHT
