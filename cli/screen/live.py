@@ -13,7 +13,7 @@ from threading import RLock
 
 from ..signals import stop_by_key
 from .live_picture import BROWSING_KEYS, Browser, Scene, Strips, help_lines, last_picture, picture
-from .live_state import GAP, Moment, QueueDepths, RunState
+from .live_state import GAP, Moment, RunState
 from .terminal import Keyboard, Pace, Pasted, Terminal, can_print
 from .theme import ASCII, LABEL, UNICODE, Line, colored, line_width
 from .view import Gauges, RunPlan, View
@@ -30,7 +30,6 @@ NUM_SAMPLES = 20  # the speed in the header is the one since so many frames ago
 END_SECONDS = 1.0  # for which the newest ends are shown: more come, but nothing reads faster
 PAUSED_SECONDS = 0.6
 """With a step of a paused run so much passes of the time for which marks are shown, and no more."""
-MAX_TREND = 256
 KEY_SECONDS = 0.05
 """After so long the view looks for keys, and what they ask for is drawn at once: a person presses
 too few of them to keep a run from its work."""
@@ -253,11 +252,6 @@ class LiveView(View):
             Strips(run.slots, glyphs),
             Moment(-1, 0, 0.0, 0.0, 0.0),
             marks=[""] * plan.batch_size,
-            notes=[],
-            ends=[],
-            busy=deque(maxlen=MAX_TREND),
-            queued=deque(maxlen=MAX_TREND),
-            depths=QueueDepths(),
         )
         self._display = display
         self._controls = None if keyboard is None else Controls(keyboard, pace, gauges)

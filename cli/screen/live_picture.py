@@ -95,6 +95,7 @@ MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
 """How long it is to be seen at a slot what has happened there."""
 NOTE_SECONDS = 10.0
 MAX_NOTED = 16
+MAX_TREND = 256
 MAX_NEWEST = 8
 
 MAX_CELLS_PER_STEP = 4
@@ -117,12 +118,13 @@ class Strips:
         slots: Sequence[SlotState],
         glyphs: Glyphs,
         step: int = -1,
-        max_cells: int = MAX_CELLS,
+        max_cells: int | None = None,
     ) -> None:
         self.cells = [""] * len(slots)
-        self.steps: deque[int] = deque([step + 1], maxlen=max_cells + 1)
+        most = max_cells or MAX_CELLS
+        self.steps: deque[int] = deque([step + 1], maxlen=most + 1)
         self._slots, self._glyphs = slots, glyphs
-        self._max_cells = max(1, min(max_cells, MAX_ALL_CELLS // len(slots)))
+        self._max_cells = max(1, min(most, MAX_ALL_CELLS // len(slots)))
         styles = {
             glyphs.marks["preempted"]: "preempted",
             glyphs.marks["failed"]: "failed",
@@ -203,11 +205,11 @@ class Scene:
     glyphs: Glyphs
     strips: Strips
     moment: Moment
-    marks: list[str]
-    notes: Sequence[Note]
-    ends: Sequence[FinishEvent]
-    busy: deque[float]
-    queued: deque[int] = field(default_factory=deque)
+    marks: list[str] = field(default_factory=list)
+    notes: Sequence[Note] = ()
+    ends: Sequence[FinishEvent] = ()
+    busy: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TREND))
+    queued: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_TREND))
     depths: QueueDepths = field(default_factory=QueueDepths)
     found: int | None = None
     longest: Longest = field(default_factory=Longest)

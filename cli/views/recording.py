@@ -37,7 +37,7 @@ from batcher.events import (
 from batcher.trace.run import FAILURES, RequestTimeline, SequenceKey, is_follower, key_of, label_of
 from batcher.trace.timeline import MAX_STEPS, Timeline, worst_bubble
 
-from ..screen.live import MAX_TREND, NUM_SAMPLES
+from ..screen.live import NUM_SAMPLES
 from ..screen.live_picture import MAX_CELLS, MAX_REQUEST, Longest, Scene, Strips
 from ..screen.live_state import MAX_LABEL, Moment, QueueDepths, RunState
 from ..screen.terminal import cell_width, printable
@@ -248,24 +248,16 @@ class Playback:
         watched = max(MAX_WATCHED // timeline.num_slots, MIN_WATCHED)
         self._num_watched = min(NUM_WATCHED, watched)
         self._open(0)
+        is_timed = bool(run.step_time)
         self.scene = Scene(
             self._state,
             RunPlan(
-                title,
-                run.policy,
-                timeline.num_slots,
-                timeline.num_requests,
-                is_timed=bool(run.step_time),
+                title, run.policy, timeline.num_slots, timeline.num_requests, is_timed=is_timed
             ),
             GaugeReading(0.0, timeline.num_slots, None, None),
             glyphs,
             Strips(self._state.slots, glyphs),
             Moment(-1, 0, 0.0, None, None),
-            marks=[],
-            notes=[],
-            ends=[],
-            busy=deque(maxlen=MAX_TREND),
-            queued=deque(maxlen=MAX_TREND),
             depths=recording.depths,
             longest=recording.longest,
         )

@@ -32,12 +32,12 @@ def small(monkeypatch):
     monkeypatch.setattr(recording, "MIN_EVENTS", 6)
     monkeypatch.setattr(recording, "NUM_WATCHED", 16)
     monkeypatch.setattr("cli.screen.live_picture.MAX_CELLS", 16)
+    monkeypatch.setattr("cli.screen.live_picture.MAX_TREND", 16)
     seconds = {"ended": 0.0, "admitted": 0.25, "preempted": 0.5, "failed": 0.625}
     monkeypatch.setattr("cli.screen.live_picture.MARK_SECONDS", seconds)
     monkeypatch.setattr("cli.screen.live_picture.NOTE_SECONDS", 0.75)
     for module in ("cli.screen.live", "cli.views.recording"):
         monkeypatch.setattr(f"{module}.NUM_SAMPLES", 5)
-        monkeypatch.setattr(f"{module}.MAX_TREND", 16)
 
 
 @pytest.fixture(scope="module")
