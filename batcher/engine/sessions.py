@@ -33,17 +33,6 @@ class Turn(NamedTuple):
     is_streamed: bool
 
 
-class PastTurn(NamedTuple):
-    """A turn that has ended.
-
-    tokens: its own prompt, and its output.  num_lasting: how many of them, from the first on, stay
-    if it is dropped.
-    """
-
-    tokens: Tokens
-    num_lasting: int
-
-
 T = TypeVar("T")
 
 
@@ -77,14 +66,16 @@ class Session(Generic[T]):
 class TokenSession(Session[Turn]):
     """What one conversation has come to.
 
-    kept: the tokens that have stayed of turns that were dropped.  past: the turns that have ended
-    since.  num_history: how many tokens the active turn goes on from.
+    kept: the tokens that have stayed of turns that were dropped.
+    past: of each turn that has ended since, its own prompt with its output, and how many of these
+    tokens, from the first on, stay if it is dropped.
+    num_history: how many tokens the active turn goes on from.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.kept: Tokens = NO_TOKENS
-        self.past: list[PastTurn] = []
+        self.past: list[tuple[Tokens, int]] = []
         self.num_history = 0
 
     def break_off(self, request_id: str, outcome: str, place: int = 0) -> list[Turn]:
@@ -163,7 +154,7 @@ class Sessions:
         if not session.num_history:
             num_lasting += len(prefix_of(request.prompt, tokenizer))
         tokens = joined((own, result.token_ids), self._model.vocab_size)
-        session.past.append(PastTurn(tokens, num_lasting))
+        session.past.append((tokens, num_lasting))
         session.end, session.active = self._clock.now, None
         outcome = result.finish_reason
         if outcome in {"error", "aborted"}:
@@ -177,21 +168,21 @@ class Sessions:
     def _begin_turn(self, session: TokenSession, turn: Turn, why: str | None) -> None:
         """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
         request, vocab_size, context = turn.request, self._model.vocab_size, self._context
-        dropped: list[PastTurn] = []
+        dropped: list[tuple[Tokens, int]] = []
         if context.drops_oldest and session.past:  # until it fits behind the others
             num_own = count_tokens(request.prompt, self._model.tokenizer)
             num_more = num_own + context.num_reserved(request.output_limit)
-            lengths = [(len(past.tokens), past.num_lasting) for past in session.past]
+            lengths = [(len(tokens), num_lasting) for tokens, num_lasting in session.past]
             number = context.num_dropped(lengths, len(session.kept) + num_more)
             dropped, session.past = session.past[:number], session.past[number:]
         if dropped:
-            lasting = [past.tokens[: past.num_lasting] for past in dropped]
+            lasting = [tokens[:num_lasting] for tokens, num_lasting in dropped]
             session.kept = joined((session.kept, *lasting), vocab_size)
-        history = joined((session.kept, *(past.tokens for past in session.past)), vocab_size)
+        history = joined((session.kept, *(tokens for tokens, _ in session.past)), vocab_size)
         session.num_history = len(history)
         [sequence] = self._maker.make(*turn, history)
         if dropped:
-            num_tokens = sum(len(past.tokens) - past.num_lasting for past in dropped)
+            num_tokens = sum(len(tokens) - num_lasting for tokens, num_lasting in dropped)
             sequence.more = sequence.more or More()
             sequence.more.dropped = DroppedTurns(len(dropped), num_tokens)
         if why is not None:

@@ -212,23 +212,10 @@ def test_a_row_keeps_its_model_if_the_server_lists_it(folder, models, name, row_
     assert done.returncode == (2 if sent is None else 0), done.stderr
 
 
-def test_the_status_of_a_row_is_the_server_s(folder):
-    statuses = [400, 403, 422, 429]
-    rows = [row(messages=[{"role": "user", "content": str(each)}]) for each in (200, *statuses)]
-    lines = [{**each, "custom_id": str(number)} for number, each in enumerate(rows)]
-    (folder / "r.jsonl").write_bytes(lines_of(*lines))
-    with FaultServer({str(each): [refusal(each)] for each in statuses}) as server:
-        done = run(folder, server, "-b", 1, *config(folder, max_attempts=1))
-    assert done.returncode == 1
-    told = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
-    assert [each["response"]["status_code"] for each in told] == [200, *statuses]
-    assert [each["error"] and each["error"]["status"] for each in told] == [None, *statuses]
-
-
 def test_what_was_cut_or_refused_is_asked_again_and_other_rows_stay(folder):
-    row = {"method": "POST", "url": "/v1/chat/completions"}
-    names = ("abort", "refusal", "none", "lost", "call")
-    rows = [{"custom_id": n, **row, "body": {"messages": [{"content": n}]}} for n in names]
+    statuses = {str(status): status for status in (400, 403, 422, 429)}
+    names = ("abort", "refusal", "none", "lost", "call", *statuses)
+    rows = [{**row(messages=[{"content": name}]), "custom_id": name} for name in names]
     (folder / "r.jsonl").write_bytes(lines_of(*rows))
     call = {"name": "f", "arguments": "{}"}
     deltas = {"refusal": {"refusal": "No."}, "call": {"function_call": call}}
@@ -237,14 +224,18 @@ def test_what_was_cut_or_refused_is_asked_again_and_other_rows_stay(folder):
     }
     told |= {"none": answer("Hi", finish=""), "lost": answer("Hi", finish=None)}
     told |= {"abort": answer("Hi", finish="abort")}
+    told |= {name: refusal(status) for name, status in statuses.items()}
     with FaultServer({name: [each, answer("well")] for name, each in told.items()}) as server:
-        assert run(folder, server).returncode == 1
+        assert run(folder, server, *config(folder, max_attempts=1)).returncode == 1
         lines = (folder / "out.jsonl").read_text().splitlines()
         again = run(folder, server, "--resume", "--retry-failed")
     assert again.returncode == 0, again.stderr
     asked_again = {body["messages"][0]["content"] for body in server.bodies[len(names) :]}
-    assert asked_again == {"abort", "refusal", "lost"}
+    assert asked_again == {"abort", "refusal", "lost", *statuses}
     first = {each["custom_id"]: each for each in map(json.loads, lines)}
+    for name, status in {**statuses, "none": 200, "call": 200}.items():
+        assert first[name]["response"]["status_code"] == status
+        assert (first[name]["error"] or {"status": 200})["status"] == status
     found = {name: each["response"]["body"]["choices"][0] for name, each in first.items()}
     reasons = {name: choice["finish_reason"] for name, choice in found.items()}
     again = dict.fromkeys(asked_again, "error")
