@@ -109,7 +109,7 @@ class Page {
       .translateExtent([[GUTTER, -Infinity], [width, Infinity]]) // prettier-ignore
       .scaleExtent([1, Math.max(1, most)]);
     this.zoom.transform(this.area, d3.zoomIdentity.translate(moved, 0).scale(k));
-    view.changed();
+    view.draw(); // at once: a canvas of another size is empty
   }
 
   zoomBy(factor) {
