@@ -437,10 +437,7 @@ def keep_typical(logits: Floats, typical_p: float) -> None:
             probabilities, logprobs, where=probabilities > 0, out=np.zeros(len(row))
         )
         distances = np.abs(logprobs + -terms.sum())
-        nearest = distances.argsort()
-        sums = probabilities[nearest].cumsum()
-        if np.abs(sums - typical_p).min() <= len(row) * ROUNDING:
-            nearest = distances.argsort(kind="stable")  # it counts in which order they are added
+        nearest = distances.argsort(kind="stable")  # it counts in which order they are added
         last = np.count_nonzero(probabilities[nearest].cumsum()[:-1] < typical_p)
         row[distances > distances[nearest[last]]] = -np.inf
 

@@ -7,6 +7,7 @@ then, for the few places that are asked for, a scanner that steps over everythin
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -120,11 +121,8 @@ def read_distinct(line: str | bytes) -> object:
 
 def find_doubles(text: str) -> Iterator[tuple[Path, TextSpan, TextSpan]]:
     """Yield the path, the place and the first place of names that an object has twice."""
-    try:
+    with suppress(ValueError):
         read_distinct(text)
-    except _DoubledError:
-        pass
-    else:
         return
     unseen: list[tuple[Path, int]] = [((), 0)]
     while unseen:
@@ -138,14 +136,10 @@ def find_doubles(text: str) -> Iterator[tuple[Path, TextSpan, TextSpan]]:
                 unseen.append(((*path, name), value.start))
 
 
-class _DoubledError(ValueError):
-    pass
-
-
 def _make_distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise _DoubledError
+        raise ValueError
     return made
 
 

@@ -70,9 +70,9 @@ class RequestParser:
         self.is_respelling = (
             self._is_server or capabilities.takes_chats or bool(capabilities.defaults)
         )
-        self._checked = checked_type(capabilities)
-        # the second for prompts of segments, and what else the first is too narrow for
-        kinds = (self._checked, ServerRequest if self._is_server else Request)
+        base: type[Request] = ServerRequest if self._is_server else Request
+        self._checked = checked_type(capabilities.vocab_size, base, "object")
+        kinds = (self._checked, base)  # the second for segments, and what the first is narrow for
         self._decoders: Readers = [msgspec.json.Decoder(kind).decode for kind in kinds]
         self._converters: Readers = [partial(msgspec.convert, type=kind) for kind in kinds]
 

@@ -870,7 +870,7 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
     """Return an equal request with plain lists of its own; None if a closer look is needed."""
     if type(request) is not Request and request.__struct_fields__ != Request.__struct_fields__:
         return None  # a type of the caller's, of which nothing is known
-    checked = _make_type(capabilities.vocab_size, Request, "tuple")
+    checked = checked_type(capabilities.vocab_size, Request, "tuple")
     try:
         copy = msgspec.convert(astuple(request), checked)  # quicker than by the names of fields
     except (msgspec.ValidationError, UnicodeEncodeError, AttributeError, TypeError):
@@ -884,12 +884,6 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
     ):
         return copy
     return None
-
-
-def checked_type(capabilities: ModelCapabilities) -> type[Request]:
-    """Return the type of requests that are right if `goes_together` is true of them."""
-    base = Request if capabilities.served is None else ServerRequest
-    return _make_type(capabilities.vocab_size, base, "object")
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
@@ -938,7 +932,7 @@ def _is_uniform(stop: object) -> bool:
 
 
 @cache
-def _make_type(
+def checked_type(
     vocab_size: int | None, base: type[Request], shape: Literal["tuple", "object"]
 ) -> type[Request]:
     """Return a type that no bad request converts to, but for what `goes_together` finds.
