@@ -17,18 +17,18 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from batcher.errors import BatchdecodeError, describe
-from batcher.transformer.kv_store import (
+from batcher.transformer.layers import NOWHERE, FloatArray, IntArray
+from batcher.transformer.step import (
     NUM_FIXED,
     PADDING,
     CacheGroup,
     CacheSize,
     KVStore,
     RecurrentStates,
+    Span,
     attention_groups,
     num_kv_layers,
 )
-from batcher.transformer.layers import NOWHERE, FloatArray, IntArray
-from batcher.transformer.step import Span
 
 
 class TensorStore(KVStore):

@@ -27,9 +27,8 @@ from batcher.models.base import (
     Tokenizer,
     node_paths,
 )
-from batcher.transformer.kv_store import OWN_BLOCK_SIZE, OwnTables
 from batcher.transformer.layers import NOWHERE
-from batcher.transformer.step import Snapshot, Span, spans_of_tree
+from batcher.transformer.step import OWN_BLOCK_SIZE, OwnTables, Snapshot, Span, spans_of_tree
 from batcher.transformer.transformer import CausalModel, ModelSizes
 
 

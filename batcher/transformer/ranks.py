@@ -23,7 +23,6 @@ import numpy as np
 from batcher.errors import BatchdecodeError, InvariantError, LostModelError, describe
 from batcher.processes import become_helper, helpers_started, threads_shared
 from batcher.transformer.config import TransformerConfig, WeightKind
-from batcher.transformer.kv_store import KVStore, cache_groups, cache_size
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.linear import (
     Embedding,
@@ -33,7 +32,7 @@ from batcher.transformer.linear import (
     TiledLinear,
     WholeLinears,
 )
-from batcher.transformer.step import Span
+from batcher.transformer.step import KVStore, Span, cache_groups, cache_size
 from batcher.transformer.transformer import Transformer, Watch
 
 # Processes that compute the same thing, each a part of it, and hand each other what is missing.

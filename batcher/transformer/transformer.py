@@ -21,15 +21,6 @@ from batcher.transformer.config import (
     DeltaNetSettings,
     TransformerConfig,
 )
-from batcher.transformer.kv_store import (
-    CacheGroup,
-    CacheSize,
-    KVStore,
-    RecurrentStates,
-    cache_groups,
-    cache_size,
-    num_kv_layers,
-)
 from batcher.transformer.layers import (
     Attention,
     FloatArray,
@@ -42,7 +33,17 @@ from batcher.transformer.layers import (
     softplus,
 )
 from batcher.transformer.linear import Linear, OwnHeads, WholeLinears
-from batcher.transformer.step import Span, Step
+from batcher.transformer.step import (
+    CacheGroup,
+    CacheSize,
+    KVStore,
+    RecurrentStates,
+    Span,
+    Step,
+    cache_groups,
+    cache_size,
+    num_kv_layers,
+)
 
 ReadWeight = Callable[[str], FloatArray]
 """Return the weight of a name, [out, in] or [features]."""

@@ -11,10 +11,9 @@ from numpy.testing import assert_allclose
 
 from batcher.errors import InvariantError
 from batcher.transformer.config import DeltaNetSettings
-from batcher.transformer.kv_store import KVStore, RecurrentStates
 from batcher.transformer.layers import NOWHERE
 from batcher.transformer.linear import TiledLinear
-from batcher.transformer.step import Snapshot, Span, Step
+from batcher.transformer.step import KVStore, RecurrentStates, Snapshot, Span, Step
 from batcher.transformer.transformer import GatedDeltaNet
 
 HIDDEN = 24

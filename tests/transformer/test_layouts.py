@@ -9,9 +9,8 @@ from numpy.testing import assert_allclose
 from test_transformer_model import KINDS, run
 from tiny import attention_by_definition, tiny_model
 
-from batcher.transformer.kv_store import PADDING
 from batcher.transformer.layers import create_causal_mask
-from batcher.transformer.step import Step, batched_attention_with_padding
+from batcher.transformer.step import PADDING, Step, batched_attention_with_padding
 
 SCHEDULES = [
     {},
