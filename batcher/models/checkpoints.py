@@ -34,8 +34,7 @@ from batcher.transformer.config import (
     is_ignored,
     tensor_shapes,
 )
-from batcher.transformer.layers import FloatArray, IntArray
-from batcher.transformer.linear import WholeLinears
+from batcher.transformer.layers import FloatArray, IntArray, WholeLinears
 from batcher.transformer.step import CacheSize, cache_size
 from batcher.transformer.stored import (
     StoredTensor,

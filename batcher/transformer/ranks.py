@@ -23,10 +23,11 @@ import numpy as np
 from batcher.errors import BatchdecodeError, InvariantError, LostModelError, describe
 from batcher.processes import become_helper, helpers_started, threads_shared
 from batcher.transformer.config import TransformerConfig, WeightKind
-from batcher.transformer.layers import FloatArray, IntArray
-from batcher.transformer.linear import (
+from batcher.transformer.layers import (
     Embedding,
+    FloatArray,
     Int8Linear,
+    IntArray,
     Linear,
     OwnHeads,
     TiledLinear,

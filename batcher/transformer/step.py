@@ -1,4 +1,7 @@
-"""The tokens that one forward computes: whose they are, where they stand, what they attend to."""
+"""The tokens that one forward computes, and the cells where what is kept of them is.
+
+Whose the cells are is the block tables' business.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -20,8 +23,6 @@ from batcher.transformer.layers import (
     first_blocks,
     padded_cells,
 )
-
-# The keys and values of tokens, in cells: whose they are is the block tables' business.
 
 # The states of recurrent layers, in cells: one holds what a layer keeps of all tokens so far.
 

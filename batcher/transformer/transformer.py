@@ -24,7 +24,10 @@ from batcher.transformer.config import (
 from batcher.transformer.layers import (
     Attention,
     FloatArray,
+    Linear,
+    OwnHeads,
     RotaryEmbedding,
+    WholeLinears,
     gelu_tanh,
     rms_norm,
     sigmoid,
@@ -32,7 +35,6 @@ from batcher.transformer.layers import (
     soft_cap,
     softplus,
 )
-from batcher.transformer.linear import Linear, OwnHeads, WholeLinears
 from batcher.transformer.step import (
     CacheGroup,
     CacheSize,

@@ -14,7 +14,7 @@ from one_forward import logits_after_each  # noqa: E402 - after what may be miss
 from batcher import ByteTokenizer, Engine, Request  # noqa: E402 - as above
 from batcher.models.checkpoints import open_checkpoint  # noqa: E402 - as above
 from batcher.models.transformer import TransformerModel  # noqa: E402 - as above
-from batcher.transformer.linear import WholeLinears  # noqa: E402 - as above
+from batcher.transformer.layers import WholeLinears  # noqa: E402 - as above
 from batcher.transformer.transformer import Transformer  # noqa: E402 - as above
 
 SIZES = {

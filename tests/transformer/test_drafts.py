@@ -20,7 +20,7 @@ from batcher.errors import InvariantError
 from batcher.models.base import Batch, Chunk, Pages, can_verify, can_verify_trees, moves_along
 from batcher.models.transformer import TransformerModel
 from batcher.speculation.settings import SpeculationSettings
-from batcher.transformer.linear import WholeLinears
+from batcher.transformer.layers import WholeLinears
 from batcher.transformer.transformer import EMBEDDING, Transformer
 
 NOTHING = np.zeros(0, np.int64)

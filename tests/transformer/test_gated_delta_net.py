@@ -11,8 +11,7 @@ from numpy.testing import assert_allclose
 
 from batcher.errors import InvariantError
 from batcher.transformer.config import DeltaNetSettings
-from batcher.transformer.layers import NOWHERE
-from batcher.transformer.linear import TiledLinear
+from batcher.transformer.layers import NOWHERE, TiledLinear
 from batcher.transformer.step import KVStore, RecurrentStates, Snapshot, Span, Step
 from batcher.transformer.transformer import GatedDeltaNet
 

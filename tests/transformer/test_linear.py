@@ -13,7 +13,7 @@ from tiny_checkpoints import config_json, random_tensors, write_gguf
 from batcher import BatchdecodeError, Request, decode
 from batcher.models.checkpoints import load_transformer
 from batcher.transformer.config import TransformerSettings
-from batcher.transformer.linear import (
+from batcher.transformer.layers import (
     LARGEST,
     SIZES,
     FastLinear,
@@ -140,7 +140,7 @@ class OddBlas:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("num_out", mostly_heavy([7, 70], 7))
 def test_only_places_with_equal_bits_are_good(kernel, num_out, monkeypatch):
-    monkeypatch.setattr("batcher.transformer.linear.multiply", OddBlas(KERNELS[kernel]).multiply)
+    monkeypatch.setattr("batcher.transformer.layers.multiply", OddBlas(KERNELS[kernel]).multiply)
     tiles = tiles_of.__wrapped__(num_out, 5)
     good = {
         KERNELS[kernel](place, part.tile.size)
@@ -153,7 +153,7 @@ def test_only_places_with_equal_bits_are_good(kernel, num_out, monkeypatch):
 
 def test_a_blas_that_minds_the_layout_multiplies_single_rows(monkeypatch):
     monkeypatch.setattr(
-        "batcher.transformer.linear.multiply", OddBlas(KERNELS["one"], turned=True).multiply
+        "batcher.transformer.layers.multiply", OddBlas(KERNELS["one"], turned=True).multiply
     )
     assert {part.tile.size for part in tiles_of.__wrapped__(7, 5).split(40)} == {1}
 
@@ -170,7 +170,7 @@ def test_rows_that_fill_a_tile_take_no_more_than_that():
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("batcher.transformer.linear.UNPACKED", 2048)
+    monkeypatch.setattr("batcher.transformer.layers.UNPACKED", 2048)
 
 
 @given(

@@ -21,7 +21,7 @@ from batcher.errors import InvariantError, LostModelError
 from batcher.models.checkpoints import load_transformer
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.config import TransformerSettings
-from batcher.transformer.linear import TiledLinear, WholeLinears
+from batcher.transformer.layers import TiledLinear, WholeLinears
 from batcher.transformer.ranks import (
     ColumnParallelLinears,
     PeerGoneError,

@@ -25,7 +25,7 @@ from batcher.models.transformer import TransformerModel
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.transformer.config import DeltaNetSettings
-from batcher.transformer.linear import WholeLinears
+from batcher.transformer.layers import WholeLinears
 from batcher.transformer.step import OWN_BLOCK_SIZE, cache_groups
 from batcher.transformer.transformer import Transformer
 

@@ -11,7 +11,7 @@ from batcher.transformer.config import (
     RopeSettings,
     TransformerConfig,
 )
-from batcher.transformer.linear import WholeLinears
+from batcher.transformer.layers import WholeLinears
 from batcher.transformer.transformer import Transformer
 
 HIDDEN, HEAD, VOCABULARY, WIDE = 48, 8, 256, 80
