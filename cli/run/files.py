@@ -102,19 +102,19 @@ class GzipSink:
     is_file = False
 
     def __init__(self, sink: Sink, *, is_needed: bool) -> None:
-        self._sink, self._is_needed = sink, is_needed
+        self.sink, self._is_needed = sink, is_needed
         # 31 gives the header of a .gz file, without a time: the same lines are the same bytes.
         self._compressor = zlib.compressobj(wbits=31)
 
     def write(self, lines: bytes) -> None:
         self._is_needed = True
         packed = self._compressor.compress(lines)
-        self._sink.write(packed + self._compressor.flush(zlib.Z_SYNC_FLUSH))
+        self.sink.write(packed + self._compressor.flush(zlib.Z_SYNC_FLUSH))
 
     def close(self) -> None:
         if self._is_needed:
-            self._sink.write(self._compressor.flush(zlib.Z_FINISH))
-        self._sink.close()
+            self.sink.write(self._compressor.flush(zlib.Z_FINISH))
+        self.sink.close()
 
 
 class TerminalJson:
@@ -122,31 +122,26 @@ class TerminalJson:
 
     is_file = False
 
-    def __init__(self, terminal: Sink) -> None:
-        self._terminal = terminal
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
 
     def write(self, lines: bytes) -> None:
-        self._terminal.write(printable_json(lines.decode()).encode())
+        self._write(printable_json(lines.decode()).encode())
 
     def close(self) -> None:
-        self._terminal.close()
+        """Leave the terminal open."""
 
 
-class UploadSink:
-    """Collects lines in a temporary file, which is uploaded when the sink is closed.
+class UploadSink(FileSink):
+    """Writes to a temporary file, which is uploaded when the sink is closed.
 
     If that fails, the file stays, and the error names it.
     """
 
-    is_file = False
-
     def __init__(self, url: str) -> None:
-        self._url, self._name, self._place = url, shown(url), _temporary_place(url)
-        raw = io.FileIO(self._place, "x")
-        self._sink = packed(FileSink(raw, str(self._place)), self._name, is_new=True)
-
-    def write(self, lines: bytes) -> None:
-        self._sink.write(lines)
+        self._url, self._place = url, _temporary_place(url)
+        super().__init__(io.FileIO(self._place, "x"), str(self._place))
+        self.is_file = False
 
     def close(self) -> None:
         """Upload the file.
@@ -154,12 +149,12 @@ class UploadSink:
         Raises:
             WriteError: the store does not take it.
         """
-        self._sink.close()
+        super().close()
         try:
             upload(self._place, self._url)
         except UrlError as error:
             kept = OSError(f"{error}; the file is kept as {self._place}")
-            raise WriteError(self._name, kept) from error
+            raise WriteError(shown(self._url), kept) from error
         self.discard()
 
     def discard(self) -> None:
@@ -180,7 +175,7 @@ def _temporary_place(url: str) -> Path:
 def open_sink(path: str, *, append: bool = False) -> Sink:
     """Return a sink for a pipe, a device or a URL, which gets all at its end; see OutFile."""
     if is_url(path):
-        return UploadSink(path)
+        return packed(UploadSink(path), shown(path), is_new=True)
 
     def open_at_end(path: str, flags: int) -> int:  # if others cut the file, that leaves no hole
         return open_to_write(path, flags | os.O_APPEND)
@@ -215,7 +210,7 @@ def stdout_sink() -> Sink:
 
 def stdout_json_sink() -> Sink:
     sink = stdout_sink()
-    return TerminalJson(sink) if os.isatty(stdout_descriptor()) else sink
+    return TerminalJson(sink.write) if os.isatty(stdout_descriptor()) else sink
 
 
 BESIDE_RESULTS = (".run.json", ".run.sums", ".rest")
@@ -327,8 +322,8 @@ class OutFile:
             try:
                 yield sink
             except BaseException:
-                if isinstance(sink, UploadSink):
-                    sink.discard()
+                if isinstance(upload_sink := getattr(sink, "sink", sink), UploadSink):
+                    upload_sink.discard()
                 raise
             sink.close()
             return

@@ -400,16 +400,70 @@ Line = ParsedLine | BadLine
 MAX_RECENT = 50_000  # ids in the dict: about 6 MB
 
 
+class SpilledTable:
+    """Keys and values in a temporary database on disk, which vanishes with the process.
+
+    what: it is, for messages.
+
+    Raises, when it is added to:
+        BatchdecodeError: there is no room for it.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._database: Connection | None = None
+
+    def __bool__(self) -> bool:
+        return self._database is not None
+
+    def add(self, items: dict[Any, Any]) -> None:
+        """Move the items of a dict here."""
+        import sqlite3  # noqa: PLC0415 - few runs need it
+
+        try:
+            if self._database is None:
+                # The empty name is that of a temporary file; what adds may be any thread.
+                self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+                self._database.execute("PRAGMA journal_mode = OFF")
+                self._database.execute(
+                    "CREATE TABLE spilled (key PRIMARY KEY, value) WITHOUT ROWID"
+                )
+            self._database.execute("BEGIN")
+            rows = sorted(items.items())
+            self._database.executemany("INSERT INTO spilled VALUES (?, ?)", rows)
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            message = f"cannot write {self._what} to a temporary file: {error}"
+            raise BatchdecodeError(message) from error
+        items.clear()
+
+    def find(self, key: str | int) -> Any:
+        """Return the value of a key, None if there is none."""
+        if self._database is None:
+            return None
+        query = "SELECT value FROM spilled WHERE key = ?"
+        found = self._database.execute(query, (key,)).fetchone()
+        return None if found is None else found[0]
+
+    def items_from(self, key: int) -> Iterator[tuple[Any, Any]]:
+        if self._database is not None:
+            query = "SELECT key, value FROM spilled WHERE key >= ? ORDER BY key"
+            yield from self._database.execute(query, (key,))
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
+
 class IdRegistry:
     """The ids of a run, of which there may be millions, and the lines they stand in.
 
-    The newest are in a dict.  When it is full they move to a temporary database on disk, which
-    vanishes with the registry.
+    The newest are in a dict.  When it is full they move to a temporary database on disk.
     """
 
     def __init__(self) -> None:
         self._recent: dict[str, int] = {}
-        self._old: Connection | None = None
+        self._old = SpilledTable("the ids read so far")
 
     def add(self, request_id: str, line_number: int) -> int | None:
         """Take note of the id and return None; or return the line that has it already.
@@ -420,7 +474,8 @@ class IdRegistry:
         line = self.find(request_id)
         if line is None:
             self._recent[request_id] = line_number
-            self._settle()
+            if len(self._recent) >= MAX_RECENT:
+                self._old.add(self._recent)
         return line
 
     def add_new(self, request_ids: Sequence[str], line_numbers: Sequence[int]) -> bool:
@@ -432,38 +487,18 @@ class IdRegistry:
         new = dict(zip(request_ids, line_numbers, strict=True))
         if len(new) < len(request_ids) or not self._recent.keys().isdisjoint(new):
             return False
-        if self._old is not None and any(self.find(name) is not None for name in new):
+        if self._old and any(self._old.find(name) is not None for name in new):
             return False
         self._recent |= new
-        self._settle()
+        if len(self._recent) >= MAX_RECENT:
+            self._old.add(self._recent)
         return True
 
     def find(self, request_id: str) -> int | None:
         line = self._recent.get(request_id)
-        if line is not None or self._old is None:
-            return line
-        found = self._old.execute("SELECT line FROM ids WHERE id = ?", (request_id,)).fetchone()
-        return None if found is None else int(found[0])
-
-    def _settle(self) -> None:
-        """Move the newest ids to the file if there are too many for memory."""
-        if len(self._recent) < MAX_RECENT:
-            return
-        import sqlite3  # noqa: PLC0415 - few runs need it
-
-        try:
-            if self._old is None:
-                # The empty name is that of a temporary file; what takes ids may be any thread.
-                self._old = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-                self._old.execute("PRAGMA journal_mode = OFF")
-                self._old.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, line) WITHOUT ROWID")
-            self._old.execute("BEGIN")
-            self._old.executemany("INSERT INTO ids VALUES (?, ?)", sorted(self._recent.items()))
-            self._old.execute("COMMIT")
-        except sqlite3.Error as error:
-            message = f"cannot write the ids read so far to a temporary file: {error}"
-            raise BatchdecodeError(message) from error
-        self._recent.clear()
+        if line is None and self._old:
+            line = self._old.find(request_id)
+        return line
 
 
 class ReadLine(NamedTuple):

@@ -47,7 +47,6 @@ from .run_options import RunOptions
 from .urls import is_url, shown
 
 if TYPE_CHECKING:
-    from ..screen.live import LiveView
     from .exporters import Exposition
     from .spans import SpanSender
 
@@ -143,28 +142,13 @@ class ResultWriter(BufferedWriter[bytes]):
         self.num_written += len(BytesIO(lines).readlines())  # bytes.count() takes much longer
 
 
-class _ViewSink:
-    """Prints results above the live view: stdout and stderr are one terminal."""
-
-    is_file = False
-
-    def __init__(self, view: "LiveView") -> None:
-        self._view = view
-
-    def write(self, lines: bytes) -> None:
-        self._view.write_results(lines)
-
-    def close(self) -> None:
-        """Leave the view open."""
-
-
 def stdout_beside(view: View) -> Sink:
     """Return where results go that have no file; above a picture on the same terminal."""
     if is_same_terminal(stdout_descriptor(), 2):
         from ..screen.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 
         if isinstance(view, LiveView):
-            return TerminalJson(_ViewSink(view))
+            return TerminalJson(view.write_results)
     return stdout_json_sink()
 
 

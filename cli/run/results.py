@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from batcher.errors import BatchdecodeError
 from batcher.events import FinishEvent
 from batcher.request import Request
 from batcher.requests.lines import BadLine
@@ -20,9 +19,9 @@ from batcher.requests.results import encode_result, encode_results, make_rejecte
 from batcher.requests.validation import constraint_fields_of
 from batcher.result import Result
 
-if TYPE_CHECKING:
-    from sqlite3 import Connection
+from .input import SpilledTable
 
+if TYPE_CHECKING:
     from .resume import EarlierResults
 
 BytesOf = Callable[[int], bytes]
@@ -41,7 +40,7 @@ class InputOrder:
         self._next = first
         self._max_held_bytes, self._num_held_bytes = max_held_bytes, 0
         self._held: dict[int, bytes] = {}
-        self._spilled: Connection | None = None
+        self._spilled = SpilledTable("results that wait for their turn")
 
     def put(self, index: int, lines: bytes) -> list[bytes]:
         """Take in the lines that answer the line `index`; return those whose turn has come."""
@@ -49,7 +48,8 @@ class InputOrder:
         self._num_held_bytes += len(lines)
         if index != self._next:
             if self._num_held_bytes > self._max_held_bytes:
-                self._spill()
+                self._spilled.add(self._held)
+                self._num_held_bytes = 0
             return []
         ready = []
         while (lines_now := self._take(self._next)) is not None:
@@ -59,45 +59,24 @@ class InputOrder:
 
     def rest(self) -> Iterator[bytes]:
         """Yield the lines still kept back, in order; those missing between them will not come."""
-        if self._spilled is not None:
-            self._spill()
-            query = "SELECT number, lines FROM held WHERE number >= ? ORDER BY number"
-            for index, lines in self._spilled.execute(query, (self._next,)):
-                self._next = index + 1
-                yield lines
+        if self._spilled:
+            self._spilled.add(self._held)
+        for index, lines in self._spilled.items_from(self._next):
+            self._next = index + 1
+            yield lines
         for index in sorted(self._held):
             yield self._held.pop(index)
 
     def close(self) -> None:
-        if self._spilled is not None:
-            self._spilled.close()
+        self._spilled.close()
 
     def _take(self, index: int) -> bytes | None:
         lines = self._held.pop(index, None)
         if lines is not None:
             self._num_held_bytes -= len(lines)
-        elif self._spilled is not None:
-            query = "SELECT lines FROM held WHERE number = ?"
-            found: tuple[bytes] | None = self._spilled.execute(query, (index,)).fetchone()
-            lines = None if found is None else found[0]
+        elif self._spilled:
+            lines = self._spilled.find(index)
         return lines
-
-    def _spill(self) -> None:
-        import sqlite3  # noqa: PLC0415 - hardly any run comes here
-
-        try:
-            if self._spilled is None:
-                self._spilled = sqlite3.connect("", isolation_level=None)  # gone with the process
-                self._spilled.execute("PRAGMA journal_mode = OFF")
-                self._spilled.execute("CREATE TABLE held (number INTEGER PRIMARY KEY, lines)")
-            self._spilled.execute("BEGIN")
-            self._spilled.executemany("INSERT INTO held VALUES (?, ?)", sorted(self._held.items()))
-            self._spilled.execute("COMMIT")
-        except sqlite3.Error as error:
-            message = f"cannot write results that wait for their turn to a temporary file: {error}"
-            raise BatchdecodeError(message) from error
-        self._held.clear()
-        self._num_held_bytes = 0
 
 
 class _OpenRequest(Struct, gc=False):
