@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from examples import mostly_heavy
+from examples import rest_heavy
 from process import batchdecode, lines_of, pretend_to_have_stopped, start, workload
 
 from batcher.errors import BatchdecodeError
@@ -100,8 +100,10 @@ def whole(tmp_path):
     return (tmp_path / "whole").read_bytes()
 
 
-@pytest.mark.parametrize("keep_order", [False, pytest.param(True, marks=pytest.mark.heavy)])
-@pytest.mark.parametrize("first", mostly_heavy([0, 4, 8], 0))
+@pytest.mark.parametrize(
+    ("keep_order", "first"),
+    rest_heavy(2, [(False, 0), (True, 4), (False, 4), (False, 8), (True, 0), (True, 8)]),
+)
 def test_requests_of_all_kinds_are_continued_wherever_they_were_cut(tmp_path, keep_order, first):
     options = {"requests": VARIED, "keep_order": keep_order}
     decode(tmp_path, "whole", **options)
