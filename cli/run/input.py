@@ -799,6 +799,7 @@ class FileSource(Source):
         self._checksums = array("I")  # of the lines behind the head; 0 of a bad one
         self._starts, self._numbers = array("q"), array("q")  # of all lines, if they are looked up
         rest, is_in_order, last_arrival = (0, 0), True, 0.0
+        order: Sequence[int]
         known = self.arrivals = LineArrivals()
         times = SessionArrivals()
         reader = RequestReader(requests.lines(), parser)
@@ -826,14 +827,18 @@ class FileSource(Source):
         self._parser, self._duplicates = LineParser(parser), reader.duplicates
         self._fits_in_memory = is_in_order and not self._checksums
         if is_in_order:
-            self._lines, self._order = requests.lines(), iter(range(self.total))
+            lines, order = requests.lines(), range(self.total)
             if self._checksums:
-                self._lines.go_to(*rest)
+                lines.go_to(*rest)
+            self._rest = ((lines.number, line) for line in iter(lines.read, None))
         else:
-            self._lines = requests.seekable_lines()
-            self._order = iter(self._look_up())
+            lines = requests.seekable_lines()
+            order = self._look_up(lines)
+            starts, numbers = self._starts, self._numbers
+            self._rest = ((numbers[index], lines.read_at(starts[index])) for index in order)
+        self._order = iter(order)
 
-    def _look_up(self) -> "array[int]":
+    def _look_up(self, lines: LineReader) -> "array[int]":
         """Note where each line is, and return the lines by arrival time.
 
         Of one time, as they stand; a bad line arrives with the one before it.
@@ -842,7 +847,7 @@ class FileSource(Source):
 
         self._head.clear()
         self._checksums = array("I")
-        lines, arrivals, arrival = self._lines, array("d"), 0.0
+        arrivals, arrival = array("d"), 0.0
         times, counts = SessionArrivals(), array("q")  # less than 0 for turns
         for number, line in lines:
             first_number = self._duplicates.get(len(arrivals), 0)
@@ -885,13 +890,9 @@ class FileSource(Source):
         self.input_index = index
         if self._head:
             return self._head.popleft()
-        if self._starts:
-            number, line = self._numbers[index], self._lines.read_at(self._starts[index])
-        else:
-            read = self._lines.read()
-            if read is None:
-                raise InputError("the input has become shorter while it was read")
-            number, line = self._lines.number, read
+        number, line = next(self._rest, (0, None))
+        if line is None:
+            raise InputError("the input has become shorter while it was read")
         checksum = self._checksums[index - self.total]  # it is one of the last lines
         return self._parser.parse_again(line, number, checksum, self._duplicates.get(index, 0))
 

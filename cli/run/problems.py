@@ -195,19 +195,9 @@ def _from_rows(name: str, modules: str, code: str) -> _Form:
     return _Form(name, _PYTHON + shlex.quote(f"import {modules},io,json; {opened}; {code}"))
 
 
-_ARRAY = _Form("a JSON array", "jq -c '.[]'")
-_STRINGS = _Form("a JSON array of prompts", "jq -c '.[] | {prompt: .}'")
-_PRETTY = _Form("JSON over several lines", "jq -c .")
-_SEVERAL = _Form("several objects on a line", "jq -c .")
-_TEXTS = _Form("prompts in quotes", "jq -c '{prompt: .}'")
 _PLAIN = _Form("plain prompts", "jq -Rc '{prompt: .}'")
 _COMMAS = _Form("objects with commas behind them", r"sed 's/,[[:space:]]*$//'")
-_CURLY = _Form("JSON in curly quotes", "sed 's/“/\"/g; s/”/\"/g'")
 _REMARKS = _Form("JSON with comments", r"grep -Ev '^[[:space:]]*(//|#)'")
-_RETURNS = _Form("lines that end in CR", r"tr '\r' '\n'")
-_EVENTS = _Form("server-sent events", "sed -n 's/^data: //p'")
-_MARKS = _Form("files joined with their byte order marks", r"LC_ALL=C sed 's/^\xef\xbb\xbf//'")
-_NULS = _Form("text with NUL bytes", r"tr -d '\000'")
 _OBJECTS = _from_rows(
     "objects with commas between them",
     "sys",
@@ -228,6 +218,19 @@ _YAML = _Form(
         "found = found if isinstance(found, list) else [*found.values()][0]; "
         "[print(json.dumps(each)) for each in found]"
     ),
+)
+
+# What the first line looks like that is not JSON, and what the input is then; in this order.
+_FIRST_LINES = (
+    (r'\[\s*"', _Form("a JSON array of prompts", "jq -c '.[] | {prompt: .}'")),
+    (r"\[", _Form("a JSON array", "jq -c '.[]'")),
+    (r"\{\s*'", _DICTS),
+    (r"\{\s*“", _Form("JSON in curly quotes", "sed 's/“/\"/g; s/”/\"/g'")),
+    (r"\{(.*[{\[,])?\Z", _Form("JSON over several lines", "jq -c .")),
+    (r"\{", None),
+    (r'"', _Form("prompts in quotes", "jq -c '{prompt: .}'")),
+    (r"//", _REMARKS),
+    (r"data: \{", _Form("server-sent events", "sed -n 's/^data: //p'")),
 )
 
 # How inputs begin that are not lines of UTF-8, what they are, and what of pandas reads them.
@@ -294,37 +297,32 @@ def _form_of(problem: "Problem", filename: str) -> _Form | None:
         form = _encoding_of(line)
     elif problem.code == "invalid-json":
         if line.startswith("\ufeff"):
-            form = _MARKS
+            command = r"LC_ALL=C sed 's/^\xef\xbb\xbf//'"
+            form = _Form("files joined with their byte order marks", command)
         elif there.startswith("\x00"):
-            form = _NULS
+            form = _Form("text with NUL bytes", r"tr -d '\000'")
         elif there.startswith(("True", "False", "None")):
             form = _DICTS
-        elif "extra data" in problem.message:
-            after = {"": _COMMAS, "{": _OBJECTS}.get(there[1:].strip()[:1])
-            form = {"\r": _RETURNS, "{": _SEVERAL, ",": after}.get(there[:1])
+        elif "extra data" in problem.message and there[:1] == "\r":
+            form = _Form("lines that end in CR", r"tr '\r' '\n'")
+        elif "extra data" in problem.message and there[:1] == "{":
+            form = _Form("several objects on a line", "jq -c .")
+        elif "extra data" in problem.message and there[:1] == ",":
+            form = {"": _COMMAS, "{": _OBJECTS}.get(there[1:].strip()[:1])
         if form is None and problem.line == 1:
             form = _table_of(line, filename) or _form_of_first(line, filename)
     return form
 
 
 def _form_of_first(line: str, filename: str) -> _Form | None:
-    form: _Form | None = _PLAIN
-    if line.startswith("["):
-        form = _STRINGS if line[1:].lstrip().startswith('"') else _ARRAY
-    elif line.startswith("{"):
-        form = _PRETTY if line.endswith(("{", "[", ",")) else None
-        form = {"'": _DICTS, "“": _CURLY}.get(line[1:].lstrip()[:1], form)
-    elif line.startswith('"'):
-        form = _TEXTS
-    elif line.startswith("//") or (line.startswith("#") and _JSON_FILE.match(filename)):
-        form = _REMARKS
-    elif line.startswith("data: {"):
-        form = _EVENTS
-    elif not line[:1].isprintable():
-        form = None
-    elif _YAML_FILE.match(filename) or _YAML_LINE.match(line):
-        form = _YAML
-    return form
+    for pattern, form in _FIRST_LINES:
+        if re.match(pattern, line, re.DOTALL):
+            return form
+    if line.startswith("#") and _JSON_FILE.match(filename):
+        return _REMARKS
+    if not line[:1].isprintable():
+        return None
+    return _YAML if _YAML_FILE.match(filename) or _YAML_LINE.match(line) else _PLAIN
 
 
 def _table_of(line: str, filename: str) -> _Form | None:
@@ -332,10 +330,10 @@ def _table_of(line: str, filename: str) -> _Form | None:
     import csv  # noqa: PLC0415 - good input does without
 
     for delimiter, name in ((",", "CSV"), ("\t", "TSV"), (";", "CSV")):
-        names = next(csv.reader([line], delimiter=delimiter), [])
+        names = next(csv.reader([line.partition("\r")[0]], delimiter=delimiter), [])
         fields = {own_name(each.strip().lower(), _NAMES): each for each in names}
         prompt = fields.get("prompt")
-        if prompt is None and filename.lower().endswith((".csv", ".tsv")):
+        if prompt is None and names and filename.lower().endswith((".csv", ".tsv")):
             prompt = names[0]
         if prompt is None or len(names) < 2:  # noqa: PLR2004 - one name is a prompt of one word
             continue

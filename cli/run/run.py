@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from .resume import EarlierResults
     from .worker import Transport
-    from .workers import Workers
+    from .workers import InputLines, Workers
 
 BAD_INPUT = 2  # an exit status
 _RESUME = re.compile(r"(?<= )--resume(?= |$)")
@@ -145,7 +145,7 @@ def run_events(options: RunOptions) -> Iterator[Event]:
             yield loop.engine.end_event()
 
 
-def refuse_rest(report: ProblemReport, read: "Loop | Workers") -> None:
+def refuse_rest(report: ProblemReport, read: "Loop | InputLines") -> None:
     """Report what has ended the reading before the end of the input, if anything has.
 
     Raises:
@@ -355,7 +355,7 @@ class Run:
             say(f"  {counted(loop.num_restarts, 'worker')} replaced, which had died\n")
         if loop.first_failure is not None:
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
-        refuse_rest(setup.report, loop)
+        refuse_rest(setup.report, loop if isinstance(loop, Loop) else loop.lines)
         if remark:
             self._tell(remark, f"continue with: {self._command}")
         elif loop.has_given_up:

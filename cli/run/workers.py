@@ -603,18 +603,6 @@ class Workers(Gauges):
         return self.lines.total
 
     @property
-    def num_read(self) -> int:
-        return self.lines.num_read
-
-    @property
-    def broken(self) -> InputError | None:
-        return self.lines.broken
-
-    @property
-    def has_refused(self) -> bool:
-        return self.lines.has_refused
-
-    @property
     def has_given_up(self) -> bool:
         return self.num_failed >= (self.options.max_errors or float("inf"))
 
