@@ -67,7 +67,6 @@ def until_stopped(command: Callable[[], int]) -> int:
 
 
 def compare_requests(options: "CompareOptions") -> int:
-    """Carry out `batchdecode compare`; return its exit status."""
     slo = parse_slos(options.slo or [])
     values = {name: AXES[name].values(text) for name, text in options.axes.items()}
     if None not in values.get("draft_tokens", [None]):
@@ -100,7 +99,6 @@ def compare_requests(options: "CompareOptions") -> int:
 
 
 def plan_requests(options: "PlanOptions") -> int:
-    """Carry out `batchdecode plan`; return its exit status."""
     slo, searched = parse_slos(options.slo), SEARCHED[options.search]
     base, tried = _base_of(options, searched)
     if not options.goodput > 0:

@@ -161,7 +161,6 @@ class Question(Struct, frozen=True):
 
 
 def problem_of(deployment: Deployment) -> str | None:
-    """Return why the settings of `deployment` make no sense, None if they do."""
     for group in groups_of(deployment):
         problem = None
         try:

@@ -177,7 +177,6 @@ class LeastSearch:
                 return
 
     def _tries(self, number: int) -> Generator[int, None, bool]:
-        """Yield a number if it is new; return whether it is enough."""
         if number not in self.scores:
             yield number
         return self._is_enough(number)
@@ -239,7 +238,6 @@ def _limits(limit: Limit, engine: Deployment) -> bool:
 
 
 def _in_each(deployment: Deployment, change: Callable[[Deployment], Deployment]) -> Deployment:
-    """Return `deployment` with each group changed."""
     fleet = deployment.fleet
     if fleet is None:
         return change(deployment)
@@ -300,7 +298,6 @@ def without(deployment: Deployment, limits: Collection[Limit], workload: AnyWork
 
 
 def _with_a_token_for_each(deployment: Deployment) -> Deployment:
-    """Raise a token budget to one token for each slot."""
     budget = deployment.scheduling.max_batch_tokens
     if budget is None or budget >= deployment.batch:
         return deployment
@@ -747,6 +744,7 @@ def find_plan(
     with WorkerProcesses(try_deployment, question, num_jobs) as workers:
         asks, running = search.asks(ladder.start), set[int]()
         wanted = next(asks, None)
+        coming: list[int] | None = None  # what may be asked for soon, until there is an answer
 
         def task_of(number: int) -> tuple[int, tuple[Deployment, bool]]:
             running.add(number)  # the one before the least is the edge
@@ -755,7 +753,7 @@ def find_plan(
 
         def choose() -> tuple[int, tuple[Deployment, bool]] | None:
             """Go on with the search; return what it asks for next, or soon."""
-            nonlocal wanted
+            nonlocal wanted, coming
             while wanted is not None and is_done(wanted) and wanted not in search.scores:
                 search.scores[wanted] = tried[wanted].score(limits)
                 on_trial(trial_of(wanted))
@@ -764,24 +762,23 @@ def find_plan(
                 wanted = next(asks, None)
             if wanted is None or wanted in search.scores:
                 raise StopIteration
-            known = {each: one.score(limits) for each, one in tried.items() if is_done(each)}
-            for number in likely(known, asked, rungs, ladder.start, num_jobs):
-                if number not in running:
-                    return task_of(number)
-            return None
+            if coming is None:
+                known = {each: one.score(limits) for each, one in tried.items() if is_done(each)}
+                coming = likely(known, asked, rungs, ladder.start, num_jobs)
+            return next((task_of(number) for number in coming if number not in running), None)
 
         def take(number: int, answer: Tried) -> None:
+            nonlocal coming
             running.remove(number)
-            tried[number] = answer
+            tried[number], coming = answer, None
 
         def note(number: int, share: float) -> None:
             if number == wanted:
                 on_tried(len(search.scores), ladder.value_of(number), share)
 
         def complete(numbers: Collection[int]) -> None:
-            """Simulate what was given up to its end."""
-            nonlocal may_give_up
-            may_give_up = False
+            nonlocal may_give_up, coming
+            may_give_up, coming = False, None
 
             def choose_left() -> tuple[int, tuple[Deployment, bool]] | None:
                 left = [number for number in numbers if not is_done(number)]

@@ -326,7 +326,6 @@ class FleetResult(Struct, frozen=True, dict=True):
 
     @cached_property
     def totals(self) -> ReplicaResult:
-        """The sums of what the replicas did."""
         if len(self.replicas) == 1:
             return self.replicas[0]
         totals = ReplicaResult(self.replicas[0].settings)
@@ -428,7 +427,6 @@ class Replica:
         self._next_stretch: tuple[int, int] | None = None
 
     def run(self, on_ended: OnEnded = lambda _: None) -> "FleetResult":
-        """Run over all the turns."""
         turns, served, num_ended = self._turns, ServedColumns(), 0
 
         def take_ended() -> None:

@@ -160,7 +160,6 @@ def _rows(
     columns: Sequence[Column],
     cut: int | None = None,
 ) -> list[str]:
-    """Return the lines of a table: two of its head, and one for each cell."""
     before = [None, *(column.group for column in columns)]
     groups = [
         "" if column.group == last else column.group
