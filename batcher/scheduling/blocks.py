@@ -65,11 +65,12 @@ class PrefixMatch(Struct, gc=False):
     """What is found of a sequence, which starts from there.
 
     blocks: held by others or idle.  num_tokens: how many of its tokens are in blocks.
+    num_planned: how many of the tokens behind these the step computes that admits it.
     stop: how many tokens it is to hold when it is admitted: all that are known, or fewer.
-    nodes: of the blocks that were found by their content: all, or none.  node: of what is before
-    the next block.
+    node: of what is before the next block.
     missed: the next content, if it was looked for and not found.  contents: of this and all further
-    full blocks; None if they have to be asked for.  num_lost: of the pool, when they were found.
+    full blocks; None if they have to be asked for.
+    nodes, num_lost: of the blocks and of the pool when they were found, if that is remembered.
     source: a block with the last of these tokens and others behind them, to be copied; or NO_BLOCK.
     group_blocks: what the further cache groups have beside `blocks`; NO_BLOCK if nothing is read.
     sibling: the sample of the same request that has `blocks`, if they were not found by content.
@@ -78,11 +79,12 @@ class PrefixMatch(Struct, gc=False):
     blocks: list[int]
     num_tokens: int
     stop: int
-    nodes: list[int] = []
     node: Node = ROOT
     missed: Hashable = None
     contents: Iterator[Hashable] | None = None
+    nodes: list[int] = []
     num_lost: int = 0
+    num_planned: int = 0
     source: int = NO_BLOCK
     group_blocks: tuple[list[int], ...] = ()
     sibling: SequenceName | None = None
@@ -176,10 +178,9 @@ class BlockPool:
         self._num_nodes = NO_NODE
         self.nodes: list[int] = []
         self.fillers: list[SequenceName | None] = []
-        # By block: its key, if it has one; how many hold it, 0 where a registered one is free, and
-        # 1 where a blank one is.
-        self._keys: list[BlockKey | None] = []
+        # [blocks made] how many hold each; 0 where a registered one is free, 1 where a blank one is
         self._holders: list[int] = []
+        self._keys: dict[int, BlockKey] = {}  # of registered blocks that have one
         self._more_keys: dict[int, list[BlockKey]] = {}
         self._priorities: dict[int, int] = {}  # of those above 0
 
@@ -205,7 +206,9 @@ class BlockPool:
             InvariantError: there are not so many; ask has_room first.
         """
         blank = self._blank
-        if num_blocks > len(blank):
+        if num_blocks > len(blank) and (
+            self._num_made < self.num_total or self._is_growing or num_blocks > self.num_free
+        ):
             self._make(num_blocks)
         self.num_free -= num_blocks
         split = len(blank) - num_blocks
@@ -214,12 +217,14 @@ class BlockPool:
             del blank[split:]
             blocks.reverse()
             return blocks
-        blocks = blank[::-1]
+        blocks, holders = blank[::-1], self._holders
         blank.clear()
         for idle in self._idle:
             if idle.num_blocks:
                 evicted = idle.take(num_blocks - len(blocks))
                 self._evict(evicted)
+                for block in evicted:
+                    holders[block] = 1
                 blocks += evicted
                 if len(blocks) == num_blocks:
                     break
@@ -295,8 +300,7 @@ class BlockPool:
         contents: Iterator[Hashable],
         priority: int = 0,
         filler: SequenceName | None = None,
-        *,
-        is_own: bool = False,
+        before: int = NO_BLOCK,
     ) -> Node:
         """Let held blocks be found behind `node`, each by a key for which no other block is found.
 
@@ -305,45 +309,44 @@ class BlockPool:
 
         contents: of these blocks, and perhaps of more; not to be read by others afterwards.
         priority: of eviction.  filler: the sequence that fills them.
-        is_own: whether they follow a block of the same sequence, which is held as long as they are.
+        before: the block before them in the table of that sequence, if it holds this as long.
         Returns the node of the last content.
         """
-        nodes, behind = self.nodes, self._behind
+        nodes, fillers, behind = self.nodes, self.fillers, self._behind
+        is_own = before != NO_BLOCK and nodes[before] == node
+        needs_keys = any(map(nodes.__getitem__, blocks))
         for place, block in enumerate(blocks):
-            if is_own and behind.get(node, KNOWN) is None:
-                rest = blocks[place:]
-                if not any(map(nodes.__getitem__, rest)):
-                    first = self._num_nodes + 1
-                    behind[node] = rest, first, contents
-                    return self._add_nodes(rest, first, priority, filler)
-            key = node, next(contents)
-            holder = self.find(*key)
-            if holder != NO_BLOCK:
-                node, is_own = nodes[holder], False
-                continue
-            is_own = True
-            behind.pop(node, None)
-            self._found[key] = block
-            if nodes[block]:
-                self._more_keys.setdefault(block, []).append(key)
-                if priority:
-                    self._priorities[block] = max(self._priorities.get(block, 0), priority)
-                node = nodes[block]
-            else:
+            key = None
+            if needs_keys or not is_own or behind.get(node, KNOWN) is not None:
+                key = node, next(contents)
+                holder = self.find(*key)
+                if holder != NO_BLOCK:
+                    node, is_own = nodes[holder], False
+                    continue
+                is_own = True
+                behind.pop(node, None)
+                self._found[key] = block
+                if nodes[block]:
+                    self._more_keys.setdefault(block, []).append(key)
+                    if priority:
+                        self._priorities[block] = max(self._priorities.get(block, 0), priority)
+                    node = nodes[block]
+                    continue
                 self._keys[block] = key
-                node = self._add_nodes([block], self._num_nodes + 1, priority, filler)
-        return node
-
-    def _add_nodes(
-        self, blocks: Sequence[int], first: int, priority: int, filler: SequenceName | None
-    ) -> int:
-        """Register blocks on end, from the node `first` on; return the node of the last."""
-        nodes, fillers, node = self.nodes, self.fillers, first
-        for node, block in enumerate(blocks, first):
-            nodes[block], fillers[block] = node, filler
-        self._num_nodes, self._behind[node] = node, None
-        if priority:
-            self._priorities |= dict.fromkeys(blocks, priority)
+            new = [block] if needs_keys else blocks[place:]
+            last = first = self._num_nodes + 1
+            for last, one in enumerate(new, first):
+                nodes[one], fillers[one] = last, filler
+            self._num_nodes, behind[last] = last, None
+            if key is None:
+                behind[node] = new, first, contents
+            elif last > first:
+                behind[first] = new[1:], first + 1, contents
+            if priority:
+                self._priorities |= dict.fromkeys(new, priority)
+            if not needs_keys:
+                return last
+            node = last
         return node
 
     def _make_keys(self, node: Node, chain: UnreadChain) -> None:
@@ -362,29 +365,22 @@ class BlockPool:
             priority = self._priorities.get(neighbour, 0)
             self.register([block], self.nodes[neighbour], iter([group]), priority)
 
-    def forget(self, block: int) -> None:
-        """Let a held block be found no longer: it does not hold what was promised."""
-        if self.nodes[block]:
-            self._evict([block])
-
     def lose(self, block: int) -> None:
-        """Let a block be found no longer, whether it is held or not, if it is found at all."""
+        """Let a block be found no longer, whether it is held or not: it lacks what was promised."""
         if self.nodes[block]:
             self.share([block])
             self._evict([block])
             self.give_back([block])
 
     def _evict(self, blocks: list[int]) -> None:
-        found, behind, keys = self._found, self._behind, self._keys
-        nodes, holders = self.nodes, self._holders
+        found, behind, keys, nodes = self._found, self._behind, self._keys, self.nodes
         for block in blocks:
-            key = keys[block]
-            if key is not None:
-                del found[key]
-                keys[block] = None
-            behind.pop(nodes[block], None)
+            node = nodes[block]
             nodes[block] = NO_NODE
-            holders[block] = holders[block] or 1
+            if node in behind:
+                del behind[node]
+            if block in keys:
+                del found[keys.pop(block)]
         self.num_lost += len(blocks)
         if self._priorities or self._more_keys:
             for block in self._priorities.keys() & blocks:
@@ -417,7 +413,6 @@ class BlockPool:
         self._blank[:0] = range(stop - 1, first - 1, -1)
         num_new = stop - first
         self.nodes += [NO_NODE] * num_new
-        self._keys += [None] * num_new
         self.fillers += [None] * num_new
         self._holders += [1] * num_new
 

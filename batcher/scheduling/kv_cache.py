@@ -125,7 +125,7 @@ class KVCache(Generic[S]):
         """
         node: Node = ROOT if sequence.cache_salt is None else sequence.cache_salt
         if not self._has_prefix_cache or sequence.skips_prefix_cache:
-            match = PrefixMatch([], 0, sequence.num_tokens, node=node)
+            match = PrefixMatch([], 0, sequence.num_tokens, node)
         else:
             match = self._match_prefix(sequence, node)
         if self._is_grouped:
@@ -136,19 +136,18 @@ class KVCache(Generic[S]):
             if sibling is not None and num_tokens > match.num_tokens:
                 blocks = sibling.block_table[: self.num_blocks(num_tokens)]
                 return PrefixMatch(
-                    blocks, num_tokens, sequence.num_tokens, node=node, sibling=sibling.name
+                    blocks, num_tokens, sequence.num_tokens, node, sibling=sibling.name
                 )
         return match
 
     def _match_prefix(self, sequence: S, node: Node) -> PrefixMatch:
         pool, size, num_tokens = self.pool, self.block_size, sequence.num_tokens
-        blocks, nodes, contents, missed, known = [], [], None, None, sequence.prefix
+        blocks, contents, missed, known = [], None, None, sequence.prefix
         if known is not None:
-            num_same = pool.num_same(known)
-            blocks, nodes = known.blocks[:num_same], known.nodes[:num_same]
-            missed = known.missed if num_same == len(known.nodes) else None
-            if nodes:
-                node = nodes[-1]
+            blocks = known.blocks[: pool.num_same(known)]
+            missed = known.missed if len(blocks) == len(known.blocks) else None
+            if blocks:
+                node = pool.nodes[blocks[-1]]
         num_more = (num_tokens - 1) // size - len(blocks)
         if num_more > 0 and (missed is None or pool.find(node, missed) != NO_BLOCK):
             stop, missed = num_tokens - num_tokens % size, None
@@ -160,11 +159,8 @@ class KVCache(Generic[S]):
                     break
                 node = pool.nodes[block]
                 blocks.append(block)
-                nodes.append(node)
         num_found = len(blocks) * size
-        match = PrefixMatch(
-            blocks, num_found, num_tokens, nodes, node, missed, contents, pool.num_lost
-        )
+        match = PrefixMatch(blocks, num_found, num_tokens, node, missed, contents)
         if sequence.segment_ends and not self._is_grouped:
             last = min(num_found + size, num_tokens) - 1
             for end, _ in reversed(ends_between(sequence.segment_ends, num_found, last)):
@@ -176,7 +172,7 @@ class KVCache(Generic[S]):
 
     def _match_groups(self, match: PrefixMatch, root: Node) -> None:
         """Shorten a match to where every group has what is read next."""
-        nodes, groups = match.nodes, self._groups[1:]
+        nodes, groups = [self.pool.nodes[block] for block in match.blocks], self._groups[1:]
         match.group_blocks = tables = tuple(
             [self.pool.find(node, group) for node in nodes] for group in range(1, self.num_groups)
         )
@@ -194,17 +190,17 @@ class KVCache(Generic[S]):
                 num_passed = max(num_blocks - window_blocks, 0)
                 table[:num_passed] = [NO_BLOCK] * num_passed
         if num_blocks < len(nodes):
-            del match.blocks[num_blocks:], nodes[num_blocks:]
-            match.num_tokens, match.node = (
-                num_blocks * self.block_size,
-                nodes[-1] if nodes else root,
-            )
+            del match.blocks[num_blocks:]
+            match.num_tokens = num_blocks * self.block_size
+            match.node = nodes[num_blocks - 1] if num_blocks else root
             match.missed = match.contents = None
 
     def remember(self, matches: Mapping[S, PrefixMatch]) -> None:
         """Keep what was found of waiting sequences, so that it is not looked for again."""
         for sequence, match in matches.items():
             match.contents = None  # it may hold the whole prompt
+            match.nodes = [self.pool.nodes[block] for block in match.blocks]
+            match.num_lost = self.pool.num_lost
             sequence.prefix = None if match.sibling is not None else match
 
     def num_found(self, sequence: S) -> int:
@@ -243,7 +239,7 @@ class KVCache(Generic[S]):
         is_alone: whether nothing else runs.
         """
         size, is_watermark = self.block_size, self._capacity == "watermark"
-        num_needed = self.num_spare if is_watermark and not is_alone else 0  # or all would wait
+        num_needed = 0 if is_alone or not is_watermark else self.num_spare  # or all would wait
         for row, match in matches.items():
             num_tokens = row.num_tokens if is_watermark else match.stop
             if match.blocks or self._is_grouped:
@@ -291,33 +287,43 @@ class KVCache(Generic[S]):
     # -- a sequence comes, grows and goes --------------------------------------------------------
 
     def admit(self, matches: Mapping[S, PrefixMatch]) -> None:
-        """Give the rows of a group what was found of them, and blocks for all they are to hold."""
+        """Give the rows of a group what was found of them, and blocks for all they are to hold.
+
+        What the step is to compute of them can be found from now on.
+        """
         pool, size = self.pool, self.block_size
         for match in matches.values():
             if match.blocks:
                 pool.share(match.found)  # of all, before anything is taken
         for row, match in matches.items():
-            blocks, filler = match.blocks.copy(), match.sibling
-            if match.nodes:
-                filler = pool.fillers[blocks[-1]]
-            if match.source != NO_BLOCK:
-                filler = pool.fillers[match.source]
-            row.block_table, row.prefix, row.cached_from = blocks, None, filler
-            row.num_cached_tokens = row.num_computed_tokens = match.num_tokens
-            row.num_cached_blocks, row.parent = len(match.nodes), match.node
+            blocks, num_tokens, source = match.blocks, match.num_tokens, match.source
+            row.block_table, row.num_cached_tokens, row.cached_from = blocks, num_tokens, None
+            row.parent, row.num_cached_blocks, row.prefix = match.node, 0, None
+            if match.sibling is not None:
+                row.cached_from = match.sibling
+            elif num_tokens:
+                row.num_cached_blocks = len(blocks)
+                row.cached_from = pool.fillers[blocks[-1] if source == NO_BLOCK else source]
             if self._is_grouped:
-                row.group_tables = tuple(table.copy() for table in match.group_blocks)
-                self.slide(row, match.num_tokens)
-            if match.source == NO_BLOCK and match.num_tokens % size:
-                self._copy_last(blocks)
-            self.extend(row, match.stop)
-            if match.source != NO_BLOCK:
-                self._copies.append((match.source, blocks[len(match.blocks)]))
+                row.group_tables = match.group_blocks
+                self.slide(row, num_tokens)
+            if source != NO_BLOCK:
+                self.extend(row, match.stop)
+                self._copies.append((source, blocks[row.num_cached_blocks]))
+            else:
+                if num_tokens % size:
+                    self._copy_last(blocks)
+                self.extend(row, match.stop)
             if row.others and self._capacity == "no-evict":  # its beams are promised all they need
                 num_shared = row.num_prompt_tokens // size * size
                 for beam in row.beams_to_fork:
                     self.fork(row, beam, num_shared)
                     self.extend(beam, beam.most_tokens)
+        if self._has_prefix_cache:
+            for row, match in matches.items():
+                if match.num_planned:
+                    stop = match.num_tokens + match.num_planned
+                    self.register_planned(row, match.num_tokens, stop, match.contents)
 
     def slide(self, sequence: S, position: int) -> None:
         """Free the blocks before the window of the token at `position`.
@@ -393,7 +399,7 @@ class KVCache(Generic[S]):
         return num_behind
 
     def register_planned(
-        self, sequence: S, start: int, stop: int, match: PrefixMatch | None = None
+        self, sequence: S, start: int, stop: int, contents: Iterator[Hashable] | None = None
     ) -> None:
         """Let the tokens start..stop, which the step is to compute, be found from now on.
 
@@ -402,7 +408,7 @@ class KVCache(Generic[S]):
         A later sequence of the same step may start from whole blocks; from a part of one it may
         only in the next step, since blocks are copied before anything is computed.
 
-        match: what was found of it, if these are the first that are computed.
+        contents: of the blocks that are not registered, if they have been asked for.
         """
         if not self._has_prefix_cache:
             return
@@ -412,8 +418,8 @@ class KVCache(Generic[S]):
                 if end % size:
                     self._register(sequence, end // size)
                     self._boundaries.append(_Boundary(sequence, end, priority, sequence.parent))
-                    match = None
-        self._register(sequence, stop // size, match)
+                    contents = None
+        self._register(sequence, stop // size, contents)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the (source, target) blocks to copy, in order, before a step computes anything."""
@@ -493,7 +499,7 @@ class KVCache(Generic[S]):
         first = sequence.num_cached_tokens // self.block_size
         for table in tables_of(sequence):
             for block in held(table[first:]):
-                self.pool.forget(block)
+                self.pool.lose(block)
         self._boundaries = [end for end in self._boundaries if end.sequence is not sequence]
 
     def check(self, sequences: Iterable[S]) -> None:
@@ -505,22 +511,24 @@ class KVCache(Generic[S]):
 
     # -- by content ------------------------------------------------------------------------------
 
-    def _register(self, sequence: S, num_blocks: int, match: PrefixMatch | None = None) -> None:
+    def _register(
+        self, sequence: S, num_blocks: int, contents: Iterator[Hashable] | None = None
+    ) -> None:
         """Let the first `num_blocks` blocks of `sequence` be found by their content.
 
-        match: what was found of it, if no more of it is registered yet.
+        contents: of those that are not registered yet, if they have been asked for.
         """
-        size, first, pool = self.block_size, sequence.num_cached_blocks, self.pool
+        size, first, node = self.block_size, sequence.num_cached_blocks, sequence.parent
         if sequence.role != "sample":  # of the others, only the prompt is told
             num_blocks = min(num_blocks, sequence.num_prompt_tokens // size)
         if num_blocks <= first:
             return
-        contents = None if match is None else match.contents
+        sequence.num_cached_blocks = num_blocks
         if contents is None:
             contents = self._contents(sequence, first * size, num_blocks * size, size)
-        node, groups = sequence.parent, sequence.group_tables
+        pool, table, ends = self.pool, sequence.block_table, sequence.segment_ends
+        blocks, groups = table[first:num_blocks], sequence.group_tables
         name = SequenceName(sequence.id, sequence.index, sequence.role)
-        blocks, ends = sequence.block_table[first:num_blocks], sequence.segment_ends
         if groups:
             known = [*islice(contents, num_blocks - first)]
             contents = iter(known)
@@ -531,18 +539,16 @@ class KVCache(Generic[S]):
                 own = iter([*islice(contents, len(some))])
                 sequence.parent = pool.register(some, sequence.parent, own, priority, name)
         else:
-            before = sequence.block_table[first - 1] if first else NO_BLOCK
-            is_own = before != NO_BLOCK and pool.nodes[before] == node
-            sequence.parent = pool.register(blocks, node, contents, 0, name, is_own=is_own)
-        sequence.num_cached_blocks = num_blocks
+            before = table[first - 1] if first else NO_BLOCK
+            sequence.parent = pool.register(blocks, node, contents, 0, name, before)
         if not groups:
             return
         for place, content in enumerate(known, first):
             neighbour = pool.find(node, content)
             node = pool.nodes[neighbour]
-            for group, table in enumerate(groups, 1):
-                if table[place] != NO_BLOCK:
-                    pool.register_beside(table[place], neighbour, group)
+            for group, beside in enumerate(groups, 1):
+                if beside[place] != NO_BLOCK:
+                    pool.register_beside(beside[place], neighbour, group)
 
     def _part(self, sequence: S, start: int, end: int) -> Hashable:
         """Return what stands for the tokens start..end, the beginning of a block."""

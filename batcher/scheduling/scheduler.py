@@ -382,14 +382,14 @@ class Scheduler(Generic[S]):
 
         Returns whether there is room.
         """
-        budget, scheduled = output.budget, output.num_scheduled_tokens
+        budget = output.budget
         if self._refusal is not None:
             num_needed = self._num_lacked(kv_cache, first, budget)
             if num_needed:
                 self._note_blocked(output, first, "kv", num_needed)
                 return False
             self._refusal = None
-        matches, shares, num_needed = self._blocks_for(kv_cache, first, output)
+        matches, num_needed = self._blocks_for(kv_cache, first, output)
         if not kv_cache.has_room(num_needed):
             kv_cache.remember(matches)
             if kv_cache.is_unknown(first):
@@ -397,33 +397,40 @@ class Scheduler(Generic[S]):
             self._note_blocked(output, first, "kv", num_needed)
             return False
         kv_cache.admit(matches)
-        for row, num_tokens in shares.items():
-            start = row.num_computed_tokens
-            row.num_computed_tokens = stop = start + num_tokens
-            kv_cache.register_planned(row, start, stop, matches[row])
-            scheduled[row] = num_tokens
-            output.budget -= num_tokens
+        for row, match in matches.items():
+            row.num_computed_tokens = match.num_tokens + match.num_planned
+            if match.num_planned:
+                output.num_scheduled_tokens[row] = match.num_planned
+                output.budget -= match.num_planned
         return True
 
     def _blocks_for(
         self, kv_cache: "KVCache[S]", first: S, output: SchedulerOutput[S]
-    ) -> tuple[dict[S, PrefixMatch], dict[S, int], int]:
-        """Return what it takes to admit a group.
+    ) -> tuple[dict[S, PrefixMatch], int]:
+        """Return what is found of each row of a group, and what to compute and hold of it.
 
-        What is found of each row, how many tokens of it to compute, and how many blocks have to be
-        free.  Its `num_computed_tokens` are what is found; the next look changes them.
+        And how many blocks have to be free to admit the group.
         """
-        matches = kv_cache.matches_of(first)
-        for row, match in matches.items():
-            row.num_computed_tokens = match.num_tokens
-        shares = self._split(first, output)
-        is_promised = self.settings.capacity == "no-evict"
-        if is_promised or shares:  # else the last tokens may be computed in this very step
+        capacity = self.settings.capacity
+        if first.others:
+            matches = kv_cache.matches_of(first)
             for row, match in matches.items():
-                match.stop = match.num_tokens + shares.get(row, 0)
-                if is_promised:
-                    match.stop = row.most_tokens
-        return matches, shares, kv_cache.num_needed(matches, is_alone=self._is_alone)
+                row.num_computed_tokens = match.num_tokens
+            for row, num_tokens in self._split(first, output).items():
+                matches[row].num_planned = num_tokens
+        else:
+            match = kv_cache.match(first)
+            matches = {first: match}
+            num_left = first.num_tokens - match.num_tokens - output.num_held_back
+            match.num_planned = max(min(num_left, output.budget, self._max_chunk), 0)
+        is_planned = any([match.num_planned for match in matches.values()])
+        for row, match in matches.items():
+            if capacity == "no-evict":
+                match.stop = row.most_tokens
+            elif is_planned:  # else the last tokens may be computed in this very step
+                match.stop = match.num_tokens + match.num_planned
+        is_alone = capacity == "watermark" and self._is_alone
+        return matches, kv_cache.num_needed(matches, is_alone=is_alone)
 
     def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
         """Give a block to every decoding row that computes the first token of one, by admission."""
@@ -609,7 +616,7 @@ class Scheduler(Generic[S]):
             if self._refusal is not None:
                 return now
             output: SchedulerOutput[S] = SchedulerOutput(budget=budget)
-            *_, num_needed = self._blocks_for(kv_cache, blocked.first, output)
+            _, num_needed = self._blocks_for(kv_cache, blocked.first, output)
             if kv_cache.has_room(num_needed):
                 return now
         return until

@@ -48,11 +48,10 @@ class Cache(KVCache):
         stop = sequence.num_tokens if stop is None else stop
         num_free = self.pool.num_free
         match = self.match(sequence)
-        match.stop, start = stop, match.num_tokens
+        match.stop, match.num_planned = stop, stop - match.num_tokens
         num_needed = self.num_needed({sequence: match}, is_alone=True)
         self.admit({sequence: match})
         sequence.num_computed_tokens = stop
-        self.register_planned(sequence, start, stop, match)
         assert self.pool.num_free == num_free - num_needed, "not what was asked for"
         self.sequences.append(sequence)
 

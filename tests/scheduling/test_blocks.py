@@ -83,8 +83,8 @@ class Pools(RuleBasedStateMachine):
         for content in contents[: data.draw(st.integers(0, num_first))]:  # these have keys then
             seen = self.pool.nodes[self.pool.find(seen, content)]
         more, rest = table[num_first:num_blocks], iter(contents[num_first:])
-        is_own = num_first > 0 and self.pool.nodes[table[num_first - 1]] == node
-        node = self.pool.register(more, node, rest, rank, filler, is_own=is_own)
+        before = table[num_first - 1] if num_first else NO_BLOCK
+        node = self.pool.register(more, node, rest, rank, filler, before)
         parent = ROOT
         for block, content in zip(table, contents, strict=False):
             parent = self.slow.cache(block, (parent, content), rank, filler)
@@ -117,7 +117,7 @@ class Pools(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.tables))))
-        self.pool.forget(block)
+        self.pool.lose(block)
         self.slow.forget(block)
 
     @invariant()
