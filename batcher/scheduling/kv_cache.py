@@ -123,52 +123,51 @@ class KVCache(Generic[S]):
 
         Looking does not change what is evicted next.
         """
-        node: Node = ROOT if sequence.cache_salt is None else sequence.cache_salt
-        if not self._has_prefix_cache or sequence.skips_prefix_cache:
-            match = PrefixMatch([], 0, sequence.num_tokens, node)
-        else:
-            match = self._match_prefix(sequence, node)
+        pool, size, num_tokens = self.pool, self.block_size, sequence.num_tokens
+        root: Node = ROOT if sequence.cache_salt is None else sequence.cache_salt
+        match = PrefixMatch([], 0, num_tokens, root)
+        if self._has_prefix_cache and not sequence.skips_prefix_cache:
+            blocks, node, missed, known = match.blocks, root, None, sequence.prefix
+            if known is not None:
+                blocks += known.blocks[: pool.num_same(known)]
+                if blocks:
+                    node = pool.nodes[blocks[-1]]
+                if len(blocks) == len(known.blocks):
+                    missed = known.missed
+            num_more = (num_tokens - 1) // size - len(blocks)
+            if num_more > 0 and (missed is None or pool.find(node, missed) != NO_BLOCK):
+                stop, missed = num_tokens - num_tokens % size, None
+                contents = self._contents(sequence, len(blocks) * size, stop, size)
+                for content in islice(contents, num_more):
+                    block = pool.find(node, content)
+                    if block == NO_BLOCK:
+                        missed, contents = content, chain((content,), contents)
+                        break
+                    node = pool.nodes[block]
+                    blocks.append(block)
+                match.contents = contents
+            match.num_tokens, match.node, match.missed = len(blocks) * size, node, missed
+            if sequence.segment_ends and not self._is_grouped:
+                self._match_part(sequence, match)
         if self._is_grouped:
-            self._match_groups(match, node)
+            self._match_groups(match, root)
         elif self._siblings and sequence.role == "sample":
             sibling = self._siblings.get(sequence.id)
-            num_tokens = min(sequence.num_prompt_tokens, sequence.num_tokens - 1)
-            if sibling is not None and num_tokens > match.num_tokens:
-                blocks = sibling.block_table[: self.num_blocks(num_tokens)]
-                return PrefixMatch(
-                    blocks, num_tokens, sequence.num_tokens, node, sibling=sibling.name
-                )
+            num_shared = min(sequence.num_prompt_tokens, num_tokens - 1)
+            if sibling is not None and num_shared > match.num_tokens:
+                blocks = sibling.block_table[: self.num_blocks(num_shared)]
+                return PrefixMatch(blocks, num_shared, num_tokens, root, sibling=sibling.name)
         return match
 
-    def _match_prefix(self, sequence: S, node: Node) -> PrefixMatch:
-        pool, size, num_tokens = self.pool, self.block_size, sequence.num_tokens
-        blocks, contents, missed, known = [], None, None, sequence.prefix
-        if known is not None:
-            blocks = known.blocks[: pool.num_same(known)]
-            missed = known.missed if len(blocks) == len(known.blocks) else None
-            if blocks:
-                node = pool.nodes[blocks[-1]]
-        num_more = (num_tokens - 1) // size - len(blocks)
-        if num_more > 0 and (missed is None or pool.find(node, missed) != NO_BLOCK):
-            stop, missed = num_tokens - num_tokens % size, None
-            contents = self._contents(sequence, len(blocks) * size, stop, size)
-            for content in islice(contents, num_more):
-                block = pool.find(node, content)
-                if block == NO_BLOCK:
-                    missed, contents = content, chain((content,), contents)
-                    break
-                node = pool.nodes[block]
-                blocks.append(block)
-        num_found = len(blocks) * size
-        match = PrefixMatch(blocks, num_found, num_tokens, node, missed, contents)
-        if sequence.segment_ends and not self._is_grouped:
-            last = min(num_found + size, num_tokens) - 1
-            for end, _ in reversed(ends_between(sequence.segment_ends, num_found, last)):
-                source = pool.find(node, self._part(sequence, num_found, end))
-                if source != NO_BLOCK:
-                    match.num_tokens, match.source = end, source
-                    break
-        return match
+    def _match_part(self, sequence: S, match: PrefixMatch) -> None:
+        """Let a match go on to the last segment end that is found inside the next block."""
+        start = match.num_tokens
+        last = min(start + self.block_size, sequence.num_tokens) - 1
+        for end, _ in reversed(ends_between(sequence.segment_ends, start, last)):
+            source = self.pool.find(match.node, self._part(sequence, start, end))
+            if source != NO_BLOCK:
+                match.num_tokens, match.source = end, source
+                break
 
     def _match_groups(self, match: PrefixMatch, root: Node) -> None:
         """Shorten a match to where every group has what is read next."""
@@ -238,17 +237,22 @@ class KVCache(Generic[S]):
 
         is_alone: whether nothing else runs.
         """
-        size, is_watermark = self.block_size, self._capacity == "watermark"
-        num_needed = 0 if is_alone or not is_watermark else self.num_spare  # or all would wait
+        size, capacity, num_needed = self.block_size, self._capacity, 0
+        if capacity == "watermark" and not is_alone:  # or all would wait
+            num_needed = self.num_spare
         for row, match in matches.items():
-            num_tokens = row.num_tokens if is_watermark else match.stop
+            num_tokens = row.num_tokens
+            if capacity == "no-evict":
+                num_tokens = match.stop = row.most_tokens
+                if row.others:  # its beams are promised as much
+                    num_own = self.num_blocks(num_tokens) - row.num_prompt_tokens // size
+                    num_needed += num_own * self.num_groups * len(row.beams_to_fork)
+            elif capacity == "on-demand":
+                num_tokens = match.stop
             if match.blocks or self._is_grouped:
                 num_needed += self.num_blocks_to_take(match, num_tokens)
             else:
                 num_needed += -(-num_tokens // size)
-            if row.others and self._capacity == "no-evict":  # its beams are promised as much
-                num_own = self.num_blocks(row.most_tokens) - row.num_prompt_tokens // size
-                num_needed += num_own * self.num_groups * len(row.beams_to_fork)
         if len(matches) > 1:
             found = [block for match in matches.values() for block in match.found]
             num_needed -= self.pool.num_idle(found) - self.pool.num_idle({*found})  # each once

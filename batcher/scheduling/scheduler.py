@@ -398,10 +398,11 @@ class Scheduler(Generic[S]):
             return False
         kv_cache.admit(matches)
         for row, match in matches.items():
-            row.num_computed_tokens = match.num_tokens + match.num_planned
-            if match.num_planned:
-                output.num_scheduled_tokens[row] = match.num_planned
-                output.budget -= match.num_planned
+            num_planned = match.num_planned
+            row.num_computed_tokens = match.num_tokens + num_planned
+            if num_planned:
+                output.num_scheduled_tokens[row] = num_planned
+                output.budget -= num_planned
         return True
 
     def _blocks_for(
@@ -411,26 +412,24 @@ class Scheduler(Generic[S]):
 
         And how many blocks have to be free to admit the group.
         """
-        capacity = self.settings.capacity
-        if first.others:
+        if not first.others:
+            match = kv_cache.match(first)
+            num_planned = first.num_tokens - match.num_tokens - output.num_held_back
+            if num_planned > output.budget or num_planned > self._max_chunk:
+                num_planned = min(output.budget, self._max_chunk)
+            if num_planned > 0:
+                match.num_planned, match.stop = num_planned, match.num_tokens + num_planned
+            matches = {first: match}
+        else:
             matches = kv_cache.matches_of(first)
             for row, match in matches.items():
                 row.num_computed_tokens = match.num_tokens
-            for row, num_tokens in self._split(first, output).items():
-                matches[row].num_planned = num_tokens
-        else:
-            match = kv_cache.match(first)
-            matches = {first: match}
-            num_left = first.num_tokens - match.num_tokens - output.num_held_back
-            match.num_planned = max(min(num_left, output.budget, self._max_chunk), 0)
-        is_planned = any([match.num_planned for match in matches.values()])
-        for row, match in matches.items():
-            if capacity == "no-evict":
-                match.stop = row.most_tokens
-            elif is_planned:  # else the last tokens may be computed in this very step
-                match.stop = match.num_tokens + match.num_planned
-        is_alone = capacity == "watermark" and self._is_alone
-        return matches, kv_cache.num_needed(matches, is_alone=is_alone)
+            shares = self._split(first, output)
+            for row, match in matches.items():
+                match.num_planned = shares.get(row, 0)
+                if shares:  # else the last tokens may be computed in this very step
+                    match.stop = match.num_tokens + match.num_planned
+        return matches, kv_cache.num_needed(matches, is_alone=self._is_alone)
 
     def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
         """Give a block to every decoding row that computes the first token of one, by admission."""
