@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import takewhile
-from struct import calcsize, pack
+from struct import calcsize
 from typing import TypeGuard
 
 import numpy as np
@@ -256,18 +256,20 @@ def block_contents(
     output: of what follows the prompt, the tokens that are among them.
     typecode: of tokens in an item.
     """
-    num_prompt, width, num_read = stop - len(output), size * calcsize(typecode), size
+    num_prompt, num_read = stop - len(output), size
     while start < stop:
         end = min(start + num_read, stop)
-        tokens: Tokens = NO_TOKENS
-        if start < num_prompt:
-            tokens = prompt.read(start, min(end, num_prompt))
-        if end > num_prompt:
-            tokens = [*tokens, *output[max(start - num_prompt, 0) : end - num_prompt]]
-        data = pack(f"{end - start}{typecode}", *tokens)
+        if end <= num_prompt:
+            tokens = prompt.read(start, end)
+        elif start >= num_prompt:
+            tokens = output[start - num_prompt : end - num_prompt]
+        else:
+            tokens = [*prompt.read(start, num_prompt), *output[: end - num_prompt]]
+        data = array(typecode, tokens).tobytes()
         if end - start <= size:
             yield data
         else:
+            width = size * calcsize(typecode)
             for place in range(0, len(data), width):
                 yield data[place : place + width]
         start, num_read = end, max(MANY // size, 1) * size

@@ -312,20 +312,21 @@ class BlockPool:
         before: the block before them in the table of that sequence, if it holds this as long.
         Returns the node of the last content.
         """
-        nodes, fillers, behind = self.nodes, self.fillers, self._behind
+        nodes, fillers, found = self.nodes, self.fillers, self._found
         is_own = before != NO_BLOCK and nodes[before] == node
         needs_keys = any(map(nodes.__getitem__, blocks))
         for place, block in enumerate(blocks):
-            key = None
-            if needs_keys or not is_own or behind.get(node, KNOWN) is not None:
+            key, behind = None, self._behind.get(node, KNOWN)
+            if needs_keys or not is_own or behind is not None:
+                if behind:
+                    self._make_keys(node, behind)
+                elif behind is None:
+                    del self._behind[node]
                 key = node, next(contents)
-                holder = self.find(*key)
-                if holder != NO_BLOCK:
-                    node, is_own = nodes[holder], False
+                if key in found:
+                    node, is_own = nodes[found[key]], False
                     continue
-                is_own = True
-                behind.pop(node, None)
-                self._found[key] = block
+                found[key], is_own = block, True
                 if nodes[block]:
                     self._more_keys.setdefault(block, []).append(key)
                     if priority:
@@ -337,11 +338,11 @@ class BlockPool:
             last = first = self._num_nodes + 1
             for last, one in enumerate(new, first):
                 nodes[one], fillers[one] = last, filler
-            self._num_nodes, behind[last] = last, None
+            self._num_nodes, self._behind[last] = last, None
             if key is None:
-                behind[node] = new, first, contents
+                self._behind[node] = new, first, contents
             elif last > first:
-                behind[first] = new[1:], first + 1, contents
+                self._behind[first] = new[1:], first + 1, contents
             if priority:
                 self._priorities |= dict.fromkeys(new, priority)
             if not needs_keys:

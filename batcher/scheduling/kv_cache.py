@@ -241,14 +241,12 @@ class KVCache(Generic[S]):
         if capacity == "watermark" and not is_alone:  # or all would wait
             num_needed = self.num_spare
         for row, match in matches.items():
-            num_tokens = row.num_tokens
+            num_tokens = row.num_tokens if capacity == "watermark" else match.stop
             if capacity == "no-evict":
                 num_tokens = match.stop = row.most_tokens
                 if row.others:  # its beams are promised as much
                     num_own = self.num_blocks(num_tokens) - row.num_prompt_tokens // size
                     num_needed += num_own * self.num_groups * len(row.beams_to_fork)
-            elif capacity == "on-demand":
-                num_tokens = match.stop
             if match.blocks or self._is_grouped:
                 num_needed += self.num_blocks_to_take(match, num_tokens)
             else:
@@ -311,13 +309,15 @@ class KVCache(Generic[S]):
             if self._is_grouped:
                 row.group_tables = match.group_blocks
                 self.slide(row, num_tokens)
+            if source == NO_BLOCK and num_tokens % size:
+                self._copy_last(blocks)
+            num_new = -(-match.stop // size) - len(blocks)
+            if num_new > 0:
+                blocks += pool.take(num_new)
+                for table in row.group_tables:
+                    table.extend(pool.take(num_new))
             if source != NO_BLOCK:
-                self.extend(row, match.stop)
                 self._copies.append((source, blocks[row.num_cached_blocks]))
-            else:
-                if num_tokens % size:
-                    self._copy_last(blocks)
-                self.extend(row, match.stop)
             if row.others and self._capacity == "no-evict":  # its beams are promised all they need
                 num_shared = row.num_prompt_tokens // size * size
                 for beam in row.beams_to_fork:

@@ -390,7 +390,7 @@ class Scheduler(Generic[S]):
                 return False
             self._refusal = None
         matches, num_needed = self._blocks_for(kv_cache, first, output)
-        if not kv_cache.has_room(num_needed):
+        if num_needed > kv_cache.pool.num_free and not kv_cache.has_room(num_needed):
             kv_cache.remember(matches)
             if kv_cache.is_unknown(first):
                 self._refusal = first, budget, self._is_alone, num_needed
