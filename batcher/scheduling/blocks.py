@@ -11,7 +11,7 @@ least recently freed first.  Typed content goes later: priority by priority.
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, filterfalse, repeat
 from operator import eq, itemgetter
 from typing import NamedTuple
 
@@ -30,8 +30,10 @@ Node = int | str
 
 BlockKey = tuple[Node, Hashable]
 
-UnreadChain = tuple[Sequence[int], int, Iterator[Hashable]]
-"""Blocks on end, the node of the first of them, and their contents; the others' nodes follow."""
+UnreadChain = tuple[Sequence[int], int, Iterator[Hashable], SequenceName | None]
+"""Blocks on end, the node of the first of them, and their contents; the others' nodes follow.
+
+And the sequence that fills them."""
 
 NUM_EVICTION_PRIORITIES = 4  # nothing special or assistant, user, system, pinned
 
@@ -129,7 +131,7 @@ class IdleQueue:
         queue, num_blocks = self._queue, min(most, self.num_blocks)
         self.num_blocks -= num_blocks
         if not self._skips:
-            return [queue.popleft() for _ in range(num_blocks)]
+            return [*map(deque.popleft, repeat(queue, num_blocks))]
         blocks: list[int] = []
         while len(blocks) < num_blocks:
             block = queue.popleft()
@@ -158,7 +160,7 @@ class BlockPool:
     num_total: how many there are so far.  num_free: how many nobody holds.
     num_lost: how many registered blocks have been evicted or forgotten.
     nodes: [blocks made] the node of each; NO_NODE: not registered.
-    fillers: [blocks made] the sequence that filled each, if it is registered and that was told.
+    fillers: [blocks made] the sequence that filled each, if that was told and it has a key.
     """
 
     def __init__(self, num_blocks: int | None, max_grown: int = 2**62) -> None:
@@ -217,14 +219,12 @@ class BlockPool:
             del blank[split:]
             blocks.reverse()
             return blocks
-        blocks, holders = blank[::-1], self._holders
+        blocks = blank[::-1]
         blank.clear()
         for idle in self._idle:
             if idle.num_blocks:
                 evicted = idle.take(num_blocks - len(blocks))
                 self._evict(evicted)
-                for block in evicted:
-                    holders[block] = 1
                 blocks += evicted
                 if len(blocks) == num_blocks:
                     break
@@ -241,8 +241,7 @@ class BlockPool:
 
     def num_idle(self, blocks: Iterable[int]) -> int:
         """Return how many of `blocks`, each of which is registered or held, nobody holds."""
-        holders = self._holders
-        return sum([not holders[block] for block in blocks])
+        return [*map(self._holders.__getitem__, blocks)].count(0)
 
     def is_shared(self, block: int) -> bool:
         return block != NO_BLOCK and self._holders[block] > 1
@@ -259,19 +258,18 @@ class BlockPool:
 
         The last of them are the first to be taken again.
         """
-        holders, nodes, blank = self._holders, self.nodes, self._blank
-        idle: list[int] = []
-        num_kept = 0
-        for block in reversed(blocks):
-            if holders[block] > 1:
+        holders, is_registered, freed = self._holders, self.nodes.__getitem__, blocks[::-1]
+        if max(map(holders.__getitem__, freed), default=0) > 1:
+            kept = [block for block in freed if holders[block] > 1]
+            freed = [block for block in freed if holders[block] == 1]
+            for block in kept:
                 holders[block] -= 1
-                num_kept += 1
-            elif nodes[block]:
-                holders[block] = 0
-                idle.append(block)
-            else:
-                blank.append(block)
-        self.num_free += len(blocks) - num_kept
+        self.num_free += len(freed)
+        idle = [*filter(is_registered, freed)]
+        if len(idle) < len(freed):
+            self._blank += filterfalse(is_registered, freed)
+        for block in idle:
+            holders[block] = 0
         if not self._priorities:
             self._idle[0].extend(idle)
         else:
@@ -280,17 +278,39 @@ class BlockPool:
 
     # -- registered and found --------------------------------------------------------------------
 
+    def find_all(
+        self, node: Node, contents: Iterable[Hashable]
+    ) -> tuple[list[int], Node, Hashable | None]:
+        """Return the blocks that are found by the first of `contents`, on end behind `node`.
+
+        And the node of the last of them, and the content for which there is none; None: for all
+        there is one.
+        """
+        found, nodes, behind, blocks = self._found, self.nodes, self._behind, list[int]()
+        for content in contents:
+            if unread := behind.get(node):
+                self._make_keys(node, unread)
+            block = found.get((node, content), NO_BLOCK)
+            if block == NO_BLOCK:
+                return blocks, node, content
+            blocks.append(block)
+            node = nodes[block]
+        return blocks, node, None
+
     def find(self, node: Node, content: Hashable) -> int:
         chain = self._behind.get(node)
         if chain is not None:
             self._make_keys(node, chain)
         return self._found.get((node, content), NO_BLOCK)
 
+    def nodes_of(self, blocks: Iterable[int]) -> list[int]:
+        return [*map(self.nodes.__getitem__, blocks)]
+
     def num_same(self, match: PrefixMatch) -> int:
         """Return how many blocks of a match, from the first on, have not been evicted since."""
         if match.num_lost == self.num_lost:
             return len(match.nodes)
-        nodes = [self.nodes[block] for block in match.blocks]
+        nodes = self.nodes_of(match.blocks)
         return len(nodes) if nodes == match.nodes else [*map(eq, nodes, match.nodes)].index(False)
 
     def register(
@@ -328,21 +348,23 @@ class BlockPool:
                     continue
                 found[key], is_own = block, True
                 if nodes[block]:
+                    if block not in self._keys and block not in self._more_keys:
+                        fillers[block] = filler
                     self._more_keys.setdefault(block, []).append(key)
                     if priority:
                         self._priorities[block] = max(self._priorities.get(block, 0), priority)
                     node = nodes[block]
                     continue
-                self._keys[block] = key
+                self._keys[block], fillers[block] = key, filler
             new = [block] if needs_keys else blocks[place:]
             last = first = self._num_nodes + 1
             for last, one in enumerate(new, first):
-                nodes[one], fillers[one] = last, filler
+                nodes[one] = last
             self._num_nodes, self._behind[last] = last, None
             if key is None:
-                self._behind[node] = new, first, contents
+                self._behind[node] = new, first, contents, filler
             elif last > first:
-                self._behind[first] = new[1:], first + 1, contents
+                self._behind[first] = new[1:], first + 1, contents, filler
             if priority:
                 self._priorities |= dict.fromkeys(new, priority)
             if not needs_keys:
@@ -353,12 +375,12 @@ class BlockPool:
     def _make_keys(self, node: Node, chain: UnreadChain) -> None:
         """Let blocks be found that one sequence registered behind `node`."""
         del self._behind[node]
-        blocks, first, contents = chain
+        blocks, first, contents, filler = chain
         for number, (block, content) in enumerate(zip(blocks, contents), first):  # noqa: B905 - contents may go on
             if self.nodes[block] != number:
                 break  # nothing is found behind an evicted block
             key = self._keys[block] = node, content
-            self._found[key], node = block, number
+            self._found[key], self.fillers[block], node = block, filler, number
 
     def register_beside(self, block: int, neighbour: int, group: int) -> None:
         """Let a held block be found as what another cache group has beside a registered block."""
@@ -374,21 +396,20 @@ class BlockPool:
             self.give_back([block])
 
     def _evict(self, blocks: list[int]) -> None:
-        found, behind, keys, nodes = self._found, self._behind, self._keys, self.nodes
+        nodes, holders = self.nodes, self._holders
+        for node in self._behind.keys() & self.nodes_of(blocks):
+            del self._behind[node]
+        for block in self._keys.keys() & blocks:
+            del self._found[self._keys.pop(block)]
         for block in blocks:
-            node = nodes[block]
-            nodes[block] = NO_NODE
-            if node in behind:
-                del behind[node]
-            if block in keys:
-                del found[keys.pop(block)]
+            nodes[block], holders[block] = NO_NODE, holders[block] or 1
         self.num_lost += len(blocks)
         if self._priorities or self._more_keys:
             for block in self._priorities.keys() & blocks:
                 del self._priorities[block]
             for block in self._more_keys.keys() & blocks:
                 for key in self._more_keys.pop(block):
-                    del found[key]
+                    del self._found[key]
 
     # -- all of them -----------------------------------------------------------------------------
 

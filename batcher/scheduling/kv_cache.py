@@ -136,15 +136,12 @@ class KVCache(Generic[S]):
                     missed = known.missed
             num_more = (num_tokens - 1) // size - len(blocks)
             if num_more > 0 and (missed is None or pool.find(node, missed) != NO_BLOCK):
-                stop, missed = num_tokens - num_tokens % size, None
+                stop = num_tokens - num_tokens % size
                 contents = self._contents(sequence, len(blocks) * size, stop, size)
-                for content in islice(contents, num_more):
-                    block = pool.find(node, content)
-                    if block == NO_BLOCK:
-                        missed, contents = content, chain((content,), contents)
-                        break
-                    node = pool.nodes[block]
-                    blocks.append(block)
+                more, node, missed = pool.find_all(node, islice(contents, num_more))
+                blocks += more
+                if missed is not None:
+                    contents = chain((missed,), contents)
                 match.contents = contents
             match.num_tokens, match.node, match.missed = len(blocks) * size, node, missed
             if sequence.segment_ends and not self._is_grouped:
@@ -171,7 +168,7 @@ class KVCache(Generic[S]):
 
     def _match_groups(self, match: PrefixMatch, root: Node) -> None:
         """Shorten a match to where every group has what is read next."""
-        nodes, groups = [self.pool.nodes[block] for block in match.blocks], self._groups[1:]
+        nodes, groups = self.pool.nodes_of(match.blocks), self._groups[1:]
         match.group_blocks = tables = tuple(
             [self.pool.find(node, group) for node in nodes] for group in range(1, self.num_groups)
         )
@@ -198,7 +195,7 @@ class KVCache(Generic[S]):
         """Keep what was found of waiting sequences, so that it is not looked for again."""
         for sequence, match in matches.items():
             match.contents = None  # it may hold the whole prompt
-            match.nodes = [self.pool.nodes[block] for block in match.blocks]
+            match.nodes = self.pool.nodes_of(match.blocks)
             match.num_lost = self.pool.num_lost
             sequence.prefix = None if match.sibling is not None else match
 
