@@ -31,9 +31,7 @@ Node = int | str
 BlockKey = tuple[Node, Hashable]
 
 UnreadChain = tuple[Sequence[int], int, Iterator[Hashable], SequenceName | None]
-"""Blocks on end, the node of the first of them, and their contents; the others' nodes follow.
-
-And the sequence that fills them."""
+"""Blocks on end, the node of the first, from which the others count up, and what fills them."""
 
 NUM_EVICTION_PRIORITIES = 4  # nothing special or assistant, user, system, pinned
 
@@ -182,8 +180,7 @@ class BlockPool:
         self.fillers: list[SequenceName | None] = []
         # [blocks made] how many hold each; 0 where a registered one is free, 1 where a blank one is
         self._holders: list[int] = []
-        self._keys: dict[int, BlockKey] = {}  # of registered blocks that have one
-        self._more_keys: dict[int, list[BlockKey]] = {}
+        self._keys: dict[int, tuple[BlockKey, ...]] = {}  # of the blocks that have some
         self._priorities: dict[int, int] = {}  # of those above 0
 
     @property
@@ -281,10 +278,9 @@ class BlockPool:
     def find_all(
         self, node: Node, contents: Iterable[Hashable]
     ) -> tuple[list[int], Node, Hashable | None]:
-        """Return the blocks that are found by the first of `contents`, on end behind `node`.
+        """Return the blocks on end behind `node` with these contents, as far as they are found.
 
-        And the node of the last of them, and the content for which there is none; None: for all
-        there is one.
+        And the node of the last of them, and the first content that is not found, if there is one.
         """
         found, nodes, behind, blocks = self._found, self.nodes, self._behind, list[int]()
         for content in contents:
@@ -347,15 +343,14 @@ class BlockPool:
                     node, is_own = nodes[found[key]], False
                     continue
                 found[key], is_own = block, True
+                if block not in self._keys:
+                    fillers[block] = filler
+                self._keys[block] = (*self._keys.get(block, ()), key)
                 if nodes[block]:
-                    if block not in self._keys and block not in self._more_keys:
-                        fillers[block] = filler
-                    self._more_keys.setdefault(block, []).append(key)
+                    node = nodes[block]
                     if priority:
                         self._priorities[block] = max(self._priorities.get(block, 0), priority)
-                    node = nodes[block]
                     continue
-                self._keys[block], fillers[block] = key, filler
             new = [block] if needs_keys else blocks[place:]
             last = first = self._num_nodes + 1
             for last, one in enumerate(new, first):
@@ -379,7 +374,8 @@ class BlockPool:
         for number, (block, content) in enumerate(zip(blocks, contents), first):  # noqa: B905 - contents may go on
             if self.nodes[block] != number:
                 break  # nothing is found behind an evicted block
-            key = self._keys[block] = node, content
+            key = node, content
+            self._keys[block] = (*self._keys.get(block, ()), key)
             self._found[key], self.fillers[block], node = block, filler, number
 
     def register_beside(self, block: int, neighbour: int, group: int) -> None:
@@ -400,16 +396,13 @@ class BlockPool:
         for node in self._behind.keys() & self.nodes_of(blocks):
             del self._behind[node]
         for block in self._keys.keys() & blocks:
-            del self._found[self._keys.pop(block)]
+            for key in self._keys.pop(block):
+                del self._found[key]
         for block in blocks:
             nodes[block], holders[block] = NO_NODE, holders[block] or 1
         self.num_lost += len(blocks)
-        if self._priorities or self._more_keys:
-            for block in self._priorities.keys() & blocks:
-                del self._priorities[block]
-            for block in self._more_keys.keys() & blocks:
-                for key in self._more_keys.pop(block):
-                    del self._found[key]
+        for block in self._priorities.keys() & blocks if self._priorities else ():
+            del self._priorities[block]
 
     # -- all of them -----------------------------------------------------------------------------
 
@@ -418,15 +411,12 @@ class BlockPool:
 
         They are taken after the other blank ones, in order.
         """
-        if self._is_growing or num_blocks > self.num_free:
-            if not self._is_growing:
-                raise InvariantError(
-                    f"{num_blocks} blocks are taken where {self.num_free} are free"
-                )
-            if self.num_total < self._max_grown or self.num_free < num_blocks:
-                num_more = max(num_blocks, self.num_total)
-                self.num_total += num_more
-                self.num_free += num_more
+        if num_blocks > self.num_free and not self._is_growing:
+            raise InvariantError(f"{num_blocks} blocks are taken where {self.num_free} are free")
+        if self._is_growing and (self.num_total < self._max_grown or num_blocks > self.num_free):
+            num_more = max(num_blocks, self.num_total)
+            self.num_total += num_more
+            self.num_free += num_more
         first = self._num_made
         if first == self.num_total:
             return

@@ -244,31 +244,23 @@ class KVCache(Generic[S]):
                 if row.others:  # its beams are promised as much
                     num_own = self.num_blocks(num_tokens) - row.num_prompt_tokens // size
                     num_needed += num_own * self.num_groups * len(row.beams_to_fork)
-            if match.blocks or self._is_grouped:
-                num_needed += self.num_blocks_to_take(match, num_tokens)
-            else:
-                num_needed += -(-num_tokens // size)
+            num_new = -(-num_tokens // size) - len(match.blocks)
+            if not (match.blocks or self._is_grouped):
+                num_needed += num_new
+                continue
+            if match.num_tokens % size and match.source == NO_BLOCK:
+                num_needed += 1  # for a copy of the last block, which is shared and written to
+            tables = (match.blocks, *match.group_blocks)
+            for table, (window_blocks, most) in zip(tables, self._groups, strict=True):
+                num_read = len(table) if window_blocks is None else window_blocks
+                kept = held(table[max(len(table) - num_read, 0) :])
+                num_held = num_new + len(kept)
+                if most is not None:
+                    num_held = min(num_held, most)
+                num_needed += num_held - len(kept) + self.pool.num_idle(kept)
         if len(matches) > 1:
             found = [block for match in matches.values() for block in match.found]
             num_needed -= self.pool.num_idle(found) - self.pool.num_idle({*found})  # each once
-        return num_needed
-
-    def num_blocks_to_take(self, match: PrefixMatch, num_tokens: int) -> int:
-        """Return how many free blocks it takes to hold `num_tokens`, with what was found."""
-        num_new = self.num_blocks(num_tokens) - len(match.blocks)
-        # A last block that is shared and not full is written to, so it is copied.
-        num_needed = int(match.num_tokens % self.block_size > 0 and match.source == NO_BLOCK)
-        tables = (match.blocks, *match.group_blocks)
-        for table, (window_blocks, most) in zip(tables, self._groups, strict=True):
-            kept = (
-                table
-                if window_blocks is None
-                else held(table[max(len(table) - window_blocks, 0) :])
-            )
-            num_held = num_new + len(kept)
-            if most is not None:
-                num_held = min(num_held, most)
-            num_needed += num_held - len(kept) + self.pool.num_idle(kept)
         return num_needed
 
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
@@ -308,11 +300,7 @@ class KVCache(Generic[S]):
                 self.slide(row, num_tokens)
             if source == NO_BLOCK and num_tokens % size:
                 self._copy_last(blocks)
-            num_new = -(-match.stop // size) - len(blocks)
-            if num_new > 0:
-                blocks += pool.take(num_new)
-                for table in row.group_tables:
-                    table.extend(pool.take(num_new))
+            self.extend(row, match.stop)
             if source != NO_BLOCK:
                 self._copies.append((source, blocks[row.num_cached_blocks]))
             if row.others and self._capacity == "no-evict":  # its beams are promised all they need
@@ -356,15 +344,12 @@ class KVCache(Generic[S]):
         """Give rows that decode, each by itself, the block that they begin in this step."""
         if self._capacity == "no-evict":
             return  # they have it already
-        if not self._is_grouped:
-            for row, block in zip(rows, self.pool.take(len(rows)), strict=True):
-                row.block_table.append(block)
-            return
-        blocks = self.pool.take(len(rows) * self.num_groups)
-        for number, row in enumerate(rows):
-            row.block_table.append(blocks[number * self.num_groups])
-            for group, table in enumerate(row.group_tables, 1):
-                table.append(blocks[number * self.num_groups + group])
+        if self._is_grouped:
+            tables = [table for row in rows for table in tables_of(row)]
+        else:
+            tables = [row.block_table for row in rows]
+        for table, block in zip(tables, self.pool.take(len(tables)), strict=True):
+            table.append(block)
 
     def extend_for_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
         """Let a decoding row hold drafts behind so many tokens, until it is truncated.

@@ -176,9 +176,10 @@ def test_what_is_read_is_always_what_was_written(data: Any) -> None:
         ranks = tuple((end, end % 4) for end in ends) if tokens else ()
         sequence = cache.sequence(f"s{number}", tokens, segment_ends=ranks)
         match = cache.match(sequence)
-        stop = data.draw(st.integers(min(match.num_tokens + 1, len(tokens)), len(tokens)))
-        if cache.has_room(cache.num_blocks_to_take(match, stop)):
-            cache.begin(sequence, stop)
+        least = min(match.num_tokens + 1, len(tokens))
+        match.stop = data.draw(st.integers(least, len(tokens)))
+        if cache.has_room(cache.num_needed({sequence: match}, is_alone=True)):
+            cache.begin(sequence, match.stop)
             planned.append((sequence, sequence.num_cached_tokens))
         cells.compute(planned)
         cells.check()
