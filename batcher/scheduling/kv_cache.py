@@ -344,11 +344,13 @@ class KVCache(Generic[S]):
         """Give rows that decode, each by itself, the block that they begin in this step."""
         if self._capacity == "no-evict":
             return  # they have it already
-        if self._is_grouped:
-            tables = [table for row in rows for table in tables_of(row)]
-        else:
-            tables = [row.block_table for row in rows]
-        for table, block in zip(tables, self.pool.take(len(tables)), strict=True):
+        blocks = self.pool.take(len(rows) * self.num_groups)
+        if not self._is_grouped:
+            for row, block in zip(rows, blocks, strict=True):
+                row.block_table.append(block)
+            return
+        tables = [table for row in rows for table in tables_of(row)]
+        for table, block in zip(tables, blocks, strict=True):
             table.append(block)
 
     def extend_for_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
