@@ -30,8 +30,8 @@ Node = int | str
 
 BlockKey = tuple[Node, Hashable]
 
-UnreadChain = tuple[Sequence[int], int, Iterator[Hashable], SequenceName | None]
-"""Blocks on end, the node of the first, from which the others count up, and what fills them."""
+UnreadChain = tuple[Sequence[int], int, Iterator[Hashable]]
+"""Blocks on end, the node of the first, from which the others count up, and their contents."""
 
 NUM_EVICTION_PRIORITIES = 4  # nothing special or assistant, user, system, pinned
 
@@ -158,7 +158,7 @@ class BlockPool:
     num_total: how many there are so far.  num_free: how many nobody holds.
     num_lost: how many registered blocks have been evicted or forgotten.
     nodes: [blocks made] the node of each; NO_NODE: not registered.
-    fillers: [blocks made] the sequence that filled each, if that was told and it has a key.
+    fillers: [blocks made] the sequence that filled each, if it is registered and that was told.
     """
 
     def __init__(self, num_blocks: int | None, max_grown: int = 2**62) -> None:
@@ -343,8 +343,6 @@ class BlockPool:
                     node, is_own = nodes[found[key]], False
                     continue
                 found[key], is_own = block, True
-                if block not in self._keys:
-                    fillers[block] = filler
                 self._keys[block] = (*self._keys.get(block, ()), key)
                 if nodes[block]:
                     node = nodes[block]
@@ -354,12 +352,12 @@ class BlockPool:
             new = [block] if needs_keys else blocks[place:]
             last = first = self._num_nodes + 1
             for last, one in enumerate(new, first):
-                nodes[one] = last
+                nodes[one], fillers[one] = last, filler
             self._num_nodes, self._behind[last] = last, None
             if key is None:
-                self._behind[node] = new, first, contents, filler
+                self._behind[node] = new, first, contents
             elif last > first:
-                self._behind[first] = new[1:], first + 1, contents, filler
+                self._behind[first] = new[1:], first + 1, contents
             if priority:
                 self._priorities |= dict.fromkeys(new, priority)
             if not needs_keys:
@@ -370,13 +368,13 @@ class BlockPool:
     def _make_keys(self, node: Node, chain: UnreadChain) -> None:
         """Let blocks be found that one sequence registered behind `node`."""
         del self._behind[node]
-        blocks, first, contents, filler = chain
+        blocks, first, contents = chain
         for number, (block, content) in enumerate(zip(blocks, contents), first):  # noqa: B905 - contents may go on
             if self.nodes[block] != number:
                 break  # nothing is found behind an evicted block
             key = node, content
             self._keys[block] = (*self._keys.get(block, ()), key)
-            self._found[key], self.fillers[block], node = block, filler, number
+            self._found[key], node = block, number
 
     def register_beside(self, block: int, neighbour: int, group: int) -> None:
         """Let a held block be found as what another cache group has beside a registered block."""
