@@ -25,18 +25,6 @@ def verify(folder, *arguments, stdin=b"", **environment):
     return done
 
 
-def test_a_proof_says_what_it_rests_on(folder):
-    done = verify(folder, "in", "--settings", 12)
-    assert done.returncode == 0
-    first, second, last = done.text.splitlines()
-    assert first.startswith("in: 9 requests, 9 outputs, ")
-    assert second.startswith("on the way: ")
-    assert last == "✓ identical outputs: alone, repeated, and in 12 batch settings"
-    assert done.text == verify(folder, "-", "--settings", 12, stdin=REQUESTS).text.replace(
-        "<stdin>", "in"
-    )
-
-
 @pytest.mark.parametrize(
     ("model", "locale", "verdict"),
     [
