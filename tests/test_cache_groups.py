@@ -69,13 +69,21 @@ def engine_of(model, limits, *requests):
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_a_prefix_is_found_as_far_as_every_group_has_what_is_read_next(kinds):
+def test_a_prefix_and_the_next_turn_are_found_as_far_as_every_group_has_them(kinds):
     limits = SchedulingSettings(block_size=4, prefix_cache=True)
     engine = Engine(GroupedModel(*kinds), 1, settings=limits, is_checked=True)
     prompt = [*range(10, 50)]
     first = Request(prompt=prompt, max_tokens=7, ignore_eos=True)
     found, _ = decoded(engine, first, replace(first, prompt=[*prompt, 3, 3]), first)
     assert found == [0, 40, 36]
+    limits = SchedulingSettings(block_size=4, prefix_cache=True)
+    engine = Engine(GroupedModel(*kinds), 1, settings=limits, is_checked=True)
+    for number in range(3):
+        engine.add(
+            Request(id=str(number), prompt=[7] * 9, max_tokens=9, ignore_eos=True, session="one")
+        )
+    admits = of_kind(drained(engine).events, AdmitEvent)
+    assert [event.cached for event in admits] == [0, 16, 32]  # of 17 and 35
 
 
 def test_a_prefix_whose_window_is_gone_is_computed_again_and_found_from_then_on():
@@ -135,15 +143,3 @@ def test_what_a_model_says_of_its_windows_is_checked():
         model.cache_windows = windows
         with pytest.raises(BatchdecodeError, match="cache_windows are a tuple"):
             Engine(model, 1)
-
-
-@pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_the_next_turn_of_a_session_starts_from_the_last_one(kinds):
-    limits = SchedulingSettings(block_size=4, prefix_cache=True)
-    engine = Engine(GroupedModel(*kinds), 1, settings=limits, is_checked=True)
-    for number in range(3):
-        engine.add(
-            Request(id=str(number), prompt=[7] * 9, max_tokens=9, ignore_eos=True, session="one")
-        )
-    admits = of_kind(drained(engine).events, AdmitEvent)
-    assert [event.cached for event in admits] == [0, 16, 32]  # of 17 and 35

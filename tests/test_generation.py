@@ -41,11 +41,18 @@ KINDS = pytest.mark.parametrize("kind", [LLM, AsyncLLM])
 
 
 @KINDS
-def test_the_likeliest_tokens_come_up_to_and_with_the_stop_token(kind):
+def test_the_likeliest_tokens_come_up_to_the_stop_token_in_a_running_loop_too(kind):
     prompt = [0, 1]
     assert generate(prompt, llm := kind(), temperature=0) == [2, 3, 4, STOP]
     assert prompt == [0, 1]
     assert llm.calls == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+
+    async def inside():
+        return generate([0], kind(), temperature=0), generate_many([0], kind(), 2, max_tokens=3)
+
+    one, many = asyncio.run(inside())
+    assert one == [1, 2, 3, 4, STOP]
+    assert len(many) == 2
 
 
 def test_a_prompt_may_be_any_sequence_and_an_output_any_length():
@@ -61,16 +68,6 @@ def test_a_prompt_may_be_any_sequence_and_an_output_any_length():
             return [1.0, *[0.0] * 4, 2.0 * (len(prev_token_ids) == 300)]
 
     assert generate([1], Long(), temperature=0) == [0] * 299 + [STOP]
-
-
-@KINDS
-def test_it_works_inside_a_running_event_loop(kind):
-    async def inside():
-        return generate([0], kind(), temperature=0), generate_many([0], kind(), 2, max_tokens=3)
-
-    one, many = asyncio.run(inside())
-    assert one == [1, 2, 3, 4, STOP]
-    assert len(many) == 2
 
 
 @KINDS

@@ -440,7 +440,7 @@ def sums(verified):
 
 @given(drafted_workloads(), st.booleans())
 @examples(100)
-def test_spans_and_steps_tell_what_was_drafted_and_accepted(workload, is_timed):
+def test_spans_steps_and_sequences_tell_what_was_drafted_and_given(workload, is_timed):
     run = play_drafts(*workload, is_timed=is_timed)
     timeline = Timeline.from_events(run.events)
     timeline.check_integrity()
@@ -454,11 +454,6 @@ def test_spans_and_steps_tell_what_was_drafted_and_accepted(workload, is_timed):
     rows = [(row.drafted, row.accepted) for row in timeline.select_steps()]
     steps = range(timeline.num_steps)
     assert rows == [sums([one for one in run.verified if one.step == step]) for step in steps]
-
-
-@given(drafted_workloads(), st.booleans())
-@examples(100)
-def test_after_each_step_a_sequence_has_the_tokens_it_was_given(workload, is_timed):
     run = play_drafts(*workload, is_timed=is_timed)
     fold, running = RequestFold(), {}
     for event in [*run.events[1:], None]:

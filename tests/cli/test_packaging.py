@@ -47,7 +47,7 @@ def output_of(*command, cwd, **environment):
 
 
 @pytest.mark.heavy
-def test_an_install_has_the_command_and_no_package_named_cli(scripts, tmp_path):
+def test_an_install_has_the_command_all_of_a_page_and_no_package_named_cli(scripts, tmp_path):
     importing = (
         "import batchdecode.main, batcher; import importlib.util as u; print(u.find_spec('cli'))"
     )
@@ -55,6 +55,12 @@ def test_an_install_has_the_command_and_no_package_named_cli(scripts, tmp_path):
     shown = output_of(scripts / "batchdecode", "--version", cwd=tmp_path)
     assert shown[1].startswith(b"batchdecode ")
     assert output_of(scripts / "python", "-m", "batchdecode", "--version", cwd=tmp_path) == shown
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(3)))
+    command = [scripts / "batchdecode", "trace", "requests.jsonl", "--format", "html"]
+    status, page, said = output_of(*command, cwd=tmp_path)
+    assert (status, said) == (0, "")
+    folder = ROOT / "batcher" / "page" / "assets"
+    assert all(asset.read_bytes() in page for asset in folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -63,16 +69,6 @@ def test_an_install_has_the_command_and_no_package_named_cli(scripts, tmp_path):
 def test_who_looks_for_the_library_in_the_command_is_told_its_name(name, where):
     with pytest.raises(AttributeError, match=rf"the library is called batcher \({where}\)"):
         getattr(cli, name)
-
-
-@pytest.mark.heavy
-def test_an_install_has_all_that_a_page_is_made_of(scripts, tmp_path):
-    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(3)))
-    command = [scripts / "batchdecode", "trace", "requests.jsonl", "--format", "html"]
-    status, page, said = output_of(*command, cwd=tmp_path)
-    assert (status, said) == (0, "")
-    folder = ROOT / "batcher" / "page" / "assets"
-    assert all(asset.read_bytes() in page for asset in folder.iterdir())
 
 
 @pytest.mark.heavy

@@ -102,16 +102,6 @@ def test_an_unknown_id_gets_those_like_it_and_the_longest_needs_none(traces):
     assert [story["id"] for story in json.loads(as_json.stdout)["stories"]] == ["c"]
 
 
-@given(paged_workloads())
-def test_the_longest_is_the_one_whose_story_takes_the_most_seconds(workload):
-    kept = read_requests(play_paged(*workload).events)
-    if not kept.all:
-        assert kept.longest is None
-        return
-    seconds = [story.seconds.sum for story in answer_of(kept).stories]
-    assert kept.all.index(kept.longest) == seconds.index(max(seconds))
-
-
 def test_on_a_terminal_a_line_without_a_file_is_told_which_are_meant(traces):
     ours, theirs = pty.openpty()
     for name, hint in {
@@ -176,7 +166,7 @@ def test_requests_are_run_and_what_went_wrong_is_told(tmp_path):
 
 
 @given(paged_workloads())
-def test_whatever_happened_there_are_words_for_it(workload):
+def test_there_are_words_for_all_and_the_longest_takes_the_most_seconds(workload):
     run = play_paged(*workload)
     for number in (len(run.events), len(run.events) // 2):
         for story in answer_of(read_requests(run.events[:number])).stories:
@@ -184,6 +174,12 @@ def test_whatever_happened_there_are_words_for_it(workload):
             assert title.startswith(f"{story.id}: ")
             assert lines[0].startswith("  arrived at step ")
             assert lines[-1].startswith(f"  in all {story.steps.sum:,} step")
+    kept = read_requests(play_paged(*workload).events)
+    if not kept.all:
+        assert kept.longest is None
+        return
+    seconds = [story.seconds.sum for story in answer_of(kept).stories]
+    assert kept.all.index(kept.longest) == seconds.index(max(seconds))
 
 
 def test_a_difference_says_where_why_and_how_much_up_to_where_a_trace_breaks_off(traces):
