@@ -94,7 +94,7 @@ def resumed(folder, first, then):
     row = {"id": "a", "prompt": [9], "max_tokens": 3}
     (folder / "in").write_bytes(lines_of(row))
     run = ["run", "in", "-o", "out", "--model", TINY]
-    assert batchdecode(*run, *first, cwd=folder).returncode == 0
+    assert batchdecode(*run, *first, "--force", cwd=folder).returncode == 0
     return batchdecode(*run, *then, "--resume", cwd=folder)
 
 
