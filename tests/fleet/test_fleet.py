@@ -9,8 +9,8 @@ import pytest
 from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import engine_of, workload_of_jobs
 from jobs import poisson as poisson_times
-from jobs import workload_of_jobs
 from msgspec.structs import replace
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
@@ -23,7 +23,7 @@ from batcher.planning.fleet import Fleet
 from batcher.planning.measure import Question, measure
 from batcher.planning.replay import AsLogged, LoggedRequest, replay, workload_of_log
 from batcher.planning.routers import ROUTERS, OwnRouter, ReplicaView, Router, router_of
-from batcher.planning.simulator import AssumedDrafts, ReplicaSettings, simulate
+from batcher.planning.simulator import AssumedDrafts, simulate
 from batcher.planning.synthetic import (
     LENGTHS,
     Arrivals,
@@ -61,12 +61,8 @@ def times_of(sequences):
 
 def random_replica(random):
     num_slots, scheduling = random_settings(random)
-    return ReplicaSettings(
-        num_slots=num_slots,
-        scheduling=scheduling,
-        step_time=random.choice(STEP_TIMES),
-        drafts=random.choice([None, None, DRAFTS]),
-    )
+    step_time, drafts = random.choice(STEP_TIMES), random.choice([None, None, DRAFTS])
+    return engine_of(num_slots, scheduling, step_time, drafts)
 
 
 @examples(200)
@@ -148,11 +144,8 @@ def test_turns_follow_each_other_wherever_they_are_sent(seed, name):
 
 
 def roomy_replica(random):
-    return ReplicaSettings(
-        num_slots=random.randint(1, 4),
-        scheduling=SchedulingSettings(policy=random.choice(["fcfs", "sjf"])),
-        step_time=random.choice(STEP_TIMES),
-    )
+    num_slots, policy = random.randint(1, 4), random.choice(["fcfs", "sjf"])
+    return engine_of(num_slots, SchedulingSettings(policy=policy), random.choice(STEP_TIMES))
 
 
 def seconds(ticks):
@@ -228,11 +221,7 @@ def test_a_router_of_one_replica_has_no_effect():
 
 
 def mean_wait(workload, num_replicas, num_slots, router, step_seconds):
-    settings = ReplicaSettings(
-        num_slots=num_slots,
-        scheduling=Deployment().scheduling,
-        step_time=ConstantStepTime(step_seconds),
-    )
+    settings = engine_of(num_slots, Deployment().scheduling, ConstantStepTime(step_seconds))
     times = Fleet(Turns(workload), [settings] * num_replicas, router_of(router), 1.0).run().times
     half = len(times.arrival) // 20  # the queue was empty at first
     return float((times.admitted - times.arrival)[half:].mean())
@@ -340,11 +329,8 @@ def test_a_text_that_names_none_is_told_what_does(text, message):
         parse_streamed(text)
 
 
-ENGINE = ReplicaSettings(
-    num_slots=4,
-    scheduling=SchedulingSettings(kv_blocks=40, max_batch_tokens=256),
-    step_time=step_time_of("rtx4090_llama3.1-8b"),
-)
+SETTINGS = SchedulingSettings(kv_blocks=40, max_batch_tokens=256)
+ENGINE = engine_of(4, SETTINGS, step_time_of("rtx4090_llama3.1-8b"))
 NAMES = ["a", 7, "c"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import poisson, workload_of_jobs
+from jobs import engine_of, poisson, workload_of_jobs
 from msgspec.structs import replace
 from simulated_workloads import STEP_TIMES, random_requests, random_settings
 
@@ -33,7 +33,7 @@ from batcher.planning.management import (
     timeline_of,
 )
 from batcher.planning.routers import ROUTERS, OwnRouter, router_of
-from batcher.planning.simulator import ReplicaSettings, simulate
+from batcher.planning.simulator import simulate
 from batcher.planning.workload import Turns, Workload, workload_of
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
@@ -113,9 +113,7 @@ def random_management(random, num_replicas):
 
 def random_fleet(random, name, requests):
     num_slots, scheduling = random_settings(random)
-    replica = ReplicaSettings(
-        num_slots=num_slots, scheduling=scheduling, step_time=random.choice(STEP_TIMES)
-    )
+    replica = engine_of(num_slots, scheduling, random.choice(STEP_TIMES))
     workload = workload_of(requests, SimulatedModel())
     num_replicas = random.randint(1, 3)
     management = random_management(random, num_replicas)
@@ -189,9 +187,7 @@ def test_a_fleet_that_is_not_managed_in_any_respect_is_the_fleet_to_the_tick(see
     random = Random(seed)
     workload = workload_of(random_requests(random, may_stop=False), SimulatedModel())
     num_slots, scheduling = random_settings(random)
-    replica = ReplicaSettings(
-        num_slots=num_slots, scheduling=scheduling, step_time=random.choice(STEP_TIMES)
-    )
+    replica = engine_of(num_slots, scheduling, random.choice(STEP_TIMES))
     plain = Fleet(Turns(workload), [replica] * 3, router_of(name), 0.7).run()
     settings = Turns(workload), [replica] * 3, router_of(name), 0.7
     managed = Fleet(*settings, management=Management()).run()
@@ -201,9 +197,7 @@ def test_a_fleet_that_is_not_managed_in_any_respect_is_the_fleet_to_the_tick(see
 
 # -- one thing at a time, in numbers that can be checked by hand -----------------------------------
 
-SECOND_STEPS = ReplicaSettings(
-    num_slots=1, scheduling=SchedulingSettings(), step_time=ConstantStepTime(1.0)
-)
+SECOND_STEPS = engine_of(1, SchedulingSettings(), ConstantStepTime(1.0))
 
 
 def run_jobs(workload, num_replicas=1, router="round-robin", settings=SECOND_STEPS, **sections):
@@ -298,9 +292,7 @@ def test_a_request_that_is_refused_by_the_router_itself_is_refused():
     assert +result.history.refusals == {"router": 2}
 
 
-FOUR_SLOTS = ReplicaSettings(
-    num_slots=4, scheduling=SchedulingSettings(), step_time=ConstantStepTime(0.1)
-)
+FOUR_SLOTS = engine_of(4, SchedulingSettings(), ConstantStepTime(0.1))
 
 
 def autoscaled(**given):
@@ -365,11 +357,8 @@ def test_as_much_is_refused_as_theory_says():
     arrivals = poisson(1.0, number, seed=4)
     load = 4.5
     arrivals *= number / arrivals[-1] / load
-    settings = ReplicaSettings(
-        num_slots=slots,
-        scheduling=SchedulingSettings(),
-        step_time=ConstantStepTime(1 / float(outputs.mean())),
-    )
+    step_time = ConstantStepTime(1 / float(outputs.mean()))
+    settings = engine_of(slots, SchedulingSettings(), step_time)
     admission = AdmissionControl(max_in_flight=slots, max_queue=max_queue)
     _, result = run(arrivals, outputs, 1, "round-robin", settings, admission=admission)
     refused = result.refused.total() / number

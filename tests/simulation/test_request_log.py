@@ -4,12 +4,14 @@ import json
 from typing import Any
 
 import pytest
+from jobs import engine_of
 
 from batcher.errors import BatchdecodeError
 from batcher.planning.replay import LoggedRequest, read_request_log, replay, workload_of_log
-from batcher.planning.simulator import ReplicaSettings
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
+
+PROFILE = "rtx4090_llama3.1-8b"
 
 
 def line(**more: Any) -> dict[str, Any]:
@@ -59,18 +61,12 @@ def test_a_log_that_cannot_be_used_says_why(
     assert str(caught.value).startswith(message)
 
 
-def engine_of(num_slots: int, scheduling: SchedulingSettings) -> ReplicaSettings:
-    return ReplicaSettings(
-        num_slots=num_slots, scheduling=scheduling, step_time=step_time_of("rtx4090_llama3.1-8b")
-    )
-
-
 def test_numbers_are_vllms() -> None:
     log = read(
         line(),
         line(request_id="b", output_toks=1, queued_ts=101.0, scheduled_ts=None, last_token_ts=101),
     )
-    outcome = replay(log, engine_of(2, SchedulingSettings()))
+    outcome = replay(log, engine_of(2, SchedulingSettings(), step_time_of(PROFILE)))
     real = {one.name: one.real for one in outcome.comparisons}
     assert real["ttft mean"] == 0.5
     assert real["tpot mean"] == real["tpot p99"] == 0.5  # of the one with several tokens
@@ -82,4 +78,4 @@ def test_numbers_are_vllms() -> None:
 def test_a_request_that_can_never_run_cannot_have_run() -> None:
     settings = SchedulingSettings(kv_blocks=24, max_batch_tokens=64)
     with pytest.raises(BatchdecodeError, match="'a', can never run with --kv-blocks 24"):
-        replay(read(line(input_toks=5000)), engine_of(6, settings))
+        replay(read(line(input_toks=5000)), engine_of(6, settings, step_time_of(PROFILE)))

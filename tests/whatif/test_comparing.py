@@ -152,6 +152,12 @@ def check(outcome, constraint, **shares):
     assert outcome.binding.share == outcome.binding.shares[constraint]
 
 
+FEW = {"block_size": 4, "batch": 2}
+LITTLE = {"batch": 4, "max_batch_tokens": 4}
+STATIC = {"batch": 2, "batching": "static"}
+ONE_LONG, APART = [(0, 1, 1), (0, 1, 5), (0, 1, 1)], [(0, 1, 2), (10, 1, 2)]
+
+
 @pytest.mark.parametrize(
     ("rows", "settings", "constraint", "shares"),
     [
@@ -160,42 +166,17 @@ def check(outcome, constraint, **shares):
         # nobody waits, and nobody is to come
         (AT_ONCE, {"batch": 4}, "compute", {"compute": 1.0}),
         # 8 + 5 - 1 tokens are 3 blocks of 4, so one runs at a time: 5 seconds each
-        (
-            [(0, 8, 5)] * 3,
-            {"batch": 2, "kv_blocks": 3, "block_size": 4},
-            "kv",
-            {"kv": 10 / 15, "compute": 5 / 15},
-        ),
+        ([(0, 8, 5)] * 3, FEW | {"kv_blocks": 3}, "kv", {"kv": 10 / 15, "compute": 5 / 15}),
         # each prompt takes two steps of 4 tokens
-        (
-            [(0, 8, 1)] * 3,
-            {"batch": 4, "max_batch_tokens": 4},
-            "tokens",
-            {"tokens": 4 / 6, "compute": 2 / 6},
-        ),
+        ([(0, 8, 1)] * 3, LITTLE, "tokens", {"tokens": 4 / 6, "compute": 2 / 6}),
         # in the first step both slots are taken, then one is kept empty for 4
-        (
-            [(0, 1, 1), (0, 1, 5), (0, 1, 1)],
-            {"batch": 2, "batching": "static"},
-            "static",
-            {"slots": 1 / 6, "static": 4 / 6, "compute": 1 / 6},
-        ),
+        (ONE_LONG, STATIC, "static", {"slots": 1 / 6, "static": 4 / 6, "compute": 1 / 6}),
         # 2 busy seconds, 8 idle ones, 2 of the last request
-        (
-            [(0, 1, 2), (10, 1, 2)],
-            {"batch": 4},
-            "arrivals",
-            {"arrivals": 10 / 12, "compute": 2 / 12},
-        ),
+        (APART, {"batch": 4}, "arrivals", {"arrivals": 10 / 12, "compute": 2 / 12}),
         # busy while nobody waits is arrivals until the last has come
         ([(0, 1, 10), (6, 1, 4)], {"batch": 4}, "arrivals", {"arrivals": 0.6, "compute": 0.4}),
         # nobody can ever run
-        (
-            [(0, 40, 1), (3, 40, 1)],
-            {"batch": 2, "kv_blocks": 4, "block_size": 4},
-            "kv",
-            {"kv": 1.0},
-        ),
+        ([(0, 40, 1), (3, 40, 1)], FEW | {"kv_blocks": 4}, "kv", {"kv": 1.0}),
     ],
 )
 def test_what_is_waited_for_binds(rows, settings, constraint, shares):
