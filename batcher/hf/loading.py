@@ -20,12 +20,7 @@ from batcher.foreign import calling
 from batcher.hf.model import Sizes
 from batcher.hf.settings import HFSettings
 from batcher.transformer.config import MAX_CONTEXT
-from batcher.transformer.tokenizer import (
-    ChatTemplate,
-    TransformerTokenizer,
-    decoding_of,
-    prefix_of,
-)
+from batcher.transformer.tokenizer import ChatTemplate, TransformerTokenizer, decoding_of, prefix_of
 
 # A tokenizer of transformers as ours, with the bytes of every token and its chat template.
 
@@ -83,10 +78,7 @@ def load(
         raise BatchdecodeError(
             f"--device {settings.device}: torch finds {num_devices} such devices here"
         )
-    given = {
-        "local_files_only": is_local,
-        "trust_remote_code": settings.trust_remote_code,
-    }
+    given = {"local_files_only": is_local, "trust_remote_code": settings.trust_remote_code}
     with reading(source):
         model, report = AutoModelForCausalLM.from_pretrained(
             source, dtype=settings.dtype, output_loading_info=True, **given

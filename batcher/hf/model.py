@@ -399,9 +399,7 @@ class LongRope:
             yield span._replace(token_ids=span.token_ids[:num_before], cells=cells)
         begin = max(num_before, 0)
         yield span._replace(
-            token_ids=span.token_ids[begin:],
-            start=span.start + begin,
-            num_prompt=self._switch + 1,
+            token_ids=span.token_ids[begin:], start=span.start + begin, num_prompt=self._switch + 1
         )
 
 
@@ -599,10 +597,7 @@ class HFDecoder:
 
     @torch.inference_mode()
     def forward(
-        self,
-        spans: Sequence[Span],
-        store: KVStore,
-        _states: RecurrentStates | None = None,
+        self, spans: Sequence[Span], store: KVStore, _states: RecurrentStates | None = None
     ) -> Any:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, a tensor."""
         if self._long_rope is None:

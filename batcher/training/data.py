@@ -283,13 +283,7 @@ END_OF_TEXT, END_ID = "<|endoftext|>", 0  # special tokens come first
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
     """Return a tokenizer of at most so many tokens: the end of a text, all bytes, and merges."""
-    from tokenizers import (  # noqa: PLC0415 - optional
-        Tokenizer,
-        decoders,
-        models,
-        pre_tokenizers,
-        trainers,
-    )
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - optional
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

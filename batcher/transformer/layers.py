@@ -13,12 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.transformer.config import (
-    FrequencyFactors,
-    LinearScaling,
-    RopeSettings,
-    WeightKind,
-)
+from batcher.transformer.config import FrequencyFactors, LinearScaling, RopeSettings, WeightKind
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]

@@ -491,12 +491,7 @@ def _encoder_of(fields: _Fields, architecture: Any) -> "Tokenizer":
 def split_of(pre: str) -> "PreTokenizer":
     """Return what cuts a text before tokens are merged; pre: one of SPLITS."""
     from tokenizers import Regex  # noqa: PLC0415 - optional
-    from tokenizers.pre_tokenizers import (  # noqa: PLC0415 - as above
-        ByteLevel,
-        Digits,
-        Sequence,
-        Split,
-    )
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split  # noqa: PLC0415 - as above
 
     regex = SPLITS[pre]
     by_bytes = ByteLevel(add_prefix_space=False, use_regex=regex is None)
