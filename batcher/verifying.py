@@ -77,19 +77,7 @@ def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Dif
             first, second = ("none" if r is None else r.finish_reason for r in (one, other))
             found = "result", None, first, second
         if found is not None:
-            name, position, value, other_value = found
-            return Difference(
-                id=key[0],
-                index=key[1],
-                field=name,
-                position=position,
-                alone=value,
-                here=other_value,
-                alone_tokens=[] if one is None else one.token_ids,
-                here_tokens=[] if other is None else other.token_ids,
-                alone_error=None if one is None else one.error,
-                here_error=None if other is None else other.error,
-            )
+            return _difference(key, found, one, other)
     return None
 
 
@@ -111,18 +99,26 @@ def stream_difference(
         if result.segments is not None:  # without the markers, as it is streamed
             text = "".join(segment.text for segment in result.segments)
         if tokens != result.tokens or not (streamed_text == text or request.echo):
-            return Difference(
-                id=key[0],
-                index=key[1],
-                field="stream",
-                position=None,
-                alone=alone[key].text,
-                here=streamed_text,
-                alone_tokens=alone[key].token_ids,
-                here_tokens=tokens,
-                alone_error=alone[key].error,
-            )
+            unlike = "stream", None, alone[key].text, streamed_text
+            difference = _difference(key, unlike, alone[key], None)
+            return replace(difference, here_tokens=tokens)
     return None
+
+
+def _difference(key: Key, unlike: Unlike, one: Result | None, other: Result | None) -> Difference:
+    name, position, value, other_value = unlike
+    return Difference(
+        id=key[0],
+        index=key[1],
+        field=name,
+        position=position,
+        alone=value,
+        here=other_value,
+        alone_tokens=[] if one is None else one.token_ids,
+        here_tokens=[] if other is None else other.token_ids,
+        alone_error=None if one is None else one.error,
+        here_error=None if other is None else other.error,
+    )
 
 
 def _compare(one: Result, other: Result) -> Iterator[Unlike]:

@@ -53,8 +53,6 @@ from batcher.speculation.settings import (
     SPECULATION_SETTINGS,
     CheckedDrafter,
     Drafter,
-    ModelDraft,
-    NgramDraft,
     Proposal,
     SpeculationSettings,
     parse_draft,
@@ -153,9 +151,9 @@ class Speculator:
 
     def _make_drafter(self, name: str, model: Model) -> Drafter:
         draft, num_branches = parse_draft(name), self._shape.num_branches
-        if isinstance(draft, NgramDraft):
-            return NgramDrafter(draft.max_length, num_branches)
-        drafting = _load(draft.name, model)
+        if isinstance(draft, int):
+            return NgramDrafter(draft, num_branches)
+        drafting = _load(draft, model)
         own, others = drafting.vocab_size, model.vocab_size
         if own != others:
             raise BatchdecodeError(
@@ -477,12 +475,12 @@ def draft_bytes_of(
 ) -> tuple[int | None, int | None]:
     """Return the bytes of a draft's cache for a token and for a block; None if unknown."""
     draft = parse_draft(speculation.draft)
-    if not isinstance(draft, ModelDraft):
+    if isinstance(draft, int):
         return 0, 0
-    if is_checkpoint(draft.name):
+    if is_checkpoint(draft):
         from batcher.models.checkpoints import cache_size_of  # noqa: PLC0415 - for checkpoints only
 
-        size = cache_size_of(draft.name)
+        size = cache_size_of(draft)
         return size.per_token, size.of_block(block_size)
-    drafting = _load(draft.name, model)
+    drafting = _load(draft, model)
     return number_of(drafting, "kv_bytes_per_token"), kv_block_bytes_of(drafting, block_size)

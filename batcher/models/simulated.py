@@ -313,11 +313,8 @@ class SimulatedModel:
         if pages is None:
             parts, has_part = self._parts, False
             for chunk in chunks:
-                slot, token_ids, before = (
-                    chunk.slot,
-                    chunk.token_ids,
-                    self._hash_before(chunk, batch),
-                )
+                slot, token_ids = chunk.slot, chunk.token_ids
+                before = self._hash_before(chunk, batch)
                 if not batch.holds(slot):
                     has_part = True
                     parts[slot] = hash_after(before, token_ids)

@@ -185,20 +185,8 @@ class SpeculationSettings(Struct, frozen=True, kw_only=True, omit_defaults=True)
 SPECULATION_SETTINGS: dict[str, SpeculationSetting] = fields_of(SpeculationSettings)
 
 
-class NgramDraft(NamedTuple):
-    """Copies what followed the last n-gram of a row, of at most `max_length` tokens."""
-
-    max_length: int = DEFAULT_NGRAM
-
-
-class ModelDraft(NamedTuple):
-    """Asks another model; name: as --model takes it."""
-
-    name: str
-
-
-def parse_draft(text: str) -> NgramDraft | ModelDraft:
-    """Return the source of drafts that `text` names, in one of FORMS."""
+def parse_draft(text: str) -> int | str:
+    """Return the longest n-gram of `text`, which is in one of FORMS, or the name of its model."""
     kind, colon, rest = text.partition(":")
     if kind == "ngram":
         is_number = rest.isascii() and rest.isdigit() and len(rest) <= len(str(MAX_NGRAM))
@@ -206,10 +194,10 @@ def parse_draft(text: str) -> NgramDraft | ModelDraft:
             raise BatchdecodeError(
                 f"--draft {text}: expected the length of the longest n-gram, 1 to {MAX_NGRAM}"
             )
-        return NgramDraft(int(rest)) if colon else NgramDraft()
+        return int(rest) if colon else DEFAULT_NGRAM
     is_dotted = all(map(str.isidentifier, rest.split("."))) and kind not in _FORMER
     if kind and (kind == "simulated" or is_checkpoint(text) or is_hf(text) or is_dotted):
-        return ModelDraft(text)
+        return text
     from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
 
     near = get_close_matches(kind, ["ngram", "simulated", "smollm2"], n=1)

@@ -320,27 +320,24 @@ def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:
 
 
 def _least(loss: Callable[[float], float], places: list[float]) -> float:
+    """Return where the loss is least: the best place, or one around it by golden sections."""
     losses = [loss(place) for place in places]
     best = min(range(len(places)), key=losses.__getitem__)
-    around = places[max(best - 1, 0) : best + 2]
-    refined = [_golden(loss, low, high) for low, high in pairwise(around)]
-    return min([places[best], *refined], key=loss)
-
-
-def _golden(loss: Callable[[float], float], low: float, high: float) -> float:
-    """Return where `loss` is least between two places, by golden sections."""
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = loss(left), loss(right)
-    for _ in range(_NUM_REFINEMENTS):
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - _GOLDEN * (high - low)
-            at_left = loss(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + _GOLDEN * (high - low)
-            at_right = loss(right)
-    return left if at_left <= at_right else right
+    found = [places[best]]
+    for low, high in pairwise(places[max(best - 1, 0) : best + 2]):
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        at_left, at_right = loss(left), loss(right)
+        for _ in range(_NUM_REFINEMENTS):
+            if at_left <= at_right:
+                high, right, at_right = right, left, at_left  # noqa: PLW2901 - a section of it
+                left = high - _GOLDEN * (high - low)
+                at_left = loss(left)
+            else:
+                low, left, at_left = left, right, at_right  # noqa: PLW2901 - as above
+                right = low + _GOLDEN * (high - low)
+                at_right = loss(right)
+        found.append(left if at_left <= at_right else right)
+    return min(found, key=loss)
 
 
 def kinds_of(log: StepLog) -> Any:

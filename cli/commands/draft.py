@@ -18,7 +18,7 @@ from batcher.requests.validation import misfit
 from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.speculation.diagnosis import Cause, Diagnosis, TargetOutput, can_be_compared
 from batcher.speculation.diagnosis import diagnose as diagnose_draft
-from batcher.speculation.settings import ModelDraft, expected_tokens, parse_draft
+from batcher.speculation.settings import expected_tokens, parse_draft
 from batcher.transformer.config import is_checkpoint
 
 from ..command import OUTPUT, command, flag, option
@@ -84,13 +84,13 @@ def diagnose(options: DiagnoseOptions) -> None:
     with user_code_prints_to_stderr():
         model = load(options)
         named = parse_draft(options.draft)
-        if not isinstance(named, ModelDraft) or named.name.startswith("simulated:"):
+        if isinstance(named, int) or named.startswith("simulated:"):
             raise BatchdecodeError(
                 f"--draft {options.draft} has no probabilities to compare: name a model, as --model"
             )
         given = {**options.transformer_settings, **options.checkpoint}
-        is_file = is_checkpoint(named.name)
-        draft = load_model(named.name, {}, None, options.llm_settings, given if is_file else {})
+        is_file = is_checkpoint(named)
+        draft = load_model(named, {}, None, options.llm_settings, given if is_file else {})
         fields = _read_fields(options.draft_fields)
         rows, name = _sample(options, model)
         diagnosis = diagnose_draft(rows, model_again(model, options), draft, fields)

@@ -19,7 +19,7 @@ from batcher import (
 from batcher.foreign import RaisedError
 from batcher.hf.settings import HF_SETTINGS, LOADING_SETTINGS, is_hf
 from batcher.models.loading import as_model
-from batcher.speculation.settings import ModelDraft, parse_draft
+from batcher.speculation.settings import parse_draft
 from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
 
 
@@ -275,7 +275,7 @@ def test_names_and_settings_of_both_kinds_are_told_apart():
     assert is_hf("hf:gpt2")
     assert not is_checkpoint("hf:gpt2")
     assert not is_hf("models:gpt2")
-    assert parse_draft("hf:gpt2") == ModelDraft("hf:gpt2")
+    assert parse_draft("hf:gpt2") == "hf:gpt2"
     shared = HF_SETTINGS.keys() & TRANSFORMER_SETTINGS.keys()
     assert shared == {"max_context", "session_overflow"}
     assert all(LOADING_SETTINGS[name] == TRANSFORMER_SETTINGS[name] for name in shared)
