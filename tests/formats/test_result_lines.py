@@ -262,7 +262,11 @@ def test_a_row_holds_each_result_whole(results, request_id):
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"\xff", b'{"id":"a"}', encode_result(RESULT)[:-5], encode_row(RESULT)[:-5]]
+    "line",
+    [
+        *(b"", b"\xff", b'{"id":"a"}', encode_result(RESULT)[:-5], encode_row(RESULT)[:-5]),
+        encode_row(RESULT).replace(b'"text"', b'"txet"'),
+    ],
 )
 def test_a_line_that_is_no_result_is_an_error(line):
     with pytest.raises(BatchdecodeError, match="not a result"):
