@@ -81,8 +81,7 @@ class VocabularyIndex:
     def next_tokens(self, text: bytes) -> IntArray:
         """Return the ids of the tokens that the output can begin with, if `text` begins it.
 
-        Those are the tokens that start with `text`, and those that `text` starts with if the
-        vocabulary can write the rest as well: without a token for each byte it may not.
+        Of the beginnings of `text`, those after which the vocabulary can write the rest.
         """
         size = len(text)
         can_write = [True] * size

@@ -415,8 +415,7 @@ class Verifier:
     ) -> Judgement:
         """Return what a result says of an output.
 
-        look: what `look` returned.  is_ended: the model ended the output; if not, it was cut.
-        accepts: decides of an output that was cut, if the look does not.
+        is_ended: by the model, not cut.  accepts: decides of one that was cut, if `look` does not.
         """
         is_whole = look.problem is None if look.is_decided else is_ended or accepts()
         problem = look.problem if is_ended or not self.can_begin(output) else None

@@ -156,10 +156,9 @@ SPREADS = {  # of the TimedTotals and the EndedTotals
 
 
 class RunCollector:
-    """Tells Prometheus how a run stands, or a server; whoever has its events hands them over.
+    """Tells Prometheus, in any thread, how a run or a server stands, whose events it is handed.
 
-    Any thread may ask.  engine: what gauges are read from.  labels: the values of LABELS.
-    backlog: returns what the engine is still to be told of.
+    engine: what gauges are read from.  labels: the values of LABELS.  backlog: what is unread.
     """
 
     def __init__(

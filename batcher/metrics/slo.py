@@ -96,10 +96,9 @@ class Goodput(Struct, frozen=True, kw_only=True):
 
 
 class GoodputCount(Totals):
-    """Counts requests that were good: all, or without an SLO those that have a deadline.
+    """Counts good requests: all that ask for a token, or without an SLO those that have a deadline.
 
-    What asked for no token is not counted.  A sample, or all beams of a request, is one.
-    missed: as in Goodput.
+    A sample, or all beams of a request, is one.  missed: as in Goodput.
     """
 
     num_requests: int = 0
@@ -147,12 +146,9 @@ def parse_slo(text: str) -> Slo:
 
 
 def parse_slos(texts: Sequence[str]) -> Slo | None:
-    """Return the SLO that all `texts` state: one of all, and `priority=1:ttft=0.3` of classes.
+    """Return the SLO of all `texts`: one of all, and `priority=1:ttft=0.3` of classes; or None.
 
-    None if there is no text.
-
-    Raises:
-        BatchdecodeError: one is no list of limits, or of the same class as another one.
+    Raises a BatchdecodeError if one is no list of limits, or of the same class as another.
     """
     slos: dict[int | None, Slo] = {}
     for text in texts:

@@ -387,11 +387,9 @@ def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> 
 class RunMetrics:
     """Takes in events, live or from a trace, and has the summary of them at any time.
 
-    slo: the limits that goodput is measured by.  series: the run over time, which takes in every
-    step.  fold: the sequences of the run; None for a fold of its own.  is_watched: whether the
-    numbers of EndedTotals, and times whatever the run, are counted as well.
-    worker_series: the run over time, or None, of each of several workers; `workers` are the numbers
-    of each.
+    slo: the limits of goodput.  series: the run over time.  fold: the sequences of the run, if
+    shared.  is_watched: whether EndedTotals, and times of any run, are counted.  worker_series: the
+    run over time, or None, of each of several workers, whose numbers are `workers`.
     """
 
     def __init__(
@@ -427,12 +425,7 @@ class RunMetrics:
         self._last_jumps: dict[tuple[str, int], tuple[int, int]] = {}  # the step, and the tokens
 
     def observe(self, events: Iterable[Event]) -> None:
-        """Take in the next events of the run.
-
-        Raises:
-            BatchdecodeError: one is of a trace that says what cannot be.
-            InvariantError: one contradicts those before it.
-        """
+        """Take in the next events of the run; raise if one says what cannot be."""
         if self.workers:
             for event in events:
                 if isinstance(event, RunEvent):
@@ -527,8 +520,7 @@ class RunMetrics:
     def totals(self, num_steps: int = 0) -> RunTotals:
         """Return what adds up so far; some of it is still counted on.
 
-        `num_steps` is how many steps were taken, which the events of a run that is broken off may
-        not tell; of several workers each knows that itself.
+        num_steps: that were taken, if the events of a run that is broken off do not say it.
         """
         if self.workers:
             first, *others = [worker.totals() for worker in self.workers]

@@ -61,12 +61,9 @@ def microseconds(seconds: float) -> int:
 
 
 class Histogram(Totals):
-    """Counts of whole numbers >= 0 in at most 2,048 buckets for each doubling.
+    """Counts of whole numbers >= 0, in buckets as in HdrHistogram (Tene): by their first 12 bits.
 
-    Buckets as in HdrHistogram (Tene): a number of more than 12 bits is known by its first 12.
-
-    counts: by the least number of a bucket.  sum_inexact, max_inexact: of the numbers that are not
-    counted as they are.
+    counts: by the least number of a bucket.  sum_inexact, max_inexact: of numbers of over 12 bits.
     """
 
     LARGEST: ClassVar = frozenset({"max_inexact"})
@@ -190,10 +187,9 @@ _COUNTS = WholeStep._fields[3:-2]  # which a StepsEvent has, too, as lists
 
 
 class StepFeed:
-    """Takes events one by one and gives back the steps that are whole.
+    """Takes events one by one and gives back the steps that are whole, of a run that tells of each.
 
-    This one is of a run that tells of each of its steps, before or after their events.  Of the last
-    step that was told of there may be more events, until something later is told.
+    Of the last step that was told of there may be more events, until something later is told.
     """
 
     def __init__(self) -> None:

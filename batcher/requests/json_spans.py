@@ -44,9 +44,8 @@ class JsonError(Exception):
 def parse(text: str) -> object:
     """Return the value of `text`; of equal keys the last counts.
 
-    Raises:
-        JsonError: it is not JSON, nests too deeply, or holds NaN, Infinity, an integer of more than
-            MAX_DIGITS digits or a lone surrogate.
+    Raises a JsonError if it is not JSON, nests too deeply, or holds NaN, Infinity, an integer of
+    more than MAX_DIGITS digits or a lone surrogate.
     """
     try:
         value: object = json.loads(text, parse_int=_parse_int, parse_constant=_refuse)

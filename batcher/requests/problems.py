@@ -173,11 +173,7 @@ class BadRequestError(Exception):
 def read_line(
     line: bytes, line_number: int, capabilities: ModelCapabilities
 ) -> tuple[Request, openai.Form]:
-    """Return the request of `line` and how it is to be answered.
-
-    Raises:
-        BadRequestError: it is none; with its problems, the one to be mended first at the head.
-    """
+    """Return the request of `line` and its form, or raise a BadRequestError with all problems."""
     try:
         text = line.decode()
         value = json_spans.parse(text)

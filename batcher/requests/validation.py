@@ -133,10 +133,7 @@ def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
 
 
 def misfit(record: type[Struct], given: Mapping[str, Any]) -> str | None:
-    """Return what the first of the `given` values must be that a field of `record` cannot hold.
-
-    None if there is none, or the fault lies inside a list or an object.
-    """
+    """Return what the first given value must be that a field of `record` cannot hold; or None."""
     kinds = {field.name: field.type for field in msgspec.structs.fields(record)}
     for name, value in given.items():
         try:
@@ -887,10 +884,7 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
-    """Return whether a request whose fields have their types has nothing wrong with it.
-
-    Stops are of one kind each, names are text, and the prompt can be encoded.
-    """
+    """Return whether nothing is wrong with a request whose fields have their types."""
     stop_sequence, stop = request.stop_sequence, request.stop
     if not (
         (stop_sequence is None or _is_uniform(stop_sequence))
