@@ -233,8 +233,7 @@ def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
 def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparison:
     """Return how two runs of one worker differ; they are read again if one breaks off.
 
-    Raises:
-        InvariantError, BatchdecodeError: see Timeline.from_events.
+    It raises what Timeline.from_events does.
     """
     readers = RunReader(events_a), RunReader(events_b)
     parted = _first_difference(*readers)

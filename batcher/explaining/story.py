@@ -97,11 +97,7 @@ class PhaseFollower:
         self._last_end = 0.0
 
     def take(self, event: Event) -> Iterator[EndedSequence]:
-        """Take in the next event; yield what has ended by it, as far as that is known.
-
-        Raises:
-            InvariantError: the events do not begin with that of the run, or contradict each other.
-        """
+        """Take in the next event; yield what has ended by it, as far as that is known."""
         found = self._fold.take(event)
         if isinstance(event, RunEvent):
             self._run, self._feed = event, open_feed(event)
@@ -255,8 +251,7 @@ class KeptRequests:
 def read_requests(events: Iterable[Event], request_id: str | None = None) -> KeptRequests:
     """Return what happened in a run to all its requests, or to those of one id.
 
-    Raises:
-        InvariantError, BatchdecodeError: see Timeline.from_events.
+    It raises what Timeline.from_events does.
     """
     kept = KeptRequests(request_id)
     for event in events:
@@ -448,11 +443,7 @@ def answer_of(kept: KeptRequests) -> RequestStories:
 def story_of(
     timeline: Timeline, request: RequestTimeline, parts: list[StoryPart] | None = None
 ) -> Story:
-    """Return the story of `request`; parts: what its steps were for, if not as `explain` says.
-
-    Raises:
-        InvariantError: the parts do not add up to the whole.
-    """
+    """Return the story of `request`; parts: what its steps were for, if not as `explain` says."""
     timeline = timeline.of_worker(request.worker)
     run, figures, num_steps = timeline.run, timeline.figures, timeline.num_steps
     arrive, finish = request.arrive, request.finish

@@ -197,9 +197,7 @@ class DraftRecord(Struct):
     def draft(self, event: DraftEvent, label: str) -> StepDrafts:
         """Take in the drafts of the next step, and return them.
 
-        Raises:
-            InvariantError: there are none, they are no tree, or the tokens before them were not
-                given yet.
+        InvariantError: there are none, no tree, or the tokens before them were not given yet.
         """
         latest, where = self.latest, f"in step {event.step}"
         if event.tokens < 1:
@@ -231,8 +229,7 @@ class DraftRecord(Struct):
     def settle(self, event: AcceptEvent | RollbackEvent, label: str) -> StepDrafts:
         """Take in how many drafts of its step were accepted, or rejected; return those drafts.
 
-        Raises:
-            InvariantError: its step drafted less than that for the sequence, or others.
+        InvariantError: its step drafted less than that for the sequence, or others.
         """
         latest, where = self.latest, f"in step {event.step}"
         verb = "accepts" if isinstance(event, AcceptEvent) else "rejects"
@@ -627,10 +624,9 @@ class RequestFold:
         return self._open.values()
 
     def ends_at(self, restart: RestartEvent) -> list[FinishEvent]:
-        """Return how all that has not ended ends, since whoever had it has died.
+        """Return the ends of all that had not ended when its worker died.
 
-        Raises:
-            InvariantError: some of it was admitted later than that.
+        InvariantError: some of it was admitted later than that.
         """
         ends = []
         for found in self._open.values():
@@ -654,8 +650,7 @@ class RequestFold:
     def take(self, event: Event) -> RequestTimeline | None:
         """Take in the next event, and return the sequence that it tells of, if it is of one.
 
-        Raises:
-            InvariantError: it contradicts those before it.
+        InvariantError: it contradicts those before it.
         """
         taker = self._takers.get(type(event))
         return None if taker is None else taker(event)
@@ -977,11 +972,7 @@ class TraceChecks:
 
 
 def check_worker(event: RequestEvent | EndEvent, run: RunEvent) -> None:
-    """Make sure that an event is of a worker of the run, and of no slot of another one.
-
-    Raises:
-        InvariantError: it is not.
-    """
+    """Raise InvariantError if an event is of no worker of the run, or of a slot of another one."""
     worker, batch = event.worker, run.batch
     if worker is None and run.workers == 1:
         return

@@ -209,11 +209,7 @@ class StepFigures:
         return zip(self.known_steps, self._known_starts, strict=True)
 
     def add(self, event: StepsEvent) -> None:
-        """Take in the figures of the next steps.
-
-        Raises:
-            InvariantError: they are of other steps, not whole, or time goes back.
-        """
+        """Take in the figures of the next steps, or raise InvariantError if they cannot follow."""
         columns = (event.ends, event.decodes, event.prefills, event.rows, event.blocks)
         if event.step != len(self.ends):
             raise InvariantError(
@@ -382,11 +378,7 @@ class Timeline:
 
     @property
     def run(self) -> RunEvent:
-        """What began it.
-
-        Raises:
-            InvariantError: nothing did.
-        """
+        """The event that began it; InvariantError is raised if nothing did."""
         if self._run is None:
             raise InvariantError("there is no run event")
         return self._run
@@ -403,9 +395,7 @@ class Timeline:
     def add(self, event: Event) -> RequestTimeline | None:
         """Take in the next event, and return the sequence that it tells of, if it is of one.
 
-        Raises:
-            InvariantError: it contradicts those before it.
-            BatchdecodeError: there are more slots or steps than a timeline can hold.
+        It raises what from_events does.
         """
         if isinstance(event, RunEvent):
             self._begin(event)
@@ -448,11 +438,7 @@ class Timeline:
         self.num_steps = max(self.num_steps, num_steps)
 
     def close(self) -> None:
-        """End what has not ended where the events break off.
-
-        Raises:
-            InvariantError: the events do not begin with a run event.
-        """
+        """End what has not ended where the events break off; see from_events."""
         if self._run is None:
             raise InvariantError("there is no run event")
         for part in self.parts:
