@@ -222,10 +222,7 @@ class KeptRequests:
 
     @property
     def longest(self) -> RequestTimeline | None:
-        """The one that took the most time from its arrival to its end, the first of equal ones.
-
-        None if there is none.  What has not ended by the end of the events counts up to there.
-        """
+        """The first of those that took longest; what has not ended counts as well."""
         return max(self.all, key=self.seconds, default=None)
 
     def only(self, request_id: str) -> None:
@@ -580,10 +577,7 @@ def outline(
 
 
 def waits_of(timeline: Timeline) -> Iterator[StoryPart]:
-    """Yield what a request of one row waits for in each step, if it waits.
-
-    `explain` says the same of a request that waits, but that it does not stand behind itself.
-    """
+    """Yield what a request of one row would wait for in each step."""
     anyone = RequestTimeline("", 0, "sample")
     always = [StoryPart(0, timeline.num_steps, "wait")]
     return _merged(_wait_parts(timeline, anyone, always))

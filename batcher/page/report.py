@@ -133,10 +133,7 @@ def _words(path: str) -> str:
 
 
 def _table(rows: Iterable[tuple[str, Any]], within: str, unit: str) -> str:
-    """Return paths and values as a table; zeros are left out.
-
-    within: how all paths begin; it is not said for each.  unit: of times.
-    """
+    """Return paths that begin with `within`, and values but zeros, as a table; unit: of times."""
     cells = []
     for path, value in rows:
         if value:

@@ -167,10 +167,7 @@ class DraftCounts(Totals):
             self.blocks += event.blocks
 
     def by_position(self) -> list[tuple[int, int]]:
-        """Return how many i-th drafts there were, and how many were accepted; the first for i = 0.
-
-        Those behind the 64th of a step are left out.
-        """
+        """Return the i-th drafts and how many were accepted, for i from 0 to 63."""
         longest = min(max(self.lengths, default=0), MAX_POSITIONS)
 
         def longer_than(place: int, lengths: Mapping[int, int]) -> int:
@@ -394,10 +391,7 @@ def label_of_name(name: SequenceName) -> str:
 
 
 def key_of(request_id: str, index: int, role: Role, worker: int | None = None) -> SequenceKey:
-    """Return the key of a sequence; a request's first beam has that of a first sample.
-
-    So what arrives has the key of the first sequence of its group, whether a sample or beams.
-    """
+    """Return the key of a sequence; a first beam has that of a first sample, as its arrival has."""
     if index or role == "negative":
         return request_id, index, role, worker
     return request_id if worker is None else (request_id, 0, "sample", worker)
@@ -413,10 +407,7 @@ class Named(Protocol):
 
 
 def is_follower(sequence: Named) -> bool:
-    """Return whether it came along with another one: a beam but the first, or a negative prompt.
-
-    Only the first of a sequence group has an arrive event.
-    """
+    """Return whether it came along with another sequence, which alone has an arrive event."""
     return sequence.role == "negative" or (sequence.role == "beam" and sequence.index > 0)
 
 

@@ -62,10 +62,7 @@ class ScreenLive:
         self.is_started = self._is_dropped = self._is_there = False
 
     def show(self, lines: Sequence[Line], above: bytes = b"") -> OSError | None:
-        """Replace what is shown by `lines`; `above` are whole lines that stay.
-
-        Return what went wrong.
-        """
+        """Replace what is shown by `lines` below the lines `above`, and return what went wrong."""
         self.is_started, self._is_dropped = True, False
         before, drawn = self._frame(lines, has_above=bool(above))
         return self._write_frame(before, above, drawn)
@@ -317,10 +314,7 @@ class LiveView(View):
             self._controls.keyboard.wait(min(seconds, KEY_SECONDS))
 
     def write_results(self, lines: bytes) -> None:
-        """Print whole lines above the picture, with the next frame.
-
-        For a stdout that is the same terminal: what is written past the picture would spoil it.
-        """
+        """Print whole lines above the picture with the next frame, so that they spoil nothing."""
         self._has_results = True
         self._put(lines)
 

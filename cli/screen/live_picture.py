@@ -171,10 +171,7 @@ class Strips:
 
 
 class Longest:
-    """The widest request, progress and drafts so far.
-
-    A picture whose columns only grow stands still.
-    """
+    """The widest request, progress and drafts so far: columns only grow, so they stand still."""
 
     def __init__(self) -> None:
         self.request, self.tokens, self.drafts = MIN_REQUEST, len("tokens"), 0
@@ -286,10 +283,7 @@ class Scene:
 
 
 def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
-    """Return the header in at most `max_lines` of `width`; at least one line.
-
-    The fewer lines there are, the more of the first ones goes.
-    """
+    """Return the header in at most `max_lines` of `width`, at least one: the first matter most."""
     about = scene.run, scene.plan, scene.gauges, scene.moment
     found, speeds = counts(*about, scene.glyphs.separator), rates(*about)
     if max_lines == 1:
@@ -428,10 +422,7 @@ class Columns(NamedTuple):
 
 
 def plan_columns(width: int, slot: int, longest: Longest) -> Columns:
-    """Return the widths that make up `width`: request and bar, then tokens, drafts, phase, a strip.
-
-    Where there is no strip, the name has what it needs, and the bar the rest.
-    """
+    """Return the widths of the columns: names and bars first, then the rest as far as it fits."""
     request = min(longest.request, max(MIN_REQUEST, width // 5))
     bar = MIN_ROW_BAR if width < 2 * MIN_CELL else MIN_ROW_BAR + 3
     room = width - slot - 1 - request - 1 - bar
@@ -588,10 +579,7 @@ def heat_map(scene: Scene, width: int, num_rows: int) -> list[Line]:
 
 
 def _cell(scene: Scene, place: int, size: int) -> Line:
-    """Return the cell of one slot: how far its sequence is, in the colour of what it does.
-
-    A preemption or failure there is marked, but hides no sequence that has come since.
-    """
+    """Return the cell of one slot: the progress of its sequence, or what has happened to it."""
     slot, mark, glyphs = scene.run.slots[place], scene.marks[place], scene.glyphs
     is_marked = mark in ("preempted", "failed")
     width = size - (size > 1)
@@ -609,10 +597,7 @@ def _cell(scene: Scene, place: int, size: int) -> Line:
 
 
 def _shared_cell(scene: Scene, numbers: Sequence[int], *, has_dots: bool) -> Part:
-    """Return a cell with a dot for each of up to eight slots that is busy, or one of a shade.
-
-    A shade is the darker the more of the slots are busy; solid if all are.
-    """
+    """Return a cell with a dot for each busy slot, up to eight, or a shade, solid if all are."""
     busy, glyphs = [scene.is_busy(scene.run.slots[place]) for place in numbers], scene.glyphs
     if not any(busy):
         return glyphs.nothing, "idle"
@@ -887,10 +872,7 @@ def picture(
 
 
 def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
-    """Return the gantt of the run in at most `height` lines of `width`; none without room.
-
-    Nor of a run without a step.  A row of the history has a line to itself.
-    """
+    """Return the gantt of the run in at most `height` lines; [] without room, or a step."""
     history, plan, glyphs = scene.run.history, scene.plan, scene.glyphs
     num_steps, rows = scene.moment.step + 1, history.rows
     if width < MIN_WIDTH or height < max(len(rows) + 2, MIN_HEIGHT) or num_steps < 1:

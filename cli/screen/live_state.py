@@ -75,10 +75,7 @@ class RunHistory:
         self._admissions[slot // self._slots_per_row, first] += 1
 
     def used(self, num_steps: int, num_cells: int, held: OpenSpans) -> NDArray[np.float64]:
-        """Return how many slots of each row were used on average, [rows, num_cells].
-
-        num_steps: of the run; each of `num_cells` shows as many of them.
-        """
+        """Return how many slots of each row were used on average, [rows, num_cells]."""
         edges = np.linspace(0, num_steps, num_cells + 1)
         sums = np.zeros((len(self.rows), NUM_CELLS + 1))  # up to the boundaries of the cells
         np.cumsum(self._busy, axis=1, out=sums[:, 1:])
@@ -90,10 +87,7 @@ class RunHistory:
         return np.diff(totals, axis=1) * num_cells / num_steps
 
     def admissions(self, num_steps: int, held: OpenSpans) -> Counts | None:
-        """Return how many sequences were admitted in each step, [rows, num_steps].
-
-        None for a run of more steps than cells.
-        """
+        """Return the admissions of each step, [rows, num_steps]; None of more steps than cells."""
         if self.steps_per_cell > 1 or num_steps > NUM_CELLS:
             return None
         found = self._admissions[:, :num_steps].copy()
@@ -218,10 +212,7 @@ class SlotState:
         return first is None or first >= self.own_step(step)
 
     def drafts_of(self, step: int) -> StepDrafts | None:
-        """Return the drafts that `step` verified for the newest sequence; None if there are none.
-
-        Of the steps it has made, only the newest that had any is known.
-        """
+        """Return the drafts that `step` verified here; only the newest step with any is known."""
         admission = self._admission
         drafts = None if admission is None else admission.drafts
         latest = None if drafts is None else drafts.latest
@@ -464,11 +455,9 @@ class Fact(NamedTuple):
 def progress(
     run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment
 ) -> tuple[float, float | None] | None:
-    """Return how far the run is, of 1, by tokens, those to come estimated, and the seconds left.
+    """Return the share of the tokens that is done, those to come estimated, and the seconds left.
 
-    None if that cannot be known.
-    While a run goes on, the share never falls, however wrong the estimate was.  Only a run that is
-    over is at 1, with nothing left.
+    None if that cannot be known.  The share never falls, and only a run that is over is at 1.
     """
     if plan.is_endless or plan.total is None or moment.step < 0:
         return None
@@ -530,7 +519,7 @@ def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) ->
 
 
 def next_up(run: RunState, gauges: GaugeReading) -> str:
-    """Return who is next in the queue, and why it waits; "" if nobody is known to wait."""
+    """Return the next request of the queue, and why it waits; "" if none is known to wait."""
     blocked = run.fold.blocked
     if blocked is not None:
         needs = f", needs {counted(blocked.blocks, 'block')}" if blocked.blocks else ""

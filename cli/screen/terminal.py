@@ -36,10 +36,7 @@ def can_animate(fd: int, environ: Mapping[str, str]) -> bool:
 
 
 def wants_color(choice: ColorChoice, fd: int, environ: Mapping[str, str]) -> bool:
-    """Return whether to colour what goes to `fd`.
-
-    What decides, in this order: --color, NO_COLOR, FORCE_COLOR, and whether `fd` is a terminal.
-    """
+    """Return whether to colour `fd`: by --color, NO_COLOR, FORCE_COLOR, or if it is a terminal."""
     if choice != "auto":
         return choice == "always"
     if environ.get("NO_COLOR"):
@@ -185,10 +182,7 @@ def cell_width(text: str) -> int:
 
 
 def cut_middle(text: str, width: int, mark: str) -> str:
-    """Return at most `width` >= 1 cells of `text`: both its ends, with `mark` between them.
-
-    An escape, as `printable` makes them, is whole or not there.
-    """
+    """Return both ends of `text` in `width` >= 1 cells, with `mark` between, and no escape cut."""
     if cell_width(text) <= width:
         return text
     head_width = width // 2
@@ -224,10 +218,7 @@ def fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """Return `line` in lines of at most `width` cells if its words allow, the later ones indented.
-
-    Words are not broken; those of an indented line stay behind its indent.
-    """
+    """Return `line` in lines of at most `width` cells if its words allow, with a hanging indent."""
     if cell_width(line) <= width:
         return [line]
     text = line.lstrip(" ")
@@ -238,10 +229,7 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def narrowed(line: str, width: int) -> list[str]:
-    """Return a line of figures in lines of at most `width` cells if its words allow.
-
-    It is broken between figures; only one that is too long by itself is broken between words.
-    """
+    """Return a line of figures in lines of `width` cells: broken between figures, or else words."""
     if cell_width(line) <= width:
         return [line]
     text = line.lstrip(" ")
@@ -536,10 +524,7 @@ class Pace:
         self._since = now
 
     def time_left(self, now: float) -> float:
-        """Return the seconds until the next step may be made, infinity if nobody knows.
-
-        Once it is 0 the next step is taken to be made.
-        """
+        """Return the seconds until the next step, which is made once they are 0."""
         if not self.is_paused:
             return max(self._since + self.delay - now, 0.0)
         if not self._num_let:

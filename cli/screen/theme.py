@@ -116,10 +116,7 @@ red, magenta and bright blue have a contrast of at least 3 with black and with w
 
 
 def hue_of(request_id: str) -> str:
-    """Return the style of a request in every picture, whatever slot holds it.
-
-    Ids that differ by one in their last digit have different ones.
-    """
+    """Return the style of a request in every picture; ids with successive last digits differ."""
     return HUES[sum(map(ord, request_id[-ID_END:])) % len(HUES)]
 
 

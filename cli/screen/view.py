@@ -41,25 +41,22 @@ class GaugeReading(NamedTuple):
 
 
 class Gauges(Protocol):
-    """What can be asked about a run that events do not tell; by default nobody knows."""
+    """What events do not report of a run; by default little is known."""
 
     @property
     def current_step(self) -> int | None:
-        """The number of the step that is being computed, None between two; for any thread."""
+        """The step that is being computed, None between two; for any thread."""
         return None
 
     def read_gauges(self) -> GaugeReading:
-        """Return how things stand; for the thread of the run, since asking may tidy its queue."""
+        """Return the present state; for the thread of the run, since it may tidy its queue."""
 
     def find_upcoming(self, text: str) -> str | None:  # noqa: ARG002 - by default
-        """Return the id of a request that is still to come, if one is known; for any thread.
-
-        One that is `text`, or else the first that has it in it; None if there is none.
-        """
+        """Return the id of a request to come: `text`, or else the first with it; for any thread."""
         return None
 
     def knows_upcoming(self) -> bool:
-        """Return whether no others are to come than `find_upcoming` finds; for any thread."""
+        """Return whether `find_upcoming` knows all requests to come; for any thread."""
         return False
 
 
@@ -101,38 +98,35 @@ class View:
         self.lock: AbstractContextManager[object] = nullcontext()
 
     def after_step(self, step: int) -> None:
-        """Show how things stand after `step`, if it is time to."""
+        """Show the run after `step`, if it is time to."""
 
     def keep_up(self) -> None:
-        """Take in what the fold has come to know without a step, if it is much."""
+        """Take in what the fold has learned without a step, if it is much."""
 
     def still_computing(self, step: int) -> None:
-        """Show that the run still computes `step`; another thread than the run's may call this."""
+        """Show that the run still computes `step`; for any thread."""
 
     def refresh(self) -> float:
-        """Show what is not shown yet, for the run is about to wait or waits.
+        """Show what is not shown yet, before the run waits or while it does.
 
         Return the seconds after which there will be something more to show, 0 for never.
         """
         return 0.0
 
     def wait(self, seconds: float) -> None:
-        """Let so many seconds pass, or fewer where there may be something to do before."""
+        """Wait that long, or less if there may be something to do before."""
         time.sleep(seconds)
 
     def step_aside(self) -> None:
-        """Leave the terminal to somebody else; a signal handler may call this."""
+        """Leave the terminal to another program; a signal handler may call this."""
 
     def write_message(self, text: str) -> None:
-        """Write whole lines for people, where they spoil nothing; if nobody can read them, none."""
+        """Write whole lines for people where they spoil nothing; drop them if that fails."""
         with suppress(OSError):
             self._terminal.write(text)
 
     def close(self) -> None:
-        """Show the end and let go of the terminal.
-
-        More calls do nothing, and a signal handler may make one.
-        """
+        """Show the end and release the terminal; more calls, even by a signal, do nothing."""
 
     def __enter__(self) -> Self:
         return self

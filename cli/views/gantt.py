@@ -34,10 +34,7 @@ MAX_NAMED = 3  # stretches of slots
 
 
 def headline(timeline: Timeline, slots: Collection[int] = ()) -> list[str]:
-    """Return how much a run was, and what became of it, part by part.
-
-    slots: those that are shown, all if there are none.
-    """
+    """Return the size and the outcome of a run, part by part; slots: those shown, () for all."""
     num_busy = num_preemptions = num_drafted = num_accepted = 0
     num_workers, running = timeline.run.workers, set()
     for span in timeline.spans:
@@ -187,10 +184,7 @@ MAX_SHARE = 2 / 3
 def choose_zoom(
     timeline: Timeline, selection: Selection, num_cells: int
 ) -> tuple[range, list[str]]:
-    """Return the steps to draw as bars in `num_cells`, and why these, in parts if that is to say.
-
-    What `selection` names goes first; a run that nearly fits is shown whole.
-    """
+    """Return the steps to draw as bars in `num_cells`: what is asked for, else all or a part."""
     everything = range(timeline.num_steps)
     window = timeline.window(selection)
     if window and window != everything:
@@ -420,10 +414,7 @@ def _prefill_cells(span: SlotSpan, scale: Scale) -> range:
 
 
 def id_frame(ids: Collection[str]) -> tuple[str, str]:
-    """Return what all of several ids begin and end with, empty where they are short or differ.
-
-    Digits stay with the part that differs.
-    """
+    """Return the common start and end of several ids, without digits; empty for short ones."""
     if len(ids) <= 1 or max(map(cell_width, ids)) <= MAX_ID_CELLS:
         return "", ""
     before = commonprefix([*ids]).rstrip(digits)  # noqa: RUF071 - of texts, character by character
@@ -481,10 +472,7 @@ def restart_row(restarts: Iterable[RestartEvent], scale: Scale, glyphs: ChartGly
 
 
 def axis(scale: Scale, glyphs: ChartGlyphs) -> tuple[str, str]:
-    """Return the numbers of some round steps, and below them the line with their ticks.
-
-    They are the first step, and the multiples of a round number that leaves room between.
-    """
+    """Return the first and round steps as numbers, and below them the line with their ticks."""
     numbers = [" "] * scale.num_cells
     line = [glyphs.line] * scale.num_cells
     widest = len(str(scale.steps.stop)) + MIN_TICK_GAP
@@ -588,10 +576,7 @@ class _Page:
         self.groups = in_groups(self.slots, self.max_rows)
 
     def has_overview(self, height: int | None) -> bool:
-        """Return whether to draw the whole run above a close-up.
-
-        Not where slots would share rows for it, and have one each without it.
-        """
+        """Return whether to draw all of the run above, unless slots get own rows without."""
         if len(self.groups) < len(self.slots):
             self.make_groups(height, num_charts=1)
             if len(self.groups) == len(self.slots):
@@ -613,10 +598,7 @@ class _Page:
         return [*self._chart(scale, self._shades(scale)), pointer]
 
     def explained(self, zoom: range, what: list[str]) -> list["Line"]:
-        """Return a close-up of `zoom` with a caption: `what` it shows, and how to read it.
-
-        Its steps are bars, or shades where there is too much for bars.
-        """
+        """Return a close-up of `zoom`, as bars or shades, with a caption and a legend."""
         scale = self._scale(zoom)
         if len(zoom) > self.num_cells:  # is the usual request more than a speck as a bar?
             usual = usual_length(self._spans_in(zoom)) or len(zoom)

@@ -225,10 +225,7 @@ class Player:
                 pass
 
     def _go_along(self, steps: Sequence[int], nothing: str, *, is_on: bool) -> bool:
-        """Go to the next of `steps`, or to the one before, that is played; return whether one is.
-
-        nothing: what there is not, if none is.
-        """
+        """Go to the next of `steps`, or the one before; return whether there is one."""
         first, last = bisect_left(steps, self._span.first), bisect_right(steps, self._span.last)
         at = bisect_right(steps, self.step) if is_on else bisect_left(steps, self.step) - 1
         self._is_paused = True

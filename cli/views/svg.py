@@ -161,10 +161,7 @@ class TimeAxis:
         return self._at(self._start_of(start)), self._at(self._end_before(end))
 
     def levels(self, stretches: Iterator[Stretch]) -> list[tuple[float, float, int]]:
-        """Return where counts begin and end, and how high they are: a few for each pixel at most.
-
-        Where several share a pixel it is the highest.
-        """
+        """Return counts with their places, at most one for each pixel: the highest."""
         levels: list[tuple[float, float, int]] = []
         for start, end, num in stretches:
             left, right = self.place(start, end)
@@ -465,11 +462,7 @@ def render_svg(
     width: int = DEFAULT_WIDTH,
     unit: Axis = "steps",
 ) -> bytes:
-    """Return the gantt of `timeline` as an SVG of `width` pixels.
-
-    Steps of `selection` are all that is drawn, its slots what has a row, and what its requests held
-    stands out.  Of a long run it is all of it, and below that the part worth a look.
-    """
+    """Return the gantt of `timeline` as an SVG, of a long run also in little."""
     drawing = Drawing()
     dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, (_, look) in _COLORS.items())
     both = [*((name, look) for name, (look, _) in _COLORS.items()), *_ALWAYS.items()]
