@@ -56,3 +56,7 @@ def hold(name, step):
 def steps(step, ends, decodes=None):
     ones = [1] * len(ends)
     return StepsEvent(step, ends, ones if decodes is None else decodes, *[ones] * 5)
+
+
+def by_step(stretches):
+    return [num for start, stop, num in stretches for _ in range(start, stop)]

@@ -6,11 +6,23 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from by_step import by_step
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from made_events import RUN, admit, arrive, drop, finish, fork, hold, jump, preempt, prefill, steps
+from made_events import (
+    RUN,
+    admit,
+    arrive,
+    by_step,
+    drop,
+    finish,
+    fork,
+    hold,
+    jump,
+    preempt,
+    prefill,
+    steps,
+)
 from reference_drafts import drafted_workloads, play_drafts
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, timeline_of, workloads

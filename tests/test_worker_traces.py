@@ -5,10 +5,10 @@ from random import Random
 
 import msgspec
 import pytest
-from by_step import by_step
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import by_step
 from msgspec.structs import replace
 from reference import english_requests
 from worker_runs import BATCH, SETTINGS, interleaved, worker_runs

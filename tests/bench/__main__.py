@@ -25,9 +25,9 @@ import workload
 from fleets import fleets
 from models import models
 from paging import paging
-from report import Row
 from serving import serving
 from simulation import simulation
+from workload import Row
 
 from batcher import Engine, Request, SimulatedModel
 

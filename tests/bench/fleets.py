@@ -5,7 +5,7 @@ import time
 
 import bare
 import workload
-from report import Row
+from workload import Row
 
 from batcher.garbage import look_seldom
 from batcher.planning.deployments import Deployment

@@ -11,7 +11,7 @@ from statistics import median
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
-from report import Row
+from workload import Row
 
 from batcher import ByteTokenizer, Engine, Request
 from batcher.models.transformer import TransformerModel

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from model_peers import peers
-from report import Row
+from workload import Row
 
 from batcher import BatchdecodeError, Engine, Request
 from batcher.models.checkpoints import load_transformer, smollm2_file

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import bare
 import workload
-from report import Row
+from workload import Row
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import PreemptEvent

@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from report import Row
+from workload import Row
 
 TOOL = str(Path(sys.executable).with_name("batchdecode"))
 LOAD_SECONDS = 60

@@ -10,7 +10,7 @@ from pathlib import Path
 import bare
 import workload
 from msgspec import convert, to_builtins
-from report import Row
+from workload import Row
 
 from batcher import Request, SimulatedModel
 from batcher.planning.replay import read_request_log, replay

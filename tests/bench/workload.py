@@ -2,9 +2,18 @@
 
 import json
 import random
+from typing import NamedTuple
 
 VOCAB_SIZE = 512
 STOPS = [[7], [5, 6]]
+
+
+class Row(NamedTuple):
+    """A line of the table in docs/benchmarks.md: what was measured, and what it should be."""
+
+    name: str
+    figure: str
+    target: str
 
 
 def rows(num_requests, max_tokens=(16, 96)):

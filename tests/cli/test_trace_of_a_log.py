@@ -1,7 +1,6 @@
 """Logs of other engines, read as the trace of a run."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,13 +22,11 @@ ROWS = st.lists(
 )
 
 
-def lines_of(*rows: object) -> list[tuple[int, bytes]]:
+def lines_of(*rows):
     return [(number, json.dumps(row).encode() + b"\n") for number, row in enumerate(rows, 1)]
 
 
-def log_row(
-    number: int, arrival: float, admitted: float, first: float, last: float, num: int
-) -> Any:
+def log_row(number, arrival, admitted, first, last, num):
     return {
         "request_id": f"r{number}",
         "input_toks": 3 + number,
@@ -42,7 +39,7 @@ def log_row(
 
 
 @given(ROWS, st.integers(1, 3))
-def test_a_log_is_a_trace_of_the_same_times(rows: list[Any], num_replicas: int) -> None:
+def test_a_log_is_a_trace_of_the_same_times(rows, num_replicas):
     written = []
     for number, (arrival, queue, prefill, decode, num) in enumerate(rows):
         admitted = 100 + arrival + queue
@@ -62,7 +59,7 @@ def test_a_log_is_a_trace_of_the_same_times(rows: list[Any], num_replicas: int) 
 
 
 @given(ROWS)
-def test_a_request_holds_the_lowest_slot_that_is_free(rows: list[Any]) -> None:
+def test_a_request_holds_the_lowest_slot_that_is_free(rows):
     written = [
         log_row(
             n,
@@ -74,7 +71,7 @@ def test_a_request_holds_the_lowest_slot_that_is_free(rows: list[Any]) -> None:
         )
         for n, (arrival, queue, _, decode, _) in enumerate(rows)
     ]
-    held: dict[int, str] = {}
+    held = {}
     run, *events = events_of_log(read_log(lines_of(*written), "log"))
     assert isinstance(run, RunEvent)
     for event in events:
@@ -98,7 +95,7 @@ BENCH = {
 }
 
 
-def test_the_result_of_a_benchmark_tells_when_each_chunk_came() -> None:
+def test_the_result_of_a_benchmark_tells_when_each_chunk_came():
     log = read_log(lines_of(BENCH), "bench.json")
     events = list(events_of_log(log))
     timeline = Timeline.from_events(iter(events))
@@ -115,11 +112,11 @@ def test_the_result_of_a_benchmark_tells_when_each_chunk_came() -> None:
     assert failed.error.message == "refused"
 
 
-def _step_ends(events: list[Any]) -> list[tuple[Any, float]]:
+def _step_ends(events):
     return [(event, event.ends[0]) for event in events if hasattr(event, "ends")]
 
 
-def span(number: int, *, begin: int, end: int, **told: Any) -> dict[str, Any]:
+def span(number, *, begin, end, **told):
     kinds = {int: "intValue", float: "doubleValue", str: "stringValue"}
     return {
         "name": "llm_request",
@@ -135,7 +132,7 @@ def span(number: int, *, begin: int, end: int, **told: Any) -> dict[str, Any]:
     }
 
 
-def test_spans_of_requests_are_read_and_others_are_not() -> None:
+def test_spans_of_requests_are_read_and_others_are_not():
     lengths = {"gen_ai__usage__prompt_tokens": 9, "gen_ai__usage__completion_tokens": 3}
     times = {"gen_ai__latency__time_in_queue": 0.5, "gen_ai__latency__time_to_first_token": 1.25}
     spans = [
@@ -165,13 +162,13 @@ def test_spans_of_requests_are_read_and_others_are_not() -> None:
         ([json.dumps(log_row(1, 0, 0, 0, 0, 1)).encode(), b"{"], "log:2: Input data was truncated"),
     ],
 )
-def test_a_damaged_log_is_an_error_with_its_place(lines: list[bytes], message: str) -> None:
+def test_a_damaged_log_is_an_error_with_its_place(lines, message):
     with pytest.raises(BatchdecodeError) as caught:
         read_log(enumerate(lines, 1), "log")
     assert message in str(caught.value)
 
 
-def test_trace_shows_a_log(tmp_path: Any) -> None:
+def test_trace_shows_a_log(tmp_path):
     log = tmp_path / "log.jsonl"
     rows = [log_row(n, n, n + 0.5, n + 1, n + 4, 8) for n in range(6)]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -192,7 +189,7 @@ def test_trace_shows_a_log(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")])
-def test_the_summary_of_a_trace_is_that_of_its_run(workers: Any, tmp_path: Any) -> None:
+def test_the_summary_of_a_trace_is_that_of_its_run(workers, tmp_path):
     rows = [{"prompt": f"request {number}", "max_tokens": 3 + number} for number in range(7)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--batch", "2", *workers, "--trace", "t.jsonl"]

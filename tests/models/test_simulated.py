@@ -12,11 +12,7 @@ from reference_logits import reference_logits
 
 from batcher import BatchdecodeError, SimulatedModel, SimulatedSettings, decode
 from batcher.models.base import Batch, Chunk, Pages, can_score, join_bytes
-from batcher.models.simulated import (
-    SimulatedDraft,
-    reference_next_token,
-    simulated_draft,
-)
+from batcher.models.simulated import SimulatedDraft, reference_next_token, simulated_draft
 from batcher.models.tokenizers import EOS_TOKEN_ID, FIRST_WORD_ID, WordTokenizer
 
 prompts = st.lists(st.integers(0, 511), max_size=30)
