@@ -53,10 +53,7 @@ class Parting(Struct, frozen=True):
 
 
 class Involved(Struct, frozen=True):
-    """A request that the runs decide about differently where they part, and how it went in each.
-
-    None: there is no such request in the run.
-    """
+    """A request on which the schedules differ where they part, and its story in each run."""
 
     label: str
     a: Story | None
@@ -64,11 +61,10 @@ class Involved(Struct, frozen=True):
 
 
 class RequestFigures(Struct, frozen=True, omit_defaults=True):
-    """How it went for one sample in one run; times are in seconds, None if it did not end.
+    """The figures of one sample in one run; times are in seconds, None if it did not end.
 
-    admitted: the step it was first admitted in.  recomputed: tokens it lost in preemptions.
-    cached: tokens found in the cache.  drafted, accepted: as in a SlotSpan.  ttft: None if it had
-    no token.
+    admitted: its first step in a slot.  recomputed: tokens lost in preemptions.  ttft: None without
+    a token.
     """
 
     admitted: int | None
@@ -117,10 +113,7 @@ class SampleChange(Struct, frozen=True):
 
 
 class RunFigures(Struct, frozen=True, omit_defaults=True):
-    """The sums of a run; latency and wait are means over those that ended in a slot, in seconds.
-
-    ttft, tpot, e2e: as in a summary; None for what there was none of.
-    """
+    """The sums of a run; latency and wait are means of what ended in a slot, in seconds."""
 
     steps: int
     time: float
@@ -141,13 +134,12 @@ class RunFigures(Struct, frozen=True, omit_defaults=True):
 class RunComparison(Struct, frozen=True):
     """How two runs differ.
 
-    parting: None if their schedules are equal.  involved: the first few requests it is about.
-    only_a, only_b: labels of what the workload of the other run lacks.  altered: labels of requests
-    that arrived at another time or asked for something else.  num_compared: samples in both.
-    changes: of those that went another way, the one that changed most first.
-    breaks_off_a, breaks_off_b: the step at which the trace breaks off, None if it does not; all
-    else is then of the steps before, and of requests that are known in both by then.
-    is_timed: whether a step of either may last another time than 1.0, so that times are seconds.
+    parting: None if their schedules are equal.  involved: the first few requests that differ there.
+    only_a, only_b: labels that the other workload lacks.  altered: labels of requests with another
+    arrival or limit.  changes: the samples that went another way, the most changed first, of the
+    num_compared in both.  breaks_off_a, breaks_off_b: the step at which the trace breaks off, or
+    None; only the steps before are compared.  is_timed: whether times are seconds, since steps may
+    last another time than 1.0.
     """
 
     settings: list[DifferentSetting]
@@ -171,10 +163,9 @@ class RunComparison(Struct, frozen=True):
 
 
 class RunReader:
-    """Reads a run step by step, and keeps its requests.
+    """Reads a run step by step, and keeps its requests; until: the steps to read, None for all.
 
-    until: how many of its steps are read, None for all.  breaks_off: the step of the last decision
-    so far, of which a run that breaks off may not tell all; None once the run has come to its end.
+    breaks_off: the step of the last decision so far; None once the run has ended.
     """
 
     def __init__(self, events: Iterable[Event], until: int | None = None) -> None:
@@ -231,10 +222,7 @@ def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
 
 
 def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparison:
-    """Return how two runs of one worker differ; they are read again if one breaks off.
-
-    It raises what Timeline.from_events does.
-    """
+    """Return how two runs of one worker differ; they are read again if one breaks off."""
     readers = RunReader(events_a), RunReader(events_b)
     parted = _first_difference(*readers)
     a, b = (reader.close() for reader in readers)

@@ -82,10 +82,7 @@ class EndedSequence(NamedTuple):
 
 
 class PhaseFollower:
-    """Takes in the events of a run, and yields each sequence when it has ended.
-
-    What is known of one: the starts of its phases, and when its first token came, by its identity.
-    """
+    """Takes in the events of a run, and yields each sequence when it has ended."""
 
     def __init__(self) -> None:
         self._fold = RequestFold()
@@ -178,11 +175,10 @@ class DraftChange(Struct, frozen=True):
 
 
 class StoryDrafts(Struct, frozen=True, omit_defaults=True):
-    """What drafts brought a sequence in a slot.
+    """The drafts of a sequence in a slot, over the steps that verified some.
 
-    steps: how many verified some.  by_position: how many i-th drafts of a step there were, and how
-    many were accepted, as in a DraftCounts.  changes: how often another number was wanted, and the
-    last time.
+    by_position: as in DraftCounts.  changes: how often another number was wanted, and the last
+    time.
     """
 
     steps: int
@@ -197,11 +193,10 @@ MAX_IDS = 20_000
 
 
 class KeptRequests:
-    """The timeline of a run, and what happened to its requests, or to `request_id` alone.
+    """The timeline of a run with its requests, or with `request_id` alone.
 
-    all: the sequences that wait on their own account, as they became known.
-    is_known: whether there is a request that is wanted.  ids: of the first in the run.
-    rejects: the lines that were no requests, of those that are wanted.
+    all: the sequences that wait on their own account, as they became known.  rejects: invalid
+    lines.  is_known: whether a wanted request exists.  ids: of the first others.
     """
 
     def __init__(self, request_id: str | None = None) -> None:
@@ -246,10 +241,7 @@ class KeptRequests:
 
 
 def read_requests(events: Iterable[Event], request_id: str | None = None) -> KeptRequests:
-    """Return what happened in a run to all its requests, or to those of one id.
-
-    It raises what Timeline.from_events does.
-    """
+    """Return the timeline of a run with its requests, or with those of one id; see from_events."""
     kept = KeptRequests(request_id)
     for event in events:
         kept.add(event)
@@ -314,10 +306,7 @@ class StoryPart(Struct, frozen=True, omit_defaults=True):
 
 
 class Arrival(Struct, frozen=True, omit_defaults=True):
-    """When a request came, and what it asked for; time in seconds.
-
-    dropped_turns, dropped_tokens, default_limit: as in its event.
-    """
+    """When a request came, and what it asked for; the fields are those of its event."""
 
     step: int
     time: float
@@ -337,13 +326,11 @@ class StoryRetry(Struct, frozen=True):
 
 
 class StorySpan(Struct, frozen=True, omit_defaults=True):
-    """A slot span, over the steps [start, end).
+    """The steps [start, end) in a slot, from `time` on, in seconds.
 
-    time: when it began, in seconds.  first_token: the step that was through with what it began
-    with; None if none was.  cached, generated, cached_from: as in an AdmitEvent.
-    drafts: None without any.
-    is_remote: whether a server answered it; retries: how often it had to be asked again.
-    aging: the time that it had waited for, so that it went first; None if it went by the policy.
+    first_token: the step that completed its prefill, or None.  cached, generated, cached_from: as
+    in an AdmitEvent.  is_remote: whether a server answered it; retries: how often it was asked
+    again.  aging: the waiting time that put it first, or None if it went by the policy.
     """
 
     slot: int
@@ -362,10 +349,7 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
 
 
 class RequestEnd(Struct, frozen=True, omit_defaults=True):
-    """How a sequence ended: `step` was its last, `time` is when that was over, in seconds.
-
-    limit, error: as in its result.
-    """
+    """How a sequence ended; the fields are those of its event, but `time` is the end of `step`."""
 
     step: int
     time: float
@@ -396,9 +380,8 @@ class PhaseTotals(Struct, frozen=True):
 class Story(Struct, frozen=True, omit_defaults=True):
     """All about one sample, or the beams of a request.
 
-    arrived: None if it was aborted before.  ended: None if the events break off before.
-    batch, kv_blocks: how many slots and blocks the run had; kv_blocks is None without a limit.
-    worker: whose request it was, of several: they have a batch and blocks each.
+    arrived: None if it was aborted before.  ended: None if the events break off before.  batch,
+    kv_blocks: the slots and blocks of its run, or its worker; kv_blocks is None without a limit.
     is_timed: whether a step may last another time than 1.0, so that times are seconds.
     """
 
@@ -552,9 +535,8 @@ def outline(
 ) -> list[StoryPart]:
     """Return the parts of `request` as `explain` does, but each wait is one part without a cause.
 
-    Waits say how many were admitted meanwhile; what is admitted at the end of a wait, or after it,
-    did not come before it.  It takes as long as the request has parts, however many requests the
-    run has.  admitted: see admissions_of.
+    A wait counts what was admitted during it, by `admitted` (see admissions_of). It takes as long
+    as the request has parts, however many requests the run has.
     """
     parts: list[StoryPart] = []
     steps = request.steps(timeline.num_steps)

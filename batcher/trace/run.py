@@ -49,11 +49,10 @@ from batcher.settings import DEFAULT_AGING, DEFAULT_SCHEDULING
 
 
 class Totals(Struct):
-    """Numbers of a part of a run that add up: each field of the whole is the sum, but for some.
+    """Numbers of a part of a run that add up, so no means or percentiles.
 
-    What does not add up, such as a mean or a percentile, is not a field.
-
-    LARGEST, LEAST: fields of which the largest, or the least one that there is, counts.
+    LARGEST, LEAST: fields that are the largest, or the least known, of all parts instead of the
+    sum.
     """
 
     LARGEST: ClassVar[frozenset[str]] = frozenset()
@@ -108,11 +107,10 @@ MAX_POSITIONS = 64  # of so many drafts on end it is told by position what becam
 
 
 class StepDrafts(Struct, gc=False):
-    """The drafts of one step for the sequence in a slot; the first is at `position`.
+    """The drafts of one step for the sequence in a slot, from `position` on.
 
-    parents: as in a DraftEvent.  depth: how many of them could be accepted: all of a line, those of
-    the longest way through a tree.
-    What is neither accepted nor rejected is of a step, or of a row, that broke off.
+    parents: as in a DraftEvent.  depth: the most that can be accepted: a whole line, or the longest
+    path of a tree.  Drafts of a step or a row that broke off are neither accepted nor rejected.
     """
 
     step: int
@@ -126,12 +124,11 @@ class StepDrafts(Struct, gc=False):
 
 
 class DraftCounts(Totals):
-    """How many steps verified drafts, by how many on end, and by how many of these were accepted.
+    """The numbers of steps by their drafts; num_drafted: all drafts.
 
-    lengths: how many drafts could be accepted, as StepDrafts.depth -> number of steps.
-    accepted_lengths: how many were -> number of steps; 0 is not in it.  num_drafted: all drafts.
-    num_rejecting: how many steps accepted fewer than they could.  blocks: given back for those that
-    were rejected.
+    lengths: steps by StepDrafts.depth.  accepted_lengths: steps by accepted drafts, without 0.
+    num_rejecting: steps that accepted fewer than they could.  blocks: given back for rejected
+    drafts.
     """
 
     lengths: Counter[int] = field(default_factory=Counter)
@@ -180,10 +177,9 @@ class DraftCounts(Totals):
 
 
 class DraftRecord(Struct):
-    """What drafts brought a sequence while it held a slot.
+    """The drafts of a sequence while it held a slot; latest: of the newest step that had any.
 
-    latest: those of the newest step that had any.  num_changes: how often another number of them
-    was wanted; last_change: since when, and why.
+    num_changes: how often another number of them was wanted; last_change: since when, and why.
     """
 
     counts: DraftCounts = field(default_factory=DraftCounts)
@@ -296,18 +292,12 @@ class SpanPreemption(Struct, frozen=True):
 class SlotSpan(Struct, frozen=True, omit_defaults=True):
     """The steps [start, end) over which a sequence held a slot without a break.
 
-    outcome: None if the events break off while it runs; its end is then theirs.
-    jumped: how many tokens a constraint forced, beside those that the steps chose.
-    drafted, accepted: how many drafts steps verified for it, and how many it was given.
-    dropped: whether it has no result, since other samples of its request are better.
-    forks: by step.
-    prefill: how many steps it took to compute what it began with, the one that gave its first token
-    included.
-    cached: how many tokens it began with were found computed.  cached_from: whose these were.
-    generated: how many tokens it had from the slots it held before.
-    resumed: whether it held a slot before, and lost it to a preemption.
-    preemption: that which ended this one.
-    worker: whose slot it was; None in a run of one.
+    outcome: None if the events break off while it runs; its end is then theirs.  jumped: tokens
+    that a constraint forced.  drafted, accepted: drafts that were verified, and accepted.  dropped:
+    whether it has no result, since other samples of its request are better.  forks: by step.
+    prefill: the steps up to its first token, included.  cached: tokens found computed, of
+    cached_from.  generated: tokens from earlier slots.  resumed: whether a preemption ended an
+    earlier span.  preemption: that which ended this one.  worker: None in a run of one.
     """
 
     slot: int
@@ -364,9 +354,7 @@ class BlockedSpan(Wait, frozen=True):
 class StepRow(Struct, frozen=True, omit_defaults=True):
     """The batch in one step: the label in each slot (None: empty), and how many waited.
 
-    Where the trace has figures of its steps: the time when it began and when it ended, in seconds,
-    how many tokens it computed, and how many blocks were held.
-    drafted, accepted: how many drafts it verified, and how many of these were given.
+    begin, end, in seconds, tokens and blocks are those of the trace, if it has figures of steps.
     """
 
     step: int
@@ -412,21 +400,16 @@ def is_follower(sequence: Named) -> bool:
 
 
 class AdmissionRecord(Struct, gc=False):
-    """What came of an admission, up to the preemption or the end of the sequence.
+    """An admission, up to the preemption or the end of the sequence.
 
-    waits_from, number: when it had joined the queue, and as which of all that did.
-    left: how many tokens are left to compute before it generates.
-    first_token: the step that was through with what it began with; None while none was.
-    chunks: the steps after the admission that computed tokens of that.  jumps: those in which a
-    constraint forced tokens.  forks: by step.  None for none: most have none of these, and a list
-    for each would take time.
-    num_still: how many steps after that one gave it no token.  told_still: the last of them that is
-    known from what steps computed alone.
-    may_compute: whether a constraint has forced tokens on it that are not known to be computed, or
-    drafts were accepted, which some models compute again.
-    drafts: None if no step drafted for it, and none was to.
-    num_received: how many tokens a server has sent; None before the first, and where there is none.
-    retries: how often it was asked before it answered; None for never.
+    waits_from, number: when it had joined the queue, and its place among all that did.  left:
+    tokens to compute before it generates.  first_token: the step that completed that, or None.
+    chunks: the later steps that computed a part.  jumps: the steps in which a constraint forced
+    tokens.  forks: by step.  These are None where empty, which is faster.  num_still: the steps
+    since then without a token.  told_still: the last of them that is known from what steps computed
+    alone.  may_compute: whether forced tokens may be uncomputed, or drafts were accepted, which
+    some models compute again.  num_received: tokens that a server has sent, or None.  retries: None
+    if the server answered at once.
     """
 
     event: AdmitEvent
@@ -468,15 +451,11 @@ class RequestTimeline(Struct, gc=False, eq=False):
     """A sequence on its way through a run; the first of a sequence group stands for all of it.
 
     arrive: None if the events begin later, if it was aborted before, or came along with another.
-    waits_from, number: when it joined the queue last, and as which of all that did.
-    admission: the one by which it holds a slot, or did when it ended; None while it waits.
-    finish: None while it has not ended.
-    max_tokens: how many it may generate; 0 for a negative prompt.
-    num_rows: how many slots its group takes at once.
-    The times of its tokens, in seconds, where somebody follows them (see metrics.latencies) -
-    queue, ttft: from its arrival to its admission and its first token.  last_token: when it was
-    given the last one while it was not decoding, or before it began to.  ended: the end of its last
-    step.
+    waits_from, number: when it joined the queue last, and its place among all that did.  admission:
+    that of the slot it holds, or held when it ended; None while it waits.  max_tokens: its limit; 0
+    for a negative prompt.  num_rows: the slots that its group takes at once.  Times of tokens in
+    seconds, set by TokenTimes: queue, ttft: from its arrival to its admission and first token.
+    last_token: the last one before it decodes.  ended: the end of its last step.
     """
 
     id: str
@@ -513,10 +492,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
         return None
 
     def tokens_after(self, step: int) -> int:
-        """Return how many tokens it has after `step`, the last one that was made.
-
-        A beam has made as many as it had steps, whatever it passes on as a result.
-        """
+        """Return the tokens after `step`, the last one made; those of a beam are its steps."""
         if not self.admissions or self.role == "negative":
             return 0
         admission = self.admissions[-1]
@@ -572,13 +548,12 @@ class RequestTimeline(Struct, gc=False, eq=False):
 class RequestFold:
     """Takes in the events of a run; an id may come again once all that had it has ended.
 
-    unblocked: the block that ended last, for whoever reads it to take.
-    slots: the newest sequence of each slot that was used.
-    num_arrived, num_wanted: how many samples have arrived, or beams together, and how many tokens
-    they may generate.  drafts: those of all steps.
-    news: the ends, preemptions, samples beside the first, drops and the like since a view took them
-    from here, with their sequences; None if no view does.  Then it has step_drafts, the newest, and
-    num_asked and num_found: tokens that were looked for in the prefix cache, and found there.
+    unblocked: the block that ended last, for a reader to take.  slots: the newest sequence of each
+    used slot.  num_arrived, num_wanted: the arrived samples, or beams together, and their
+    max_tokens.  drafts: of all steps.  news: events and sequences since a view took them from here,
+    None without a view: ends, preemptions, samples beside the first, drops and the like.  Then
+    step_drafts are the newest, and num_asked and num_found the tokens sought and found in the
+    prefix cache.
     """
 
     def __init__(self) -> None:
