@@ -49,10 +49,9 @@ _ERASE_REST = "\x1b[K"
 class ScreenLive:
     """Frames on the alternate screen, each over the one before and in one write.
 
-    Nothing that happens to its size leaves anything behind.  The cursor is hidden only within a
-    frame, so nothing that ends the process, kill -9 included, can leave it hidden.  It rests on the
-    first line of what is shown.
-    fills_screen: nothing else is to be seen.  is_started: whether there was a frame.
+    The cursor is hidden only within a frame, so that not even kill -9 leaves it hidden, and rests
+    on the first line.  fills_screen: nothing else is to be seen.  is_started: whether there was a
+    frame.
     """
 
     fills_screen = True
@@ -452,10 +451,7 @@ class LiveView(View):
             scene.read_ends()
 
     def _read_gauges(self) -> None:
-        """Ask the gauges, but not in the middle of a step, which may be in another thread.
-
-        The request that was next before steps that no frame has shown may be so no more.
-        """
+        """Ask the gauges, but not during a step, which may be in another thread."""
         scene = self._scene
         if self._computing is None:
             scene.gauges = gauges = self._gauges.read_gauges()

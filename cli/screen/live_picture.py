@@ -189,11 +189,9 @@ class Longest:
 class Scene:
     """A run as it stands.
 
-    marks: what has happened of late in each slot.  notes, ends: of late, newest first.
-    marked, noted: until when marks and notes are shown, in seconds.
-    busy: the share of the slots that was used, from frame to frame.
-    queued: how long the queue was, from frame to frame; depths: in all of the run.
-    found: the slot of the request that was looked for.
+    marks: by slot, until marked.  notes, ends: of late, newest first; noted: until when.  busy,
+    queued: the share of slots in use, and the queue, from frame to frame; depths: in all of the
+    run.  found: the slot of the request that was looked for.
     """
 
     run: RunState
@@ -648,10 +646,8 @@ MAX_SHOWN = 40  # the most cells of an id in the last line
 class Browser:
     """The part of a picture that a person looks at, as the keys say: slots, or one request.
 
-    found: the sequence that was looked for.
-    has_help: whether the keys are shown instead of the slots.
-    upcoming: finds a request that is still to come, by its id or a part of that.
-    knows_upcoming: whether there are no others to come than it finds.
+    found: the sequence that was looked for.  has_help: whether keys are shown instead of slots.
+    upcoming, knows_upcoming: see Gauges.
     """
 
     def __init__(
@@ -830,10 +826,9 @@ def picture(
 ) -> list[Line]:
     """Return a run in at most `height` lines of at most `width`.
 
-    Where there is room the first is blank: the cursor rests there, and what is typed spoils
-    nothing.  has_gantt: the picture has the screen for itself, so the run so far is shown in what
-    room is left.  browser: which slots are looked at.  overlay: what is shown instead of them.
-    footer: makes the last line, once it is clear which slots are shown.
+    The first line is blank if there is room: the cursor rests there.  has_gantt: whether the rest
+    shows the run so far.  browser: which slots are looked at.  overlay: shown instead.  footer:
+    makes the last line, in the end.
     """
     if footer is not None and height > 1:
         lines = picture(

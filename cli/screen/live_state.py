@@ -156,12 +156,11 @@ Mark = Literal["", "ended", "admitted", "preempted", "failed"]
 
 
 class SlotState:
-    """A slot's newest sequence, and how busy the slot was before it.
+    """A slot's newest sequence, and how busy the slot was before it, by the steps of its worker.
 
-    Of the steps it is asked about, those count that its worker has made.
-    name: its number, and of several workers which one it is of.
-    num_left, num_steps: how many sequences have left the slot, and for how many steps they held it.
-    mark: what has happened here since that was last asked for, but for an admission.
+    name: its number, with its worker if there are several.  mark: the newest thing that happened,
+    but for an admission.  num_left, num_steps: the sequences that have left the slot, and for how
+    many steps they held it.
     """
 
     def __init__(self, number: int, run: "RunState", worker: int) -> None:
@@ -270,17 +269,11 @@ class Note(NamedTuple):
 class RunState:
     """The slots of a run, and what has become of the requests so far.
 
-    batch_size: of all workers together.
-    num_done: requests that came to an end, num_failed: outputs that failed.
-    num_preempted: how often a sequence lost its slot, those that came along with it not counted.
-    most_done: the largest share of the run that was shown as done.
-    restarts: the workers that were replaced.
-    notes: the newest; a view that shows them takes them out.
-    ends: the sequences that have ended, as far as they are kept.
-    history: the whole run, in little.
-    fold: the sequences of the run; the owner of its events feeds it, before `catch_up`.
-    paces: the last step that each worker has made; the owner of the events sets them if there are
-    several.
+    num_done: requests that have ended, num_failed: outputs that failed.  num_preempted: without
+    followers.  most_done: the largest share that was shown as done.  notes: the newest; a view
+    takes them out.  ends: the newest sequences that have ended.  history: the whole run, in little.
+    fold: the sequences of the run; the owner of its events feeds it, before `catch_up`.  paces: the
+    last step of each of several workers, set by the owner of the events.
     """
 
     def __init__(self, batch_size: int, num_workers: int = 1) -> None:
@@ -423,12 +416,11 @@ MAX_WORKERS = 4  # so many have their step in the header, each
 
 
 class Moment(NamedTuple):
-    """When a run is looked at.
+    """When a run is looked at; None where unknown, as in a run that is over.
 
-    rate, speed: tokens per step and per second of late.  seconds: since the start.  None where
-    nobody knows: of a run that is over there may be no more than the steps.
-    computing: the seconds that the step after it has taken so far, if that is long; else None.
-    is_waiting: whether the run has waited for something to do since `step` was shown.
+    rate, speed: tokens per step and per second of late.  seconds: since the start.  computing: the
+    seconds of the next step so far, if these are many.  is_waiting: whether the run has waited
+    since.
     """
 
     step: int
@@ -578,10 +570,7 @@ PLAIN_INTERVAL = 5.0  # seconds from one plain progress line to the next
 
 
 class ProgressLines(View):
-    """A plain line of progress every few seconds, for a log or a screen reader.
-
-    None for a short run.
-    """
+    """A plain line of progress every few seconds, for a log or a screen reader."""
 
     def __init__(
         self,

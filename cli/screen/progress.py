@@ -30,10 +30,9 @@ def open_view(
 ) -> View:
     """Return the view of a run that stderr allows and `live` asks for.
 
-    pace: what keys may change; None if nobody may hold the run.  is_piped: results go to another
-    program, which may well write to the same terminal, across a picture; has_others: somebody else
-    writes to the terminal that shows the picture, results or a model; has_stdin: nobody else reads
-    from stdin, so it is there for keys.
+    is_piped: another program gets the results, and may write to the terminal, too; has_others:
+    something else writes there.  has_stdin: stdin is free for keys.  pace: what keys may change;
+    None if the run cannot be held.
     """
     fd, environ = sys.stderr.fileno(), os.environ
     encoding = encoding_of(sys.stderr.encoding, environ)

@@ -25,13 +25,10 @@ ALL = 1 - 1e-9  # A share of 1, but for rounding
 class Glyphs:
     """The characters of a picture, each one cell wide.
 
-    turns: the requests of a slot alternate between the two, so that neighbours are told apart.
-    shades: how busy, from never to always.  levels: how far, from nothing to all of it.
-    blocks: a cell of a bar, from empty to full.
-    bars: blocks that are used, cached and free.
-    marks: what has happened in a slot.
-    dots: slots 0 to 7 of a cell that shows eight; empty where they are counted instead.
-    found: after whom a person has looked for.
+    turns: those of a slot's requests by turns.  shades, levels: from nothing to all.  blocks: a
+    cell of a bar.  bars: used, cached and free blocks.  marks: what has happened in a slot.  found:
+    after what was looked for.  dots: slots 0 to 7 of a cell that shows eight; empty where they are
+    counted instead.
     """
 
     admitted: str

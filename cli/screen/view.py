@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 
 class HeldBlocks(NamedTuple):
-    """How many KV blocks sequences held, and how many they did not, if there is a limit.
-
-    cached: None, since of the others nobody knows how many could still be found.
-    """
+    """KV blocks that sequences hold, and free ones if there is a limit; cached ones are unknown."""
 
     used: int
     free: int | None
@@ -23,13 +20,11 @@ class HeldBlocks(NamedTuple):
 
 
 class GaugeReading(NamedTuple):
-    """What events do not tell of a run, at one time.
+    """What events do not report of a run, at one time.
 
-    now: the engine's time, in seconds.  num_free: how many slots the next step can fill.
-    next_up: what the next to be admitted is called, as far as that is known.
-    block_use: what the KV blocks are used for; None if there are none.
-    num_queued: outputs that have arrived and hold no slot.  num_coming: those that have not
-    arrived, as far as they are known.
+    now: the engine's time, in seconds.  num_free: slots that the next step can fill.  next_up: the
+    next request to be admitted, if known.  num_queued: arrived outputs without a slot.  num_coming:
+    those to arrive, as far as known.
     """
 
     now: float
@@ -63,10 +58,8 @@ class Gauges(Protocol):
 class RunPlan(NamedTuple):
     """What is known of a run before it starts.
 
-    total: how many requests there are; None if nobody knows.
-    is_timed: whether the engine's time is another than the number of steps.
-    is_endless: whether requests come for as long as somebody sends some, to a server.
-    batch_size: of all num_workers together.
+    total: its requests, or None.  is_timed: whether the engine's time is not the number of steps.
+    is_endless: whether a server waits for requests.  batch_size: of all num_workers together.
     """
 
     title: str

@@ -111,10 +111,7 @@ def has_failed(span: SlotSpan) -> bool:
 
 
 class ChosenSlots(NamedTuple):
-    """Slots that get a row, ascending, with what each holds; reason: why these, "" if it is all.
-
-    busy: in how many of the shown steps each of all slots held something.
-    """
+    """Slots with a row, by what each holds, the busy steps of all slots, and the reason, if any."""
 
     held: dict[int, list[SlotSpan]]
     busy: dict[int, int]
@@ -248,11 +245,7 @@ MIN_TICK_GAP = 2
 
 @dataclass(frozen=True)
 class ChartGlyphs:
-    """What charts are drawn with.
-
-    lost: where a worker died.  bars: of sequences that follow each other.  prefill: of one that
-    takes several steps for it.  shades, levels: from nothing to everything.
-    """
+    """The characters of charts; bars: of successive sequences; shades, levels: from 0 to all."""
 
     admitted: str
     forked: str
@@ -512,11 +505,9 @@ def render_gantt(
 ) -> list["Line"]:
     """Return the gantt of `timeline` in lines of at most `width` cells, 40 at least.
 
-    Steps or requests of `selection` choose what is drawn as bars, its slots what has a row.
-
-    height: how many lines there are to fill with rows of slots; None for as many as are usual.
-    queue: how long it was, where others know more of it than the timeline.
-    known_from: where the timeline does not know of all before this step, the last steps are drawn.
+    selection: its steps or requests are drawn as bars, its slots have rows.  height: lines to fill,
+    None for the usual.  queue: its length, if the timeline does not know it.  known_from: draw the
+    last steps, from here at the earliest.
     """
     width = max(width, MIN_WIDTH)
     page = _Page(timeline, selection, width, height, ascii_only=ascii_only, queue=queue)

@@ -75,10 +75,9 @@ def check_plot(plot: str | None, *, force: bool) -> None:
 
 
 class Point(Struct, frozen=True):
-    """A deployment, or several that come to the same.
+    """A deployment, or several with equal results; latency in seconds.
 
-    latency: in seconds.  label: what tells it from the others of its line, and what it is.
-    is_good: whether it keeps what is promised.  mark: what it is, beside a value that was tried.
+    label: what differs on its line.  is_good: whether it meets the SLO.
     """
 
     latency: float
@@ -89,10 +88,7 @@ class Point(Struct, frozen=True):
 
 
 class Chart(Struct, frozen=True):
-    """One plot: lines of points, by what they have in common, "" where there is one.
-
-    limit: what is promised of the metric, in seconds; None for nothing.
-    """
+    """One plot: lines of points by what they have in common; limit: the SLO in seconds, or None."""
 
     title: str
     latency_title: str

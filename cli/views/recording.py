@@ -62,11 +62,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[int], list[Event]])
 
 
 class Recording:
-    """Takes in what followed the start of a run, event by event, up to `close`.
-
-    timeline: what happened.
-    longest: the widest labels, progress and drafts of the run.  chapters: by step.
-    """
+    """Takes in what followed the start of a run, event by event, up to `close`."""
 
     def __init__(self, run: RunEvent) -> None:
         if run.workers > 1:

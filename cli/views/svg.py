@@ -96,10 +96,7 @@ class Drawing:
         self._parents = [self.root]
 
     def add(self, tag: str, style: str = "", text: str = "", /, **numbers: Number) -> ET.Element:
-        """Draw an element of the classes `style`; numbers: its attributes, those of places in px.
-
-        An underscore in a name is a hyphen.
-        """
+        """Draw an element with classes and attributes, numbers in px; `_` in a name is a hyphen."""
         element = ET.SubElement(self._parents[-1], tag)
         if style:
             element.set("class", style)
@@ -140,11 +137,7 @@ MIN_TICK_WIDTH = 60  # pixels
 
 
 class TimeAxis:
-    """Where `steps` are between the pixels `left` and `right`.
-
-    first, last: when they begin and end, in the axis's unit; the end is later, even if the clock
-    stands still.
-    """
+    """Where `steps` are between two pixels; first, last: begin and end, in the axis's unit."""
 
     def __init__(
         self, timeline: Timeline, steps: range, left: float, right: float, unit: Axis
@@ -288,14 +281,11 @@ BUCKET = 2  # pixels that have one height
 
 
 class Panel:
-    """The chart of `steps`.
+    """The chart of `steps`, with bars if these may be, and are few enough.
 
-    busy: in how many of them the slots of each row were used, all together.
-    bars: what each slot held, by slot; None where there are areas: how much of its time each slot,
-    or group of them, was held, and how much of that was prefill.  A row that is full was never
-    idle.
-    reason: why it is these slots, "" where it is all.
-    may_have_bars: whether it does if they are few enough.
+    busy: the steps in which the slots of each row were used.  reason: why it is these slots, "" for
+    all.  bars: what each slot held; None for areas, which are full where all slots of a row were
+    held.
     """
 
     def __init__(
