@@ -45,9 +45,8 @@ _encoder = msgspec.json.Encoder()
 class PageTimeline(Timeline):
     """A timeline that keeps its sequences, too.
 
-    sequences: in the order in which they became known, each with the number of its leader: the one
-    that it came along with, or itself.  owners: of each span, in their order, the number of its
-    sequence.  rejects: the lines that were no requests.
+    sequences: as they became known, each with the number of its leader, or its own.  owners: the
+    number of the sequence of each span.  rejects: invalid lines.
     """
 
     def __init__(self) -> None:
@@ -126,11 +125,7 @@ class Opening(Struct, frozen=True, omit_defaults=True):
 
 
 class PageDifference(Struct, frozen=True):
-    """How two runs differ, in lines of text.
-
-    step: where they part, None if they do not.  changed: the labels to look at, the most changed
-    first.
-    """
+    """How two runs differ: the step where they part, lines of text, and the labels to look at."""
 
     step: int | None
     lines: list[str]
@@ -153,10 +148,7 @@ def encode_page(
     above: str = "",
     below: str = "",
 ) -> Iterator[bytes]:
-    """Yield the file piece by piece: one run, its workers, or two to compare.
-
-    title: of the document.  above, below: what stands around the timeline, as HTML.
-    """
+    """Yield the file piece by piece: one run, its workers, or two; above, below: HTML around it."""
     scripts = {name: _asset(name) for name in SCRIPTS}
     style, licence = _asset("page.css"), _asset("d3.LICENSE")
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src " + " ".join(

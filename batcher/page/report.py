@@ -35,11 +35,7 @@ _TITLES = {"": "Run", "kv": "KV blocks", "wall": "Wall clock"}
 def render_report(
     summary: RunSummary, run: RunEvent, name: str, headline: str, idle_causes: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Return a report as HTML: what stands above the timeline of a run, and what below it.
-
-    name: what was decoded.  headline: the numbers that matter most, as text.  idle_causes: what
-    each cause in the summary is called.
-    """
+    """Return a report as HTML: what is above the timeline of a run, and what is below it."""
     numbers = msgspec.to_builtins(summary)
     unit = unit_of(summary, is_timed=bool(run.step_time))
     spreads: dict[str, dict[str, Any]] = {}  # distributions by their paths

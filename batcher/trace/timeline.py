@@ -140,10 +140,7 @@ class Stretch(NamedTuple):
 
 
 def count_steps(spans: Iterable[tuple[int, int]], num_steps: int) -> Iterator[Stretch]:
-    """Yield how many of `spans`, which come by their start, hold each of the steps [0, num_steps).
-
-    No more of them are kept than have begun and not ended.
-    """
+    """Yield how many of `spans`, which come by their start, hold each of the steps of a run."""
     ends: list[int] = []  # a heap
     start = 0
     for step, end in chain(spans, [(MAX_STEPS, MAX_STEPS)]):
@@ -187,11 +184,10 @@ MAX_SLOTS = 2**20  # more than any run has, those of all workers together
 
 
 class StepFigures:
-    """The figures of the steps 0, 1, ... up to where StepsEvents tell them: arrays by step.
+    """The figures of the steps 0, 1, ... as far as StepsEvents have them: arrays by step.
 
-    ends: when each ended, in seconds.  tokens: how many it computed.  decodes: how many of these
-    were the next ones of rows that generate.  blocks: how many were held.  known_steps: those whose
-    start events tell.
+    ends: in seconds.  tokens: computed.  decodes: the next tokens of rows that generate, among
+    them.  blocks: held.  known_steps: those whose start events have.
     """
 
     def __init__(self) -> None:
@@ -275,11 +271,7 @@ def _check_step(step: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The part of a timeline that a view shows: everything, unless a field says otherwise.
-
-    `start` and `stop` are a slice of the steps; `request_ids` and `slots`, where not empty, are
-    all that is shown.
-    """
+    """The part of a timeline that a view shows: all, but for steps, requests and slots."""
 
     start: int | None = None
     stop: int | None = None
@@ -307,14 +299,12 @@ _ORDERS: dict[str, Callable[[Any], Any]] = {
 class Timeline:
     """What happened in a run: its records, and what they tell of its steps.
 
-    spans: by (start, slot).  waits: by start, and those that start together as they joined the
-    queue.  blocked: by start, as many at once as there are workers.
-    figures: of the steps, of a run of one worker.  drafts: by (step, slot), of the steps that
-    verified some.  restarts: of workers that were replaced, by step.  num_requests, num_outputs: as
-    in RunSummary, of those that are told of.  failures: how many sequences that waited on their own
-    account came to which bad end.  These three are known when it is closed.
-    parts: what happened in each of several workers, which have steps, a clock and a queue each; the
-    records of all are then those of the parts, merged as they are read.
+    spans: by (start, slot).  waits, blocked: by start.  drafts: by (step, slot), of the steps that
+    verified some.  figures: of the steps, of a run of one worker.  restarts: of workers that were
+    replaced, by step.  num_requests, num_outputs: as in RunSummary; failures: bad ends of sequences
+    that waited on their own account.  These are known when it is closed.  parts: what happened in
+    each of several workers, with steps, a clock and a queue of its own; the records of all are then
+    merged from theirs.
     """
 
     def __init__(self, fold: RequestFold | None = None) -> None:
@@ -362,10 +352,7 @@ class Timeline:
         restarts: Iterable[RestartEvent],
         dropped: Collection[tuple[str, int]],
     ) -> Self:
-        """Return what a gantt shows of sequences that were folded, those of all workers.
-
-        dropped: the ids and indexes of samples that have no result.
-        """
+        """Return what a gantt shows of sequences; dropped: the samples without a result."""
         timeline = cls()
         timeline._run, timeline.num_steps = run, num_steps
         for found in sequences:
@@ -598,10 +585,7 @@ class Timeline:
         return len(self.slots)
 
     def columns(self, selection: Selection = EVERYTHING) -> list[int]:
-        """Return the slots that views of `selection` show, ascending.
-
-        Of more than MAX_EMPTY_SLOTS slots, only those that held a sequence at any time.
-        """
+        """Return the slots that views show: of very many only those that were ever used."""
         if selection.slots or self.num_slots <= MAX_EMPTY_SLOTS:
             return sorted(selection.slots) or list(self.slots)
         return sorted({span.slot for span in self.spans})
@@ -691,10 +675,7 @@ class Timeline:
     def batches(
         self, window: range, selection: Selection = EVERYTHING
     ) -> Iterator[tuple[int, int, dict[int, str], set[int]]]:
-        """Yield a start, a stop, the label by held slot, and which chosen ones a chosen one holds.
-
-        The last two change from one to the next.
-        """
+        """Yield a start, a stop, the label by held slot, and which slots chosen requests hold."""
         labels: dict[int, str] = {}
         chosen: set[int] = set()
         ends: list[tuple[int, int]] = []
@@ -721,12 +702,10 @@ class Timeline:
             step = stop
 
     def check_integrity(self) -> None:
-        """Make sure that the spans can have happened.
+        """Raise InvariantError if the spans cannot have happened.
 
-        Raises:
-            InvariantError: a slot that does not exist or holds two sequences at once, a step
-                outside the run, a step without any sequence, or a sequence that is not in step with
-                the one it belongs to.
+        A slot does not exist or holds two sequences at once, a step is outside the run or has no
+        sequence, or a sequence is not in step with the one it belongs to.
         """
         for part in self.parts:
             part.check_integrity()

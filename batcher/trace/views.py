@@ -52,10 +52,9 @@ def encode_steps(timeline: Timeline, selection: Selection = EVERYTHING) -> Itera
 
 
 def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
-    """Yield a header and a CSV line for each span, as RFC 4180 but ended by a newline alone.
+    """Yield a header and a line for each span, as RFC 4180 but ended by a newline alone.
 
-    There are columns about what was computed and preempted, and about drafts, if that happened
-    anywhere in the run, and one for the worker if there are several.
+    There are columns on memory, drafts and workers if the run has any of these.
     """
     fields = _CSV_FIELDS + (_CSV_MEMORY_FIELDS if timeline.has_memory else ())
     fields += _CSV_DRAFT_FIELDS if timeline.has_drafts else ()
@@ -109,10 +108,7 @@ def _processes(timeline: Timeline, selection: Selection) -> Iterator["_Process"]
 
 
 class _Process:
-    """A worker, or the run if that is the only one, and what is shown of it.
-
-    first_number: from which on it numbers its flows and waits.
-    """
+    """A worker, or the run if that is the only one; first_number: that of its flows and waits."""
 
     def __init__(self, timeline: Timeline, selection: Selection, number: int, name: str) -> None:
         self._timeline, self._selection, self._name = timeline, selection, name
@@ -233,10 +229,7 @@ class _Process:
                         yield f"fork: {span.label}", begin, end
 
     def _shared_prefixes(self) -> Iterator[Flow]:
-        """Yield a flow to each sequence that found tokens of another which is shown.
-
-        One that finds its own again is tied to what it was by `_resumptions`.
-        """
+        """Yield a flow to each sequence that found tokens of another which is shown."""
         found = (span.cached_from for span in self._spans())
         sources = {_key_of(name) for name in found if name is not None}
         last: dict[SequenceKey, SlotSpan] = {}  # of the sources, the one that began last
@@ -286,10 +279,7 @@ class _Process:
         return iter(ends)
 
     def _counter(self, name: str, counts: Iterator[Stretch]) -> Iterator[TraceEvent]:
-        """Yield a count where the window begins and wherever it changes.
-
-        It is 0 after the last step, and wherever the clock jumps over a time without a step.
-        """
+        """Yield a count where it changes; it is 0 after the last step and where the clock jumps."""
         window = self._timeline.window(self._selection)
         steps = range(window.start, window.stop + 1)
         place, end, last = {"ph": "C", "pid": self.pid}, steps.start, None

@@ -98,10 +98,7 @@ class RunHistory:
 
 
 class QueueDepths:
-    """How long the queue was from some steps on: each length up to the step of the next.
-
-    Where `add` has too many, the longest stays of those in the same few steps.
-    """
+    """The length of the queue from some steps on; of too many, the longest of a few is kept."""
 
     def __init__(self, steps: Iterable[int] = (), lengths: Iterable[int] = ()) -> None:
         self._steps, self._lengths = array("q", steps), array("q", lengths)

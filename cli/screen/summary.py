@@ -115,10 +115,8 @@ def render_summary(
 ) -> str:
     """Return the summary as lines of text; `elapsed` is in seconds, `encoding` the terminal's.
 
-    kv_bytes: of the cache.  is_timed: as in RunPlan.  columns: of the terminal, if it is one; names
-    of files may be longer, so that they can be copied.
-    is_complete: every request of the input was read and has come to its end.
-    num_unread: requests that were not even read, as far as that is known.
+    is_complete: whether every request was read and has ended; num_unread: requests that were not
+    read, if known.  columns: of the terminal, or None; names of files may be longer, to be copied.
     """
     marks = marks_in(encoding)
     mark, color = (marks.good, GREEN) if summary.ok or not summary.requests else (marks.bad, RED)
@@ -359,11 +357,7 @@ def _files(summary: RunSummary, files: RunFiles) -> list[str]:
 def render_stats(
     summary: RunSummary, times: "ConstraintTimes | None", *, is_timed: bool = True
 ) -> str:
-    """Return the tables as lines of text.
-
-    times: of constraints, which are no numbers of the summary: they are of the wall.
-    is_timed: as in RunPlan.
-    """
+    """Return the tables as lines of text; times: of constraints, on the wall."""
     groups = _stats(summary, times)
     lines = []
     for title, parts in groups.items():

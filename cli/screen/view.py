@@ -74,13 +74,9 @@ class RunPlan(NamedTuple):
 class View:
     """Shows nothing of a run but messages; other views show more.
 
-    A view is closed when it is left as a context.
-    is_watched: whether it has to be told of steps.
-    fold, workers: what it reads the sequences of the run from, of one worker or of several; None if
-    it reads none.  Others may read it, too; whoever has the events feeds it, under `lock` and
-    before `after_step`.
-    paces: the last step of each worker; of several, whoever has the events sets it, under `lock`.
-    lock: keeps what is drawn in another thread apart from what feeds the fold.
+    is_watched: whether it wants to know of steps.  lock: keeps drawing in another thread apart from
+    the fold.  fold: the sequences it reads, or None.  The owner of the events feeds it, and sets
+    paces, the last step of each of several workers, under `lock` and before `after_step`.
     """
 
     def __init__(self, terminal: Terminal) -> None:

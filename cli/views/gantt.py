@@ -723,11 +723,9 @@ GAP = 1  # so that one mark is told from the next
 
 
 def draft_marks(drafts: Iterable[StepDrafts], scale: Scale) -> dict[int, dict[int, str]]:
-    """Return the marks of each slot, by the cell in which they begin.
+    """Return the marks of each slot, by their cells: accepted drafts, and of how many if that fits.
 
-    How many were accepted, and of how many if the cells of a step have room for that.  Of several
-    steps: how many in one of them, on average.
-    drafts: those of the steps of `scale`.
+    Of several steps it is the mean number.  drafts: those of the steps of `scale`.
     """
     cells: dict[tuple[int, int], list[StepDrafts]] = {}
     for step in drafts:

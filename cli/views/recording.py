@@ -199,10 +199,7 @@ class Recording:
         return len(self._arrive_steps) - bisect_right(self._arrive_steps, step)
 
     def find(self, text: str) -> dict[int, str]:
-        """Return the labels of sequences by the step of their admission, the first of each step.
-
-        Those called `text` or, without any, those with it in their label.
-        """
+        """Return labels by the steps of their admission: called `text`, else with it in them."""
         named, alike = dict[int, str](), dict[int, str]()
         for span in self.timeline.spans:
             if text in (span.id, span.label):

@@ -171,11 +171,7 @@ def _doing(story: Story, step: int) -> str:
 
 
 def results_of(comparison: RunComparison, max_rows: int, width: int | None = None) -> Iterator[str]:
-    """Yield what came of it in tables, with at most `max_rows` outputs that changed.
-
-    width: how many cells a line may have, None for any number; columns that have no room are left
-    out.
-    """
+    """Yield tables of what changed: at most `max_rows` outputs, and columns that fit `width`."""
     changes = comparison.changes
     if changes:
         shown = changes[:max_rows]
