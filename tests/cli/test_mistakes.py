@@ -86,7 +86,7 @@ COMMANDS = [
     ("run -b=3", "error: -b=3: write -b 3 or --batch=3\n(see "),
     ("run --no-quiet", "run has no option --no-quiet; leave out --quiet\n(see "),
     ("run -batch 3", "run has no option -batch; did you mean --batch?\n(see "),
-    ("trace x --format gant", "svg or gantt, not 'gant'; did you mean gantt?\n"),
+    ("trace x --format gant", "summary-json, not 'gant'; did you mean gantt?\n"),
     ("plan x --slo ttft=1 --search replica", "did you mean replicas?\n"),
     ("--version=3", "error: option '--version' does not take a value\n"),
     ("draft", "error: no command 'draft'; did you mean draft diagnose?\n"),

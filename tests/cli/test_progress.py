@@ -41,9 +41,9 @@ def test_no_observation_makes_progress_fall_or_end_a_run_that_goes_on(observed):
     for step, (tokens, left, queued, coming, done, speed) in enumerate(observed):
         run.num_tokens_left, run.num_done = lambda *_, left=left: left, min(done, 49)
         gauges = GaugeReading(0.0, 0, None, None, queued, coming)
-        found = progress(run, of_run, gauges, Moment(step, tokens, 1.0, speed, 1.0))
-        assert found.eta is None or found.eta >= 1
-        shares.append(int(found.share * 100))
+        share, eta = progress(run, of_run, gauges, Moment(step, tokens, 1.0, speed, 1.0))
+        assert eta is None or eta >= 1
+        shares.append(int(share * 100))
     assert shares == sorted(shares)
     assert shares[-1] < 100
     run.num_done = 50
