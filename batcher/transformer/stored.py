@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from struct import Struct as Layout
 from typing import Any, TypeVar
 
 import msgspec
@@ -161,7 +160,7 @@ MAX_ALIGNMENT = 2**20
 STRING, ARRAY = 8, 9
 SCALARS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?")))
 SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
-_U32, _U64 = Layout("<I"), Layout("<Q")
+_U32, _U64 = 4, 8  # bytes of numbers
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
@@ -218,18 +217,14 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 class _Header:
-    """A position in the first bytes of a file, which moves over what is read.
-
-    Every method raises a BatchdecodeError if the file ends before that does.
-    """
+    """A position in the first bytes of a file, which moves over what is read, up to its end."""
 
     def __init__(self, data: Bytes) -> None:
         self.offset = 0
         self._bytes = memoryview(data[:MAX_HEADER])  # type: ignore[arg-type] # numpy's stubs lack it
 
-    def number(self, layout: Layout) -> int:
-        number: int = layout.unpack(self.take(layout.size))[0]
-        return number
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "little")
 
     def text(self) -> str:
         try:
