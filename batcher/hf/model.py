@@ -190,10 +190,7 @@ class _Output:
 
 
 class ModelParts(NamedTuple):
-    """A model without its body: `given` stands there, so what it comes to is what the head makes.
-
-    calls: what each layer brings to attention, of some tokens.
-    """
+    """A model without its body: `given` stands there.  calls: what layers bring to attention."""
 
     body: nn.Module
     head: nn.Module
@@ -760,10 +757,7 @@ class WholeDecoder:
     def _continued(
         self, token_ids: list[int], row: _Row, *, is_scored: bool = True
     ) -> tuple[torch.Tensor, _Row]:
-        """Return what `forward` does, with the arguments that `generate` passes to the model.
-
-        It passes no attention mask for a sequence alone.
-        """
+        """Return what `forward` does, with the arguments that `generate` passes to the model."""
         by_one = self._is_exact or (row.num_tokens > 0 and self._continues_by_one)
         device, logits = self._model.device, []
         for part in torch.tensor(token_ids).split(1 if by_one else len(token_ids)):

@@ -153,13 +153,7 @@ class Batch:
             self.chunks = [chunk for chunk in self.chunks if chunk.slot != slot]
 
     def padded(self, side: Side) -> PaddedBatch:
-        """Return the tokens of all rows that the step computes, filled up on `side`.
-
-        They are those of its chunks, and of every other row in `slots` the one in `tokens`.
-
-        Raises:
-            BatchdecodeError: there is no such side.
-        """
+        """Return the tokens of all rows that the step computes, filled up on `side`."""
         if side not in get_args(Side):
             raise BatchdecodeError(f"rows are padded on the left or on the right, not {side!r}")
         rows: dict[int, Tokens] = {slot: [self.tokens.item(slot)] for slot in self.slots.tolist()}
@@ -522,10 +516,7 @@ class Context(Struct, frozen=True):
         return None
 
     def num_dropped(self, turns: Sequence[tuple[int, int]], num_more: int) -> int:
-        """Return how many of the oldest `turns` are dropped so that `num_more` tokens have room.
-
-        turns: how many tokens each has, and how many of them stay in any case.
-        """
+        """Return how many of the oldest `turns` are dropped so that `num_more` tokens have room."""
         num_tokens = num_more + sum(num_turn for num_turn, _ in turns)
         for number, (num_turn, num_lasting) in enumerate(turns):
             if num_tokens <= self.max_context:

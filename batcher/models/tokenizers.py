@@ -52,13 +52,7 @@ def read_logits(vocab_size: int | None, answer: Any) -> FloatArray:
 
 
 def read_token_id(vocab_size: int | None, answer: Any) -> int:
-    """Return `answer` as a token id.
-
-    vocab_size: one more than the largest; None if any will do.
-
-    Raises:
-        ValueError: it is none; the message says what it is.
-    """
+    """Return `answer` as a token id."""
     largest = MAX_INT if vocab_size is None else vocab_size - 1
     try:
         token_id = -1 if isinstance(answer, bool) else to_index(answer)

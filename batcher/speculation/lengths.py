@@ -146,11 +146,7 @@ class AutoLengths:
             self._settle(slot, row, _MARGIN if is_as_before else 0.0)
 
     def _rate(self, num_rows: int, counts: list[int], num_accepted: float) -> float:
-        """Return the tokens per second of a step.
-
-        counts: how many rows have a first draft, how many a second, and so on.
-        num_accepted: how many drafts are likely to be, of all.
-        """
+        """Return the tokens per second of a step."""
         seconds = self._step_seconds(num_rows, num_rows + sum(counts))
         seconds += sum(self._draft_seconds(count) for count in counts if count)
         return (num_rows + num_accepted) / seconds if seconds else 0.0
@@ -181,10 +177,7 @@ class AutoLengths:
         row.acceptance = min(max(acceptance, _LEAST), _MOST)
 
     def _best(self, row: "_Shown", margin: float) -> int:
-        """Return how many drafts of the row are worth their time.
-
-        margin: of a draft, by which that has to be another number than it is given.
-        """
+        """Return how many drafts of the row are worth their time."""
         number = self._plan.log_threshold / log(row.acceptance)
         is_near = row.num_drafts - margin <= number < row.num_drafts + 1 + margin
         return min(row.num_drafts if is_near else int(number), self._plan.most_of_row)

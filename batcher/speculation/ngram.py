@@ -86,10 +86,7 @@ class _Row:
             first, second = second, token
 
     def continuations(self, num_branches: int, number: int) -> list[list[int]]:
-        """Return different continuations of so many tokens, first what followed the longest end.
-
-        None if the last token is new to the row.
-        """
+        """Return different continuations of so many tokens, first what followed the longest end."""
         places = []
         for place, length in self._places():
             places.append((length, place))

@@ -114,12 +114,7 @@ class CheckedDrafter:
         self.open, self.extend, self.close = drafter.open, drafter.extend, drafter.close
 
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
-        """Return as much of what is proposed as is wanted.
-
-        Raises:
-            BatchdecodeError: it is a tree, and the model does not verify trees.
-            ValueError: it is neither a line nor a tree.
-        """
+        """Return as much of what is proposed as is wanted."""
         proposed = self._drafter.propose(num_wanted)
         if not self._takes_trees and any(proposal.parents for proposal in proposed.values()):
             raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")

@@ -188,10 +188,7 @@ class Packing:
         return self._rows(np.arange(self.num_rows) * self._seq_length)
 
     def epoch(self, number: int, seed: int) -> PackedRows:
-        """Return the rows of an epoch: cut at places of its own, and shuffled.
-
-        It depends on nothing but the number and the seed, so no state has to be kept of it.
-        """
+        """Return the rows of an epoch: cut at places of its own, and shuffled."""
         draw = np.random.default_rng([seed, number])
         first = draw.integers(self._seq_length)
         return self._rows(first + draw.permutation(self.num_rows) * self._seq_length)
@@ -304,10 +301,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
 def write_model(
     folder: Path, config: TransformerConfig, weights: dict[str, Any], tokenizer: bytes
 ) -> None:
-    """Write config.json, tokenizer.json and, at last, model.safetensors.
-
-    weights: by name, arrays that are written as float16.
-    """
+    """Write config.json, tokenizer.json and, at last, model.safetensors."""
     from safetensors.numpy import save  # noqa: PLC0415 - optional
 
     with np.errstate(over="ignore"):  # of which more is said below

@@ -5,7 +5,6 @@ so that a run that was resumed writes the bytes of one that was not.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from io import BytesIO
 from math import isfinite, sqrt
 from pathlib import Path
@@ -133,13 +132,6 @@ class Llama(nn.Module):
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(precision: Precision) -> AbstractContextManager[Any]:
-    context: AbstractContextManager[Any] = torch.autocast(
-        "cpu", TYPES[precision], enabled=precision != "fp32"
-    )
-    return context
-
-
 def loss_scaler(precision: Precision) -> Any:
     """Return what multiplies losses, so that gradients in fp16 are not zero; nothing else does."""
     return torch.amp.GradScaler("cpu", enabled=precision == "fp16")
@@ -200,8 +192,8 @@ class Objective:
 
     def loss_sum(self, rows: PackedRows) -> Any:
         """Return the sum of the losses of all tokens that `rows` predict, as a tensor."""
-        wanted = None
-        with autocast(self._precision):
+        wanted, kind = None, TYPES[self._precision]
+        with torch.autocast("cpu", kind, enabled=self._precision != "fp32"):
             if self._target is not None:
                 with torch.no_grad():
                     wanted = log_probabilities(self._target, rows)

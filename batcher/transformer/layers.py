@@ -289,10 +289,7 @@ class Attention:
 
 
 def _mask(positions: IntArray, starts: IntArray, window: int | None) -> FloatArray:
-    """Return 0, or -inf for a key that is hidden from a query: [rows, KEYS].
-
-    positions: [rows].  starts: [rows or 1] where blocks of keys begin.
-    """
+    """Return 0, or -inf for a key that is hidden from a query: [rows, KEYS]."""
     places = np.clip(positions - starts, -1, KEYS) + 1
     mask: FloatArray = _MASKS[places]
     if window is not None:
@@ -355,10 +352,7 @@ class TilePart(NamedTuple):
 
 
 class Tiles:
-    """The tiles in which weights of a shape are multiplied, and the cheapest of them for any rows.
-
-    Whichever are taken, the bits are the same.
-    """
+    """The tiles in which weights of a shape are multiplied; the bits are the same in all."""
 
     def __init__(self, tiles: list[Tile]) -> None:
         self._widest = max(tiles, key=lambda tile: tile.num_rows / tile.cost)

@@ -109,10 +109,7 @@ class RankGroup:
 def rank_groups(
     context: SpawnContext, world_size: int, capacity: int = CAPACITY
 ) -> list[RankGroup]:
-    """Return a new group as each rank sees it; so many numbers are handed over at once.
-
-    Its memory has no name: it is gone with the last of the processes, however they end.
-    """
+    """Return a new group as each rank sees it; so many numbers are handed over at once."""
     memory = context.RawArray("f", _HALVES * capacity)
     peers: list[list[Connection]] = [[] for _ in range(world_size)]
     for one, other in combinations(range(world_size), 2):

@@ -99,10 +99,7 @@ def cache_groups(config: TransformerConfig) -> tuple[CacheGroup, ...]:
 def attention_groups(
     windows: Mapping[int, int | None], max_position_embeddings: int
 ) -> tuple[CacheGroup, ...]:
-    """Return the groups of layers with attention: those that read all, those with a window.
-
-    windows: of each layer; one as long as the context is none.
-    """
+    """Return the groups of layers with attention: those that read all, those with a window."""
     by_window: dict[int | None, list[int]] = {None: []}
     for layer, window in windows.items():
         is_full = window is None or window >= max_position_embeddings
