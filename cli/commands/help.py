@@ -40,10 +40,7 @@ _CLOSE = 0.75  # how alike a name has to be
 
 
 class Topic(Struct, frozen=True):
-    """A page of docs/, a section of one, or a row of a table.
-
-    page: the name of its page.  names: the first is shown.  text: in Markdown.
-    """
+    """A page of docs/, a section of one, or a row of a table; the first of its names is shown."""
 
     page: str
     names: tuple[str, ...]
@@ -84,10 +81,7 @@ def pages() -> dict[str, list[Topic]]:
 
 
 def topics() -> list[Topic]:
-    """Return all topics: pages, then their sections, then the rows of their tables.
-
-    Rows of a page with many rows come first: that page defines their kind.
-    """
+    """Return pages, their sections, and rows of their tables, those of long tables first."""
     found = [page for group in pages().values() for page in group]
     sections = [section for page in found for section in _sections(page)]
     rows = [row for section in sections for row in _rows(section)]
@@ -238,10 +232,7 @@ def open_topic(words: str) -> None:
 
 
 def _readable(line: str, known: Collection[str]) -> str:
-    """Return a line of Markdown for a terminal: without pictures, links as commands or as text.
-
-    known: the names of the pages.
-    """
+    """Return Markdown for a terminal: without pictures, and with links as commands or text."""
     leads_on = _LEADS_ON.search(line) is not None
 
     def readable(link: re.Match[str]) -> str:

@@ -175,11 +175,7 @@ def _summary_lines(events: Iterator[Event], options: "TraceOptions") -> list[byt
 
 
 def parse_steps(text: str) -> tuple[int | None, int | None]:
-    """Return the start and the stop that `text`, A:B or a single step, stands for.
-
-    Raises:
-        BatchdecodeError: it is neither.
-    """
+    """Return the start and the stop of `text`, A:B or a step, or raise BatchdecodeError."""
     start, colon, stop = text.partition(":")
     try:
         first = read_number(start, int) if start or not colon else None
@@ -381,10 +377,7 @@ def show_why(
     run_options: Mapping[str, Any],
     preset: Collection[str] = (),
 ) -> None:
-    """Carry out `batchdecode trace why`.
-
-    With `longest` the input is the first argument.
-    """
+    """Carry out `batchdecode trace why`; with `longest` the input is the first argument."""
     if longest:
         if path is not None:
             raise BatchdecodeError(f"--longest stands in place of an ID, and {request_id} is one")
@@ -530,13 +523,10 @@ def open_twice(path: str | None) -> tuple[str, OpenInput]:
 def events_of(
     path: str, source: OpenInput, run_options: Mapping[str, Any], preset: Collection[str] = ()
 ) -> Iterator[Event]:
-    """Yield the events of the input.
+    """Yield the events of the input, a trace or requests; BatchdecodeError if it is neither.
 
-    run_options: those given for running requests.  preset: those of them that the line does not
-    say, which mean nothing to a trace.
-
-    Raises:
-        BatchdecodeError: the input is neither a trace nor requests, or a trace to be run.
+    run_options: those given for running requests.  preset: those of them that are no mistake for a
+    trace.
     """
     _, first_line = next(_lines(source), (0, b""))
     is_log = kind_of_log(first_line) is not None
@@ -585,10 +575,7 @@ def _contradictions_named(name: str) -> Iterator[None]:
 
 
 def _alike_names(request_id: str, known: Collection[str], path: str | None) -> str:
-    """Return the end of a message on an unknown request: which it may be, and what lists all.
-
-    known: ids of the input.  path: where that is, None for stdin.
-    """
+    """Return the end of a message on an unknown request: similar ids, or all of few."""
     from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
 
     names = sorted(known)

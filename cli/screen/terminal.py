@@ -51,10 +51,7 @@ def is_dumb(environ: Mapping[str, str]) -> bool:
 
 
 def encoding_of(encoding: str, environ: Mapping[str, str]) -> str:
-    """Return `encoding`, that of a stream, or ascii where the locale knows no other characters.
-
-    Python writes UTF-8 then, for which it sets LC_CTYPE itself, but a terminal need not show it.
-    """
+    """Return `encoding`, or ascii in the C locale, for which Python writes UTF-8 all the same."""
     named = environ.get("LC_ALL") or environ.get("LANG")
     is_told = environ.get("LC_CTYPE", "C.UTF-8") != "C.UTF-8" and not environ.get("LC_ALL")
     return "ascii" if named in ("C", "POSIX") and not is_told else encoding
@@ -412,9 +409,8 @@ class Keys:
 class Keyboard:
     """The keyboard of a terminal that is `fd`, and shows the picture as `terminal`.
 
-    From the first call of `pressed` to `release` keys are not shown and come at once, and the
-    terminal tells what is pasted.  In the background there are none: who reads there is stopped.
-    is_gone: there will be no more.
+    From `pressed` to `release` keys come at once and are not shown.  In the background there are
+    none.  is_gone: there will be no more.
     """
 
     def __init__(self, fd: int, terminal: Terminal) -> None:
@@ -491,10 +487,7 @@ DELAYS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Pace:
-    """Says how long a run stays after each step: for a moment, or until it is let go on.
-
-    delay: that moment, in seconds.  is_paused: whether it stays until a key is pressed.
-    """
+    """The delay after each step, in seconds, or a pause until a key is pressed."""
 
     def __init__(self, delay: float = 0.0) -> None:
         self.delay, self.is_paused = delay, False
@@ -542,10 +535,7 @@ class Pace:
 def progress_bar(
     words: str, description: str, total: float | None, *, unit: str = "", has_time: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """Draw a bar on stderr until the end; give what takes `completed`, `total` and `description`.
-
-    words: what stands before the bar, `{task.description}` being the description.
-    """
+    """Draw a bar on stderr; yield its update, of `completed`, `total` and `description`."""
     from rich import progress  # noqa: PLC0415 - only on a terminal
     from rich.console import Console  # noqa: PLC0415 - as above
 
