@@ -9,7 +9,6 @@ import msgspec
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, FieldProblem, RequestError
 from batcher.events import TokenEvent
-from batcher.hf.settings import is_hf
 from batcher.models import loading
 from batcher.models.base import Model
 from batcher.models.callables import ModelNext
@@ -18,7 +17,7 @@ from batcher.request import Request
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.validation import ModelCapabilities
 from batcher.result import Result
-from batcher.transformer.config import is_checkpoint
+from batcher.transformer.config import is_checkpoint, is_hf
 
 if TYPE_CHECKING:
     from batcher.models.callables import LLM

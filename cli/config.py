@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batcher.errors import BatchdecodeError
 from batcher.fields import expected_of
-from batcher.hf.settings import LOADING_SETTINGS
 from batcher.requests.validation import show
 from batcher.settings import SETTINGS
 from batcher.speculation.settings import SPECULATION_SETTINGS
+from batcher.transformer.config import LOADING_SETTINGS
 
 from .errors import reason_of
 
@@ -34,7 +34,7 @@ MODEL_SECTIONS = {
     "llm": ("llm_settings", "batcher.models.callables", "CallSettings"),
     "server": ("server_settings", "batcher.remote.model", "ServerSettings"),
     "transformer": ("transformer_settings", "batcher.transformer.config", "TransformerSettings"),
-    "hf": ("hf_settings", "batcher.hf.settings", "HFSettings"),
+    "hf": ("hf_settings", "batcher.transformer.config", "HFSettings"),
 }
 _MAX_SHOWN = 50  # mistakes in a file, as of bad requests
 _TEXT_TAG = "tag:yaml.org,2002:str"

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.hf.settings import HF_SETTINGS, is_hf
 from batcher.models.base import Model
 from batcher.models.loading import as_model, load_model
 from batcher.remote.model import REMOTE_SCHEDULING, RemoteModel, is_server
 from batcher.requests.validation import ModelCapabilities
-from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
+from batcher.transformer.config import HF_SETTINGS, TRANSFORMER_SETTINGS, is_checkpoint, is_hf
 
 from .options import ModelOptions
 from .screen.terminal import can_animate, printable, progress_bar

@@ -11,7 +11,6 @@ from msgspec import NODEFAULT
 
 from batcher.errors import BatchdecodeError
 from batcher.fields import Range, range_of
-from batcher.hf.settings import LOADING_SETTINGS
 from batcher.request import REQUEST_FIELDS
 from batcher.settings import (
     DEFAULT_BLOCK_SIZE,
@@ -23,6 +22,7 @@ from batcher.settings import (
     Setting,
 )
 from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings
+from batcher.transformer.config import LOADING_SETTINGS
 
 from .command import (
     ANY_COUNT,

@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from batcher.errors import BatchdecodeError, EncodingError
 from batcher.foreign import calling
 from batcher.hf.model import Sizes
-from batcher.hf.settings import HFSettings
-from batcher.transformer.config import MAX_CONTEXT
+from batcher.transformer.config import MAX_CONTEXT, HFSettings
 from batcher.transformer.tokenizer import ChatTemplate, TransformerTokenizer, decoding_of, prefix_of
 
 # A tokenizer of transformers as ours, with the bytes of every token and its chat template.

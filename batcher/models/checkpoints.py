@@ -21,12 +21,13 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.hf.settings import PREFIX, HFSettings
 from batcher.models.base import Tokenizer
 from batcher.models.transformer import SlotModel, TransformerModel
 from batcher.transformer.config import (
+    PREFIX,
     SMOLLM2,
     Eos,
+    HFSettings,
     TransformerConfig,
     TransformerSettings,
     config_from_json,

@@ -35,7 +35,6 @@ from batcher.foreign import (
     note_raised,
     raised,
 )
-from batcher.hf.settings import PREFIX, HFSettings, is_hf
 from batcher.models.base import (
     Batch,
     Chunk,
@@ -58,7 +57,7 @@ from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.models.tokenizers import checked_tokenizer, shown
 from batcher.request import MAX_INT
 from batcher.settings import ONE_GROUP, CacheWindows
-from batcher.transformer.config import TransformerSettings, is_checkpoint
+from batcher.transformer.config import PREFIX, HFSettings, TransformerSettings, is_checkpoint, is_hf
 
 if TYPE_CHECKING:
     from batcher.models.callables import CallSettings, PrefixModel

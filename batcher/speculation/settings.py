@@ -11,10 +11,9 @@ from msgspec import Meta, Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.fields import FieldFacts, fields_of
-from batcher.hf.settings import is_hf
 from batcher.request import MAX_DRAFT_TOKENS
 from batcher.tokens import Tokens
-from batcher.transformer.config import is_checkpoint
+from batcher.transformer.config import is_checkpoint, is_hf
 
 # Drafts of a row, in a line or in a tree, and what proposes them.
 #

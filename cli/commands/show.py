@@ -25,7 +25,6 @@ from batcher.events import EndEvent, Event, RunEvent
 from batcher.explaining.differences import compare
 from batcher.explaining.story import answer_of, read_requests
 from batcher.fields import read_number
-from batcher.hf.settings import LOADING_SETTINGS
 from batcher.page import START as PAGE_START
 from batcher.page import is_page_start
 from batcher.trace.files import is_trace, read_numbered_trace, read_trace
@@ -33,6 +32,7 @@ from batcher.trace.logs import events_of_log, kind_of_log, read_log
 from batcher.trace.run import TraceChecks
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
+from batcher.transformer.config import LOADING_SETTINGS
 
 from ..config import OF_ROWS, OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions

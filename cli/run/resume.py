@@ -27,7 +27,6 @@ from msgspec.structs import replace
 
 from batcher.errors import RUN_ERROR_CODES, BatchdecodeError
 from batcher.events import RunEvent
-from batcher.hf.settings import LOADING_SETTINGS, is_hf
 from batcher.request import Request
 from batcher.requests.lines import BadLine, ParsedLine, RequestParser
 from batcher.requests.results import decode_result_line
@@ -35,7 +34,7 @@ from batcher.requests.validation import ModelCapabilities
 from batcher.result import Result
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.speculation.settings import SPECULATION_SETTINGS
-from batcher.transformer.config import is_checkpoint
+from batcher.transformer.config import LOADING_SETTINGS, is_checkpoint, is_hf
 
 from ..config import OF_ROWS
 from ..options import WALL

@@ -17,10 +17,15 @@ from batcher import (
     load_model,
 )
 from batcher.foreign import RaisedError
-from batcher.hf.settings import HF_SETTINGS, LOADING_SETTINGS, is_hf
 from batcher.models.loading import as_model
 from batcher.speculation.settings import parse_draft
-from batcher.transformer.config import TRANSFORMER_SETTINGS, is_checkpoint
+from batcher.transformer.config import (
+    HF_SETTINGS,
+    LOADING_SETTINGS,
+    TRANSFORMER_SETTINGS,
+    is_checkpoint,
+    is_hf,
+)
 
 
 def model_with(**attributes):
