@@ -746,7 +746,7 @@ class WholeDecoder:
     def forward(
         self, token_ids: list[int], cache: _Row | None, *, is_scored: bool = False
     ) -> tuple[FloatArray, _Row]:
-        """Return the logits after tokens, and the cache of them all; see SequenceDecoder."""
+        """Return the logits after tokens, and the cache of them all; see SlotModel."""
         logits, row = self._continued(token_ids, cache or _Row(), is_scored=is_scored)
         found: FloatArray = logits.float().cpu().numpy()
         return found, row
