@@ -42,7 +42,7 @@ class Chunk(Struct, frozen=True, gc=False):
     num_prompt: how many tokens the prompt of the row has; 0 if those of its first chunk.
     num_drafts: how many of its last tokens are drafts, for a model that verifies them; there is one
     before them, after which the row yields.  The next step goes on after those that were accepted:
-    by a chunk, or where Pages.moved says; see also VerifyingModel.recomputes_drafts.
+    by a chunk, or where Pages.moved says; see also `recomputes_drafts` of a Model.
     draft_parents: of drafts that are a tree, for each the index in `token_ids` of the token that it
     follows, a draft before it or the last that is none; () of a line, in which each follows the one
     before.  A draft follows, and sees, those on its way alone.  It is kept where its place in the
