@@ -25,6 +25,7 @@ from batcher.request import MAX_TIME
 from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
 from batcher.timing.profiles import usable_blocks
 from batcher.trace.files import is_trace, read_numbered_trace
+from batcher.trace.logs import BENCH_RESULT, SPANS, events_of_log, kind_of_log, read_log
 from batcher.trace.run import RequestFold, TraceChecks, check_worker, label_of
 
 # Logs of real runs as vLLM has them: lengths and times of requests, and the limits of the run.
@@ -130,7 +131,7 @@ class RequestsOfRun(NamedTuple):
 
 
 def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRun:
-    """Return the requests of a log or a trace, given as (line number, line).
+    """Return the requests of a log of any kind or of a trace, given as (line number, line).
 
     Of a trace, those that came to their end by themselves; each sample is one.
 
@@ -140,9 +141,13 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     """
     numbered = iter(lines)
     head = [line for _, line in zip(range(1), numbered, strict=False)]
-    if not head or not is_trace(head[0][1]):
-        return RequestsOfRun(read_request_log(chain(head, numbered), name), None)
-    events = read_numbered_trace(chain(head, numbered), name, TraceChecks().complaint)
+    lines = chain(head, numbered)
+    if head and kind_of_log(head[0][1]) in {BENCH_RESULT, SPANS}:
+        events = events_of_log(read_log(lines, name))
+    elif head and is_trace(head[0][1]):
+        events = read_numbered_trace(lines, name, TraceChecks().complaint)
+    else:
+        return RequestsOfRun(read_request_log(lines, name), None)
     run = next(events)
     if not isinstance(run, RunEvent) or is_untimed(run):
         raise BatchdecodeError(
