@@ -11,7 +11,7 @@ least recently freed first.  Typed content goes later: priority by priority.
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import chain, filterfalse, repeat
+from itertools import chain, repeat
 from operator import eq, itemgetter
 from typing import NamedTuple
 
@@ -255,18 +255,19 @@ class BlockPool:
 
         The last of them are the first to be taken again.
         """
-        holders, is_registered, freed = self._holders, self.nodes.__getitem__, blocks[::-1]
-        if max(map(holders.__getitem__, freed), default=0) > 1:
-            kept = [block for block in freed if holders[block] > 1]
-            freed = [block for block in freed if holders[block] == 1]
-            for block in kept:
+        holders, nodes, blank = self._holders, self.nodes, self._blank
+        idle: list[int] = []
+        num_kept = 0
+        for block in reversed(blocks):
+            if holders[block] > 1:
                 holders[block] -= 1
-        self.num_free += len(freed)
-        idle = [*filter(is_registered, freed)]
-        if len(idle) < len(freed):
-            self._blank += filterfalse(is_registered, freed)
-        for block in idle:
-            holders[block] = 0
+                num_kept += 1
+            elif nodes[block]:
+                holders[block] = 0
+                idle.append(block)
+            else:
+                blank.append(block)
+        self.num_free += len(blocks) - num_kept
         if not self._priorities:
             self._idle[0].extend(idle)
         else:
@@ -390,14 +391,15 @@ class BlockPool:
             self.give_back([block])
 
     def _evict(self, blocks: list[int]) -> None:
-        nodes, holders = self.nodes, self._holders
-        for node in self._behind.keys() & self.nodes_of(blocks):
-            del self._behind[node]
-        for block in self._keys.keys() & blocks:
-            for key in self._keys.pop(block):
-                del self._found[key]
+        nodes, holders, behind, keys = self.nodes, self._holders, self._behind, self._keys
         for block in blocks:
+            node = nodes[block]
             nodes[block], holders[block] = NO_NODE, holders[block] or 1
+            if node in behind:
+                del behind[node]
+            if block in keys:
+                for key in keys.pop(block):
+                    del self._found[key]
         self.num_lost += len(blocks)
         for block in self._priorities.keys() & blocks if self._priorities else ():
             del self._priorities[block]
