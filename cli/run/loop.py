@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_HELD = 1024  # results, or bad lines, that wait for a step
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """What a step, or reading before one, has brought; lines: of results."""
 
     events: Sequence[Event]
@@ -108,7 +108,7 @@ class Loop:
     def num_all_steps(self) -> int:
         return self.engine.num_steps
 
-    def __iter__(self) -> Iterator[Outcome]:
+    def __iter__(self) -> Iterator[RunOutcome]:
         engine = self.engine
         while True:
             while self._is_reading and (outcome := self._read()) is not None:
@@ -143,7 +143,7 @@ class Loop:
     def close(self) -> None:
         self.answers.close()
 
-    def _step(self) -> Outcome:
+    def _step(self) -> RunOutcome:
         self._is_computing = True
         try:
             outcome = self.engine.step()
@@ -151,12 +151,12 @@ class Loop:
             self._is_computing = False
         return self._answered(outcome)
 
-    def _answered(self, outcome: StepOutcome) -> Outcome:
+    def _answered(self, outcome: StepOutcome) -> RunOutcome:
         """Count the failures of `outcome`, and make lines of its results."""
         answers = self.answers
         events, results, tokens = outcome
         if not (results or answers.is_resumed):
-            return Outcome(events, (), tokens)
+            return RunOutcome(events, (), tokens)
         for result in results:
             if result.error is not None and answers.is_first_failure(result.id):
                 self.note_failure(result.id, result.error.message)
@@ -164,9 +164,9 @@ class Loop:
             for event in events:
                 if type(event) is FinishEvent and answers.note_replayed(event):
                     self._count_failure()
-        return Outcome(events, answers.take(results), tokens)
+        return RunOutcome(events, answers.take(results), tokens)
 
-    def _read(self) -> Outcome | None:
+    def _read(self) -> RunOutcome | None:
         """Read what the next step has room for, as far as it has come, and what needs none.
 
         So one line may be read ahead.  A request without a slot to wait for ends in the step in
@@ -213,7 +213,7 @@ class Loop:
         lines: list[bytes] = []
         for _, bad, input_index in rejected:  # answered, unless an earlier run has
             lines += self.answers.reject(bad, input_index)
-        return Outcome([event for event, _, _ in rejected], lines)
+        return RunOutcome([event for event, _, _ in rejected], lines)
 
     def _next(self) -> Line | None:
         """Return the next line; at the end, or where a pipe breaks, stop reading."""

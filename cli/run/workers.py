@@ -42,7 +42,7 @@ from .input import (
     check_kind,
     id_given_before,
 )
-from .loop import Outcome
+from .loop import RunOutcome
 from .problems import InvalidInput, ProblemReport, say
 from .results import InputOrder
 from .resume import EarlierResults, parser_for_any_model
@@ -406,7 +406,7 @@ class Workers(Gauges):
         self._has_begun = True
         return self
 
-    def __iter__(self) -> Iterator[Outcome]:
+    def __iter__(self) -> Iterator[RunOutcome]:
         lines, transport = self.lines, self._transport
         while True:
             self._give_batches()
@@ -432,7 +432,7 @@ class Workers(Gauges):
                     yield self._take_answered(number, report)
         self.is_complete = not (self.has_given_up or lines.has_refused or lines.broken)
 
-    def _take(self, number: int, report: worker.Report | worker.Died) -> Outcome | None:
+    def _take(self, number: int, report: worker.Report | worker.Died) -> RunOutcome | None:
         """Take in what has come of a worker; return what the run is to know of it."""
         member = self._members[number]
         match report:
@@ -451,12 +451,12 @@ class Workers(Gauges):
             case worker.StoppedByModel():
                 raise KeyboardInterrupt
             case worker.Died():
-                return Outcome(self._for_run([self._replace(number, report)]))
+                return RunOutcome(self._for_run([self._replace(number, report)]))
             case _:
                 pass
         return None
 
-    def _take_answered(self, number: int, told: worker.Answered) -> Outcome:
+    def _take_answered(self, number: int, told: worker.Answered) -> RunOutcome:
         member, indexes = self._members[number], told.indexes
         if not all(member.held[index].deaths for index in indexes):
             self._num_futile_deaths = 0
@@ -486,7 +486,7 @@ class Workers(Gauges):
         if told.said and told.said not in self._said and len(self._said) < _MAX_KINDS:
             self._said.add(told.said)
             self.report.tell(told.said)
-        return Outcome(self._for_run(told.events), lines)
+        return RunOutcome(self._for_run(told.events), lines)
 
     def _for_run(self, events: Sequence[Event]) -> Sequence[Event]:
         """Return events as the run tells of them: those of one worker alone have no number."""
