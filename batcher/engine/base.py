@@ -80,9 +80,10 @@ class DrivenEngine:
     def wants_request(self) -> bool:
         """Whether the next step could make use of one more request.
 
-        A driver that reads requests in order of arrival needs no more of them while this is False:
-        the next request it knows lies in the future or, first come being first served, the slots
-        are taken.  If the engine is idle, the clock has jumped to that request when this returns.
+        To know that, it lets arrivals join the waiting queue, and the clock of an idle engine jump
+        to them.  A driver that reads requests in order of arrival needs no more of them while this
+        is False: the next request it knows lies in the future or, first come being first served,
+        the slots are taken.
         """
         if not self._num_open:  # what was to come in the future may have failed
             return True

@@ -564,7 +564,7 @@ class Engine(DrivenEngine):
         request, was_admitted = first.request, first.admitted_step is not None
         if first.state is State.RUNNING:
             has_failed = failure is not None
-            lacks_token = has_failed and first.is_decoding
+            lacks_token = has_failed and first.is_decoding  # which it does no more once released
             self.scheduler.release(first, step, move, has_failed=has_failed)
             outputs = runner.close(first, reason, lacks_token=lacks_token)
             if request.max_tokens == 0:  # a step to score its prompt, whose token nobody wants

@@ -63,7 +63,8 @@ class ModelRunner:
     speculates: whether sequences may be given drafts.
     grammar_timeout: seconds of processor time for a constraint.
     strict_constraints: whether masks have to enforce all of one.
-    tokens, stops: of all rows.  rows: those that ask for more, once there has been any.
+    tokens, stops: of all rows.  rows: what decodes those that ask for more, once there has been
+    any; busy while there is one.
     pages: where tokens are kept, None unless the model is paged and the engine pages.
     num_replayed: slots whose holders need no model, since an earlier run found what they give.
     """
@@ -318,7 +319,11 @@ class ModelRunner:
                         join(Chunk(row.slot, [], 0))
 
     def _chunk(self, row: Sequence, start: int, stop: int) -> Chunk:
-        """Return the tokens start..stop of a row; with all before them that the model lacks."""
+        """Return the tokens start..stop of a row; with all before them that the model lacks.
+
+        A model without pages has nothing of what was found in blocks: that saves it time by the
+        clock alone.
+        """
         if start and self.pages is None and (start == row.num_cached_tokens or row in self._lost):
             start = 0
             self._lost.discard(row)

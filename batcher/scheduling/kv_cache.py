@@ -239,11 +239,9 @@ class KVCache(Generic[S]):
             num_needed = self.num_spare
         for row, match in matches.items():
             num_tokens = row.num_tokens if capacity == "watermark" else match.stop
-            if capacity == "no-evict":
-                num_tokens = match.stop = row.most_tokens
-                if row.others:  # its beams are promised as much
-                    num_own = self.num_blocks(num_tokens) - row.num_prompt_tokens // size
-                    num_needed += num_own * self.num_groups * len(row.beams_to_fork)
+            if capacity == "no-evict" and row.others:  # its beams are promised as much
+                num_own = self.num_blocks(num_tokens) - row.num_prompt_tokens // size
+                num_needed += num_own * self.num_groups * len(row.beams_to_fork)
             num_new = -(-num_tokens // size) - len(match.blocks)
             if not (match.blocks or self._is_grouped):
                 num_needed += num_new

@@ -71,6 +71,18 @@ class Blocked(Struct, Generic[S], frozen=True):
     num_blocks: int
 
 
+class Refusal(NamedTuple, Generic[S]):
+    """The first of the queue, of which nothing was found, and why it lacked blocks.
+
+    budget: how many tokens the step might compute.  is_alone: whether nothing ran.
+    """
+
+    first: S
+    budget: int
+    is_alone: bool
+    num_needed: int
+
+
 class SchedulerOutput(Struct, Generic[S], eq=False):
     """What a step does beside giving every decoding row its next token.
 
@@ -79,7 +91,7 @@ class SchedulerOutput(Struct, Generic[S], eq=False):
     preempted: before anything else.  admitted: groups that were given slots, in order.
     num_scheduled_tokens: of rows that have more than one token to compute, or begin, how many are
     computed, in order; `num_computed_tokens` counts them already.
-    has_continued: whether some are of groups admitted before.
+    has_continued: whether some may be of groups admitted before.
     prefill_finished: groups that give a token in this step and did not in the one before.
     is_decode_step: whether the decoding rows go on, and those whose prefill is finished.
     grown: decoding rows that got a block in this step: a new one, or a copy of the last, which they
@@ -170,9 +182,7 @@ class Scheduler(Generic[S]):
         self._is_prefill_first = settings.prefill_order == "prefill-first"
         self._is_static = settings.batching == "static"
         self._step, self._now = 0, 0.0
-        # The first of the queue if it lacked blocks and nothing was found of it, what it could
-        # compute, whether nothing ran, and how many blocks it needed.
-        self._refusal: tuple[S, int, bool, int] | None = None
+        self._refusal: Refusal[S] | None = None
 
     # -- before a step -----------------------------------------------------------------------------
 
@@ -211,18 +221,19 @@ class Scheduler(Generic[S]):
     def _schedule_prompts(self, output: SchedulerOutput[S]) -> None:
         """Spend the budget on tokens that are known: of running groups, then of those that wait.
 
-        With prefill-first there is a second pass, for decode steps, in which nobody is admitted who
-        was not in the first.
+        With prefill-first there is a second pass, in steps that decode, which only computes what
+        the first one has held back: the last token of each prompt.
         """
         is_second = self._is_prefill_first and not output.num_held_back
         if self._urgency is not None and not (is_second or output.preempted):
             self._admit_urgent(output, self._urgency)
         if self.batch.prefilling:
+            # The urgent were admitted above, and others that prefill may be preempted on the way.
             just_admitted = {*map(self.batch.first_of, output.num_scheduled_tokens)}
             for first in self.batch.prefilling.copy():
                 if output.budget <= 0:
                     break
-                if first.state is State.RUNNING and first not in just_admitted:  # else preempted
+                if first.state is State.RUNNING and first not in just_admitted:
                     self._continue(output, first)
         if output.preempted:
             self._note_blocked(output, self.queue.head(self._now), "preemption")
@@ -257,7 +268,7 @@ class Scheduler(Generic[S]):
             for row, num_tokens in self._split(first, output).items():
                 row.num_computed_tokens = scheduled[row] = num_tokens
                 output.budget -= num_tokens
-        else:
+        else:  # as _split does, without a dict for one row
             num_tokens = first.num_tokens - output.num_held_back
             if num_tokens > output.budget or num_tokens > self._max_chunk:
                 num_tokens = min(output.budget, self._max_chunk)
@@ -393,7 +404,7 @@ class Scheduler(Generic[S]):
         if num_needed > kv_cache.pool.num_free and not kv_cache.has_room(num_needed):
             kv_cache.remember(matches)
             if kv_cache.is_unknown(first):
-                self._refusal = first, budget, self._is_alone, num_needed
+                self._refusal = Refusal(first, budget, self._is_alone, num_needed)
             self._note_blocked(output, first, "kv", num_needed)
             return False
         kv_cache.admit(matches)
@@ -410,13 +421,13 @@ class Scheduler(Generic[S]):
     ) -> tuple[dict[S, PrefixMatch], int]:
         """Return what is found of each row of a group, and what to compute and hold of it.
 
-        And how many blocks have to be free to admit the group.
+        And how many blocks have to be free to admit the group.  Until then its rows'
+        `num_computed_tokens` mean nothing: looking at a group leaves there what was found.
         """
         if not first.others:
             match = kv_cache.match(first)
-            num_planned = first.num_tokens - match.num_tokens - output.num_held_back
-            if num_planned > output.budget or num_planned > self._max_chunk:
-                num_planned = min(output.budget, self._max_chunk)
+            num_left = first.num_tokens - match.num_tokens - output.num_held_back
+            num_planned = min(num_left, output.budget, self._max_chunk)
             if num_planned > 0:
                 match.num_planned, match.stop = num_planned, match.num_tokens + num_planned
             matches = {first: match}
@@ -429,6 +440,9 @@ class Scheduler(Generic[S]):
                 match.num_planned = shares.get(row, 0)
                 if shares:  # else the last tokens may be computed in this very step
                     match.stop = match.num_tokens + match.num_planned
+        if self.settings.capacity == "no-evict":
+            for row, match in matches.items():
+                match.stop = row.most_tokens
         return matches, kv_cache.num_needed(matches, is_alone=self._is_alone)
 
     def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
@@ -466,14 +480,15 @@ class Scheduler(Generic[S]):
         first = first_of(row)
         while not kv_cache.has_room(kv_cache.num_blocks_to_grow(row, num_tokens)):
             busy = {*output.prefill_finished, *map(first_of, output.num_scheduled_tokens)}
-            idle = [other for other in output.admitted if other not in busy]
-            if idle and not output.preempted:  # nobody is admitted where others give way
-                late = idle[-1]
+            unused = [other for other in output.admitted if other not in busy]
+            if unused and not output.preempted:
+                # Nobody is admitted where others give way, and who computes nothing loses nothing.
+                late = unused[-1]
                 self._preempt(output, late, first, "kv")
                 num_needed = kv_cache.num_needed(kv_cache.matches_of(late), is_alone=False)
                 self._note_blocked(output, late, "kv", num_needed)
                 continue
-            busy.update(idle)
+            busy.update(unused)
             victims = self.batch.firsts
             if busy:
                 victims = [other for other in victims if other is first or other not in busy]
@@ -584,18 +599,21 @@ class Scheduler(Generic[S]):
         return self.batch.num_free == len(self.batch.slots)
 
     def _num_lacked(self, kv_cache: "KVCache[S]", first: S, budget: int) -> int:
-        """Return how many blocks a group was refused for, if it lacks as many still; else 0."""
-        if self._refusal is None:
+        """Return how many blocks a group was refused for, if it lacks as many still; else 0.
+
+        On demand, it needs blocks for what the step computes of it, and so by the budget.
+        """
+        refusal = self._refusal
+        if refusal is None:
             return 0
-        refused, its_budget, is_alone, num_needed = self._refusal
         would_refuse = (
-            refused is first
-            and not kv_cache.has_room(num_needed)
-            and (budget == its_budget or self.settings.capacity != "on-demand")
-            and is_alone == self._is_alone
+            refusal.first is first
+            and not kv_cache.has_room(refusal.num_needed)
+            and (budget == refusal.budget or self.settings.capacity != "on-demand")
+            and refusal.is_alone == self._is_alone
             and kv_cache.is_unknown(first)
         )
-        return num_needed if would_refuse else 0
+        return refusal.num_needed if would_refuse else 0
 
     def refuses_until(self, now: float) -> float:
         """Return until when the first of the queue stays out for want of blocks; `now`: unknown.
@@ -625,7 +643,7 @@ class Scheduler(Generic[S]):
         """Whether the refused group stays out whatever is evicted: it would not find less then."""
         if self.kv_cache is None or self.blocked is None:
             return False
-        if self._refusal is not None and self._refusal[0] is self.blocked.first:
+        if self._refusal is not None and self._refusal.first is self.blocked.first:
             return True
         match = self.kv_cache.match(self.blocked.first)
         return match.source == NO_BLOCK and not self.kv_cache.pool.num_idle(match.found)

@@ -35,8 +35,9 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     Where it stands; set by the scheduler (scheduling/):
     admitted_step, first_token_step: the steps in which each happened first; None before.
     num_tokens: of those it starts with and those it has generated, when it began to compute them.
-    num_computed_tokens: how many of them are.  Once it decodes, `offset` counts for both: the
-    position of the token it computes in a decode step is the number of that step plus `offset`.
+    num_computed_tokens: how many of them are, by the end of the step that is scheduled.  While it
+    decodes both stand still, and are brought up to date when it stops: the position of the token
+    that it computes in a decode step is the number of that step plus `offset`.
     last_decode_step: the one after which it has all its tokens, while it decodes.
     queue_number, admission: the numbers of when it first joined the queue, and of its admission;
     later ones have larger numbers.
