@@ -10,7 +10,7 @@ the lowest slot that was free when it began.
 """
 
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import accumulate, chain
@@ -43,7 +43,8 @@ NO_STARTS = "when each request began to run (here when it arrived)"
 EVEN_TOKENS = "when tokens came between the first and the last (here at equal distances)"
 
 Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Time = Annotated[float, Meta(ge=0, le=1e12)]
+Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Time = Annotated[float, Meta(ge=0, le=1e10)]  # up to where a microsecond can still be added
 
 
 class ServedRequest(Struct, eq=False, gc=False, kw_only=True):
@@ -71,7 +72,13 @@ class ServedRequest(Struct, eq=False, gc=False, kw_only=True):
             return self.num_tokens if time >= self.last else 0
         if self.chunks:
             return -(-self.num_tokens * bisect_right(self.chunks, time) // len(self.chunks))
-        return 1 + int((self.num_tokens - 1) * (time - self.first) / (self.last - self.first))
+        part = (time - self.first) / (self.last - self.first)
+        return min(1 + int((self.num_tokens - 1) * part), self.num_tokens)
+
+    def next_time(self, num_tokens: int) -> float:
+        """Return when it gets the token after its first `num_tokens`, at equal distances."""
+        part = num_tokens / max(self.num_tokens - 1, 1)
+        return min(self.first + (self.last - self.first) * part, self.last)
 
 
 class ServedLog(Struct):
@@ -113,6 +120,9 @@ def read_log(lines: Iterable[tuple[int, bytes]], name: str) -> ServedLog:
             raise BatchdecodeError(f"{name}:{number}: {error}") from None
     if not log.requests:
         raise BatchdecodeError(f"{name}: it holds no request")
+    of_id, num_of_id = Counter(request.id for request in log.requests).most_common(1)[0]
+    if num_of_id > 1:
+        raise BatchdecodeError(f"{name}: {num_of_id:,} requests have the id {of_id!r}")
     return log
 
 
@@ -181,42 +191,83 @@ def _read_bench(line: bytes, log: ServedLog) -> None:
         )
 
 
+class _Attribute(Struct, frozen=True):
+    key: str = ""
+    value: dict[str, Any] | None = None
+
+
+class _Status(Struct, frozen=True):
+    code: int | str | None = None
+
+
+class _Span(Struct, frozen=True, rename="camel"):
+    start_time_unix_nano: int | str | None = None
+    end_time_unix_nano: int | str | None = None
+    attributes: list[_Attribute] | None = None
+    status: _Status | None = None
+
+
+class _Scope(Struct, frozen=True):
+    spans: list[_Span] | None = None
+
+
+class _Resource(Struct, frozen=True, rename="camel"):
+    scope_spans: list[_Scope] | None = None
+
+
+class _Export(Struct, frozen=True, rename="camel"):
+    resource_spans: list[_Resource] | None = None
+
+
 def _read_spans(line: bytes, log: ServedLog) -> None:
-    resources = msgspec.json.decode(line)[SPANS]
-    scopes = (scope for resource in resources for scope in resource.get("scopeSpans", ()))
-    for span in (span for scope in scopes for span in scope.get("spans", ())):
+    resources = msgspec.json.decode(line, type=_Export).resource_spans or ()
+    scopes = (scope for resource in resources for scope in resource.scope_spans or ())
+    for span in (span for scope in scopes for span in scope.spans or ()):
         told: dict[str, Any] = {}
-        for attribute in span.get("attributes", ()):
-            told[attribute["key"]] = next(iter(attribute["value"].values()), None)
+        for attribute in span.attributes or ():
+            value = next(iter((attribute.value or {}).values()), None)
+            if value is not None:
+                told[attribute.key] = value
         lengths = [
-            int(told[name])
+            _number(told, name, Length)
             for names in (PROMPT_TOKENS, OUTPUT_TOKENS)
-            for name in names
-            if name in told
+            for name in [name for name in names if name in told][:1]
         ]
         if len(lengths) != 2:  # noqa: PLR2004 - prompt and output, or it is no request's
             continue
-        begin, end = (int(span[f"{at}TimeUnixNano"]) / NANOSECONDS for at in ("start", "end"))
-        queue = told.get("gen_ai.latency.time_in_queue")
-        ttft = told.get("gen_ai.latency.time_to_first_token")
-        index = int(told.get("batchdecode.index", 0))
+        times = {"startTimeUnixNano": span.start_time_unix_nano}
+        times |= {"endTimeUnixNano": span.end_time_unix_nano}
+        begin, end = (_number(times, name, Nanoseconds) / NANOSECONDS for name in times)
+        queue, ttft = (
+            _number(told, name, Time) if name in told else None
+            for name in ("gen_ai.latency.time_in_queue", "gen_ai.latency.time_to_first_token")
+        )
+        index = _number({"batchdecode.index": 0} | told, "batchdecode.index", Length)
         request_id = str(told.get("gen_ai.request.id", len(log.requests)))
         models = "gen_ai.response.model", "gen_ai.request.model"
         log.model = next((str(told[name]) for name in models if name in told), log.model)
         log.missing.update({EVEN_TOKENS} if queue is not None else {EVEN_TOKENS, NO_STARTS})
-        has_failed = span.get("status", {}).get("code") in {2, "STATUS_CODE_ERROR"}
+        has_failed = span.status is not None and span.status.code in {2, "STATUS_CODE_ERROR"}
         log.requests.append(
             ServedRequest(
                 id=f"{request_id}#{index}" if index else request_id,
                 arrival=begin,
-                admitted=begin + float(queue or 0),
+                admitted=begin + (queue or 0),
                 num_prompt_tokens=lengths[0],
                 num_tokens=lengths[1],
-                first=end if ttft is None else min(begin + float(ttft), end),
+                first=end if ttft is None else min(begin + ttft, end),
                 last=end,
                 error=str(told.get("error.type", "error")) if has_failed else None,
             )
         )
+
+
+def _number(values: dict[str, Any], name: str, kind: Any) -> Any:
+    """Return the number `values` has by a name, which can be a string; ValueError: another."""
+    try:
+        return msgspec.convert(values[name], kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -266,6 +317,10 @@ def _events(requests: list[ServedRequest]) -> Iterator[Event]:
     free = list(range(_most_at_once(requests)))  # a heap
     last_used, none = [-2] * len(free), [0]
     running: dict[ServedRequest, int] = {}  # with their slots
+    holders: dict[int, ServedRequest] = {}
+    upcoming: list[
+        tuple[float, int]
+    ] = []  # a heap: when, and in which slot, one without chunks is due
     told: dict[ServedRequest, int] = {}  # how many tokens of those that run
     ran = [request for request in requests if request.error is None]
     to_arrive, to_admit = deque(requests), deque(sorted(ran, key=lambda row: row.admitted))
@@ -280,17 +335,20 @@ def _events(requests: list[ServedRequest]) -> Iterator[Event]:
     step, start, num_all = 0, 0.0, 0
     for time in sorted(moments):
         if running:  # a step has ended
-            due = moments[time] | {row for row in running if not row.chunks}
+            due = moments[time]
+            while upcoming and upcoming[0][0] <= time:
+                due.add(holders[heappop(upcoming)[1]])
             ended, num_tokens = [], 0
             for row in sorted(due, key=running.__getitem__):
-                num_new = row.num_tokens_by(time) - told.get(row, 0)
+                num_new, slot = row.num_tokens_by(time) - told.get(row, 0), running[row]
                 if num_new or (row not in told and time >= row.first):
-                    slot = running[row]
                     yield ReceiveEvent(step, start, row.id, 0, slot, num_new)
                     told[row] = told.get(row, 0) + num_new
                     num_tokens += num_new
                 if time >= row.last:
                     ended.append(row)
+                elif not row.chunks:
+                    heappush(upcoming, (row.next_time(told.get(row, 0)), slot))
             columns = [time], [num_tokens], none, [len(running)], none, none, none
             yield StepsEvent(step, *columns)
             for row in ended:
@@ -311,6 +369,9 @@ def _events(requests: list[ServedRequest]) -> Iterator[Event]:
         while to_admit and to_admit[0].admitted <= time:
             row = to_admit.popleft()
             running[row] = slot = heappop(free)
+            holders[slot] = row
+            if not row.chunks:
+                heappush(upcoming, (row.first, slot))
             where, left = (step, time, row.id, 0, slot), max(row.num_prompt_tokens, 1)
             reason: AdmitReason = "refill" if last_used[slot] == step - 1 else "empty"
             yield AdmitEvent(*where, reason, left=left)

@@ -211,3 +211,67 @@ def test_the_summary_of_a_trace_is_that_of_its_run(workers, tmp_path):
         assert (again.returncode, again.stderr) == (0, "")
     refused = batchdecode("trace", "t.jsonl", "--format", "summary", "--steps", "1:", cwd=tmp_path)
     assert refused.stderr == "error: --steps is not for --format summary\n"
+
+
+def otlp(told_too=(), **fields):
+    told = {"gen_ai.usage.prompt_tokens": {"intValue": "5"}}
+    told |= {"gen_ai.usage.completion_tokens": {"intValue": "3"}} | dict(told_too)
+    span = {"startTimeUnixNano": "1000000000", "endTimeUnixNano": "2000000000"}
+    span |= {"attributes": [{"key": key, "value": value} for key, value in told.items()]} | fields
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+
+
+TTFT = "gen_ai.latency.time_to_first_token"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"resourceSpans": 5}, "resourceSpans"),
+        ({"resourceSpans": [None]}, r"resourceSpans\[0\]"),
+        ({"resourceSpans": None}, "holds no request"),
+        ({"resourceSpans": [{"scopeSpans": None}]}, "holds no request"),
+        (otlp(attributes=None), "holds no request"),
+        (otlp(attributes=[None]), r"attributes\[0\]"),
+        (otlp({"gen_ai.usage.prompt_tokens": {"intValue": "-5"}}), "prompt_tokens: Expected `int`"),
+        (otlp({"gen_ai.usage.prompt_tokens": {"arrayValue": {}}}), "prompt_tokens: Expected `int`"),
+        (otlp({TTFT: {"doubleValue": "NaN"}}), "first_token: Expected `float`"),
+        (otlp({TTFT: {"arrayValue": {"values": []}}}), "first_token: Expected `float`"),
+        (otlp(startTimeUnixNano=None), "startTimeUnixNano: Expected `int`"),
+        (otlp(endTimeUnixNano="9" * 400), "endTimeUnixNano: Expected `int`"),
+        (otlp(status="bad"), "status"),
+    ],
+)
+def test_spans_of_another_shape_are_complained_about(line, message):
+    with pytest.raises(BatchdecodeError, match=message):
+        read_log(lines_of(line), "spans")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        otlp(status=None),
+        otlp({TTFT: {"doubleValue": None}, "x": None, "batchdecode.index": {"intValue": None}}),
+        otlp({"gen_ai.usage.input_tokens": {"intValue": 5}}),
+    ],
+)
+def test_spans_can_hold_nulls_and_both_names_of_an_attribute(line):
+    (request,) = read_log(lines_of(line), "spans").requests
+    assert (request.num_prompt_tokens, request.num_tokens, request.error) == (5, 3, None)
+
+
+def test_a_request_can_have_no_tokens():
+    log = read_log(lines_of(log_row(1, 1.0, 1.5, 2.0, 3.0, 0) | {"last_token_ts": 3.0}), "log")
+    Timeline.from_events(events_of_log(log)).check_integrity()
+
+
+def test_two_requests_of_one_id_are_complained_about():
+    with pytest.raises(BatchdecodeError, match="2 requests have the id 'r1'"):
+        read_log(lines_of(*[log_row(1, 1.0, 1.5, 2.0, 3.0, 2)] * 2), "log")
+
+
+def test_many_requests_at_once_take_no_longer_than_their_tokens():
+    num = 20_000
+    rows = (log_row(n, 0.0, 0.0, 0.5 + n / num, 2.0 + n / num, 2) for n in range(num))
+    events = list(events_of_log(read_log(lines_of(*rows), "log")))  # or else minutes
+    assert sum(isinstance(event, FinishEvent) for event in events) == num
