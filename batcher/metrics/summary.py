@@ -333,7 +333,7 @@ def _timed_numbers(totals: RunTotals, run: RunEvent | None, slo: Slo | None) -> 
     numbers: dict[str, Any] = {"goodput": timed.goodput.goodput(slo, makespan)}
     if not is_plain or slo is not None:
         latencies = {name: times.distribution() for name, times in timed.times.items()}
-        if run.step_time.get("tokens") == "even":  # a log does not say when they came
+        if run.step_time.get("tokens") == "unknown":  # see trace/logs.py
             latencies["itl"] = None
         numbers["latencies"] = Latencies(**latencies)
         if makespan > 0:

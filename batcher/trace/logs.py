@@ -9,11 +9,10 @@ A log knows requests, but neither steps nor slots.  Here a step lasts from one t
 the lowest slot that was free when it began.
 """
 
-from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -40,7 +39,7 @@ REQUEST_LOG, BENCH_RESULT, SPANS = "input_toks", "input_lens", "resourceSpans"  
 PROMPT_TOKENS = "gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"
 NO_STARTS = "when each request began to run (here when it arrived)"
-EVEN_TOKENS = "when tokens came between the first and the last (here at equal distances)"
+NO_TOKEN_TIMES = "when tokens came between the first and the last (here with the last)"  # noqa: S105
 
 Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -50,8 +49,7 @@ Time = Annotated[float, Meta(ge=0, le=1e10)]  # up to where a microsecond can st
 class ServedRequest(Struct, eq=False, gc=False, kw_only=True):
     """A request of a log; all times are seconds on one clock.
 
-    admitted: when it began to run.  first, last: when its first and its last token came.
-    chunks: when tokens came, about as many each time; () if that is not known.
+    admitted: when it began to run.  tokens: when some of its tokens came, and how many.
     error: why it failed.  replica: which of several engines served it.
     """
 
@@ -59,26 +57,9 @@ class ServedRequest(Struct, eq=False, gc=False, kw_only=True):
     arrival: float
     admitted: float
     num_prompt_tokens: int
-    num_tokens: int
-    first: float
-    last: float
-    chunks: tuple[float, ...] = ()
+    tokens: list[tuple[float, int]]
     error: str | None = None
     replica: int | str | None = None
-
-    def num_tokens_by(self, time: float) -> int:
-        """Return how many of its tokens had come by `time`."""
-        if time >= self.last or time < self.first:
-            return self.num_tokens if time >= self.last else 0
-        if self.chunks:
-            return -(-self.num_tokens * bisect_right(self.chunks, time) // len(self.chunks))
-        part = (time - self.first) / (self.last - self.first)
-        return min(1 + int((self.num_tokens - 1) * part), self.num_tokens)
-
-    def next_time(self, num_tokens: int) -> float:
-        """Return when it gets the token after its first `num_tokens`, at equal distances."""
-        part = num_tokens / max(self.num_tokens - 1, 1)
-        return min(self.first + (self.last - self.first) * part, self.last)
 
 
 class ServedLog(Struct):
@@ -139,7 +120,7 @@ class _Line(Struct, frozen=True):
 
 def _read_line(line: bytes, log: ServedLog) -> None:
     row = msgspec.json.decode(line, type=_Line)
-    log.missing.add(EVEN_TOKENS)
+    log.missing.add(NO_TOKEN_TIMES)
     if row.scheduled_ts is None:
         log.missing.add(NO_STARTS)
     log.requests.append(
@@ -148,9 +129,7 @@ def _read_line(line: bytes, log: ServedLog) -> None:
             arrival=row.queued_ts,
             admitted=row.queued_ts if row.scheduled_ts is None else row.scheduled_ts,
             num_prompt_tokens=row.input_toks,
-            num_tokens=row.output_toks,
-            first=row.first_token_ts,
-            last=row.last_token_ts,
+            tokens=_first_and_last(row.output_toks, row.first_token_ts, row.last_token_ts),
             replica=row.replica,
         )
     )
@@ -175,17 +154,18 @@ def _read_bench(line: bytes, log: ServedLog) -> None:
     if len({len(errors), *(len(column) for column in columns)}) > 1:
         raise ValueError("its lists have different lengths")
     for arrival, num_prompt, num_tokens, ttft, gaps, error in zip(*columns, errors, strict=True):
-        chunks = tuple(accumulate(gaps, initial=arrival + ttft))
+        times, num_chunks = accumulate(gaps, initial=arrival + ttft), 1 + len(gaps)
+        told = [-(-num_tokens * place // num_chunks) for place in range(1 + num_chunks)]
         log.requests.append(
             ServedRequest(
                 id=str(len(log.requests)),
                 arrival=arrival,
                 admitted=arrival,
                 num_prompt_tokens=num_prompt,
-                num_tokens=num_tokens,
-                first=chunks[0],
-                last=chunks[-1],
-                chunks=chunks,
+                tokens=[
+                    (time, stop - start)
+                    for time, (start, stop) in zip(times, pairwise(told), strict=True)
+                ],
                 error=error or None,
             )
         )
@@ -246,7 +226,7 @@ def _read_spans(line: bytes, log: ServedLog) -> None:
         request_id = str(told.get("gen_ai.request.id", len(log.requests)))
         models = "gen_ai.response.model", "gen_ai.request.model"
         log.model = next((str(told[name]) for name in models if name in told), log.model)
-        log.missing.update({EVEN_TOKENS} if queue is not None else {EVEN_TOKENS, NO_STARTS})
+        log.missing.update({NO_TOKEN_TIMES} if queue is not None else {NO_TOKEN_TIMES, NO_STARTS})
         has_failed = span.status is not None and span.status.code in {2, "STATUS_CODE_ERROR"}
         log.requests.append(
             ServedRequest(
@@ -254,9 +234,7 @@ def _read_spans(line: bytes, log: ServedLog) -> None:
                 arrival=begin,
                 admitted=begin + (queue or 0),
                 num_prompt_tokens=lengths[0],
-                num_tokens=lengths[1],
-                first=end if ttft is None else min(begin + ttft, end),
-                last=end,
+                tokens=_first_and_last(lengths[1], end if ttft is None else begin + ttft, end),
                 error=str(told.get("error.type", "error")) if has_failed else None,
             )
         )
@@ -268,6 +246,10 @@ def _number(values: dict[str, Any], name: str, kind: Any) -> Any:
         return msgspec.convert(values[name], kind, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def _first_and_last(num_tokens: int, first: float, last: float) -> list[tuple[float, int]]:
+    return [(first, min(num_tokens, 1)), (max(first, last), max(num_tokens - 1, 0))]
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -283,10 +265,8 @@ def events_of_log(log: ServedLog) -> Iterator[Event]:
     for request in sorted(log.requests, key=lambda request: request.arrival):
         request.arrival -= begin
         request.admitted = max(request.admitted - begin, request.arrival)
-        # A step has a beginning and an end, however short.
-        request.first = max(request.first - begin, request.admitted + MICROSECOND)
-        request.last = max(request.last - begin, request.first)
-        request.chunks = tuple(max(time - begin, request.first) for time in request.chunks)
+        soonest = request.admitted + MICROSECOND  # a step has a beginning and an end
+        request.tokens = [(max(time - begin, soonest), num) for time, num in request.tokens]
         served[request.replica].append(request)
     if len(served) > MAX_WORKERS:
         raise BatchdecodeError(f"a log has {len(served):,} replicas; {MAX_WORKERS:,} can be shown")
@@ -295,7 +275,8 @@ def events_of_log(log: ServedLog) -> Iterator[Event]:
         batch=batch,
         model=log.model,
         settings={},
-        step_time={"name": "wall"} | ({"tokens": "even"} if EVEN_TOKENS in log.missing else {}),
+        step_time={"name": "wall"}
+        | ({"tokens": "unknown"} if NO_TOKEN_TIMES in log.missing else {}),
         layout="remote",
         workers=len(served),
     )
@@ -306,10 +287,8 @@ def events_of_log(log: ServedLog) -> Iterator[Event]:
 
 def _most_at_once(requests: list[ServedRequest]) -> int:
     ran = [request for request in requests if request.error is None]
-    changes = sorted(
-        [(request.admitted, 1) for request in ran] + [(request.last, -1) for request in ran]
-    )
-    return max(accumulate(change for _, change in changes), default=1)
+    changes = [(row.admitted, 1) for row in ran] + [(row.tokens[-1][0], -1) for row in ran]
+    return max(accumulate(change for _, change in sorted(changes)), default=1)
 
 
 def _events(requests: list[ServedRequest]) -> Iterator[Event]:
@@ -317,50 +296,34 @@ def _events(requests: list[ServedRequest]) -> Iterator[Event]:
     free = list(range(_most_at_once(requests)))  # a heap
     last_used, none = [-2] * len(free), [0]
     running: dict[ServedRequest, int] = {}  # with their slots
-    holders: dict[int, ServedRequest] = {}
-    upcoming: list[
-        tuple[float, int]
-    ] = []  # a heap: when, and in which slot, one without chunks is due
-    told: dict[ServedRequest, int] = {}  # how many tokens of those that run
     ran = [request for request in requests if request.error is None]
     to_arrive, to_admit = deque(requests), deque(sorted(ran, key=lambda row: row.admitted))
-    moments: defaultdict[float, set[ServedRequest]] = defaultdict(set)  # who is given tokens
-    for row in requests:
-        for time in (
-            (row.admitted,) if row.error is not None else (row.admitted, row.first, row.last)
-        ):
-            moments[time] |= set()
-        for time in row.chunks if row.error is None else ():
-            moments[time].add(row)
+    came: defaultdict[float, list[tuple[ServedRequest, int]]] = defaultdict(list)
+    for row in ran:
+        for time, num in row.tokens:
+            came[time].append((row, num))
     step, start, num_all = 0, 0.0, 0
-    for time in sorted(moments):
+    for time in sorted({*came, *(row.admitted for row in requests)}):
         if running:  # a step has ended
-            due = moments[time]
-            while upcoming and upcoming[0][0] <= time:
-                due.add(holders[heappop(upcoming)[1]])
-            ended, num_tokens = [], 0
-            for row in sorted(due, key=running.__getitem__):
-                num_new, slot = row.num_tokens_by(time) - told.get(row, 0), running[row]
-                if num_new or (row not in told and time >= row.first):
-                    yield ReceiveEvent(step, start, row.id, 0, slot, num_new)
-                    told[row] = told.get(row, 0) + num_new
-                    num_tokens += num_new
-                if time >= row.last:
-                    ended.append(row)
-                elif not row.chunks:
-                    heappush(upcoming, (row.next_time(told.get(row, 0)), slot))
-            columns = [time], [num_tokens], none, [len(running)], none, none, none
+            received = Counter[ServedRequest]()
+            for row, num in came[time]:
+                received[row] += num
+            for row in sorted(received, key=running.__getitem__):
+                where = step, start, row.id, 0, running[row]
+                yield ReceiveEvent(*where, received[row])
+            columns = [time], [received.total()], none, [len(running)], none, none, none
             yield StepsEvent(step, *columns)
-            for row in ended:
-                slot, num = running.pop(row), told.pop(row)
-                yield FinishEvent(step, start, row.id, 0, slot, "stop", None, num)
-                heappush(free, slot)
-                last_used[slot] = step
-            step, num_all = step + 1, num_all + num_tokens
+            for row in sorted(received, key=running.__getitem__):
+                if time == row.tokens[-1][0]:
+                    slot, num = running.pop(row), sum(num for _, num in row.tokens)
+                    yield FinishEvent(step, start, row.id, 0, slot, "stop", None, num)
+                    heappush(free, slot)
+                    last_used[slot] = step
+            step, num_all = step + 1, num_all + received.total()
         start = time
         while to_arrive and to_arrive[0].arrival <= time:
             row = to_arrive.popleft()
-            lengths = row.num_prompt_tokens, row.num_tokens
+            lengths = row.num_prompt_tokens, sum(num for _, num in row.tokens)
             yield ArriveEvent(step, row.arrival, row.id, 0, "input", *lengths)
             if row.error is not None:
                 error = ErrorInfo("model-error", row.error)
@@ -369,9 +332,6 @@ def _events(requests: list[ServedRequest]) -> Iterator[Event]:
         while to_admit and to_admit[0].admitted <= time:
             row = to_admit.popleft()
             running[row] = slot = heappop(free)
-            holders[slot] = row
-            if not row.chunks:
-                heappush(upcoming, (row.first, slot))
             where, left = (step, time, row.id, 0, slot), max(row.num_prompt_tokens, 1)
             reason: AdmitReason = "refill" if last_used[slot] == step - 1 else "empty"
             yield AdmitEvent(*where, reason, left=left)
