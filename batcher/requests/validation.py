@@ -351,7 +351,7 @@ def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabi
         value, place = getattr(segment, name), (*path, name)
         if value is None and name not in ("seed", "pin"):
             continue
-        if name in ("text", "tokens"):
+        if name == "text" or (name == "tokens" and isinstance(value, list)):
             yield from check_filled(value, place, *_NO_TOKEN)
         if name == "tokens" and isinstance(value, list):
             yield from check_token_ids(value, place, capabilities)

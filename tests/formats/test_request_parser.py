@@ -119,6 +119,7 @@ BAD = [
         "conflicting-fields 33 prompt[0].tokens [5]",
         "conflicting-fields 46 prompt[0].length 2",
     ),
+    ('{"prompt":[{"tokens":""}]}', 'invalid-type 22 prompt[0].tokens ""'),
     (
         '{"prompt":[{"text":"a","type":"bot","pin":1}]}',
         'invalid-value 31 prompt[0].type "bot"',
