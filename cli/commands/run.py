@@ -51,17 +51,18 @@ def run(options: RunOptions) -> int:
         user_code_prints_to_stderr,
     )
 
-    with user_code_prints_to_stderr(), StopSignals() as stop:
-        try:
+    stop = StopSignals()
+    try:  # a second signal may come while these end
+        with user_code_prints_to_stderr(), stop:
             status = run_requests(options, stop, _continuing_command())
-        except (Interrupted, KeyboardInterrupt):  # before the first step, or a second time
-            status = stop.exit_status
-        except RaisedError as error:
-            if options.quiet:
-                raise BatchdecodeError(str(error)) from None
-            raise
-        except BrokenPipeError:
-            die_of_closed_pipe()
+    except (Interrupted, KeyboardInterrupt):  # before the first step, or a second time
+        status = stop.exit_status
+    except RaisedError as error:
+        if options.quiet:
+            raise BatchdecodeError(str(error)) from None
+        raise
+    except BrokenPipeError:
+        die_of_closed_pipe()
     return status
 
 

@@ -6,6 +6,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import termios
 import threading
 import time
@@ -33,6 +34,28 @@ def test_the_second_signal_aborts():
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
         assert stop.exit_status == 143
+
+
+def test_a_second_signal_that_comes_as_the_command_ends_gives_the_status_of_the_first():
+    script = """
+import os
+from cli import main, signals
+
+end = signals.StopSignals.__exit__
+
+def interrupted(stop, *error):
+    try:
+        for _ in range(2):
+            os.kill(os.getpid(), 15)
+    finally:
+        end(stop, *error)
+
+signals.StopSignals.__exit__ = interrupted
+main.main()
+"""
+    command = [sys.executable, "-c", script, "run", "-q"]
+    done = subprocess.run(command, input=lines_of({"prompt": "a"}), capture_output=True)
+    assert (done.returncode, done.stderr) == (143, b"")
 
 
 @pytest.mark.parametrize("is_early", [True, False])
