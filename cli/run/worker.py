@@ -332,7 +332,7 @@ class Worker:
         if isinstance(parsed, BadLine):
             return CheckedLine(parsed.id, checksum, bad=(parsed.id, parsed.problems, parsed.form))
         request, numbers = parsed.request, (1, 1)
-        if request.n > 1 and parsed.form == "result":
+        if parsed.form == "result":
             numbers = request.n, request.best_of or request.n
         return CheckedLine(id_of(parsed), checksum, request.arrival_time, *numbers, request.session)
 

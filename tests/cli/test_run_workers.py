@@ -179,6 +179,19 @@ def test_a_run_that_gives_up_goes_on_where_it_stopped(folder, capfd, monkeypatch
     assert as_set(found) == as_set(alone(folder)[0])
 
 
+def test_a_best_sample_of_an_earlier_run_is_not_decoded_again(tmp_path):
+    best = [{**SAMPLED, "id": f"b{i}", "best_of": 3, "seed": i} for i in range(9)]
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*best))
+    run_inner(options_of(tmp_path))
+    results = tmp_path / "results.jsonl"
+    whole = results.read_bytes()
+    assert any(result["index"] for result in written(results))
+    results.write_bytes(whole[:-1])
+    run_inner(options_of(tmp_path, force=False, resume=True))
+    assert sorted(results.read_bytes().splitlines()[:8]) == sorted(whole.splitlines()[:8])
+    assert as_set(written(results)) == as_set(alone(tmp_path)[0])
+
+
 def test_a_run_of_one_engine_is_not_continued_by_workers(folder):
     options = options_of(folder, max_errors=1)
     run_inner(options)

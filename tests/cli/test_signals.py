@@ -54,7 +54,8 @@ signals.StopSignals.__exit__ = interrupted
 main.main()
 """
     command = [sys.executable, "-c", script, "run", "-q"]
-    done = subprocess.run(command, input=lines_of({"prompt": "a"}), capture_output=True)
+    request = lines_of({"prompt": "a"})
+    done = subprocess.run(command, input=request, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (143, b"")
 
 
