@@ -579,6 +579,7 @@ class RequestFold:
         self.news: list[tuple[Event, RequestTimeline | None]] | None = None
         self.step_drafts: deque[StepDrafts] = deque(maxlen=0)
         self.num_asked = self.num_found = 0
+        self._is_received = False
 
     @property
     def blocked(self) -> BlockedEvent | None:
@@ -800,7 +801,7 @@ class RequestFold:
                     raise InvariantError(
                         f"{event.id!r} receives {event.tokens} tokens in step {event.step}"
                     )
-                admission.left = 0
+                admission.left, self._is_received = 0, True
                 if admission.first_token is None:
                     admission.first_token = event.step
                 admission.num_received = (admission.num_received or 0) + event.tokens
@@ -835,7 +836,7 @@ class RequestFold:
 
     def _tell(self, event: StepsEvent) -> None:
         """Count the steps that computed prompts alone, in which those that generate stood still."""
-        if 0 not in event.decodes:
+        if 0 not in event.decodes or self._is_received:  # a server tells of all its tokens
             return
         for step, num_decodes in enumerate(event.decodes, event.step):
             for slot, found in self.slots.items() if not num_decodes else ():

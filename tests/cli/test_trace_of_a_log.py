@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from process import batchdecode
 
 from batcher.errors import BatchdecodeError
-from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, ReceiveEvent, RunEvent
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, ReceiveEvent, RunEvent, StepsEvent
 from batcher.planning.replay import read_requests
 from batcher.trace.files import encode_events
 from batcher.trace.logs import events_of_log, read_log
+from batcher.trace.run import RequestFold
 from batcher.trace.timeline import Timeline
 
 MILLISECONDS = st.integers(0, 5000).map(lambda number: number / 1000)
@@ -276,3 +277,14 @@ def test_many_requests_at_once_take_no_longer_than_their_tokens():
     rows = (log_row(n, 0.0, 0.0, 0.5 + n / num, 2.0 + n / num, 2) for n in range(num))
     events = list(events_of_log(read_log(lines_of(*rows), "log")))  # or else minutes
     assert sum(isinstance(event, FinishEvent) for event in events) == num
+
+
+def test_a_step_of_a_server_is_taken_in_without_a_look_at_each_slot():
+    rows = [log_row(n, 0.0, n / 100, 0.001 + n / 100, 99.0 + n, 2) for n in range(2)]
+    fold = RequestFold()
+    for event in events_of_log(read_log(lines_of(*rows), "log")):
+        fold.take(event)
+        if isinstance(event, ReceiveEvent):
+            fold.slots = None  # type: ignore[assignment] - or else quadratic in the requests
+            fold.take(StepsEvent(event.step, [1.0], [0], [0], [1], [0], [0], [0]))
+            return
