@@ -39,25 +39,8 @@ _REQUESTS = st.fixed_dictionaries(
 )
 
 
-_BACKLOGS = [  # of beams and samples, of turns, of bad lines
-    [
-        {"max_tokens": 5, "num_beams": 2},
-        {"max_tokens": 3, "n": 2, "best_of": 4},
-        {"max_tokens": 0, "arrival_time": 3},
-        {"max_tokens": 2, "n": 3, "arrival_time": 7},
-    ],
-    [
-        {"max_tokens": 4, "session": "s"},
-        {"max_tokens": 3, "arrival_time": 2},
-        *[{"max_tokens": 5, "session": name, "think_time": 3} for name in ("s", "t", "s", "t")],
-    ],
-    [{"max_tokens": 6}, {"max_tokens": -1}, *[{"max_tokens": 3}] * 4],
-]
-
-
 def workloads():
-    backlogs = [[{"prompt_tokens": 3} | row for row in rows] for rows in _BACKLOGS]
-    return st.lists(_REQUESTS, min_size=1, max_size=20) | st.sampled_from(backlogs)
+    return st.lists(_REQUESTS, min_size=1, max_size=20)
 
 
 def write_requests(path, requests):

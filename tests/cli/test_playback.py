@@ -12,6 +12,7 @@ from recorded_runs import SETTINGS, record, watch_run, workloads, write_requests
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
 from batcher.trace.run import label_of
+from batcher.trace.timeline import Timeline
 from cli.screen.live_picture import Longest, picture
 from cli.screen.theme import UNICODE
 from cli.views import recording
@@ -48,6 +49,40 @@ def folder(tmp_path_factory):
 def arrivals_in(events):
     arrivals = [event for event in events if isinstance(event, ArriveEvent)]
     return {label_of(event.id, event.index, "sample"): event.step for event in arrivals}
+
+
+BACKLOGS = {
+    "beams and samples": [
+        {"max_tokens": 5, "num_beams": 2},
+        {"max_tokens": 3, "n": 2, "best_of": 4, "temperature": 1},
+        {"max_tokens": 0, "arrival_time": 3},
+        {"max_tokens": 2, "n": 3, "temperature": 1, "arrival_time": 7},
+    ],
+    "turns": [
+        {"max_tokens": 4, "session": "s"},
+        {"max_tokens": 3, "arrival_time": 2},
+        *[{"max_tokens": 5, "session": name, "think_time": 3} for name in ("s", "t", "s", "t")],
+    ],
+    "bad lines": [{"max_tokens": 6}, {"max_tokens": -1}, *[{"max_tokens": 3}] * 4],
+}
+ORDERS = [("fcfs", 4), ("sjf", 2), ("fcfs", 3)]
+
+
+@pytest.mark.parametrize(
+    ("backlog", "order"), [*zip(BACKLOGS, ORDERS, strict=True)], ids=list(BACKLOGS)
+)
+def test_the_queue_holds_what_has_arrived_and_was_not_admitted(
+    tmp_path, monkeypatch, backlog, order
+):
+    policy, batch = order
+    write_requests(tmp_path / "in", [{"prompt_tokens": 3} | row for row in BACKLOGS[backlog]])
+    run = watch_run(monkeypatch, tmp_path / "in", batch, {"policy": policy}, lambda s: s.gauges)
+    rows = list(Timeline.from_events(run.events).select_steps())
+    arrivals = arrivals_in(run.events)
+    for row, gauges in zip(rows, run.seen, strict=True):
+        coming = sum(step > row.step for step in arrivals.values())
+        assert (gauges.num_queued, gauges.num_coming) == (row.waiting, coming)
+        assert gauges.next_up is None or arrivals[gauges.next_up] <= row.step
 
 
 @pytest.mark.usefixtures("small")
