@@ -14,6 +14,7 @@ from msgspec.structs import astuple
 from batcher.fields import Field, fields_of
 
 MAX_INT = 2**31 - 1
+MAX_LENGTH = 2**20  # tokens of one prompt or one output of a workload or a log
 TO_THE_END = MAX_INT  # max_tokens of a chat that states none: all that the context has room for
 NUM_TOKENS = 16  # of a completion that states none
 MAX_ANSWER = 4096  # of a chat that states none, if the context has no limit

@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
@@ -20,88 +19,23 @@ from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, ReplicaView, Route
 from batcher.planning.simulated_sequence import GREEDY, Piece, SimulatedSequence
 from batcher.planning.simulator import FleetResult, ReplicaSettings
 from batcher.planning.workload import Turns, Workload
-from batcher.planning.workload_traces import MAX_LENGTH
-from batcher.request import MAX_TIME
 from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
 from batcher.timing.profiles import usable_blocks
 from batcher.trace.files import is_trace, read_numbered_trace
-from batcher.trace.logs import BENCH_RESULT, SPANS, events_of_log, kind_of_log, read_log
+from batcher.trace.logs import (
+    BENCH_RESULT,
+    SPANS,
+    LoggedRequest,
+    events_of_log,
+    kind_of_log,
+    read_log,
+    read_request_log,
+)
 from batcher.trace.run import RequestFold, TraceChecks, check_worker, label_of
 
 # Logs of real runs as vLLM has them: lengths and times of requests, and the limits of the run.
 
-FIELDS = (
-    "request_id, input_toks, output_toks, queued_ts, first_token_ts, last_token_ts, "
-    "maybe scheduled_ts and replica"
-)
-
-Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH)]
-Time = Annotated[float, Meta(ge=0, le=MAX_TIME)]
 NUM_DIGITS = 9  # of seconds, after the point: a log has no more
-_WORDS = {  # of JSON, in the place of those of Python
-    "`int`": "a whole number",
-    "`float`": "a number",
-    "`str`": "a text",
-    "`bool`": "true or false",
-    "`array`": "a list",
-    "`object`": "an object",
-    " - at `$.": " at `",
-}
-
-
-class LoggedRequest(Struct, frozen=True, gc=False, kw_only=True):
-    """A line of the log; its other fields are not used.  Times are seconds from anywhere.
-
-    queued_ts: its arrival.  scheduled_ts: the beginning of its first step.  replica: its engine, of
-    several.
-    """
-
-    request_id: str
-    input_toks: Length
-    output_toks: Length
-    queued_ts: Time
-    first_token_ts: Time
-    last_token_ts: Time
-    scheduled_ts: Time | None = None
-    replica: int | str | None = None
-
-
-def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[LoggedRequest]:
-    """Return the requests of a log, given as (line number, line), in the order they came.
-
-    name: how errors call the file.
-
-    Raises:
-        BatchdecodeError: a line is no such request, or its times cannot be; or there is none.
-    """
-    decoder = msgspec.json.Decoder(LoggedRequest)
-    requests, lines_of = list[LoggedRequest](), dict[str, int]()
-    for number, text in lines:
-        try:
-            request = decoder.decode(text)
-        except (ValueError, RecursionError) as error:  # the other: nested too deeply
-            fault = str(error)
-            for theirs, ours in _WORDS.items():
-                fault = fault.replace(theirs, ours)
-            fault = fault if fault.startswith("JSON") else f"{fault[:1].lower()}{fault[1:]}"
-            raise BatchdecodeError(f"{name}:{number}: {fault}; fields: {FIELDS}") from None
-        first_line = lines_of.setdefault(request.request_id, number)
-        if first_line != number:
-            message = f"request_id {request.request_id!r} is in line {first_line} already"
-            raise BatchdecodeError(f"{name}:{number}: {message}")
-        before, last = "", 0.0
-        for field in ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"):
-            time = getattr(request, field)
-            if time is not None and time < last:
-                raise BatchdecodeError(f"{name}:{number}: {field} {time} is before {before} {last}")
-            before, last = (before, last) if time is None else (field, time)
-        if requests and (request.replica is None) is not (requests[0].replica is None):
-            message = "replica: all requests name one, or none does"
-            raise BatchdecodeError(f"{name}:{number}: {message}")
-        requests.append(request)
-    if not requests:
-        raise BatchdecodeError(f"{name}: there are no requests in it; fields of a line: {FIELDS}")
-    return sorted(requests, key=lambda request: request.queued_ts)
 
 
 def workload_of_log(log: list[LoggedRequest]) -> Workload:

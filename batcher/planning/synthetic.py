@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from batcher.fields import read_number
 from batcher.planning.workload_traces import (
     DEFAULT_NAME,
-    MAX_LENGTH,
     LengthSegment,
     NumberedLine,
     Side,
@@ -24,7 +23,7 @@ from batcher.planning.workload_traces import (
     WorkloadError,
     read_lengths,
 )
-from batcher.request import MAX_INT
+from batcher.request import MAX_INT, MAX_LENGTH
 
 MAX_GROUPS = 2**20
 MAX_PARAMETER = 1e9

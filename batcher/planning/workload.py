@@ -20,7 +20,7 @@ from batcher.models.base import ANY_LENGTH, UNLIMITED, Context, Model, context_o
 from batcher.planning import synthetic
 from batcher.planning.simulated_sequence import GREEDY, Piece, SimulatedSequence
 from batcher.planning.synthetic import Distribution, PriorityShares, draw_lengths, make_generator
-from batcher.planning.workload_traces import DEFAULT_NAME, MAX_LENGTH, WorkloadError
+from batcher.planning.workload_traces import DEFAULT_NAME, WorkloadError
 from batcher.prompts import (
     SegmentEnd,
     eviction_priority_of,
@@ -28,7 +28,7 @@ from batcher.prompts import (
     num_lasting_tokens,
     prefix_of,
 )
-from batcher.request import MAX_ANSWER, TO_THE_END, PromptInput, Request, is_plain
+from batcher.request import MAX_ANSWER, MAX_LENGTH, TO_THE_END, PromptInput, Request, is_plain
 from batcher.scheduling.queue import ARRIVAL_ORDER
 from batcher.timing.catalog import hint_at
 from batcher.tokens import NO_TOKENS, Tokens

@@ -15,11 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.request import MAX_TIME
+from batcher.request import MAX_LENGTH, MAX_TIME
 
 # The entries of a workload: requests of which only times, lengths and shared parts are known.
 
-MAX_LENGTH = 2**20  # tokens of one prompt or one output
 DEFAULT_NAME = "r"
 _ENTRIES_PER_BLOCK = 256
 

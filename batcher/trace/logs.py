@@ -31,6 +31,7 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
+from batcher.request import MAX_INT, MAX_LENGTH, Seconds
 from batcher.result import ErrorInfo
 from batcher.trace.run import event_of_worker
 
@@ -41,7 +42,7 @@ OUTPUT_TOKENS = "gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"
 NO_STARTS = "when each request began to run (here when it arrived)"
 NO_TOKEN_TIMES = "when tokens came between the first and the last (here with the last)"  # noqa: S105
 
-Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Length = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Time = Annotated[float, Meta(ge=0, le=1e10)]  # up to where a microsecond can still be added
 
@@ -70,6 +71,93 @@ class ServedLog(Struct):
     missing: set[str] = set()
 
 
+# -- a log of requests, a line for each ------------------------------------------------------------
+
+FIELDS = (
+    "request_id, input_toks, output_toks, queued_ts, first_token_ts, last_token_ts, "
+    "maybe scheduled_ts and replica"
+)
+
+_WORDS = {  # of JSON, in the place of those of Python
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "a text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "an object",
+    " - at `$.": " at `",
+}
+
+
+class LoggedRequest(Struct, frozen=True, gc=False, kw_only=True):
+    """A line of the log; its other fields are not used.  Times are seconds from anywhere.
+
+    queued_ts: its arrival.  scheduled_ts: the beginning of its first step.  replica: its engine, of
+    several.
+    """
+
+    request_id: str
+    input_toks: Annotated[int, Meta(ge=1, le=MAX_LENGTH)]
+    output_toks: Annotated[int, Meta(ge=1, le=MAX_LENGTH)]
+    queued_ts: Seconds
+    first_token_ts: Seconds
+    last_token_ts: Seconds
+    scheduled_ts: Seconds | None = None
+    replica: int | str | None = None
+
+
+def read_request_log(
+    lines: Iterable[tuple[int, bytes]], name: str, kind: type[LoggedRequest] = LoggedRequest
+) -> list[LoggedRequest]:
+    """Return the requests of a log, given as (line number, line), in the order they came.
+
+    name: how errors call the file.  kind: what a line may hold.
+
+    Raises:
+        BatchdecodeError: a line is no such request, or its times cannot be; or there is none.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    requests, lines_of = list[LoggedRequest](), dict[str, int]()
+    for number, text in lines:
+        try:
+            request = decoder.decode(text)
+        except (ValueError, RecursionError) as error:  # the other: nested too deeply
+            fault = f"{_in_words(error)}; fields: {FIELDS}"
+            raise BatchdecodeError(f"{name}:{number}: {fault}") from None
+        first_line = lines_of.setdefault(request.request_id, number)
+        if first_line != number:
+            message = f"request_id {request.request_id!r} is in line {first_line} already"
+            raise BatchdecodeError(f"{name}:{number}: {message}")
+        before, last = "", 0.0
+        for field in ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"):
+            time = getattr(request, field)
+            if time is not None and time < last:
+                raise BatchdecodeError(f"{name}:{number}: {field} {time} is before {before} {last}")
+            before, last = (before, last) if time is None else (field, time)
+        if requests and (request.replica is None) is not (requests[0].replica is None):
+            message = "replica: all requests name one, or none does"
+            raise BatchdecodeError(f"{name}:{number}: {message}")
+        requests.append(request)
+    if not requests:
+        raise BatchdecodeError(f"{name}: there are no requests in it; fields of a line: {FIELDS}")
+    return sorted(requests, key=lambda request: request.queued_ts)
+
+
+def _in_words(error: Exception) -> str:
+    fault = str(error)
+    for theirs, ours in _WORDS.items():
+        fault = fault.replace(theirs, ours)
+    return fault if fault.startswith("JSON") else f"{fault[:1].lower()}{fault[1:]}"
+
+
+class _ShownRequest(LoggedRequest, frozen=True, gc=False, kw_only=True):
+    """A line that can be shown: one without tokens, too, but no time too large for microseconds."""
+
+    input_toks: Length
+    output_toks: Length
+    last_token_ts: Time
+
+
 # -- the kinds of log ------------------------------------------------------------------------------
 
 
@@ -92,13 +180,17 @@ def read_log(lines: Iterable[tuple[int, bytes]], name: str) -> ServedLog:
     kind, log = kind_of_log(first[1]), ServedLog()
     if kind is None:
         raise BatchdecodeError(f"{name}: not a log of requests")
-    read = {REQUEST_LOG: _read_line, BENCH_RESULT: _read_bench, SPANS: _read_spans}[kind]
-    for number, line in chain([first], numbered):
+    lines = ((number, line) for number, line in chain([first], numbered) if not line.isspace())
+    if kind == REQUEST_LOG:
+        for row in read_request_log(lines, name, _ShownRequest):
+            _take_line(row, log)
+        return log
+    read = _read_bench if kind == BENCH_RESULT else _read_spans
+    for number, line in lines:
         try:
-            if not line.isspace():
-                read(line, log)
+            read(line, log)
         except (ValueError, LookupError, RecursionError) as error:  # the last: nested too deeply
-            raise BatchdecodeError(f"{name}:{number}: {error}") from None
+            raise BatchdecodeError(f"{name}:{number}: {_in_words(error)}") from None
     if not log.requests:
         raise BatchdecodeError(f"{name}: it holds no request")
     of_id, num_of_id = Counter(request.id for request in log.requests).most_common(1)[0]
@@ -107,19 +199,7 @@ def read_log(lines: Iterable[tuple[int, bytes]], name: str) -> ServedLog:
     return log
 
 
-class _Line(Struct, frozen=True):
-    request_id: str
-    input_toks: Length
-    output_toks: Length
-    queued_ts: Time
-    first_token_ts: Time
-    last_token_ts: Time
-    scheduled_ts: Time | None = None
-    replica: int | str | None = None
-
-
-def _read_line(line: bytes, log: ServedLog) -> None:
-    row = msgspec.json.decode(line, type=_Line)
+def _take_line(row: LoggedRequest, log: ServedLog) -> None:
     log.missing.add(NO_TOKEN_TIMES)
     if row.scheduled_ts is None:
         log.missing.add(NO_STARTS)
@@ -245,7 +325,7 @@ def _number(values: dict[str, Any], name: str, kind: Any) -> Any:
     try:
         return msgspec.convert(values[name], kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{name}: {_in_words(error)}") from None
 
 
 def _first_and_last(num_tokens: int, first: float, last: float) -> list[tuple[float, int]]:

@@ -16,7 +16,6 @@ from batcher.planning.replay import (
     AsLogged,
     Comparison,
     Limit,
-    LoggedRequest,
     RequestsOfRun,
     read_requests,
     read_run_meta,
@@ -28,6 +27,7 @@ from batcher.scheduling.scheduler import check_effects
 from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
 from batcher.speculation.settings import SPECULATION_SETTINGS
 from batcher.timing.profiles import setup_of, step_time_of
+from batcher.trace.logs import LoggedRequest
 
 from ..command import DECODING, INPUT, OUTPUT, TIME, argument, command, flag, option
 from ..errors import reason_of

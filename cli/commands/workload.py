@@ -11,7 +11,6 @@ from batcher.errors import BatchdecodeError
 from batcher.planning import synthetic
 from batcher.planning.workload_traces import (
     DEFAULT_NAME,
-    MAX_LENGTH,
     TRACES,
     LengthCounts,
     NumberedLine,
@@ -23,6 +22,7 @@ from batcher.planning.workload_traces import (
     scale_times,
     trace_entries,
 )
+from batcher.request import MAX_LENGTH
 
 from ..command import OUTPUT, OptionGroup, argument, command, flag, option
 from ..options import Force, output_option

@@ -13,12 +13,13 @@ from msgspec import convert, to_builtins
 from workload import Row
 
 from batcher import Request, SimulatedModel
-from batcher.planning.replay import read_request_log, replay
+from batcher.planning.replay import replay
 from batcher.planning.simulator import ReplicaSettings, simulate
 from batcher.planning.workload import workload_of
 from batcher.planning.workload_traces import TraceEntryChecks, trace_entries
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
+from batcher.trace.logs import read_request_log
 
 PROFILE, KV_BLOCKS, BUDGET, NUM_SLOTS = "rtx4090_llama3.1-8b", 2588, 2048, 256
 LIMITED = SchedulingSettings(kv_blocks=KV_BLOCKS, prefix_cache=False, max_batch_tokens=BUDGET)

@@ -162,12 +162,12 @@ def test_spans_of_requests_are_read_and_others_are_not():
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([b'{"request_id":"a","input_toks":1}\n'], "log:1: Object missing required field"),
+        ([b'{"request_id":"a","input_toks":1}\n'], "log:1: object missing required field"),
         ([b'{"input_lens":[1],"output_lens":[1],"ttfts":[0],"itls":[[]]}\n'], "`start_times`"),
         ([json.dumps(BENCH | {"ttfts": [1.0]}).encode()], "its lists have different lengths"),
         ([b'{"resourceSpans":[]}\n'], "log: it holds no request"),
         ([b'{"input_toks":' + b"[" * 9999], "log:1: "),
-        ([json.dumps(log_row(1, 0, 0, 0, 0, 1)).encode(), b"{"], "log:2: Input data was truncated"),
+        ([json.dumps(log_row(1, 0, 0, 0, 0, 1)).encode(), b"{"], "log:2: input data was truncated"),
     ],
 )
 def test_a_damaged_log_is_an_error_with_its_place(lines, message):
@@ -234,12 +234,18 @@ TTFT = "gen_ai.latency.time_to_first_token"
         ({"resourceSpans": [{"scopeSpans": None}]}, "holds no request"),
         (otlp(attributes=None), "holds no request"),
         (otlp(attributes=[None]), r"attributes\[0\]"),
-        (otlp({"gen_ai.usage.prompt_tokens": {"intValue": "-5"}}), "prompt_tokens: Expected `int`"),
-        (otlp({"gen_ai.usage.prompt_tokens": {"arrayValue": {}}}), "prompt_tokens: Expected `int`"),
-        (otlp({TTFT: {"doubleValue": "NaN"}}), "first_token: Expected `float`"),
-        (otlp({TTFT: {"arrayValue": {"values": []}}}), "first_token: Expected `float`"),
-        (otlp(startTimeUnixNano=None), "startTimeUnixNano: Expected `int`"),
-        (otlp(endTimeUnixNano="9" * 400), "endTimeUnixNano: Expected `int`"),
+        (
+            otlp({"gen_ai.usage.prompt_tokens": {"intValue": "-5"}}),
+            "prompt_tokens: expected a whole number",
+        ),
+        (
+            otlp({"gen_ai.usage.prompt_tokens": {"arrayValue": {}}}),
+            "prompt_tokens: expected a whole number",
+        ),
+        (otlp({TTFT: {"doubleValue": "NaN"}}), "first_token: expected a number"),
+        (otlp({TTFT: {"arrayValue": {"values": []}}}), "first_token: expected a number"),
+        (otlp(startTimeUnixNano=None), "startTimeUnixNano: expected a whole number"),
+        (otlp(endTimeUnixNano="9" * 400), "endTimeUnixNano: expected a whole number"),
         (otlp(status="bad"), "status"),
     ],
 )
@@ -268,8 +274,13 @@ def test_a_request_can_have_no_tokens():
 
 
 def test_two_requests_of_one_id_are_complained_about():
-    with pytest.raises(BatchdecodeError, match="2 requests have the id 'r1'"):
+    with pytest.raises(BatchdecodeError, match="log:2: request_id 'r1' is in line 1 already"):
         read_log(lines_of(*[log_row(1, 1.0, 1.5, 2.0, 3.0, 2)] * 2), "log")
+
+
+def test_times_that_go_back_are_named_with_their_line():
+    with pytest.raises(BatchdecodeError, match=r"log:1: first_token_ts 1.2 is before scheduled_ts"):
+        read_log(lines_of(log_row(1, 1.0, 1.5, 1.2, 3.0, 2)), "log")
 
 
 def test_many_requests_at_once_take_no_longer_than_their_tokens():

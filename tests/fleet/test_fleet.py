@@ -21,7 +21,7 @@ from batcher.planning import routers
 from batcher.planning.deployments import Deployment, check_router
 from batcher.planning.fleet import Fleet
 from batcher.planning.measure import Question, measure
-from batcher.planning.replay import AsLogged, LoggedRequest, replay, workload_of_log
+from batcher.planning.replay import AsLogged, replay, workload_of_log
 from batcher.planning.routers import ROUTERS, OwnRouter, ReplicaView, Router, router_of
 from batcher.planning.simulator import AssumedDrafts, simulate
 from batcher.planning.synthetic import (
@@ -39,6 +39,7 @@ from batcher.request import PromptSegment, Request
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND, ConstantStepTime
+from batcher.trace.logs import LoggedRequest
 
 SEEDS = st.integers(0, 2**32)
 DRAFTS = AssumedDrafts(num_tokens=3, acceptance=0.6, cost=0.1)

@@ -7,9 +7,10 @@ import pytest
 from jobs import engine_of
 
 from batcher.errors import BatchdecodeError
-from batcher.planning.replay import LoggedRequest, read_request_log, replay, workload_of_log
+from batcher.planning.replay import replay, workload_of_log
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
+from batcher.trace.logs import LoggedRequest, read_request_log
 
 PROFILE = "rtx4090_llama3.1-8b"
 

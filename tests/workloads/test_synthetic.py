@@ -27,7 +27,8 @@ from batcher.planning.synthetic import (
     poisson,
     session_entries,
 )
-from batcher.planning.workload_traces import MAX_LENGTH, WorkloadError, encode_entries
+from batcher.planning.workload_traces import WorkloadError, encode_entries
+from batcher.request import MAX_LENGTH
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.validation import ModelCapabilities
 
