@@ -523,7 +523,7 @@ def open_twice(path: str | None) -> tuple[str, OpenInput]:
 def events_of(
     path: str, source: OpenInput, run_options: Mapping[str, Any], preset: Collection[str] = ()
 ) -> Iterator[Event]:
-    """Yield the events of the input, a trace or requests; BatchdecodeError if it is neither.
+    """Yield the events of the input: a trace, a log or requests; BatchdecodeError for all else.
 
     run_options: those given for running requests.  preset: those of them that are no mistake for a
     trace.
