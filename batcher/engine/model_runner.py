@@ -1,4 +1,4 @@
-"""The batch and the model: which rows a step computes, with which tokens, and what comes back."""
+"""The batch and the model: the rows and tokens that a step computes, and what comes back."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace as dataclass_replace
@@ -47,26 +47,25 @@ ROBBED = "another engine has taken the model, which has only one cache"
 
 Verify = Callable[[ModelOutput, Decoded], None]
 
-# Who has a model, by the model's id, which is its own as long as the runner lives.
+# The runner of each model, by the model's id, which is unique while the runner lives.
 _RUNNERS: "WeakValueDictionary[int, ModelRunner]" = WeakValueDictionary()
 
 
 class ModelRunner:
-    """Has a model compute the rows of a batch, and keeps the tokens and stops of each.
+    """Computes the rows of a batch with a model, and keeps the tokens and stops of each row.
 
-    A row that asks for nothing but the model's own tokens until a stop costs nothing in a step;
-    what others ask for is in `rows`.  A row that a step gives no token is suspended, whether it
-    waits for the rest of its prompt or was preempted.  The rows of a group begin, wait and stop
-    together.  The model is taken from the runner that had it, as it has one cache.
+    A plain row (greedy tokens until a stop) costs no Python in a step; `rows` handles everything
+    else. A row without a token in a step is suspended, whether the rest of its prompt is still to
+    compute or it was preempted.  The rows of a group start, wait and stop together.  A model has
+    one cache, so a new runner takes the model from the runner before.
 
-    is_streaming: whether the text of each sample is told as it comes.
-    speculates: whether sequences may be given drafts.
-    grammar_timeout: seconds of processor time for a constraint.
-    strict_constraints: whether masks have to enforce all of one.
-    tokens, stops: of all rows.  rows: what decodes those that ask for more, once there has been
-    any; busy while there is one.
-    pages: where tokens are kept, None unless the model is paged and the engine pages.
-    num_replayed: slots whose holders need no model, since an earlier run found what they give.
+    is_streaming: return text as it is generated.  speculates: whether sequences may have drafts.
+    grammar_timeout: CPU seconds for compiling a constraint.
+    strict_constraints: refuse constraints that masks cannot enforce completely.
+    tokens, stops: of all rows.  rows: the decoder of rows that are not plain, made for the first
+    one and busy while there is one.
+    pages: where keys and values are kept; None unless both the model and the engine use blocks.
+    num_replayed: slots whose rows need no model, since their results come from an earlier run.
     """
 
     def __init__(
@@ -92,9 +91,9 @@ class ModelRunner:
         self.num_replayed = 0
         self.pages: Pages | None = None
         self._waiting: Collection[Sequence] = ()  # in slots, without a token in this step
-        self._lost: set[Sequence] = set()  # of which the model has nothing any more
+        self._lost: set[Sequence] = set()  # their state in the model is gone
         self._scores: dict[int, tuple[PromptLogprobs, int]] = {}  # by slot, of this step's chunks
-        holder = getattr(model, "inner", model)  # a check around it is made anew
+        holder = getattr(model, "inner", model)  # a CheckedModel is made anew
         previous = _RUNNERS.get(id(holder))
         if previous is not None:
             previous._is_robbed = True  # noqa: SLF001 - of the same class
@@ -114,7 +113,7 @@ class ModelRunner:
 
     @cached_property
     def grammars(self) -> "ConstraintCompiler":
-        """What constraints and healed prompts come to with this model."""
+        """The compiler of constraints and healed prompts for this model."""
         from batcher.decoding.constraints import ConstraintCompiler  # noqa: PLC0415 - not for plain rows
 
         model = self._model
@@ -149,10 +148,10 @@ class ModelRunner:
         )
 
     def open(self, first: Sequence) -> list[int]:
-        """Begin the rows of a group that was given slots, unless they have begun before.
+        """Start the rows of an admitted group, unless they are suspended.
 
-        Returns the tokens it has from the outset, which it computes with its prompt: those that its
-        constraint allows nothing beside.
+        Returns the tokens that its constraint forces at the start; they are computed with the
+        prompt.
         """
         more, rows = first.more, self.rows
         if more is not None and more.replayed is not None:
@@ -179,19 +178,19 @@ class ModelRunner:
         return forced
 
     def read(self, slot: int, start: int, stop: int) -> "array[int]":
-        """Return the tokens start..stop that the row in `slot` has generated."""
+        """Return the generated tokens start..stop of the row in `slot`."""
         if self.rows is not None and self.rows.is_busy:
             return self.rows.read(slot, start, stop)
         return self.tokens.read(slot, start, stop)
 
     def note_jump(self, first: Sequence, step: int) -> None:
-        """Take note that `step` gave a row several tokens, all of which it computes next."""
+        """Record that `step` gave a row several tokens, which it computes next."""
         if first.more is not None:
             first.more.jumped_step = step
         self.note_known(first)
 
     def note_known(self, first: Sequence) -> None:
-        """Take note that what a row computes next are tokens that it has generated."""
+        """Record that a row's next tokens to compute are generated ones."""
         tokens = self.read(first.slot, 0, first.num_generated).tolist()
         for row in first.group:
             row.generated = tokens
@@ -199,9 +198,9 @@ class ModelRunner:
     def close(
         self, first: Sequence, reason: FinishReason, *, lacks_token: bool = False
     ) -> list[Generated]:
-        """Forget the rows of a running group; return its output, or those of its beams.
+        """Remove the rows of a running group; return its output, or one output per beam.
 
-        lacks_token: whether it decodes and was given no token by the last step.
+        lacks_token: whether it decodes and received no token in the last step.
         """
         num_tokens = first.num_tokens - first.num_prompt_tokens - lacks_token
         rows, slot = self.rows, first.slot
@@ -230,7 +229,7 @@ class ModelRunner:
         self._release(first)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child`, which holds its blocks by now, go on from what there is of `parent`."""
+        """Copy the state of beam `parent` to `child`, which already holds its blocks."""
         if self.pages is None:
             self._model.fork(parent.slot, child.slot)
         else:
@@ -238,7 +237,7 @@ class ModelRunner:
         self.batch.enter(child.slot)
 
     def suspend(self, first: Sequence) -> None:
-        """Let the rows of a group wait: in their slots, or elsewhere after `_release`."""
+        """Suspend the rows of a group, in their slots or, after `_release`, outside the batch."""
         if first.suspended is not None:
             return
         if self.rows is not None and self.rows.is_busy:
@@ -248,7 +247,7 @@ class ModelRunner:
             first.suspended = Suspended(self.stops.suspend(first.slot))
 
     def resume(self, first: Sequence) -> None:
-        """Let the rows of a group that waited go on in the slots they have now."""
+        """Resume the suspended rows of a group in their current slots."""
         if self.rows is not None:
             self.rows.resume(first)
         elif first.suspended is not None:
@@ -257,7 +256,7 @@ class ModelRunner:
             first.suspended = None
 
     def _release(self, first: Sequence) -> None:
-        """Let the model forget the rows of a group, which leaves its slots."""
+        """Free the model's state of a group that leaves its slots."""
         for row in (first, *first.others) if first.others else (first,):
             self.batch.leave(row.slot)
             self._model.release(row.slot)
@@ -274,20 +273,20 @@ class ModelRunner:
         prefilling: Collection[Sequence],
         decode_step: int,
     ) -> None:
-        """Take in what the next step computes beside the next token of each decoding row.
+        """Set up the chunks of the next step, in addition to the next token of each decoding row.
 
-        prefilling: the groups with slots that the step gives no token.
+        prefilling: the groups with slots that receive no token in this step.
         """
         pages, self._waiting = self.pages, prefilling
         for first in prefilling:
             self.suspend(first)
             for row in first.group:
-                if self.batch.holds(row.slot):  # let it yield no token until it joins again
+                if self.batch.holds(row.slot):  # it receives no token until it joins again
                     self.batch.leave(row.slot)
                     if pages is not None:
                         pages.moved.pop(row.slot, None)
                     if scheduled.is_decode_step and row not in scheduled.num_scheduled_tokens:
-                        self._model.release(row.slot)  # or the model would go on with it
+                        self._model.release(row.slot)  # or the model would advance it
                         if pages is None:
                             self._lost.add(row)
         for first in scheduled.prefill_finished:
@@ -306,23 +305,22 @@ class ModelRunner:
         for row, num_tokens in scheduled.num_scheduled_tokens.items():
             more, stop = row.more, row.num_computed_tokens
             if more is None and row.is_decoding and num_tokens == row.num_prompt_tokens == stop:
-                join(Chunk(row.slot, row.prompt.tokens, 0))  # as nearly always
+                join(Chunk(row.slot, row.prompt.tokens, 0))  # the usual case
             elif more is None or more.replayed is None:
                 take = join if row.is_decoding else add_part
                 take(self._chunk(row, stop - num_tokens, stop))
         for first in scheduled.prefill_finished:
             is_usual = first.num_tokens and not first.others and first.generated is None
             if not is_usual and (first.more is None or first.more.replayed is None):
-                for row in first.computed_group:  # each further token goes to the model by itself
+                for row in first.computed_group:  # later tokens go to the model one by one
                     row.generated = None
-                    if not row.num_tokens:  # an empty prompt, of which there is no chunk
+                    if not row.num_tokens:  # an empty prompt has no chunk
                         join(Chunk(row.slot, [], 0))
 
     def _chunk(self, row: Sequence, start: int, stop: int) -> Chunk:
-        """Return the tokens start..stop of a row; with all before them that the model lacks.
+        """Return the tokens start..stop of a row, and any before them that the model lacks.
 
-        A model without pages has nothing of what was found in blocks: that saves it time by the
-        clock alone.
+        A model without pages cannot read cached blocks: a hit saves time by the clock only.
         """
         if start and self.pages is None and (start == row.num_cached_tokens or row in self._lost):
             start = 0
@@ -336,10 +334,10 @@ class ModelRunner:
         return replace(chunk, is_scored=True)
 
     def _take_scores(self, output: ModelOutput) -> dict[int, str]:
-        """Take in the logits of scored chunks; return by slot which fail, and why."""
+        """Store the prompt log-probabilities of scored chunks; return failures by slot."""
         failed = {}
         for slot, (scores, start) in self._scores.items():
-            if slot in output.failed or scores.is_complete:  # by another sample of this step
+            if slot in output.failed or scores.is_complete:  # scored by another sample of this step
                 continue
             try:
                 problem = scores.take(start, output.chunk_logits.get(slot, ()))
@@ -352,10 +350,10 @@ class ModelRunner:
     # -- a step ----------------------------------------------------------------------------------
 
     def step(self, step: int, verify: Verify | None = None, *, is_decoding: bool = True) -> Decoded:
-        """Compute one token for every row that yields one; return what the rows were given.
+        """Compute one token for every row that is due one; return what else happened.
 
-        step: its number.  verify: lets rows that have drafts go on along these.
-        is_decoding: if not, the chunks alone are computed, and nobody is given a token.
+        step: its index.  verify: accepts drafts of rows.
+        is_decoding: if False, only chunks are computed and no row receives a token.
         """
         batch, rows, pages = self.batch, self.rows, self.pages
         output: ModelOutput | None
@@ -383,7 +381,7 @@ class ModelRunner:
             self._scores.clear()
         if pages is not None:
             pages.copies, pages.moves = [], []
-            if is_decoding and pages.moved:  # where rows go on that stood still is kept
+            if is_decoding and pages.moved:  # keep the positions of rows that stand still
                 pages.moved = {}
         if output is None or not is_decoding:
             return Decoded(failed=failed) if failed else NOTHING_DECODED
@@ -398,7 +396,7 @@ class ModelRunner:
         return Decoded(stopped, failed) if stopped or failed else NOTHING_DECODED
 
     def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
-        """Return what the model says went wrong, by the slots of the first rows of groups."""
+        """Return the model's failures by the slot of each group's first row."""
         first_slots = {} if self.rows is None else self.rows.first_slots
         return {
             first_slots.get(slot, slot): Failure("model-error", why)
@@ -411,10 +409,7 @@ class ModelRunner:
         return [] if self.rows is None else self.rows.take_streamed()
 
     def _lose_writes(self) -> list[int]:
-        """Let nobody go on from what was to be moved or copied, if nobody knows whether it was.
-
-        Returns the slots of the rows that have it.
-        """
+        """Drop cached blocks whose copy may not have happened; return the slots that read them."""
         pages, kv_cache = self.pages, self._kv_cache
         if pages is None or kv_cache is None or not (pages.moves or pages.copies):
             return []

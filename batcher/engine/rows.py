@@ -1,6 +1,6 @@
-"""Rows that ask for more than the model's own tokens: sampled, constrained, beams, streamed.
+"""Rows that are not plain: sampled, constrained, with beams, or streamed.
 
-Those of which more has to be known than tables hold have a RowState, and are looked at one by one.
+Rows whose state does not fit the tables have a RowState and are handled one by one.
 """
 
 from array import array
@@ -43,15 +43,14 @@ from batcher.result import NUM_DIGITS, FinishReason, TokenLogprob
 
 
 class RowState(Struct, eq=False):
-    """What is known of one row beside that in the tables of all rows.
+    """The state of one row in addition to the tables of all rows.
 
-    grammar: what its output has to keep, if anything.
-    constraint: how far it has come in that, or in the end of the prompt that was healed.
-    stream: of its text, if that is told as it comes; untold: tokens it has not been told yet.
-    may_jump: whether its choice of a token that is the only one allowed tells and changes nothing.
-    has_to_go_on: its next token may not be the last, for want of tokens.
-    num_given: how many tokens it has been given.
-    logprobs: of its tokens; none if they are not asked for.
+    grammar: the constraint on its output, if any.
+    constraint: its position in that grammar, or in the healed end of the prompt.
+    stream: the text decoder, if its text is streamed; untold: tokens not streamed yet.
+    may_jump: whether a token that is the only one allowed needs no model call.
+    has_to_go_on: whether its next token cannot be the last (its output is too short).
+    num_given: tokens received.  logprobs: of its tokens, if requested.
     """
 
     sequence: Sequence
@@ -66,12 +65,12 @@ class RowState(Struct, eq=False):
 
 
 class RowDecoder:
-    """The rows of a batch of which some ask for more, and all that those need beside the tables.
+    """Decodes the rows of a batch in which some rows are not plain.
 
     tokens, stops: of all rows, shared with the ModelRunner.
-    may_speculate: whether rows may be given drafts, which takes logits.
-    first_slots: slot of another row of a group -> that of its first row.
-    takes_plain: whether rows that ask for nothing more are given to it, too.
+    may_speculate: whether rows may have drafts, which needs logits.
+    first_slots: the slot of another row of a group -> the slot of its first row.
+    takes_plain: whether plain rows are opened here as well.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class RowDecoder:
         self.takes_plain = model.gives == "logits" or is_streaming or may_speculate
         self.vocab_size = model.vocab_size or 0
         self.sampler = Sampler(num_slots, self.vocab_size, model.tokenizer)
-        self._states: dict[int, RowState] = {}  # of rows that have to be looked at, by slot
+        self._states: dict[int, RowState] = {}  # by slot, of rows that are not plain
         self._searches: dict[int, BeamSearch] = {}  # by the slot of the first beam
         self._streamed: list[TokenEvent] = []
 
@@ -104,9 +103,9 @@ class RowDecoder:
     # -- a row comes and goes --------------------------------------------------------------------
 
     def open(self, first: Sequence) -> list[int]:
-        """Begin the rows of a group; return the tokens that it has from the outset.
+        """Start the rows of a group; return the tokens that its constraint forces at the start.
 
-        Of beams the first row alone is computed until the first step: all begin with one prompt.
+        All beams start from one prompt, so only the first beam is computed until the first fork.
         """
         slot, request, is_beam = first.slot, first.request, first.role == "beam"
         skip, min_tokens = len(first.healing), request.min_tokens
@@ -149,7 +148,7 @@ class RowDecoder:
             stop_ids = [stops] if isinstance(stops, int) else [*stops]
             if not request.ignore_eos:
                 stop_ids += self.eos_token_ids
-            own_id = first.id if request.id is None else request.id  # whatever the engine calls it
+            own_id = first.id if request.id is None else request.id  # not its name in the engine
             sampling = SamplingRow(
                 sampling_params(request),
                 row_key(request.seed, own_id, first.index),
@@ -176,10 +175,10 @@ class RowDecoder:
             return self._tokens.read(first_slot, start, stop)
         slots = [beam.slot for beam in self._states[first_slot].sequence.group]
         beams = dict(zip(slots, search.running_tokens(), strict=False))
-        return array("q", beams.get(slot, ())[start:stop])  # none if it has not been computed
+        return array("q", beams.get(slot, ())[start:stop])  # empty if not computed yet
 
     def suspend(self, first: Sequence, num_tokens: int) -> None:
-        """Let the rows of a group keep what the tables know of them, of which nothing is left."""
+        """Move the state of a group's rows from the tables to the sequences."""
         rows, search = [first], self._searches.pop(first.slot, None)
         if search is None:
             tokens = [self._tokens.close(first.slot, num_tokens)] * first.num_slots
@@ -214,9 +213,9 @@ class RowDecoder:
                 self.sampler.resume(row.slot, suspended.sampling, partner)
 
     def close(self, first: Sequence, reason: FinishReason) -> list[Generated]:
-        """Return the output of a suspended group, or as many as its beams were to have, best first.
+        """Return the output of a suspended group; of beams the requested number, best first.
 
-        reason: why it has ended.
+        reason: why the group ended.
         """
         suspended = first.suspended
         if suspended is None:
@@ -252,10 +251,10 @@ class RowDecoder:
         return [self._checked(state.grammar, output) for output in outputs]
 
     def _checked(self, grammar: CompiledConstraint, generated: Generated) -> Generated:
-        """Return an output with what is to be said of it and its constraint.
+        """Return an output with the outcome of its constraint.
 
-        One that EOS has ended is a whole, unless the second look says otherwise; one that was cut,
-        if the second look says so, or the grammar where there is no other judge.
+        An output that EOS ended is complete unless the later check rejects it.  An output that was
+        cut is complete if the later check, or without one the grammar, accepts it.
         """
         tokens, unenforced = generated.tokens, grammar.unenforced
         is_ended = bool(tokens) and tokens[-1] in self.eos_token_ids
@@ -278,9 +277,9 @@ class RowDecoder:
     # -- a step ----------------------------------------------------------------------------------
 
     def decode(self, output: ModelOutput, failed: dict[int, Failure], step: int) -> Decoded:
-        """Take in what the model gave in `step`; writes the tokens that were chosen into it.
+        """Choose the tokens of `step` and write them to the model's output.
 
-        failed: what the model says went wrong, by the slots of the first rows of groups.
+        failed: failures of the model, by the slot of each group's first row.
         """
         self._step, decoded = step, Decoded(failed=failed)
         self.give(output.tokens, output.logits, decoded, output.failed)
@@ -294,10 +293,10 @@ class RowDecoder:
         skip: Collection[int] = (),
         some: list[int] | None = None,
     ) -> None:
-        """Give every row its token of a step, or some another one, as by a step of its own.
+        """Give every row, or some rows, the next token, exactly as a step of their own would.
 
-        tokens: [num_slots] what the model chose; gets what is sampled.  decoded: gets the rest.
-        logits, skip, some: as Sampler.sample wants them; `some` are ascending, and alone.
+        tokens: [num_slots] the model's choice; overwritten by sampled tokens.  decoded: receives
+        stops, failures and forks.  logits, skip, some: as in Sampler.sample; `some` ascends.
         """
         sampler, first_slots, failed = self.sampler, self.first_slots, decoded.failed
         if not sampler.is_idle:
@@ -317,7 +316,7 @@ class RowDecoder:
             for first_slot in self._searches if some is None else ():
                 if first_slot not in failed:
                     self._search(first_slot, sampled.beam_scores, tokens, decoded)
-        rows, is_over = self._states, {*failed, *decoded.stopped}  # those have no token
+        rows, is_over = self._states, {*failed, *decoded.stopped}  # these have no token
         if some is None:
             self._tokens.append(tokens)
             decoded.stopped.extend(self._stops.advance(tokens))
@@ -331,7 +330,7 @@ class RowDecoder:
             rows = {slot: rows[slot] for slot in going_on}
         if not rows:
             return
-        # those that have to be looked at
+        # rows with a state, one by one
         stopped, token_of, eos_token_ids = {*decoded.stopped}, tokens.tolist(), self.eos_token_ids
         moved = {
             slot: row.constraint
@@ -353,7 +352,7 @@ class RowDecoder:
                     if len(given) > 1:
                         decoded.jumps[slot] = given
             elif row.constraint and slot not in stopped:
-                decoded.stopped.append(slot)  # EOS below min_tokens: nothing else is left
+                decoded.stopped.append(slot)  # EOS below min_tokens was the only token left
                 num_silent = 1
             if row.stream is not None:
                 self._tell(row, given, num_silent=num_silent)
@@ -363,12 +362,12 @@ class RowDecoder:
         return streamed
 
     def constraints_of(self, slots: Iterable[int]) -> dict[int, RowConstraint]:
-        """Return the constraints of rows, of those that have one."""
+        """Return the constraints of those rows that have one."""
         rows = ((slot, self._states.get(slot)) for slot in slots)
         return {slot: row.constraint for slot, row in rows if row and row.constraint}
 
     def masks_of(self, constraints: Mapping[int, RowConstraint]) -> Masks | None:
-        """Return what constraints leave, by slot; None if there are none."""
+        """Return the allowed tokens by slot, or None without constraints."""
         if not constraints:
             return None
         began, times = perf_counter(), self._grammars.times
@@ -380,7 +379,7 @@ class RowDecoder:
     def _search(
         self, first: int, scores: Mapping[int, FloatArray], tokens: IntArray, decoded: Decoded
     ) -> None:
-        """Let the beams of a group go on whose first slot is given; the rest: see give."""
+        """Advance the beams of the group whose first slot is given; arguments as in `give`."""
         search, group = self._searches[first], self._states[first].sequence.group
         slots = [beam.slot for beam in group]
 
@@ -408,7 +407,7 @@ class RowDecoder:
         self.sampler.extend({slot: [token] for slot, token in zip(slots, step.tokens, strict=True)})
 
     def _count(self, slot: int, row: RowState, number: int) -> None:
-        """Note that a row was given tokens; watch for its end once the next may be the last."""
+        """Count new tokens of a row; start to watch it once its next token can be the last."""
         row.num_given += number
         if row.has_to_go_on and row.num_given + 1 >= row.sequence.request.min_tokens:
             row.has_to_go_on = False
@@ -417,10 +416,10 @@ class RowDecoder:
     def _tell(
         self, row: RowState, tokens: list[int], rest: Iterable[TextPiece] = (), num_silent: int = 0
     ) -> None:
-        """Tell tokens, and the text that is certain by now, by its states; the first event has all.
+        """Stream tokens and the text that is final by now; the first event has all tokens.
 
-        rest: text that was kept back until the end.
-        num_silent: how many of the last have no text: EOS, though no stop acts there yet.
+        rest: text that was held back until the end.
+        num_silent: trailing tokens without text: EOS where no stop applies yet.
         """
         tokens, row.untold, pieces = row.untold + tokens, [], [*rest]
         if row.stream is not None:
@@ -437,16 +436,16 @@ class RowDecoder:
             tokens, logprobs = [], None
 
     def _force(self, slot: int, row: RowState, constraint: RowConstraint) -> list[int]:
-        """Return the tokens that are the only ones allowed next in a row, after moving it on.
+        """Advance a row over the tokens that its constraint forces next, and return them.
 
-        The last token of a row, and one that ends it, are left to the model: a row ends in a step.
-        A constraint that asks for nothing more is dropped.
+        The last token of a row is left to the model, since a row ends in a step.  A constraint
+        without further requirements is dropped.
         """
         forced: list[int] = []
         request = row.sequence.request
         while row.may_jump:
             most = request.output_limit - 1 - row.num_given
-            if row.has_to_go_on:  # up to where it may end
+            if row.has_to_go_on:  # until it may end
                 most = min(most, request.min_tokens - 1 - row.num_given)
             tokens = constraint.forced_tokens(most) if most > 0 else ()
             num_read = self._stops.advance_row(slot, tokens)

@@ -1,4 +1,4 @@
-"""One output of a request on its way through the engine."""
+"""One output of a request while the engine decodes it."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 class Suspended(Struct, frozen=True):
-    """What the tables knew of a row that is out of the batch for a while; None for what not.
+    """The table entries of a row that is out of the batch; None for each it has none of.
 
-    search: of a group of beams, with its first row.
+    search: the beams of its group, kept with the first row.
     """
 
     place: AutomatonPlace | None
@@ -45,7 +45,7 @@ class Suspended(Struct, frozen=True):
 
 
 class DroppedTurns(NamedTuple):
-    """How many of the oldest turns of a session are dropped, and how many tokens of them."""
+    """The numbers of oldest session turns that were dropped, and of their tokens."""
 
     num_turns: int
     num_tokens: int
@@ -54,13 +54,13 @@ class DroppedTurns(NamedTuple):
 NOTHING_DROPPED = DroppedTurns(0, 0)
 
 
-# What decoding comes to: of a step, and of a row at its end.
+# The outcome of decoding: of a step, and of a row at its end.
 
 
 class Generated(Struct, frozen=True, gc=False):
-    """The output of a row, before it is made a result.
+    """The output of a row before it becomes a Result.
 
-    failure: what is wrong with the output itself.  The others: as in the result.
+    failure: an error in the output itself.  The other fields are as in Result.
     """
 
     tokens: list[int]
@@ -75,16 +75,16 @@ class Generated(Struct, frozen=True, gc=False):
 
 
 class Decoded(Struct, frozen=True):
-    """What a step has led to, beside one more token in every row.
+    """The outcome of a step beyond one more token in every row.
 
-    Of groups, the slots of their first rows are given.
+    Groups are named by the slots of their first rows.
 
-    stopped: rows that have come to their end.  failed: rows that got no token.
-    jumps: the tokens of rows that got several.
-    forks: (source, target) of beams: target goes on from what the model holds for source.
-    num_accepted: how many drafts were accepted of each row that had any accepted.
-    ways: which these are, of rows whose drafts were a tree: their numbers in the Proposal.
-    given: the tokens of each row that speculates, those of jumps included.
+    stopped: rows that ended with a stop.  failed: rows without a token.
+    jumps: the tokens of rows that received several.
+    forks: (source, target) of beams: target continues from the state of source.
+    num_accepted: accepted drafts, by row.
+    ways: for rows with draft trees, the numbers of the accepted drafts in the Proposal.
+    given: the tokens of each row that speculates, jumps included.
     """
 
     stopped: list[int] = []
@@ -99,17 +99,17 @@ class Decoded(Struct, frozen=True):
 NOTHING_DECODED = Decoded()
 
 
-class More(Struct, gc=False):  # as Sequence
-    """What only sequences have that are not plain, or not computed anew.
+class More(Struct, gc=False):  # part of no cycle, like Sequence
+    """The fields of sequences that are not plain, or that are replayed.
 
-    Set below and by sessions.py, jumped_step by model_runner.py.
+    Set below and by sessions.py; jumped_step is set by model_runner.py.
 
-    replayed: what an earlier run found; the model is not asked again.
-    num_healed: tokens of the prompt that are generated anew instead, from their bytes, `healing`.
-    prompt_logprobs: what is told of the prompt, in one for all samples; None if nothing is.
+    replayed: the result of an earlier run, which replaces the model.
+    num_healed: prompt tokens that are generated again from their bytes, `healing`.
+    prompt_logprobs: shared by all samples; None if not requested.
     failure: why it can never run, if so.
-    dropped: which turns of its session it does not go on from, since the context has no room.
-    overflow: how it fails at the end of its max_tokens, which are all that KV blocks can hold.
+    dropped: turns of its session that the context has no capacity for.
+    overflow: the error at the end of max_tokens, if KV blocks set that limit.
     jumped_step: the last step that gave it several tokens.
     """
 
@@ -123,24 +123,24 @@ class More(Struct, gc=False):  # as Sequence
     jumped_step: int = NEVER
 
 
-class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of no cycle
-    """What one slot is given to: a sample, a beam, or the negative prompt beside a sample.
+class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # part of no cycle
+    """One row of the batch: a sample, a beam, or the negative prompt of a sample.
 
-    Its fields are of three groups with one writer each, as tests/test_ownership.py checks.
-    What was asked for, beside that of Schedulable; set by SequenceMaker:
-    request: what it is an output of.  prompt: what the model reads first.
-    automaton: what its output is watched for.  arrive_reason: why it arrives when it does.
-    is_streamed: whether its tokens are told as they come, if the engine tells any.
-    limit: what its max_tokens are, if it is not its request that states them.
+    Its fields form three groups with one writer each; tests/test_ownership.py checks this.
+    What was requested, in addition to Schedulable; set by SequenceMaker:
+    request: the request.  prompt: the tokens that the model reads first.
+    automaton: the stops of its output.  arrive_reason: of its ArriveEvent.
+    is_streamed: whether a streaming engine returns its tokens.
+    limit: the origin of max_tokens, if not the request.
     more: None for a plain sequence: greedy tokens until a stop, and nothing else.
 
-    Where it stands: see Schedulable; set by the scheduler.
+    Its progress: see Schedulable; set by the scheduler.
 
-    What it has generated; set by model_runner.py and rows.py:
-    generated: the tokens that the model has to compute again, or all at once; None while each goes
-    to the model by itself.
-    suspended: enough to go on as if nothing had been, while its group waits; None of the row of a
-    negative prompt.
+    Its output; set by model_runner.py and rows.py:
+    generated: the tokens that the model computes again, or several at once; None while each token
+    goes to the model by itself.
+    suspended: the state to resume from while its group waits; None for the row of a negative
+    prompt.
     """
 
     request: Request
@@ -156,7 +156,7 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
 
     @property
     def speculates(self) -> bool:
-        """Whether it may be given drafts: no beam is, nor who has a negative prompt beside it."""
+        """Whether it may have drafts; beams and samples with a negative prompt have none."""
         is_alone = self.role == "sample" and not self.others
         is_computed = self.more is None or self.more.replayed is None
         return is_alone and is_computed and self.request.speculate
@@ -166,7 +166,7 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
         return b"" if self.more is None else self.more.healing
 
     def known_tokens(self, start: int, stop: int) -> Tokens:
-        """Return the tokens start..stop of its prompt and of what is `generated`."""
+        """Return the tokens start..stop of its prompt followed by `generated`."""
         prompt, num_prompt = self.prompt.tokens, self.num_prompt_tokens
         if stop <= num_prompt:
             return prompt if stop - start == num_prompt else prompt[start:stop]
@@ -179,15 +179,15 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
         return known
 
 
-# From requests to sequences.
+# Making sequences of requests.
 
 Heal = Callable[[Tokens], tuple[list[int], bytes]]
 
 
 class SequenceMaker:
-    """Makes sequences of requests for a model.
+    """Makes the sequences of requests.
 
-    context: what its rows may be.  heal: see VocabularyIndex.heal.
+    context: the context limits of the model.  heal: see VocabularyIndex.heal.
     """
 
     def __init__(self, model: Model, context: Context, heal: Heal) -> None:
@@ -204,9 +204,9 @@ class SequenceMaker:
         is_streamed: bool,  # noqa: FBT001 - one of the fields of a Turn, in their order
         history: Tokens = NO_TOKENS,
     ) -> list[Sequence]:
-        """Return what a request waits with: a sequence for each sample, or the first of its beams.
+        """Return a sequence for each sample of a request, or the first of its beams.
 
-        history: the tokens of the turns before it in its session.
+        history: the tokens of the earlier turns of its session.
         """
         prompt = read_prompt(request.prompt, "prompt", request_id, self._model, history)
         num_tokens, context = prompt.num_tokens, self._context
@@ -243,7 +243,7 @@ class SequenceMaker:
         first.more = more = More()
         if request.prompt_logprobs is not None:
             more.prompt_logprobs = PromptLogprobs(prompt, request.prompt_logprobs)
-            first.skips_prefix_cache = True  # what is found there is not computed
+            first.skips_prefix_cache = True  # cached tokens would have no scores
         if request.heal:
             kept, more.healing = self._heal(prompt.tokens)
             more.num_healed = first.num_tokens - len(kept)
@@ -274,9 +274,9 @@ class SequenceMaker:
 
 
 def _fitted(first: Sequence, negative: Prompt | None, context: Context) -> Sequence:
-    """Return `first` with as many tokens to generate as its context has room for.
+    """Return `first` with max_tokens reduced to what the context can hold.
 
-    negative: the prompt of the row beside it, if there is one, which is given the same tokens.
+    negative: the negative prompt, whose row receives the same tokens.
     """
     request, more = first.request, first.more
     whole = "prompt" if request.session is None else "conversation"
@@ -318,9 +318,9 @@ def _beginning_with(prompt: Prompt, sequence: Sequence) -> Sequence:
 
 
 def _num_steps(request: Request, replayed: Result | None) -> int:
-    """Return for how many steps a sequence decodes at most; exactly so many if it is replayed.
+    """Return the largest number of decode steps of a sequence; the exact number if replayed.
 
-    A prompt whose log-probabilities are told is computed even if nothing is generated after it.
+    A prompt with log-probabilities is computed even if nothing is generated after it.
     """
     if replayed is None or replayed.slot is None:
         return max(request.output_limit, int(request.prompt_logprobs is not None))
@@ -331,9 +331,9 @@ def _num_steps(request: Request, replayed: Result | None) -> int:
 
 
 def limited_to_blocks(first: Sequence, room: int, code: str) -> None:
-    """Let a group that states no limit generate `room` tokens, and fail if it needs more.
+    """Set max_tokens of a group without one to `room`; reaching it is an error.
 
-    code: of that failure.
+    code: the code of that error.
     """
     message = (
         f"it has filled all KV blocks: they hold {first.num_prompt_tokens} prompt tokens and "

@@ -1,6 +1,6 @@
-"""The conversations of a run: each turn goes on from those before it, and waits until they end.
+"""The conversations of a run: each turn continues the turns before it, after they end.
 
-Rule: of one session at most one turn is a sequence; the others wait here, in input order.
+Rule: at most one turn of a session is a sequence; the others wait here, in input order.
 """
 
 from collections import deque
@@ -20,9 +20,9 @@ from batcher.tokens import NO_TOKENS, Tokens, joined
 
 
 class Turn(NamedTuple):
-    """A request of a session as it was added to the engine.
+    """A request of a session, as it was added to the engine.
 
-    replayed: what an earlier run found, by index.  is_streamed: see Engine.enqueue.
+    replayed: results of an earlier run, by index.  is_streamed: see Engine.enqueue.
     """
 
     request: Request
@@ -37,11 +37,11 @@ T = TypeVar("T")
 
 
 class Session(Generic[T]):
-    """The turns of one conversation: one is active, the others wait in input order until it ends.
+    """The turns of one conversation: one is active, the others wait in input order.
 
-    active: the id of its request; None if no turn is active.  turns: those that wait.
+    active: the id of the active turn, or None.  turns: those that wait.
     end: when the last turn ended; None before that.
-    failure: why no turn can go on from here, if that is so.
+    failure: why no turn can continue, if so.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Session(Generic[T]):
         return max(request.arrival_time, self.end + request.think_time)
 
     def fail(self, request_id: str, outcome: str) -> None:
-        """Let no turn go on after that of a request."""
+        """Fail all turns after that of a request."""
         if self.failure is None:
             self.failure = (
                 f"a turn before it in its session, request {request_id!r}, ended with {outcome!r}"
@@ -64,12 +64,12 @@ class Session(Generic[T]):
 
 
 class TokenSession(Session[Turn]):
-    """What one conversation has come to.
+    """The tokens of one conversation.
 
-    kept: the tokens that have stayed of turns that were dropped.
-    past: of each turn that has ended since, its own prompt with its output, and how many of these
-    tokens, from the first on, stay if it is dropped.
-    num_history: how many tokens the active turn goes on from.
+    kept: tokens that remain of dropped turns.
+    past: for each turn that has ended, its prompt with its output, and how many of these tokens,
+    from the first, remain if the turn is dropped.
+    num_history: the number of tokens before the active turn.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class TokenSession(Session[Turn]):
         self.num_history = 0
 
     def break_off(self, request_id: str, outcome: str, place: int = 0) -> list[Turn]:
-        """Let nothing go on after a turn; return those that wait, from `place` on."""
+        """Fail all later turns; return the waiting ones from `place` on."""
         self.fail(request_id, outcome)
         turns = list(self.turns)[place:]
         for _ in turns:
@@ -88,9 +88,9 @@ class TokenSession(Session[Turn]):
 
 
 class Sessions:
-    """The sessions of an engine, by name, as long as the engine is there.
+    """The sessions of an engine, by name.
 
-    begin: lets a turn wait for its arrival.  end: ends one that never began.
+    begin: queues a turn until its arrival.  end: ends a turn that never started.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Sessions:
 
     @property
     def num_turns(self) -> int:
-        """How many turns wait for the one before them."""
+        """The number of turns that wait for an earlier one."""
         return sum(len(session.turns) for session in self._sessions.values())
 
     def add(self, name: str, turn: Turn) -> None:
@@ -124,7 +124,7 @@ class Sessions:
         self._ended.append((sequence, result))
 
     def abort(self, request_id: str) -> None:
-        """End a turn that waits for the one before it."""
+        """End a turn that waits for an earlier one."""
         for session in self._sessions.values():
             for place, turn in enumerate(session.turns):
                 if turn.request_id == request_id:
@@ -136,7 +136,7 @@ class Sessions:
                     return
 
     def go_on(self) -> None:
-        """Let the turns begin whose predecessors have ended since the last call."""
+        """Start the turns whose previous turn has ended since the last call."""
         while turns := self._ended:
             self._ended = []
             for sequence, result in turns:
@@ -148,7 +148,7 @@ class Sessions:
             raise InvariantError(f"request {request.id!r} is no turn of a session")
         session = self._sessions[request.session]
         if session.active != sequence.id:
-            return  # it has failed without ever going on
+            return  # it failed before it began
         own = sequence.prompt.tokens[session.num_history :]
         num_lasting = num_lasting_tokens(request.prompt, tokenizer)
         if not session.num_history:
@@ -166,10 +166,10 @@ class Sessions:
             self._begin_turn(session, turn, None)
 
     def _begin_turn(self, session: TokenSession, turn: Turn, why: str | None) -> None:
-        """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
+        """Start the next turn of a session, or fail it for the reason `why`."""
         request, vocab_size, context = turn.request, self._model.vocab_size, self._context
         dropped: list[tuple[Tokens, int]] = []
-        if context.drops_oldest and session.past:  # until it fits behind the others
+        if context.drops_oldest and session.past:  # drop turns until this one fits
             num_own = count_tokens(request.prompt, self._model.tokenizer)
             num_more = num_own + context.num_reserved(request.output_limit)
             lengths = [(len(tokens), num_lasting) for tokens, num_lasting in session.past]

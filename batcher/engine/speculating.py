@@ -1,11 +1,11 @@
-"""Speculation: which rows are given drafts, by what, how many, and what becomes of them.
+"""Speculation: which rows have drafts, from which drafter, how many, and which are accepted.
 
-A draft is accepted if it is the token that the row is given, which is chosen exactly as by a step
-of its own: so drafts change no token.  Noise is keyed, so what drafts with a model may draw with
-the same (Daliri et al., "Coupling without Communication and Drafter-Invariant Speculative
-Decoding", 2024).  What draws with noise of its own changes the choice itself, which accepts or
-replaces the draft (batcher/decoding/sampling.py); all else is the same.  Of a tree of drafts, a
-row goes along those that it is given as far as there are any (Miao et al., "SpecInfer", 2024).
+A draft is accepted if it equals the token that a step of its own would choose, so drafts change no
+token.  Noise is keyed, so a draft model can draw with the same noise (Daliri et al., "Coupling
+without Communication and Drafter-Invariant Speculative Decoding", 2024).  A drafter with noise of
+its own changes the choice itself, which then accepts or replaces the draft
+(batcher/decoding/sampling.py).  In a tree of drafts, a row follows the longest accepted path (Miao
+et al., "SpecInfer", 2024).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -66,17 +66,17 @@ Answer = TypeVar("Answer")
 
 
 class Speculator:
-    """The rows that speculate, the drafts that are proposed for them, and which are accepted.
+    """Proposes drafts for the rows of an engine and verifies them.
 
-    No request fails because of drafts: after an error there are none.
+    Drafts never fail a request: after an error there are no more drafts.
 
-    model, runner, scheduler, events, clock: of the engine whose steps have drafts.
-    settings: what reproduces the drafter, ready for JSON.
-    failure: why there are no drafts any more, if so.
+    model, runner, scheduler, events, clock: of the engine.
+    settings: reproduce the drafter; ready for JSON.
+    failure: why there are no more drafts, if so.
 
     Raises:
-        BatchdecodeError: the model cannot verify drafts, there is nothing that would draft, or a
-            setting has no value that it may have.
+        BatchdecodeError: the model cannot verify drafts, there is no drafter, or a setting is
+            invalid.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Speculator:
         self._scheduler, self._batch = scheduler, scheduler.batch
         self._rows: dict[int, Sequence] = {}  # by slot
         self._num_drafts, self._shape = DEFAULT_DRAFT_TOKENS, LINE  # per row and step
-        self._lengths: AutoLengths | None = None  # decides how many drafts, if there is one
-        self._costs: MeasuredCosts | None = None  # of steps, if they are measured
-        self._is_drawn_apart = False  # whether drafts are drawn with noise of their own
+        self._lengths: AutoLengths | None = None  # chooses the number of drafts, if set
+        self._costs: MeasuredCosts | None = None  # of steps, if measured
+        self._is_drawn_apart = False  # whether the drafter has its own noise
         self.failure: str | None = None
         self._drafter: Drafter
         if not isinstance(speculation, SpeculationSettings):
@@ -186,10 +186,9 @@ class Speculator:
     # -- before a step ---------------------------------------------------------------------------
 
     def wanted(self) -> dict[Sequence, int]:
-        """Return how many drafts are wanted of which rows in the current step.
+        """Return the number of drafts for each row in the current step.
 
-        No way through them is longer than one less than the tokens that are left to it: the last is
-        not verified by another.
+        A row has at most one draft fewer than tokens left, since the last token is not verified.
         """
         self._forget()
         num_wanted: dict[Sequence, int] = {}
@@ -226,7 +225,7 @@ class Speculator:
             self._ask(lambda: drafter.compute(chunks))
 
     def cut(self, proposals: dict[int, Proposal]) -> dict[int, Proposal]:
-        """Return as much of what is proposed, by slot, as the rows may be given."""
+        """Return the proposals by slot, cut to the tokens that their rows can receive."""
         vocab_size, eos = self._decoder.vocab_size, self._decoder.eos_token_ids
         constraints, cut = self._forks(proposals), {}
         for slot, proposal in proposals.items():
@@ -242,7 +241,7 @@ class Speculator:
                     after[draft] = constraint
                 elif not allowed_tokens([constraint], vocab_size)[0, token]:
                     continue
-                elif token not in eos:  # which no constraint reads
+                elif token not in eos:  # constraints do not read EOS
                     after[draft] = then = constraint.fork() if parents else constraint
                     then.advance(token)
                 kept.append(draft)
@@ -251,11 +250,10 @@ class Speculator:
 
     @contextmanager
     def _look_ahead(self, slots: list[int]) -> Iterator[Choose]:
-        """Let rows in these slots be given tokens inside that are not theirs afterwards.
+        """Give rows tokens for the duration of a `with` block, and take them back afterwards.
 
-        They are given those that they would be given by these logits, with the same noise, or with
-        noise of its own, so that the step accepts or replaces them.  Their constraints stay where
-        they are.
+        The tokens are those that these logits and the same noise would give.  With noise of its
+        own, the step later accepts or replaces them.  Constraints do not move.
         """
         sampler, constraints, at = self._sampler, self._forks(slots), np.array(slots)
 
@@ -275,12 +273,11 @@ class Speculator:
     def _best_after(
         self, logits: FloatArray, ways: Mapping[int, list[int]], num_best: int
     ) -> dict[int, list[int]]:
-        """Return the tokens that rows would be given behind some others, which they are not given.
+        """Return the tokens that rows would receive after the tokens in `ways`.
 
-        First the one that each would be given, then that without it, and so on, as many as are
-        wanted or left.
+        First each row's choice, then the choice without it, and so on, up to the wanted number.
 
-        logits: [rows, vocab].  ways: slot -> those others, of all rows equally many.
+        logits: [rows, vocab].  ways: slot -> tokens, equally many for all rows.
         """
         sampler, slots, constraints = self._sampler, np.array([*ways]), self._forks(ways)
         for slot, constraint in constraints.items():
@@ -308,9 +305,9 @@ class Speculator:
     # -- a step ----------------------------------------------------------------------------------
 
     def execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
-        """Let the model compute the step, with drafts of the rows that speculate.
+        """Compute the step with drafts.
 
-        `num_drafts` says how many there is room for, and afterwards how many there are.
+        `num_drafts` holds the numbers there is capacity for, and afterwards the actual ones.
         """
         runner, decode_step, events = self._runner, self._batch.decode_step, self._events
         batch, pages = runner.batch, runner.pages
@@ -337,9 +334,8 @@ class Speculator:
                         pages.moved.pop(slot, None)
         decoded = runner.step(self._clock.step, partial(self._verify, drafts) if drafts else None)
         if pages is not None:
-            # What was computed of accepted drafts is kept where they stand before the next step
-            # computes or copies anything, also if the row has ended: other rows may find its
-            # blocks, or be given them.
+            # Keep the state of accepted drafts before the next step computes or copies anything,
+            # even if the row has ended: other rows may find or receive its blocks.
             for chunk in trees:
                 pages.moves += moves_along(decoded.ways.get(chunk.slot, []), chunk, pages)
         if decoded.given:
@@ -364,21 +360,21 @@ class Speculator:
     def _verify(
         self, drafts: Mapping[int, Proposal], output: ModelOutput, decoded: Decoded
     ) -> None:
-        """Let rows go on along their drafts, as long as these are what they are given.
+        """Accept the drafts that equal the rows' own tokens.
 
-        That is draft by draft, each as by a step of its own.
+        Each draft is checked as a step of its own would choose.
 
-        output: of the step, gets the last token of each row.  decoded: gets the rest.
+        output: of the step; receives the last token of each row.  decoded: receives the rest.
         """
         tokens, given = output.tokens, decoded.given
         given.update({slot: [tokens.item(slot)] for slot in drafts})
-        firsts: dict[int, int] = {}  # the first draft of each row, among those of all
+        firsts: dict[int, int] = {}  # row -> the index of its first draft in all drafts
         number = 0
         for slot, proposal in drafts.items():
             if proposal.tokens:
                 firsts[slot] = number
                 number += len(proposal)
-        at = dict.fromkeys(sorted(firsts), 0)  # the draft that each was given last
+        at = dict.fromkeys(sorted(firsts), 0)  # the last accepted draft of each row
         while at:
             is_over = {*decoded.stopped, *decoded.failed, *decoded.jumps}
             at = {slot: drafts[slot].child(at[slot], given[slot][-1]) for slot in at}
@@ -404,7 +400,7 @@ class Speculator:
     # -- after a step ----------------------------------------------------------------------------
 
     def settle(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
-        """Let the scheduler move rows on by the drafts that were accepted, and tell of these."""
+        """Advance rows over accepted drafts, and write the events."""
         if not scheduled.num_drafts:
             return
         num_blocks = self._scheduler.settle_drafts(scheduled, decoded.num_accepted)
@@ -420,7 +416,7 @@ class Speculator:
                 self._events.append(RollbackEvent(*place, *told))
 
     def end_step(self, scheduled: SchedulerOutput[Sequence], measured: BatchStats | None) -> None:
-        """Let rows go on behind the drafts of the step, which is over."""
+        """Prepare the drafter for the next step."""
         if scheduled.num_drafts:
             for row in self._scheduler.recompute_drafts():
                 self._runner.note_known(row)
@@ -450,7 +446,7 @@ class Speculator:
         return None
 
     def _forget(self) -> None:
-        running = State.RUNNING  # which is asked of every row in every step
+        running = State.RUNNING  # hoisted out of the loop
         rows = self._rows.items()
         for slot in [s for s, row in rows if row.state is not running or row.slot != s]:
             self._close(slot)
@@ -463,7 +459,7 @@ class Speculator:
 
 
 def _load(name: str, model: Model) -> Model:
-    """Return the model that drafts; a simulated one drafts for one of the same settings."""
+    """Return the draft model; a simulated one drafts for a model with the same settings."""
     if name.partition(":")[0] != "simulated":
         return as_model(name)
     settings = model.settings if model.name == "simulated" else {}
@@ -473,7 +469,7 @@ def _load(name: str, model: Model) -> Model:
 def draft_bytes_of(
     speculation: SpeculationSettings, model: Model, block_size: int
 ) -> tuple[int | None, int | None]:
-    """Return the bytes of a draft's cache for a token and for a block; None if unknown."""
+    """Return the bytes of a draft model's cache per token and per block; None if unknown."""
     draft = parse_draft(speculation.draft)
     if isinstance(draft, int):
         return 0, 0

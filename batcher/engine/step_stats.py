@@ -1,4 +1,4 @@
-"""What each step computes, as events that tell of many steps at once."""
+"""What each step computes, as events of up to 256 steps."""
 
 from msgspec.structs import replace
 
@@ -11,7 +11,7 @@ MAX_STEPS = 256  # in one event
 
 
 class StepStats:
-    """What each step computes; an engine whose steps nobody asks about does without."""
+    """Counts what each step computes, for a run that is measured."""
 
     def __init__(self, scheduler: Scheduler[Sequence], clock: Clock) -> None:
         self._scheduler, self._batch, self._clock = scheduler, scheduler.batch, clock
@@ -20,9 +20,9 @@ class StepStats:
         self._pool = None if scheduler.kv_cache is None else scheduler.kv_cache.pool
         self._first_step = self._padding = 0
         self._ends: list[float] = []
-        # Of each step, as StepsEvent names them; and its drafts.
+        # One entry per step, as in StepsEvent.
         self._stats: list[tuple[int, ...]] = []
-        # Of times on the wall: when a step began, what it read, and its prefill_work.
+        # For wall times: the step's start, tokens read and prefill_work.
         self._timed: list[tuple[float, int, int]] | None = (
             [] if isinstance(clock, WallClock) else None
         )
@@ -41,7 +41,7 @@ class StepStats:
         self._padding = self._batch.padding
 
     def measure(self, scheduled: SchedulerOutput[Sequence]) -> BatchStats | None:
-        """Return what a scheduled step computes, before it has ended; None if nobody wants it."""
+        """Return what a scheduled step computes, before it ends; None if the clock ignores it."""
         stats, pool, num_prefill, prefill_padding, num_drafts = None, self._pool, 0, 0, 0
         if not self._is_even:
             stats = self._scheduler.batch_stats(scheduled)
@@ -66,7 +66,7 @@ class StepStats:
         self._ends.append(end)
 
     def take(self) -> StepsEvent:
-        """Return the event of all steps since the last call, of which there are some."""
+        """Return the event of all steps since the last call; there must be at least one."""
         ends = self._ends
         columns = map(list, zip(*self._stats))  # noqa: B905 - alike, and most often only one
         *told, drafts = columns

@@ -1,11 +1,11 @@
-"""The pool of KV blocks: which are held, which are free, and what the free ones still hold.
+"""The pool of KV blocks: which blocks are held, which are free, and what the free ones still hold.
 
-A full block is registered: a dictionary maps (node of the block before it, its content) to the
-block.  A node is the number under which a block was registered, and is never used again.  So equal
-keys have equal tokens all the way back to the first, and nothing is found behind an evicted block.
+A full block is registered: a dictionary maps (node of the previous block, content) to the block.  A
+node is the number under which a block was registered, and is never reused.  So equal keys have
+equal tokens back to the first, and nothing is found behind an evicted block.
 
-Free blocks are taken in vLLM's order: first blank ones, last freed first; then registered ones, the
-least recently freed first.  Typed content goes later: priority by priority.
+Free blocks are taken in vLLM's order: blank blocks first, last freed first; then registered blocks,
+least recently freed first.  Typed content is evicted later, priority by priority.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ from batcher.events import SequenceName
 
 NO_BLOCK = -1
 NO_NODE = 0
-KNOWN = ()  # there may be keys that begin with a node
+KNOWN = ()  # the keys behind this node are made
 ROOT = -1  # the node before the first block of a sequence without a salt
 
 Node = int | str
@@ -33,7 +33,7 @@ BlockKey = tuple[Node, Hashable]
 UnreadChain = tuple[Sequence[int], int, Iterator[Hashable]]
 """Blocks on end, the node of the first, from which the others count up, and their contents."""
 
-NUM_EVICTION_PRIORITIES = 4  # nothing special or assistant, user, system, pinned
+NUM_EVICTION_PRIORITIES = 4  # none or assistant, user, system, pinned
 
 SegmentEnds = tuple[tuple[int, int], ...]
 """Where segments of a prompt end, each with the eviction priority of its blocks."""
@@ -47,7 +47,7 @@ def ends_between(ends: SegmentEnds, start: int, stop: int) -> SegmentEnds:
 
 
 def eviction_priorities(ends: SegmentEnds, first: int, stop: int, size: int) -> list[int]:
-    """Return those of the blocks first..stop: the highest of segments that reach into each."""
+    """Return the eviction priority of each block first..stop: the highest of its segments."""
     highest = [0] * (stop - first)
     place = bisect_right(ends, first * size, key=_end_of)
     begin = ends[place - 1][0] if place else 0
@@ -62,17 +62,18 @@ def eviction_priorities(ends: SegmentEnds, first: int, stop: int, size: int) -> 
 
 
 class PrefixMatch(Struct, gc=False):
-    """What is found of a sequence, which starts from there.
+    """The cached prefix of a sequence.
 
-    blocks: held by others or idle.  num_tokens: how many of its tokens are in blocks.
-    num_planned: how many of the tokens behind these the step computes that admits it.
-    stop: how many tokens it is to hold when it is admitted: all that are known, or fewer.
-    node: of what is before the next block.
-    missed: the next content, if it was looked for and not found.  contents: of this and all further
-    full blocks; None if they have to be asked for.
-    nodes, num_lost: of the blocks and of the pool when they were found, if that is remembered.
-    source: a block with the last of these tokens and others behind them, to be copied; or NO_BLOCK.
-    group_blocks: what the further cache groups have beside `blocks`; NO_BLOCK if nothing is read.
+    blocks: held by others or idle.  num_tokens: tokens in these blocks.
+    num_planned: tokens after them that the admitting step computes.
+    stop: tokens that the sequence holds after admission: all known tokens, or fewer.
+    node: of the last block.
+    missed: the next content, if it was looked up and not found.  contents: of this and all later
+    full blocks; None if they are still to compute.
+    nodes, num_lost: of the blocks and of the pool at the time of the lookup, for a remembered
+    match.
+    source: a block to copy, which begins with the last of these tokens; or NO_BLOCK.
+    group_blocks: the blocks of further cache groups; NO_BLOCK where nothing is read.
     sibling: the sample of the same request that has `blocks`, if they were not found by content.
     """
 
@@ -95,14 +96,14 @@ class PrefixMatch(Struct, gc=False):
 
 
 def held(table: list[int]) -> list[int]:
-    """Return the blocks of a table, or of a part of one, that have not been freed."""
+    """Return the blocks of a table that have not been freed."""
     return table if NO_BLOCK not in table else [block for block in table if block != NO_BLOCK]
 
 
 class BlockUse(NamedTuple):
-    """How many blocks are held, how many are free and registered, and how many are blank.
+    """The numbers of blocks: held, free and registered, and blank.
 
-    free: the blank ones; None without a limit.
+    free: the blank blocks; None without a limit.
     """
 
     used: int
@@ -111,15 +112,15 @@ class BlockUse(NamedTuple):
 
 
 class IdleQueue:
-    """Registered blocks that nobody holds, of one priority; the least recently freed come first.
+    """Registered blocks without a holder, of one priority; the least recently freed first.
 
-    A block that is shared from the middle stays in the queue, and is skipped when its turn comes.
+    A block that is shared from the middle stays in the queue, and is skipped at the front.
     """
 
     def __init__(self) -> None:
         self.num_blocks = 0
         self._queue: deque[int] = deque()
-        self._skips: dict[int, int] = {}  # block -> how many of its entries, the first, are skipped
+        self._skips: dict[int, int] = {}  # block -> number of stale entries to skip
 
     def extend(self, blocks: Collection[int]) -> None:
         self._queue += blocks
@@ -153,35 +154,35 @@ class IdleQueue:
 
 
 class BlockPool:
-    """`num_blocks` blocks, or as many as are asked for.
+    """A pool of `num_blocks` blocks, or of as many as are needed.
 
-    num_total: how many there are so far.  num_free: how many nobody holds.
-    num_lost: how many registered blocks have been evicted or forgotten.
-    nodes: [blocks made] the node of each; NO_NODE: not registered.
-    fillers: [blocks made] the sequence that filled each, if it is registered and that was told.
+    num_total: blocks so far.  num_free: blocks without a holder.
+    num_lost: registered blocks that have been evicted or dropped.
+    nodes: [blocks made] the node of each block; NO_NODE: not registered.
+    fillers: [blocks made] the sequence that filled each block, if it is registered and known.
     """
 
     def __init__(self, num_blocks: int | None, max_grown: int = 2**62) -> None:
-        """Make a pool; with None it doubles whenever no blank block is left.
+        """Make a pool; with None it doubles when no blank block is left.
 
-        max_grown: from this size on it evicts, and grows only if too few blocks are free.
+        max_grown: from this size on it evicts instead, and grows only if too few blocks are free.
         """
         self._is_growing, self._max_grown = num_blocks is None, max_grown
         self.num_total = self.num_free = num_blocks or 0
         self.num_lost = 0
-        self._num_made = 0  # blocks that were ever wanted: the others are blank, and only counted
-        self._blank: list[int] = []  # made, free, and not registered; a stack
+        self._num_made = 0  # blocks that were ever used; the others are only counted
+        self._blank: list[int] = []  # made, free and not registered; a stack
         self._idle = [IdleQueue() for _ in range(NUM_EVICTION_PRIORITIES)]
         self._found: dict[BlockKey, int] = {}
-        # The nodes that no key begins with: None, or what is registered behind it without keys.
+        # Nodes without keys behind them: None, or blocks registered without keys.
         self._behind: dict[Node, UnreadChain | None] = {}
         self._num_nodes = NO_NODE
         self.nodes: list[int] = []
         self.fillers: list[SequenceName | None] = []
-        # [blocks made] how many hold each; 0 where a registered one is free, 1 where a blank one is
+        # [blocks made] holders; 0 for a free registered block, 1 for a free blank one
         self._holders: list[int] = []
-        self._keys: dict[int, tuple[BlockKey, ...]] = {}  # of the blocks that have some
-        self._priorities: dict[int, int] = {}  # of those above 0
+        self._keys: dict[int, tuple[BlockKey, ...]] = {}  # of blocks with keys
+        self._priorities: dict[int, int] = {}  # of blocks above priority 0
 
     @property
     def num_used(self) -> int:
@@ -199,10 +200,10 @@ class BlockPool:
         return self._is_growing or num_blocks <= self.num_free
 
     def take(self, num_blocks: int) -> list[int]:
-        """Return blocks for one holder, whatever they held before.
+        """Return blocks for one holder; their content is undefined.
 
         Raises:
-            InvariantError: there are not so many; ask has_room first.
+            InvariantError: there are not enough; call has_room first.
         """
         blank = self._blank
         if num_blocks > len(blank) and (
@@ -228,7 +229,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Give blocks that are registered, or held, one more holder."""
+        """Add a holder to registered or held blocks."""
         holders = self._holders
         for block in blocks:
             if not holders[block]:
@@ -237,23 +238,23 @@ class BlockPool:
             holders[block] += 1
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """Return how many of `blocks`, each of which is registered or held, nobody holds."""
+        """Return the number of `blocks`, registered or held, without a holder."""
         return [*map(self._holders.__getitem__, blocks)].count(0)
 
     def is_shared(self, block: int) -> bool:
         return block != NO_BLOCK and self._holders[block] > 1
 
     def num_only_in(self, tables: Iterable[Sequence[int]], but: Collection[int]) -> int:
-        """Return how many blocks only these tables hold, not counting some."""
+        """Return the number of blocks, except those in `but`, that only these tables hold."""
         counts = Counter(block for table in tables for block in table)
         return sum(
             block not in but and count == self._holders[block] for block, count in counts.items()
         )
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Take a holder from each of `blocks`: a sequence's, first to last.
+        """Remove a holder from each of the blocks of a sequence, first to last.
 
-        The last of them are the first to be taken again.
+        The last blocks are reused first.
         """
         holders, nodes, blank = self._holders, self.nodes, self._blank
         idle: list[int] = []
@@ -279,9 +280,9 @@ class BlockPool:
     def find_all(
         self, node: Node, contents: Iterable[Hashable]
     ) -> tuple[list[int], Node, Hashable | None]:
-        """Return the blocks on end behind `node` with these contents, as far as they are found.
+        """Return the blocks after `node` with these contents, as far as they are cached.
 
-        And the node of the last of them, and the first content that is not found, if there is one.
+        Also the node of the last one, and the first content that is not cached, if any.
         """
         found, nodes, behind, blocks = self._found, self.nodes, self._behind, list[int]()
         for content in contents:
@@ -304,7 +305,7 @@ class BlockPool:
         return [*map(self.nodes.__getitem__, blocks)]
 
     def num_same(self, match: PrefixMatch) -> int:
-        """Return how many blocks of a match, from the first on, have not been evicted since."""
+        """Return the number of leading blocks of a match that have not been evicted since."""
         if match.num_lost == self.num_lost:
             return len(match.nodes)
         nodes = self.nodes_of(match.blocks)
@@ -319,14 +320,14 @@ class BlockPool:
         filler: SequenceName | None = None,
         before: int = NO_BLOCK,
     ) -> Node:
-        """Let held blocks be found behind `node`, each by a key for which no other block is found.
+        """Register held blocks after `node`, each under a key that has no block yet.
 
-        Nothing is behind a new node, so blocks that follow it need no keys yet: these are made when
-        somebody looks behind that node, and most never are.
+        Nothing follows a new node, so the next blocks need no keys yet.  Their keys are made at the
+        first lookup behind that node; most are never made.
 
-        contents: of these blocks, and perhaps of more; not to be read by others afterwards.
-        priority: of eviction.  filler: the sequence that fills them.
-        before: the block before them in the table of that sequence, if it holds this as long.
+        contents: of these blocks, and perhaps of more; the caller must not read it afterwards.
+        priority: of eviction.  filler: the sequence that fills the blocks.
+        before: the previous block in the table of that sequence, if it still holds it.
         Returns the node of the last content.
         """
         nodes, fillers, found = self.nodes, self.fillers, self._found
@@ -367,7 +368,7 @@ class BlockPool:
         return node
 
     def _make_keys(self, node: Node, chain: UnreadChain) -> None:
-        """Let blocks be found that one sequence registered behind `node`."""
+        """Make the keys of blocks that one sequence registered behind `node`."""
         del self._behind[node]
         blocks, first, contents = chain
         for number, (block, content) in enumerate(zip(blocks, contents), first):  # noqa: B905 - contents may go on
@@ -378,13 +379,13 @@ class BlockPool:
             self._found[key], node = block, number
 
     def register_beside(self, block: int, neighbour: int, group: int) -> None:
-        """Let a held block be found as what another cache group has beside a registered block."""
+        """Register a held block of another cache group under a registered block."""
         if not self.nodes[block]:
             priority = self._priorities.get(neighbour, 0)
             self.register([block], self.nodes[neighbour], iter([group]), priority)
 
     def lose(self, block: int) -> None:
-        """Let a block be found no longer, whether it is held or not: it lacks what was promised."""
+        """Drop a block from the cache, held or not, because its content is not as registered."""
         if self.nodes[block]:
             self.share([block])
             self._evict([block])
@@ -407,9 +408,9 @@ class BlockPool:
     # -- all of them -----------------------------------------------------------------------------
 
     def _make(self, num_blocks: int) -> None:
-        """Make blank blocks so that `num_blocks` are, as far as there can be more; or some more.
+        """Make blank blocks until there are `num_blocks`, up to the limit.
 
-        They are taken after the other blank ones, in order.
+        They are used after the other blank blocks, in order.
         """
         if num_blocks > self.num_free and not self._is_growing:
             raise InvariantError(f"{num_blocks} blocks are taken where {self.num_free} are free")
@@ -429,10 +430,10 @@ class BlockPool:
         self._holders += [1] * num_new
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Make sure that every block is free or held, by exactly those whose `tables` name it.
+        """Check that every block is either free or held by exactly the `tables` that name it.
 
         Raises:
-            InvariantError: one is lost, held twice, or free and held.
+            InvariantError: a block is lost, held twice, or both free and held.
         """
         holders = Counter(block for table in tables for block in table)
         idle = [block for block, count in enumerate(self._holders) if not count]
@@ -454,7 +455,7 @@ class BlockPool:
 
 
 class CountedPool(BlockPool):
-    """Blocks of sequences that share none: they are only counted, and all are called 0."""
+    """Blocks of sequences that share none: only counted, all with number 0."""
 
     def take(self, num_blocks: int) -> list[int]:
         self.num_free -= num_blocks

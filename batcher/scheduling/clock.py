@@ -1,7 +1,7 @@
-"""The engine's clocks: which step it is, and what time that step starts.
+"""The engine's clocks: the index of the step, and its start time.
 
-A step lasts 1.0 seconds, as long as a formula says, or as long as it takes.  When the engine is
-idle the clock jumps to the next arrival; a jump is not a step.
+A step lasts 1.0 seconds, as long as a formula computes, or as long as it takes on the wall.  An
+idle engine's clock jumps to the next arrival; a jump is not a step.
 """
 
 import time
@@ -15,11 +15,11 @@ from batcher.errors import InvariantError
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 STEP_SECONDS = 1.0
-MAX_LINGER, LINGER_SHARE = 0.003, 0.3  # seconds; of the step before
+MAX_LINGER, LINGER_SHARE = 0.003, 0.3  # seconds, and the share of the previous step
 
 
 class BatchStats(NamedTuple):
-    """What a step computes; see StepTime for the first four."""
+    """What a step computes; see StepTime for the first four fields."""
 
     num_tokens: int
     num_sequences: int
@@ -32,12 +32,12 @@ def one_second(stats: BatchStats) -> float:  # noqa: ARG001 - as other clocks ne
 
 
 class Clock:
-    """Counts steps, and keeps when each of them started: 8 bytes a step.
+    """Counts steps and keeps their start times, 8 bytes a step.
 
-    step: the current one.  now: when it starts, in seconds.
-    settings: what reproduces the times, ready for JSON; {} if every step lasts 1.0 seconds.
-    max_kept: keep no more than the last so many starts, at least half of them; None for all.  Only
-    steps that are kept may be asked for then, and times since the first of them.
+    step: the index of the current step.  now: its start time in seconds.
+    settings: reproduce the times; ready for JSON; {} if every step lasts 1.0 seconds.
+    max_kept: keep at least the last max_kept / 2 and at most max_kept starts; None keeps all.
+    Older steps and times cannot be looked up then.
     """
 
     step: int
@@ -51,15 +51,15 @@ class Clock:
         self._first, self._max_kept = 0, max_kept  # the first step that is kept
 
     def estimate(self, stats: BatchStats) -> float:
-        """Return how many seconds a step that computes `stats` would take, as far as is known."""
+        """Return the expected seconds of a step that computes `stats`."""
         raise NotImplementedError
 
     def advance(self, stats: BatchStats | None) -> None:
-        """Go on to the next step, after one that computed `stats`; None if nobody measures."""
+        """Move to the next step, after one that computed `stats` (None if not measured)."""
         raise NotImplementedError
 
     def jump(self, time: float) -> None:
-        """Let the current step start at `time`, or as soon after it as can be.
+        """Start the current step at `time`, or at the next possible time after it.
 
         Raises:
             InvariantError: `time` is not later than now.
@@ -67,17 +67,17 @@ class Clock:
         raise NotImplementedError
 
     def start_of(self, step: int) -> float:
-        """Return when `step`, which is not later than the current one, started."""
+        """Return the start time of `step`, which is at most the current one."""
         return self._starts[step - self._first]
 
     def step_at(self, time: float) -> int:
-        """Return the first step that starts at or after `time`, which is not later than now."""
+        """Return the first step that starts at or after `time`, which is at most now."""
         return self._first + bisect_left(self._starts, time)
 
     def go_on_from(self, step: int, time: float) -> None:
-        """Let the first step be `step`, which starts at `time`, after others made elsewhere.
+        """Start with `step` at `time`, after steps of another engine.  Call it first.
 
-        Of those nothing else is known; they count as equally long.  To be called before all else.
+        The earlier steps count as equally long.
         """
         self.step, self.now = step, time
         self._starts = array("d", (time * number / step for number in range(step)))
@@ -101,8 +101,8 @@ class Clock:
 class ConstantClock(Clock):
     """A clock whose steps last 1.0 seconds.
 
-    Between two jumps start times are an arithmetic progression, so one (time, step) pair a jump
-    holds them all.
+    Start times between two jumps are an arithmetic progression, so one (time, step) pair per jump
+    is enough.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class ConstantClock(Clock):
         self.settings = {}
         self._first_times = array("d", [0.0])
         self._first_steps = array("q", [0])
-        self._jumped_to, self._jumped_at = 0.0, 0  # the last of each
+        self._jumped_to, self._jumped_at = 0.0, 0  # time and step of the last jump
 
     def estimate(self, stats: BatchStats) -> float:
         return one_second(stats)
@@ -120,7 +120,7 @@ class ConstantClock(Clock):
         self.now = self._jumped_to + (step - self._jumped_at) * STEP_SECONDS
 
     def start_of(self, step: int) -> float:
-        run = -1  # nearly always: the steps since the last jump
+        run = -1  # usually the steps since the last jump
         if step < self._first_steps[-1]:
             run = bisect_right(self._first_steps, step) - 1
         return self._first_times[run] + (step - self._first_steps[run]) * STEP_SECONDS
@@ -135,9 +135,9 @@ class ConstantClock(Clock):
         run = bisect_right(self._first_times, time) - 1
         start, first = self._first_times[run], self._first_steps[run]
         step = first + ceil((time - start) / STEP_SECONDS)
-        if start + (step - first) * STEP_SECONDS < time:  # the division was rounded down,
+        if start + (step - first) * STEP_SECONDS < time:  # the division rounded down
             step += 1
-        elif start + (step - 1 - first) * STEP_SECONDS >= time:  # or up
+        elif start + (step - 1 - first) * STEP_SECONDS >= time:  # or rounded up
             step -= 1
         is_last_run = run + 1 == len(self._first_steps)
         return step if is_last_run else min(step, self._first_steps[run + 1])
@@ -153,7 +153,7 @@ class ConstantClock(Clock):
 
 
 class FormulaClock(Clock):
-    """A clock whose steps last as long as a StepTime says; it counts in whole ticks.
+    """A clock whose steps last as long as a StepTime computes, in whole ticks.
 
     ticks: now, exactly.
     """
@@ -183,9 +183,9 @@ class FormulaClock(Clock):
 
 
 class PacedClock(FormulaClock):
-    """A FormulaClock whose steps last as long on the wall: each ends when its time has come.
+    """A FormulaClock in real time: each step ends when its time has come on the wall.
 
-    Where the computation takes longer than that, the steps after it are made the sooner.
+    After a computation that takes longer, the next steps are shorter until the clock has caught up.
 
     measure, sleep: as time.monotonic and time.sleep.
     """
@@ -217,10 +217,7 @@ class PacedClock(FormulaClock):
         self._wait(self.now)
 
     def linger(self) -> None:
-        """Let what came before the current step be read, which takes a while, and makes none late.
-
-        The step ends when it would have ended all the same: it takes longer than this.
-        """
+        """Pause to let readers see the last step, without delaying the end of this one."""
         step_seconds = self.now - self._starts[-2] if len(self._starts) > 1 else 0.0
         self._wait(self.now + min(MAX_LINGER, step_seconds * LINGER_SHARE))
 
@@ -230,7 +227,7 @@ class PacedClock(FormulaClock):
 
 
 class WallClock(Clock):
-    """A clock that shows how long it is since the first arrival; it sleeps until others.
+    """A clock of the wall time since the first arrival; it sleeps until later ones.
 
     measure, sleep: as time.monotonic and time.sleep.
     """
@@ -265,17 +262,17 @@ class WallClock(Clock):
         self._move(max(self.elapsed(), time))
 
     def catch_up(self) -> None:
-        """Let the current step start now, since nothing has run in it."""
+        """Start the current step now, since nothing has run in it."""
         elapsed = self.elapsed()
         if elapsed > self.now:
             self._move(elapsed)
 
     def step_at(self, time: float) -> int:
-        self.elapsed()  # it starts to count with the first arrival, of which this is asked
+        self.elapsed()  # start to count at the first arrival
         return super().step_at(time)
 
     def elapsed(self) -> float:
-        """Return how many seconds it is since this was first asked."""
+        """Return the seconds since the first call."""
         measured = self._measure()
         if self._started is None:
             self._started = measured
@@ -283,6 +280,6 @@ class WallClock(Clock):
 
 
 def ticks_until(time: float) -> int:
-    """Return how many whole ticks it takes until `time` has come."""
+    """Return the number of whole ticks until `time`, rounded up."""
     numerator, denominator = time.as_integer_ratio()
     return -(-numerator * TICKS_PER_SECOND // denominator)  # rounded up

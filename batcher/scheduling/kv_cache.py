@@ -1,17 +1,17 @@
-"""The KV cache of sequences: block tables that grow, are shared and are copied before a write.
+"""The KV cache: block tables that grow, are shared, and are copied before a write.
 
-Full blocks are found again by their tokens, as a chain from the first on (vLLM's prefix cache, with
-the tokens themselves for a hash).  Where a segment of a prompt ends inside a block, that much of it
-is found, too, and is copied.
+Full blocks are found by their tokens, as a chain from the first block (vLLM's prefix cache, with
+the tokens themselves as the hash).  Where a segment of a prompt ends inside a block, the part up to
+there is found as well, and copied.
 
-Layers that do not all read the same have a block table for each cache group, over one pool and of
-one length, as in vLLM's hybrid allocator: a position has the same place in each.  A group with a
-window frees the blocks behind it, and leaves NO_BLOCK in the table.  A prefix is found by the
-blocks of the first group, and what the others have beside such a block by its node; it is cached as
-far as every group has all that the next token reads.  A recurrent state is a window, too: a block
-holds the state after its last token, so that each full block is a checkpoint.
+Layers with different attention windows have one block table per cache group, over one pool, all of
+one length (vLLM's hybrid allocator).  A group with a window frees the blocks behind it and leaves
+NO_BLOCK in the table.  A prefix is found by the blocks of the first group; the blocks of the other
+groups are stored with its node.  A prefix counts as cached as far as every group has all that the
+next token reads.  A recurrent state counts as a window: a block holds the state after its last
+token, so every full block is a checkpoint.
 
-Rule: ask first, then act: nothing here takes a block that `has_room` has not promised.
+Rule: check `has_room` before taking blocks; nothing here takes more than that.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -45,10 +45,10 @@ Contents = Callable[[S, int, int, int], Iterator[Hashable]]
 
 
 class GroupLimits(NamedTuple):
-    """What is read and held of a cache group: layers that share a block table.
+    """The limits of a cache group: layers that share a block table.
 
-    window_blocks: how many blocks before the current one are read; None: all.
-    most_held: how many blocks a sequence holds at most; None: all, or it is promised all.
+    window_blocks: blocks read before the current one; None: all.
+    most_held: the largest number of blocks a sequence holds; None: one for each of its blocks.
     """
 
     window_blocks: int | None = None
@@ -56,7 +56,7 @@ class GroupLimits(NamedTuple):
 
 
 class _Boundary(NamedTuple, Generic[S]):
-    """The end of a segment inside a block; node: of the block before that."""
+    """The end of a segment inside a block; node: of the previous block."""
 
     sequence: S
     end: int
@@ -65,16 +65,15 @@ class _Boundary(NamedTuple, Generic[S]):
 
 
 class KVCache(Generic[S]):
-    """Block tables of sequences over one pool.
+    """The block tables of sequences over one pool.
 
-    contents: of blocks; None if nobody shares a block or finds one, and they are only counted.
-    windows: of each cache group; blocks are found by the first, best one without a window.
-    block_bytes: what a block takes, if that is known.
-    num_spare: how many blocks `watermark` leaves for those that run when a sequence is admitted.
-    max_blocks: how many blocks there can be, None for as many as are asked for.  Then up to 2^21
-    blocks, 2^25 tokens and 2^30 bytes, or twice as many, are kept for the sake of what can be found
-    again.
-    sure_tokens: a sequence of so many may hold all of them, whatever its table is like.
+    contents: of blocks; None if blocks are never shared or found, and are only counted.
+    windows: of each cache group; prefixes are found by the first, preferably one without a window.
+    block_bytes: the size of a block, if known.
+    num_spare: blocks that `watermark` keeps free for running sequences at admission.
+    max_blocks: the limit; None grows as needed.  Without a limit up to 2^21 blocks, 2^25 tokens and
+    2^30 bytes, or twice as many, are kept for prefix hits.
+    sure_tokens: a sequence up to this length fits alone, whatever its table is like.
     has_windows: whether blocks are freed while their sequence runs.
     """
 
@@ -119,9 +118,9 @@ class KVCache(Generic[S]):
     # -- what is there, and how many blocks are needed ---------------------------------------------
 
     def match(self, sequence: S) -> PrefixMatch:
-        """Return what of `sequence` is in blocks: at least one token of it is left to compute.
+        """Return the cached prefix of `sequence`, leaving at least one token to compute.
 
-        Looking does not change what is evicted next.
+        A lookup does not change the order of eviction.
         """
         pool, size, num_tokens = self.pool, self.block_size, sequence.num_tokens
         root: Node = ROOT if sequence.cache_salt is None else sequence.cache_salt
@@ -157,7 +156,7 @@ class KVCache(Generic[S]):
         return match
 
     def _match_part(self, sequence: S, match: PrefixMatch) -> None:
-        """Let a match go on to the last segment end that is found inside the next block."""
+        """Extend a match to the last segment end inside the next block."""
         start = match.num_tokens
         last = min(start + self.block_size, sequence.num_tokens) - 1
         for end, _ in reversed(ends_between(sequence.segment_ends, start, last)):
@@ -167,14 +166,14 @@ class KVCache(Generic[S]):
                 break
 
     def _match_groups(self, match: PrefixMatch, root: Node) -> None:
-        """Shorten a match to where every group has what is read next."""
+        """Shorten a match to where every group has all that the next token reads."""
         nodes, groups = self.pool.nodes_of(match.blocks), self._groups[1:]
         match.group_blocks = tables = tuple(
             [self.pool.find(node, group) for node in nodes] for group in range(1, self.num_groups)
         )
         ends = {*range(len(nodes) + 1)}
         for table, (window_blocks, _) in zip(tables, groups, strict=True):
-            num_there = 0  # on end
+            num_there = 0  # consecutive blocks
             for number, block in enumerate(table, 1):
                 num_there = 0 if block == NO_BLOCK else num_there + 1
                 if num_there < (number if window_blocks is None else min(number, window_blocks)):
@@ -192,9 +191,9 @@ class KVCache(Generic[S]):
             match.missed = match.contents = None
 
     def remember(self, matches: Mapping[S, PrefixMatch]) -> None:
-        """Keep what was found of waiting sequences, so that it is not looked for again."""
+        """Keep the matches of waiting sequences, to avoid another lookup."""
         for sequence, match in matches.items():
-            match.contents = None  # it may hold the whole prompt
+            match.contents = None  # they can be as large as the prompt
             match.nodes = self.pool.nodes_of(match.blocks)
             match.num_lost = self.pool.num_lost
             sequence.prefix = None if match.sibling is not None else match
@@ -205,9 +204,9 @@ class KVCache(Generic[S]):
         return match.num_tokens
 
     def is_unknown(self, sequence: S) -> bool:
-        """Return whether the last match found nothing of `sequence`, and a new one neither.
+        """Return whether the last match was empty and a new one would be, too.
 
-        False where that is not known without a match.
+        False if that cannot be known without a lookup.
         """
         if sequence.others or sequence.has_siblings or self._is_grouped:
             return False
@@ -219,27 +218,27 @@ class KVCache(Generic[S]):
         return self.pool.find(known.node, known.missed) == NO_BLOCK
 
     def matches_of(self, first: S) -> dict[S, PrefixMatch]:
-        """Return what is found of the rows of a group, which are admitted together."""
+        """Return the matches of a group's rows, which are admitted together."""
         if not first.others:
             return {first: self.match(first)}
         matches = {row: self.match(row) for row in first.computed_group}
         for row, match in matches.items():
             if row is not first and match.source != NO_BLOCK:
-                # What the first one takes may be what this one would copy.
+                # The first row may take the block that this row would copy.
                 match.num_tokens, match.source = len(match.blocks) * self.block_size, NO_BLOCK
         return matches
 
     def num_needed(self, matches: Mapping[S, PrefixMatch], *, is_alone: bool) -> int:
-        """Return how many blocks have to be free to admit a group.
+        """Return the number of free blocks required to admit a group.
 
         is_alone: whether nothing else runs.
         """
         size, capacity, num_needed = self.block_size, self._capacity, 0
-        if capacity == "watermark" and not is_alone:  # or all would wait
+        if capacity == "watermark" and not is_alone:  # otherwise all would wait
             num_needed = self.num_spare
         for row, match in matches.items():
             num_tokens = row.num_tokens if capacity == "watermark" else match.stop
-            if capacity == "no-evict" and row.others:  # its beams are promised as much
+            if capacity == "no-evict" and row.others:  # each of its beams reserves as much
                 num_own = self.num_blocks(num_tokens) - row.num_prompt_tokens // size
                 num_needed += num_own * self.num_groups * len(row.beams_to_fork)
             num_new = -(-num_tokens // size) - len(match.blocks)
@@ -247,7 +246,7 @@ class KVCache(Generic[S]):
                 num_needed += num_new
                 continue
             if match.num_tokens % size and match.source == NO_BLOCK:
-                num_needed += 1  # for a copy of the last block, which is shared and written to
+                num_needed += 1  # a copy of the shared last block, which is written to
             tables = (match.blocks, *match.group_blocks)
             for table, (window_blocks, most) in zip(tables, self._groups, strict=True):
                 num_read = len(table) if window_blocks is None else window_blocks
@@ -262,28 +261,28 @@ class KVCache(Generic[S]):
         return num_needed
 
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
-        """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
+        """Return the number of free blocks required for a running sequence to hold `num_tokens`."""
         num_new = self.num_blocks(num_tokens) - len(sequence.block_table)
         if num_new > 0:
             return num_new * self.num_groups
-        return sum(map(self._has_shared_end, tables_of(sequence)))  # written to, so it is copied
+        return sum(map(self._has_shared_end, tables_of(sequence)))  # copied before a write
 
     def most_blocks(self, num_tokens: int) -> int:
-        """Return how many blocks a sequence holds at most until it has computed `num_tokens`."""
+        """Return the most blocks a sequence holds until it has computed `num_tokens`."""
         num_all = self.num_blocks(num_tokens)
         return sum([num_all if most is None else min(most, num_all) for _, most in self._groups])
 
     # -- a sequence comes, grows and goes --------------------------------------------------------
 
     def admit(self, matches: Mapping[S, PrefixMatch]) -> None:
-        """Give the rows of a group what was found of them, and blocks for all they are to hold.
+        """Give a group's rows their matches, and new blocks for the rest of their tokens.
 
-        What the step is to compute of them can be found from now on.
+        Tokens that the step is to compute can be found from now on.
         """
         pool, size = self.pool, self.block_size
         for match in matches.values():
             if match.blocks:
-                pool.share(match.found)  # of all, before anything is taken
+                pool.share(match.found)  # share all matches before taking blocks
         for row, match in matches.items():
             blocks, num_tokens, source = match.blocks, match.num_tokens, match.source
             row.block_table, row.num_cached_tokens, row.cached_from = blocks, num_tokens, None
@@ -301,7 +300,7 @@ class KVCache(Generic[S]):
             self.extend(row, match.stop)
             if source != NO_BLOCK:
                 self._copies.append((source, blocks[row.num_cached_blocks]))
-            if row.others and self._capacity == "no-evict":  # its beams are promised all they need
+            if row.others and self._capacity == "no-evict":  # its beams reserve all their blocks
                 num_shared = row.num_prompt_tokens // size * size
                 for beam in row.beams_to_fork:
                     self.fork(row, beam, num_shared)
@@ -315,7 +314,7 @@ class KVCache(Generic[S]):
     def slide(self, sequence: S, position: int) -> None:
         """Free the blocks before the window of the token at `position`.
 
-        What its block begins with reads all that is left, so a row may go on from there, too.
+        A row may continue from the start of its block, which therefore stays readable.
         """
         num_full = position // self.block_size
         for table, (window_blocks, _) in zip(tables_of(sequence), self._groups, strict=True):
@@ -327,7 +326,7 @@ class KVCache(Generic[S]):
             if start == stop:
                 continue
             if table is sequence.block_table and self._has_prefix_cache:
-                self._register(sequence, stop)  # as long as there is something to be found
+                self._register(sequence, stop)  # before the blocks are freed
             self.pool.give_back(table[start:stop])
             table[start:stop] = [NO_BLOCK] * (stop - start)
 
@@ -339,9 +338,9 @@ class KVCache(Generic[S]):
                 table.extend(self.pool.take(num_new))
 
     def grow_all(self, rows: Sequence[S]) -> None:
-        """Give rows that decode, each by itself, the block that they begin in this step."""
+        """Give each decoding row the block that it begins in this step."""
         if self._capacity == "no-evict":
-            return  # they have it already
+            return  # the table is shared already
         blocks = self.pool.take(len(rows) * self.num_groups)
         if not self._is_grouped:
             for row, block in zip(rows, blocks, strict=True):
@@ -352,9 +351,9 @@ class KVCache(Generic[S]):
             table.append(block)
 
     def extend_for_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
-        """Let a decoding row hold drafts behind so many tokens, until it is truncated.
+        """Add blocks for the drafts of a decoding row, until `truncate`.
 
-        Returns how many of those wanted there is room for: nothing is preempted for a draft.
+        Returns the number of drafts that fit; no sequence is preempted for drafts.
         """
         size, num_held = self.block_size, len(sequence.block_table)
         num_new = -(-(num_tokens + num_wanted) // size) - num_held
@@ -367,9 +366,9 @@ class KVCache(Generic[S]):
         return num_drafts
 
     def truncate(self, num_tokens: Mapping[S, int]) -> dict[S, int]:
-        """Take from rows the blocks behind so many tokens of each.
+        """Free each row's blocks after so many tokens, except reserved ones.
 
-        Returns how many each gives back, of those that do: none of what is promised to it.
+        Returns the number of freed blocks by row, without zeros.
         """
         num_behind: dict[S, int] = {}
         is_promised = self._capacity == "no-evict"
@@ -387,14 +386,14 @@ class KVCache(Generic[S]):
     def register_planned(
         self, sequence: S, start: int, stop: int, contents: Iterator[Hashable] | None = None
     ) -> None:
-        """Let the tokens start..stop, which the step is to compute, be found from now on.
+        """Register the tokens start..stop, which the step is to compute.
 
-        If the model fails, `forget` undoes it.
+        `forget` undoes it if the model fails.
 
-        A later sequence of the same step may start from whole blocks; from a part of one it may
-        only in the next step, since blocks are copied before anything is computed.
+        A later sequence of the same step may start from whole blocks.  From a part of one it can
+        start only in the next step, since blocks are copied before anything is computed.
 
-        contents: of the blocks that are not registered, if they have been asked for.
+        contents: of the blocks that are not registered yet, if known.
         """
         if not self._has_prefix_cache:
             return
@@ -408,12 +407,12 @@ class KVCache(Generic[S]):
         self._register(sequence, stop // size, contents)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Return the (source, target) blocks to copy, in order, before a step computes anything."""
+        """Return the (source, target) copies that precede the step, in order."""
         copies, self._copies = self._copies, []
         return copies
 
     def end_step(self) -> None:
-        """Let what the step has computed be found where segments end inside blocks."""
+        """Register the computed segment ends inside blocks."""
         size = self.block_size
         for sequence, end, priority, node in self._boundaries:
             place = end // size
@@ -424,10 +423,9 @@ class KVCache(Generic[S]):
         self._boundaries.clear()
 
     def fork(self, parent: S, child: S, num_computed_tokens: int) -> None:
-        """Let `child` hold what `parent` does, of which so many tokens are computed.
+        """Share the blocks of `parent`, which has computed `num_tokens`, with `child`.
 
-        Full blocks are shared.  The last one is copied to the one that `child` has there, or shared
-        as well, if it has none of its own.
+        The last block, if not full, is copied to the child's own one, or shared if it has none.
         """
         child.block_table = self._forked(parent.block_table, child.block_table, num_computed_tokens)
         child.num_cached_blocks, child.parent = parent.num_cached_blocks, parent.parent
@@ -438,7 +436,7 @@ class KVCache(Generic[S]):
         )
 
     def _forked(self, table: list[int], own: list[int], num_computed_tokens: int) -> list[int]:
-        """Return what becomes of `own`, the table of a child, with that of its parent."""
+        """Return the new table of a child from its `own` and its parent's."""
         pool, num_full = self.pool, num_computed_tokens // self.block_size
         shared, kept = table[:num_full], own[num_full:]
         if num_computed_tokens % self.block_size:
@@ -460,15 +458,15 @@ class KVCache(Generic[S]):
     def note_sibling(self, sequence: S) -> None:
         """Let other samples of its request start from what it has computed.
 
-        With cache groups, all that they find is found by its tokens.
+        With cache groups, they find everything by its tokens instead.
         """
         if not self._is_grouped:
             self._siblings.setdefault(sequence.id, sequence)
 
     def close(self, sequence: S, num_computed_tokens: int) -> None:
-        """Take its blocks from `sequence`; what `num_computed_tokens` tokens fill can be found.
+        """Free the blocks of `sequence`; those filled by its computed tokens stay registered.
 
-        So what a sequence generates is found once it has left, and its prompt from the outset.
+        So its prompt can be found from the start, and its output once it has left.
         """
         if self._has_prefix_cache:
             self._register(sequence, num_computed_tokens // self.block_size)
@@ -481,7 +479,7 @@ class KVCache(Generic[S]):
         sequence.block_table, sequence.group_tables = [], ()
 
     def forget(self, sequence: S) -> None:
-        """Let nothing be found that `sequence` was to compute: it has not."""
+        """Drop the registered blocks that `sequence` was to compute and has not."""
         first = sequence.num_cached_tokens // self.block_size
         for table in tables_of(sequence):
             for block in held(table[first:]):
@@ -489,7 +487,7 @@ class KVCache(Generic[S]):
         self._boundaries = [end for end in self._boundaries if end.sequence is not sequence]
 
     def check(self, sequences: Iterable[S]) -> None:
-        """Make sure that no block is lost, and each is held by those it should be.
+        """Check that no block is lost, and that each has the holders it should have.
 
         sequences: all that hold blocks.
         """
@@ -500,12 +498,12 @@ class KVCache(Generic[S]):
     def _register(
         self, sequence: S, num_blocks: int, contents: Iterator[Hashable] | None = None
     ) -> None:
-        """Let the first `num_blocks` blocks of `sequence` be found by their content.
+        """Register the first `num_blocks` blocks of `sequence` by content.
 
-        contents: of those that are not registered yet, if they have been asked for.
+        contents: of the blocks that are not registered yet, if known.
         """
         size, first, node = self.block_size, sequence.num_cached_blocks, sequence.parent
-        if sequence.role != "sample":  # of the others, only the prompt is told
+        if sequence.role != "sample":  # of beams and negative prompts only the prompt is cached
             num_blocks = min(num_blocks, sequence.num_prompt_tokens // size)
         if num_blocks <= first:
             return
@@ -537,7 +535,7 @@ class KVCache(Generic[S]):
                     pool.register_beside(beside[place], neighbour, group)
 
     def _part(self, sequence: S, start: int, end: int) -> Hashable:
-        """Return what stands for the tokens start..end, the beginning of a block."""
+        """Return the content of the tokens start..end, the beginning of a block."""
         return ("part", *self._contents(sequence, start, end, self.block_size))
 
     def _has_shared_end(self, table: list[int]) -> bool:

@@ -1,11 +1,11 @@
-"""The running batch: who holds which slot, who decodes in lockstep, and until when.
+"""The running batch: the sequence in each slot, the rows that decode in lockstep, and their end.
 
-Rule: whoever changes one of these does it here, so that slots, the rows that decode and the steps
-in which they end never disagree.
+Rule: all changes go through this class, so that slots, decoding rows and the steps in which they
+end always agree.
 
-Rows in lockstep get one token each in every decode step.  The position of the token that a row
-computes is the number of the decode step plus the row's `offset`, so nothing is done for rows one
-by one, and sums over all of them follow from the sum of the offsets.
+Rows in lockstep receive one token each in every decode step.  The position of a row's token is the
+number of the decode step plus the row's `offset`.  So a step does no work per row, and sums over
+all rows follow from the sum of their offsets.
 """
 
 from collections import defaultdict
@@ -17,24 +17,25 @@ from batcher.errors import InvariantError
 from batcher.lifecycle import ADMIT, Move
 from batcher.scheduling.sequence import NEVER, S
 
-MAX_GONE = 256  # rows that are no longer there, in a heap
+MAX_GONE = 256  # stale entries in a heap
 
 
 class RunningBatch(Generic[S]):
     """`num_slots` slots, each with one sequence or none, and the rows that decode.
 
-    slots: [num_slots] the holder of each slot.  num_free: how many slots nobody holds.
-    last_used: [num_slots] the step each slot was last used in; -2: none.
-    decode_step: the number of the current decode step; steps that only compute prompts are none.
-    ending: number of a decode step -> the slots whose holders end with it; none is empty.
-    num_decoding: how many rows decode.
+    slots: [num_slots] the sequence in each slot.  num_free: free slots.
+    last_used: [num_slots] the last step that used each slot; -2: none.
+    decode_step: the number of the current decode step; steps that only compute prompts do not
+    count.
+    ending: the number of a decode step -> the slots whose sequences end with it; never empty.
+    num_decoding: rows that decode.
     by_boundary: the rows by the decode steps, modulo the block size, in which they begin a block.
-    prefilling: the first sequences of running groups that a step gives no token, by admission.
-    tracks_padding: whether `padding` is asked for.
+    prefilling: the first sequences of running groups without a token in this step, by admission.
+    tracks_padding: whether `padding` is used.
     """
 
     def __init__(self, num_slots: int, block_size: int) -> None:
-        """Make an empty batch; block_size: tokens in a KV block, 0 if there are no blocks."""
+        """Make an empty batch; block_size: tokens per KV block, 0 without blocks."""
         self.slots: list[S | None] = [None] * num_slots
         self.num_free = num_slots
         self.decode_step = 0
@@ -45,10 +46,10 @@ class RunningBatch(Generic[S]):
         self._free = list(range(num_slots))  # a heap, so that the lowest slot is filled first
         self.last_used = [-2] * num_slots
         self._num_admissions = 0
-        self._first_of: dict[S, S] = {}  # running sequence -> the first of its group, if another
+        self._first_of: dict[S, S] = {}  # running sequence -> the first of its group
         self._sum_of_offsets = 0
         self.tracks_padding = False
-        # A heap of the offsets of rows, the largest first, with their slots; some may have gone.
+        # A heap of row offsets with slots, the largest first; entries may be stale.
         self._by_offset: list[tuple[int, int]] = []
         self.by_boundary: defaultdict[int, dict[S, None]] = defaultdict(dict)
         self._forked: dict[S, None] = {}
@@ -73,9 +74,9 @@ class RunningBatch(Generic[S]):
         row.admission = self._num_admissions
 
     def release(self, first: S, last_step: int, move: Move) -> None:
-        """Take the slots from the sequences of a group, which used them in `last_step` at last.
+        """Free the slots of a group, which used them until `last_step`.
 
-        Those that decode leave the lockstep.
+        Rows that decode leave the lockstep.
         """
         self._take_slot(first, last_step, move)
         for other in first.others:
@@ -121,7 +122,7 @@ class RunningBatch(Generic[S]):
     # -- lockstep --------------------------------------------------------------------------------
 
     def begin_decoding(self, row: S) -> None:
-        """Let a row that knows all its tokens but the next decode from this step on."""
+        """Let a row decode from this step on; all its tokens but the next are known."""
         row.is_decoding = True
         row.offset = offset = row.num_tokens - 1 - self.decode_step
         self.num_decoding += 1
@@ -132,20 +133,20 @@ class RunningBatch(Generic[S]):
             self._note_offset(row)
 
     def end_in_time(self, first: S) -> None:
-        """Let a group that has begun to decode end when its first row has all its tokens."""
+        """Schedule the end of a decoding group: when its first row has all its tokens."""
         num_left = first.max_tokens - first.num_tokens + first.num_prompt_tokens
         first.last_decode_step = step = self.decode_step + num_left - 1
         self.ending[step].append(first.slot)
 
     def end_after(self, first: S, num_steps: int) -> None:
-        """Let a group that decodes end after so many steps, the current one included."""
+        """Schedule the end of a decoding group after this many steps, the current one included."""
         if first.last_decode_step != NEVER:
             self._forget_end(first)
         first.last_decode_step = step = self.decode_step + num_steps - 1
         self.ending[step].append(first.slot)
 
     def advance(self, num_more: Mapping[S, int]) -> None:
-        """Let rows that decode be given more tokens in the current step, beside one each."""
+        """Move decoding rows ahead by the extra tokens of the current step."""
         size, by_boundary, ending = self.block_size, self.by_boundary, self.ending
         for row, num in num_more.items():
             offset, last_step = row.offset + num, row.last_decode_step - num
@@ -160,7 +161,7 @@ class RunningBatch(Generic[S]):
         self._sum_of_offsets += sum(num_more.values())
 
     def end_decode_step(self) -> Collection[int]:
-        """Go on to the next decode step; return the slots whose holders have all their tokens."""
+        """Move to the next decode step; return the slots whose sequences have all their tokens."""
         step = self.decode_step
         self.decode_step = step + 1
         ended = self.ending.pop(step, None)
@@ -173,7 +174,7 @@ class RunningBatch(Generic[S]):
         return ended
 
     def stop_decoding(self, row: S) -> None:
-        """Let a row leave the lockstep, before a decode step or after it."""
+        """Remove a row from the lockstep, before or after a decode step."""
         offset = row.offset
         row.num_computed_tokens = num_computed_tokens = self.decode_step + offset
         row.num_tokens = num_computed_tokens + 1
@@ -186,12 +187,12 @@ class RunningBatch(Generic[S]):
                 self._forked.pop(row, None)
 
     def go_back_to_prefill(self, first: S) -> None:
-        """Let a group whose rows do not decode any more compute all that they know first."""
+        """Return a group that has stopped decoding to prefill."""
         self._forget_end(first)
         self.prefilling.append(first)
 
     def fork(self, parent: S, child: S) -> None:
-        """Let `child`, a beam, decode from where `parent` of the same group stands."""
+        """Start beam `child` at the position of `parent`."""
         if not child.is_decoding:
             child.num_tokens = parent.offset + self.decode_step + 1
             self.begin_decoding(child)
@@ -214,9 +215,9 @@ class RunningBatch(Generic[S]):
 
     @property
     def padding(self) -> int:
-        """How many more they would read if all were as long as the longest, in any step.
+        """The padding tokens if all rows were as long as the longest, in any step.
 
-        To be asked only if `tracks_padding` was set from the outset.
+        Only valid if `tracks_padding` was set from the start.
         """
         if not self.num_decoding:
             return 0
@@ -232,7 +233,7 @@ class RunningBatch(Generic[S]):
             heapify(self._by_offset)
 
     def _is_current(self, entry: tuple[int, int]) -> bool:
-        """Whether a row decodes at an offset that was noted, in its slot."""
+        """Whether the row in the slot still decodes at that offset."""
         row = self.slots[entry[1]]
         return row is not None and row.is_decoding and row.offset == -entry[0]
 
@@ -248,12 +249,12 @@ class RunningBatch(Generic[S]):
         return bool(rows or self._forked)
 
     def num_steps_to_boundary(self) -> int:
-        """Return how many steps there are from the current one on before a row begins a block."""
+        """Return the number of steps, from the current one, before a row begins a block."""
         step, size = self.decode_step, self.block_size
         return min((at - step) % size for at, rows in self.by_boundary.items() if rows)
 
     def num_steps_for(self, num_blocks: int) -> int:
-        """Return for how many steps from the current one on so many blocks are enough."""
+        """Return the number of steps, from the current one, that this many blocks last for."""
         num_cycles, num_left = divmod(num_blocks, self.num_decoding)
         size, by_boundary = self.block_size, self.by_boundary
         for number in range(size):

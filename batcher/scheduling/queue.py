@@ -1,7 +1,7 @@
-"""The way of a sequence to a slot: known, but still to come; arrived; in the waiting queue.
+"""Sequences on the way to a slot: pending until they arrive, then in the waiting queue.
 
-Those that wait are kept in the order of a policy as they come and go.  Rule: the first of a queue
-is the same as if all that wait were sorted from scratch.
+The policy keeps the waiting queue sorted.  Rule: the first is the same as after sorting all waiting
+sequences from scratch.
 """
 
 import reprlib
@@ -24,20 +24,19 @@ from batcher.scheduling.lockstep import RunningBatch
 from batcher.scheduling.sequence import NEVER, S, Schedulable
 from batcher.settings import PreemptFor, SchedulingSettings
 
-# The orders in which the waiting queue is served: each a key, the smallest of which goes first.
+# The policies: each returns a sort key; the smallest goes first.
 #
-# Rule: a policy is an ordering of sequences and nothing else; admission and preemption are the same
-# for all of them. Ties are broken by who joined the queue first: in order of arrival, then by input
-# index, then by sample.
+# Rule: a policy only orders sequences; admission and preemption are the same for all policies.
+# Ties go to the sequence that joined the queue first: by arrival, then input index, then sample.
 
 Key = Any
 Policy = Callable[[Schedulable], Key]
 
-LONGEST_PREFIX_MATCH = "lpm"  # its key changes with the cache, so the queue asks for it anew
+LONGEST_PREFIX_MATCH = "lpm"  # its keys change with the cache
 
 
 class Candidate(Struct, frozen=True, gc=False):
-    """What a policy of one's own is told of a request that waits, to return what sorts it."""
+    """A waiting request as a custom policy sees it; the policy returns its sort key."""
 
     id: str
     index: int
@@ -49,7 +48,7 @@ class Candidate(Struct, frozen=True, gc=False):
     generated: int
 
 
-# How many had joined the waiting queue before a sequence first did.
+# The number of sequences that joined the waiting queue before.
 queue_number: Policy = attrgetter("queue_number")
 
 
@@ -71,10 +70,10 @@ POLICIES: dict[str, Policy] = {
 
 
 def policy_of(name: str) -> Policy:
-    """Return the policy called `name`, or the one that `module:function` names.
+    """Return the policy called `name`, or the custom one that `module:function` names.
 
     Raises:
-        BatchdecodeError: there is none.
+        BatchdecodeError: there is no such policy.
     """
     if name in POLICIES:
         return POLICIES[name]
@@ -90,14 +89,14 @@ def policy_of(name: str) -> Policy:
     own_key = import_object(name, "policy", ", ".join(POLICIES))
     if not callable(own_key):
         raise BatchdecodeError(f"the policy {name} is no function, but a {type(own_key).__name__}")
-    return _policy_of_ones_own(name, own_key)
+    return _custom_policy(name, own_key)
 
 
-def _policy_of_ones_own(name: str, own_key: Callable[[Candidate], Any]) -> Policy:
-    """Return a policy that sorts by what `own_key` returns.
+def _custom_policy(name: str, own_key: Callable[[Candidate], Any]) -> Policy:
+    """Return a policy that sorts by the result of `own_key`.
 
-    Raises, when it is asked:
-        BatchdecodeError: `own_key` raised, or returned what is no number, or tuple of numbers.
+    The policy raises:
+        BatchdecodeError: `own_key` raised, or returned something other than numbers.
     """
 
     def key(sequence: Schedulable) -> Key:
@@ -126,8 +125,8 @@ def _policy_of_ones_own(name: str, own_key: Callable[[Candidate], Any]) -> Polic
 
 Entry = tuple[Key, int]
 
-MAX_GONE = 256  # entries of a KeyQueue that are no more than forgotten
-MAX_MATCHED = 128  # that have waited longest: only for these is it looked up what is cached
+MAX_GONE = 256  # stale entries of a KeyQueue
+MAX_MATCHED = 128  # the longest waiting ones, whose prefixes are looked up
 
 ARRIVAL_ORDER = attrgetter("arrival_time", "input_index", "index")
 
@@ -135,20 +134,20 @@ ARRIVAL_ORDER = attrgetter("arrival_time", "input_index", "index")
 class WaitingQueue(Generic[S]):
     """Sequences without a slot; those that have arrived are served first come, first served.
 
-    What is preempted came before all of them.  The first sequence of a group waits for the slots of
-    all of them at once.
+    Preempted sequences come first.  The first sequence of a group waits for the slots of the whole
+    group.
 
-    num_slots: how many slots all that wait need together.
-    num_pending: how many sequences have not joined the queue yet.
-    urgency: the same sequences by their urgency, if some may be admitted ahead of the others.
+    num_slots: slots that all waiting sequences need together.
+    num_pending: sequences that have not joined the queue yet.
+    urgency: the same sequences by urgency, if some may be admitted ahead of others.
     """
 
     def __init__(self) -> None:
         self.num_slots = self.num_pending = 0
         self.urgency: Urgency[S] | None = None
         self._num_added = self._num_joined = 0
-        self._pending: deque[S] = deque()  # by arrival, those that were added in this order
-        self._early: list[tuple[float, int, S]] = []  # a heap by arrival, the others
+        self._pending: deque[S] = deque()  # by arrival, as they were added
+        self._early: list[tuple[float, int, S]] = []  # those added out of order: a heap by arrival
         self._arrived: list[S] = []  # since arrivals last joined
         self._waiting: deque[S] = deque()
 
@@ -169,7 +168,7 @@ class WaitingQueue(Generic[S]):
 
     @property
     def next_arrival(self) -> float | None:
-        """When the next sequence will arrive; None if one has arrived already, or none will."""
+        """The next arrival time; None if a sequence has already arrived, or none will."""
         if self._arrived:
             return None
         time = self._pending[0].arrival_time if self._pending else None
@@ -178,7 +177,7 @@ class WaitingQueue(Generic[S]):
         return time
 
     def add(self, sequence: S, now: float) -> None:
-        """Take in a sequence, which joins once its arrival time has come."""
+        """Add a sequence, which joins the queue at its arrival time."""
         self.num_pending += 1
         time = sequence.arrival_time
         if time <= now:
@@ -190,7 +189,7 @@ class WaitingQueue(Generic[S]):
             self._num_added += 1
 
     def take_arrivals(self, now: float) -> list[S]:
-        """Return those that have arrived by `now` and not been returned before, in order."""
+        """Return the sequences that have arrived since the last call, in order."""
         arrived, self._arrived = self._arrived, []
         if len(arrived) < self.num_pending:
             pending, early = self._pending, self._early
@@ -210,7 +209,7 @@ class WaitingQueue(Generic[S]):
     # -- waiting ---------------------------------------------------------------------------------
 
     def push(self, sequence: S) -> None:
-        """Let `sequence` wait, after it has arrived or was preempted."""
+        """Add an arrived or preempted sequence to the waiting queue."""
         if sequence.queue_number == NEVER:
             sequence.queue_number = self._num_joined
             self._num_joined += 1
@@ -220,25 +219,25 @@ class WaitingQueue(Generic[S]):
         self.num_slots += sequence.num_slots
 
     def take(self, sequence: S) -> None:
-        """Let one that waits go; nearly always it is the first."""
+        """Remove a waiting sequence, usually the first."""
         self._discard(sequence)
         if self.urgency is not None:
             self.urgency.remove(sequence)
         self.num_slots -= sequence.num_slots
 
     def head(self, now: float) -> S | None:  # noqa: ARG002 - as others need it
-        """Return the one that is to be admitted first; None if none waits.
+        """Return the sequence to admit first, or None.
 
-        Those behind it wait even if there is room for them: else it might wait for ever.
+        The others wait even if they would fit; otherwise a large one could wait forever.
         """
         return self._waiting[0] if self._waiting else None
 
     def steady_until(self, now: float) -> float:  # noqa: ARG002 - as above
-        """Return until when the first stays that if none is pushed or taken; `now`: unknown."""
+        """Return until when the head stays without a push or take; `now`: unknown."""
         return inf
 
     def last(self, sequences: Iterable[S], now: float) -> S:  # noqa: ARG002 - as above
-        """Return the one of `sequences`, which are running, that is to be preempted first."""
+        """Return the running sequence to preempt first."""
         return max(sequences, key=queue_number)
 
     def find(self, request_id: str) -> list[S]:
@@ -246,7 +245,7 @@ class WaitingQueue(Generic[S]):
         return [sequence for sequence in everything if sequence.id == request_id]
 
     def remove(self, sequence: S) -> None:
-        """Let one go that waits, or has still to come."""
+        """Remove a waiting or pending sequence."""
         if sequence.state is State.WAITING:
             self.take(sequence)
             return
@@ -260,7 +259,7 @@ class WaitingQueue(Generic[S]):
         waiting, number = self._waiting, sequence.queue_number
         if not waiting or number > waiting[-1].queue_number:
             waiting.append(sequence)
-        elif number < waiting[0].queue_number:  # nearly always, after a preemption
+        elif number < waiting[0].queue_number:  # usual after a preemption
             waiting.appendleft(sequence)
         else:
             insort(waiting, sequence, key=queue_number)
@@ -273,16 +272,16 @@ class WaitingQueue(Generic[S]):
 
 
 class KeyQueue(WaitingQueue[S]):
-    """The smallest key first, but before it the one that has waited for `aging` seconds.
+    """Smallest key first; a sequence that has waited for `aging` seconds comes before that.
 
-    Both are heaps of numbers; that of what has gone is skipped when it comes to the top, and such
-    are cleared out when they are most of what is there.
+    Both orders are heaps of numbers.  Removed entries are skipped at the top, and cleared out once
+    they are the majority.
     """
 
     def __init__(self, policy: Policy, aging: float) -> None:
         super().__init__()
         self._policy, self._aging = policy, aging
-        self._numbers: dict[S, int] = {}  # that its entries have
+        self._numbers: dict[S, int] = {}  # of its valid entries
         self._by_number: dict[int, S] = {}
         self._by_key: list[Entry] = []
         self._by_arrival: list[Entry] = []
@@ -341,9 +340,9 @@ class KeyQueue(WaitingQueue[S]):
 
 
 class PrefixQueue(WaitingQueue[S]):
-    """The longest cached prefix first, of those that have waited longest; see KeyQueue for aging.
+    """Longest cached prefix first, among those that have waited longest; aging as in KeyQueue.
 
-    num_cached: how many tokens of a sequence are found in the cache now.
+    num_cached: returns the number of cached tokens of a sequence.
     """
 
     def __init__(self, num_cached: Callable[[S], int], aging: float) -> None:
@@ -361,29 +360,29 @@ class PrefixQueue(WaitingQueue[S]):
 
 
 def make_queue(settings: SchedulingSettings, num_cached: Callable[[S], int]) -> WaitingQueue[S]:
-    """Return the queue of the policy that the settings name; num_cached: see PrefixQueue."""
+    """Return the queue for the policy in the settings; num_cached: see PrefixQueue."""
     if settings.policy == LONGEST_PREFIX_MATCH:
         return PrefixQueue(num_cached, settings.aging)
     policy = policy_of(settings.policy)
     return WaitingQueue() if policy is queue_number else KeyQueue(policy, settings.aging)
 
 
-# Who may not wait, and who gives way to it: `--preempt-for`, beside the order of the queue.
+# --preempt-for: urgent sequences that preempt others, in addition to the order of the queue.
 #
-# Rule: only who is strictly less urgent gives way, by a measure that never changes; so nobody gets
-# back the slot of the one it gave way to, and no two sequences preempt each other in turn.
+# Rule: only strictly less urgent sequences are preempted, by a measure that never changes.  So two
+# sequences never preempt each other in turn.
 
 Estimate = Callable[[BatchStats], float]
 """How many seconds a step that computes so much would take."""
 
-MAX_ASKED = 128  # of those that may not wait: only for these is it looked up what it takes
+MAX_ASKED = 128  # urgent sequences that are checked for victims in a step
 
 
 class Urgency(Generic[S]):
-    """The sequences that wait, by their urgency.
+    """The waiting sequences by urgency.
 
-    measure: what makes it up: a smaller priority, or an earlier deadline.
-    max_chunk: the tokens of one prompt that a step computes at most.
+    measure: a lower priority value, or an earlier deadline, is more urgent.
+    max_chunk: the most prompt tokens that a step computes of one sequence.
     """
 
     def __init__(
@@ -402,19 +401,19 @@ class Urgency(Generic[S]):
         del self._by_urgency[bisect_left(self._by_urgency, self._key(sequence), key=self._key)]
 
     def last(self, sequences: Iterable[S]) -> S:
-        """Return the least urgent: by another order, who lacks a block might take it back."""
+        """Return the least urgent sequence; of equals, the one that joined the queue last."""
         return max(sequences, key=self._key)
 
     def degree(self, sequence: S) -> float:
-        """Return how urgent one is: the smaller, the more."""
+        """Return the urgency as a number; a smaller one is more urgent."""
         degree: float = self._key(sequence)[0]
         return degree
 
     def ahead(self, running: Iterable[S], now: float) -> list[S]:
-        """Return those that wait and may be admitted ahead of the queue, the most urgent first.
+        """Return the waiting sequences that may be admitted ahead of the queue, most urgent first.
 
-        They are more urgent than one of `running`, or than the first of the queue, which would be
-        the next to give way if it were admitted before them; and their deadlines have not passed.
+        Each is more urgent than a running sequence, or than the head of the queue, which would be
+        preempted next if it were admitted before.  Deadlines must not have passed.
         """
         first = self._queue.head(now)
         if first is None:
@@ -427,16 +426,16 @@ class Urgency(Generic[S]):
         return waiting[start : min(start + MAX_ASKED, stop)]
 
     def less_urgent(self, first: S, running: Iterable[S]) -> list[S]:
-        """Return those of `running` that are less urgent than `first`, the least urgent first."""
+        """Return the running sequences that are less urgent than `first`, least urgent first."""
         own = self.degree(first)
         less = [row for row in running if self.degree(row) > own]
         return sorted(less, key=self._key, reverse=True)
 
     def is_due(self, first: S, now: float, batch: RunningBatch[S]) -> bool:
-        """Whether one that waits may not do so for another step.
+        """Whether a waiting sequence cannot wait for another step.
 
-        With deadlines: it would miss its own if it began a step later, had all of max_tokens to
-        generate and steps took as long as they would now.
+        With deadlines: it would miss its deadline if it began one step later, generated max_tokens,
+        and steps took as long as they would now.
         """
         deadline = first.deadline
         if self.measure == "priority" or deadline is None:

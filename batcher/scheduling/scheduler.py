@@ -1,8 +1,8 @@
-"""Decides what each step does: who is admitted, who is preempted, which tokens are computed.
+"""Decides what each step does: admissions, preemptions, and the tokens to compute.
 
-There are no phases.  A sequence has tokens that are computed and tokens that are known; when all
-that are known are computed, the step gives a token.  Prompts, parts of prompts, what has to be
-computed again after a preemption and what a cache holds already are all that one rule.
+There are no phases.  A sequence has known tokens and computed tokens; when all known tokens are
+computed, the step gives it another token.  Prompts, chunks of prompts, recomputation after a
+preemption and prefix-cache hits all follow from this one rule.
 """
 
 from bisect import bisect_right
@@ -40,16 +40,16 @@ from batcher.settings import (
 if TYPE_CHECKING:
     from batcher.scheduling.kv_cache import Contents, KVCache
 
-# What a step is to do: who comes, who has to go, and which tokens are computed.
+# The plan of a step: admissions, preemptions, and the tokens to compute.
 
 NO_DRAFTS: Mapping[Any, int] = MappingProxyType({})
 
 
 class Preemption(NamedTuple, Generic[S]):
-    """A group that loses its slots and its blocks, for whom and why.
+    """A group that loses its slots and blocks, with the reason and the beneficiary.
 
-    num_computed_tokens: how many were computed of each of its sequences, which still name the slots
-    they had.  All are lost but for what the prefix cache has when the group comes back.
+    num_computed_tokens: by sequence, which still names the slot it had.  All are lost except those
+    that the prefix cache has when the group is admitted again.
     """
 
     first: S
@@ -58,13 +58,13 @@ class Preemption(NamedTuple, Generic[S]):
     num_computed_tokens: dict[S, int]
 
     def forget_slots(self) -> None:
-        """Let the sequences be without slots, once all is told of those they had."""
+        """Clear the slots of the sequences, after their events were written."""
         for row in self.num_computed_tokens:
             row.slot = NO_SLOT
 
 
 class Blocked(Struct, Generic[S], frozen=True):
-    """Why the first of the waiting queue was not admitted, though a slot was free for it."""
+    """The reason why the head of the waiting queue was not admitted to a free slot."""
 
     first: S
     reason: BlockedReason
@@ -72,9 +72,9 @@ class Blocked(Struct, Generic[S], frozen=True):
 
 
 class Refusal(NamedTuple, Generic[S]):
-    """The first of the queue, of which nothing was found, and why it lacked blocks.
+    """A head of the queue without a cached prefix that lacked blocks.
 
-    budget: how many tokens the step might compute.  is_alone: whether nothing ran.
+    budget: the tokens the step could still compute.  is_alone: whether nothing ran.
     """
 
     first: S
@@ -84,23 +84,22 @@ class Refusal(NamedTuple, Generic[S]):
 
 
 class SchedulerOutput(Struct, Generic[S], eq=False):
-    """What a step does beside giving every decoding row its next token.
+    """What a step does in addition to giving every decoding row its next token.
 
-    Of sequence groups, the first sequences are named.
+    Sequence groups are named by their first sequences.
 
-    preempted: before anything else.  admitted: groups that were given slots, in order.
-    num_scheduled_tokens: of rows that have more than one token to compute, or begin, how many are
-    computed, in order; `num_computed_tokens` counts them already.
-    has_continued: whether some may be of groups admitted before.
-    prefill_finished: groups that give a token in this step and did not in the one before.
-    is_decode_step: whether the decoding rows go on, and those whose prefill is finished.
-    grown: decoding rows that got a block in this step: a new one, or a copy of the last, which they
-    shared.
-    num_drafts: of rows that speculate, how many drafts there is room for, of those wanted.
-    blocked: news of why nobody else was admitted.
-    budget: how many more tokens it may compute.
-    num_held_back: how many known tokens of each row are left for a later step: 1 in a step that
-    only computes prompts.
+    preempted: preemptions, which come first.  admitted: groups with new slots, in order.
+    num_scheduled_tokens: tokens to compute of rows that prefill, in order; `num_computed_tokens`
+    already includes them.
+    has_continued: whether some of these rows may have been admitted earlier.
+    prefill_finished: groups that receive a token in this step and did not in the one before.
+    is_decode_step: whether decoding rows, and those whose prefill is finished, receive a token.
+    grown: decoding rows with a new block, or a copy of the last block, which was shared.
+    num_drafts: drafts by row that there is capacity for.
+    blocked: a new reason why no other sequence was admitted.
+    budget: the tokens the step may still compute.
+    num_held_back: known tokens of each row left for a later step: 1 in a step that only computes
+    prompts.
     """
 
     preempted: list[Preemption[S]] = []
@@ -116,32 +115,32 @@ class SchedulerOutput(Struct, Generic[S], eq=False):
     has_continued: bool = False
 
 
-# Who gets slots and blocks: admitted in the order of the queue, as long as there is room.
+# The scheduler: sequences are admitted in queue order while they fit.
 #
-# Rule: nobody passes the head of the queue but an urgent group (`_admit_urgent`).  That it lacks
-# tokens or blocks is told; that too few slots are free is not.
+# Rule: only an urgent group (`_admit_urgent`) overtakes the head of the queue.  A lack of tokens or
+# blocks is reported as an event; a lack of slots is not.
 
 UNLIMITED = 2**62
 """Tokens in a step: more than there are."""
 
 
-NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # for most steps; nothing is ever put into it
+NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # the plan of most steps; never changed
 
 
 class Scheduler(Generic[S]):
-    """What runs and what waits, and what each step does: `schedule` before it, `update` after it.
+    """Keeps what runs and what waits, and plans each step: `schedule` before it, `update` after it.
 
-    token_contents: what stands for the tokens of a sequence in the prefix cache; None if no blocks
-    are shared or found, and how many there are is all that matters.
-    estimate: how long a step would take.
-    windows: of each cache group, see KVCache.  block_bytes: what a block takes, if known.
-    is_paged: whether there are blocks though the settings need none.
-    recomputes_drafts: whether drafts that are accepted have to be computed again.
-    kv_cache: the blocks, if they are not simply as the settings say.
-    blocked: why the first of the waiting queue was not admitted when that was last told.
+    token_contents: the prefix-cache contents of a sequence's tokens; None if blocks are only
+    counted.
+    estimate: returns the expected duration of a step.
+    windows: of each cache group, see KVCache.  block_bytes: the size of a block, if known.
+    is_paged: use blocks even if the settings do not need them.
+    recomputes_drafts: whether accepted drafts must be computed again.
+    kv_cache: replaces the cache that the settings describe.
+    blocked: the last reported reason why the head of the queue was not admitted.
 
     Raises:
-        BatchdecodeError: the settings contradict each other, or are not what there is.
+        BatchdecodeError: the settings contradict each other or the model.
     """
 
     def __init__(
@@ -189,9 +188,9 @@ class Scheduler(Generic[S]):
     def schedule(
         self, step: int, now: float, num_wanted: Mapping[S, int] = NO_DRAFTS
     ) -> SchedulerOutput[S]:
-        """Return what `step`, which starts at `now`, does, after doing the book-keeping of it.
+        """Plan `step`, which starts at `now`, and update slots and blocks for it.
 
-        num_wanted: how many drafts are wanted of which rows that decode.
+        num_wanted: the number of drafts that each decoding row wants.
         """
         kv_cache, batch = self.kv_cache, self.batch
         can_admit = self.queue.num_slots and (batch.num_free or self._urgency is not None)
@@ -219,16 +218,17 @@ class Scheduler(Generic[S]):
         return output
 
     def _schedule_prompts(self, output: SchedulerOutput[S]) -> None:
-        """Spend the budget on tokens that are known: of running groups, then of those that wait.
+        """Spend the budget on known tokens: first of running groups, then of waiting ones.
 
-        With prefill-first there is a second pass, in steps that decode, which only computes what
-        the first one has held back: the last token of each prompt.
+        In decode steps, prefill-first makes a second pass, which only computes what the first one
+        held
+        back: the last token of each prompt.
         """
         is_second = self._is_prefill_first and not output.num_held_back
         if self._urgency is not None and not (is_second or output.preempted):
             self._admit_urgent(output, self._urgency)
         if self.batch.prefilling:
-            # The urgent were admitted above, and others that prefill may be preempted on the way.
+            # Urgent groups were admitted above; prefilling ones may be preempted meanwhile.
             just_admitted = {*map(self.batch.first_of, output.num_scheduled_tokens)}
             for first in self.batch.prefilling.copy():
                 if output.budget <= 0:
@@ -241,7 +241,7 @@ class Scheduler(Generic[S]):
             self._admit_waiting(output)
 
     def _admit_waiting(self, output: SchedulerOutput[S]) -> None:
-        """Fill free slots from the waiting queue, lowest slot first, as long as the head fits."""
+        """Fill free slots from the waiting queue, lowest slot first, while the head fits."""
         batch, now = self.batch, self._now
         if self._is_static and batch.num_occupied:
             self._note_blocked(output, self.queue.head(now), "batch")
@@ -256,9 +256,9 @@ class Scheduler(Generic[S]):
                 break
 
     def _admit(self, output: SchedulerOutput[S], first: S) -> bool:
-        """Give a group its slots and blocks, and compute what the budget allows of its tokens.
+        """Give a group slots and blocks, and schedule its tokens within the budget.
 
-        Returns whether there were blocks for it: else it is given nothing.
+        Returns False, and changes nothing, if blocks are lacking.
         """
         batch, scheduled, kv_cache = self.batch, output.num_scheduled_tokens, self.kv_cache
         if kv_cache is not None:
@@ -268,7 +268,7 @@ class Scheduler(Generic[S]):
             for row, num_tokens in self._split(first, output).items():
                 row.num_computed_tokens = scheduled[row] = num_tokens
                 output.budget -= num_tokens
-        else:  # as _split does, without a dict for one row
+        else:  # the same as _split, without a dict for one row
             num_tokens = first.num_tokens - output.num_held_back
             if num_tokens > output.budget or num_tokens > self._max_chunk:
                 num_tokens = min(output.budget, self._max_chunk)
@@ -288,7 +288,7 @@ class Scheduler(Generic[S]):
         return True
 
     def _continue(self, output: SchedulerOutput[S], first: S) -> None:
-        """Compute more of what a running group knows."""
+        """Schedule more known tokens of a running group."""
         output.has_continued = True
         scheduled = output.num_scheduled_tokens
         for row, num_tokens in self._split(first, output).items():
@@ -307,9 +307,9 @@ class Scheduler(Generic[S]):
             self._finish_prefill(output, first)
 
     def _split(self, first: S, output: SchedulerOutput[S]) -> dict[S, int]:
-        """Return how many tokens of which row to compute, within the budget.
+        """Return the number of tokens to compute by row, within the budget.
 
-        The rows of one group have to meet their last tokens in the same step.
+        The rows of a group must reach their last tokens in the same step.
         """
         budget, num_held_back = output.budget, output.num_held_back
         if not first.others:
@@ -319,7 +319,7 @@ class Scheduler(Generic[S]):
         rows = first.computed_group
         most = min(budget, max(self._max_chunk, len(rows)))
         if sum(row.num_tokens - row.num_computed_tokens for row in rows) > most:
-            # not all can be finished, so each row holds back its last token
+            # the budget cannot finish all, so each row holds back its last token
             most, num_held_back = min(budget, self._max_chunk), 1
         shares = {}
         for row in rows:
@@ -330,7 +330,7 @@ class Scheduler(Generic[S]):
         return shares
 
     def _finish_prefill(self, output: SchedulerOutput[S], first: S) -> bool:
-        """Let a group decode from now on if all it knows is computed; return whether it is."""
+        """Start to decode a group if all its known tokens are computed; return whether they are."""
         batch, others = self.batch, () if not first.others else first.computed_group[1:]
         if first.num_computed_tokens < first.num_tokens:
             return False
@@ -352,7 +352,7 @@ class Scheduler(Generic[S]):
     # -- after it ----------------------------------------------------------------------------------
 
     def update(self, output: SchedulerOutput[S]) -> Collection[int]:
-        """Take note that the step has been computed; return the slots of rows that end with it."""
+        """Record the step as computed; return the slots of rows that end with it."""
         if output is NO_CHANGES:
             return self.batch.end_decode_step()
         kv_cache = self.kv_cache
@@ -364,11 +364,11 @@ class Scheduler(Generic[S]):
         return self.batch.end_decode_step() if output.is_decode_step else ()
 
     def release(self, first: S, last_step: int, move: Move, *, has_failed: bool = False) -> None:
-        """Take a running group out of its slots; it is over.
+        """Remove a finished group from its slots.
 
-        Its `num_tokens` count one from each decode step by then.
+        By then `num_tokens` includes one token from each decode step.
 
-        has_failed: whether what the last step was to compute of it is not to be relied on.
+        has_failed: whether the group's part of the last step is invalid.
         """
         self.batch.release(first, last_step, move)
         kv_cache = self.kv_cache
@@ -389,9 +389,9 @@ class Scheduler(Generic[S]):
     # -- blocks, and who gives way for them --------------------------------------------------------
 
     def _take_blocks(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]", first: S) -> bool:
-        """Give a group that is to be admitted its blocks, and compute what the budget allows of it.
+        """Give a group to be admitted its blocks, and schedule its tokens within the budget.
 
-        Returns whether there is room.
+        Returns whether there were enough blocks.
         """
         budget = output.budget
         if self._refusal is not None:
@@ -419,10 +419,10 @@ class Scheduler(Generic[S]):
     def _blocks_for(
         self, kv_cache: "KVCache[S]", first: S, output: SchedulerOutput[S]
     ) -> tuple[dict[S, PrefixMatch], int]:
-        """Return what is found of each row of a group, and what to compute and hold of it.
+        """Return by row of a group: its match, the tokens to compute, and the tokens to hold.
 
-        And how many blocks have to be free to admit the group.  Until then its rows'
-        `num_computed_tokens` mean nothing: looking at a group leaves there what was found.
+        Also the number of free blocks required to admit the group.  Until it is admitted,
+        `num_computed_tokens` of its rows is only the length of the match.
         """
         if not first.others:
             match = kv_cache.match(first)
@@ -438,7 +438,7 @@ class Scheduler(Generic[S]):
             shares = self._split(first, output)
             for row, match in matches.items():
                 match.num_planned = shares.get(row, 0)
-                if shares:  # else the last tokens may be computed in this very step
+                if shares:  # else this step may compute the last tokens
                     match.stop = match.num_tokens + match.num_planned
         if self.settings.capacity == "no-evict":
             for row, match in matches.items():
@@ -446,7 +446,7 @@ class Scheduler(Generic[S]):
         return matches, kv_cache.num_needed(matches, is_alone=self._is_alone)
 
     def _grow(self, output: SchedulerOutput[S], kv_cache: "KVCache[S]") -> None:
-        """Give a block to every decoding row that computes the first token of one, by admission."""
+        """Give a block to every decoding row that begins one in this step, by admission."""
         batch, step = self.batch, self.batch.decode_step
         rows = batch.rows_at_boundary()
         num_sure, num_groups = len(rows), kv_cache.num_groups
@@ -456,12 +456,12 @@ class Scheduler(Generic[S]):
         if not kv_cache.has_room(num_sure * num_groups):
             rows.sort(key=lambda row: (row.admission, row.slot))
             num_sure = kv_cache.pool.num_free // num_groups
-        if rows and not batch.has_groups:  # without beams each needs one block at most
+        if rows and not batch.has_groups:  # without beams, at most one block each
             output.grown, rows = rows[:num_sure], rows[num_sure:]
             kv_cache.grow_all(output.grown)
         for row in rows:
             stop = step + row.offset + 1
-            if row.is_decoding and self._make_room(output, row, stop):  # else it had to go
+            if row.is_decoding and self._make_room(output, row, stop):  # else it was preempted
                 kv_cache.extend(row, stop)
                 output.grown.append(row)
         for row in batch.take_forked():
@@ -473,7 +473,7 @@ class Scheduler(Generic[S]):
                 output.grown.append(row)
 
     def _make_room(self, output: SchedulerOutput[S], row: S, num_tokens: int) -> bool:
-        """Preempt until there is room for `num_tokens` of `row`; False if it had to go itself."""
+        """Preempt until `num_tokens` of `row` have blocks; False if `row` was preempted."""
         kv_cache, first_of = self.kv_cache, self.batch.first_of
         if kv_cache is None:
             raise InvariantError("there are no blocks")
@@ -482,7 +482,7 @@ class Scheduler(Generic[S]):
             busy = {*output.prefill_finished, *map(first_of, output.num_scheduled_tokens)}
             unused = [other for other in output.admitted if other not in busy]
             if unused and not output.preempted:
-                # Nobody is admitted where others give way, and who computes nothing loses nothing.
+                # A preemption pauses admissions; a sequence that computes nothing loses nothing.
                 late = unused[-1]
                 self._preempt(output, late, first, "kv")
                 num_needed = kv_cache.num_needed(kv_cache.matches_of(late), is_alone=False)
@@ -505,10 +505,10 @@ class Scheduler(Generic[S]):
         self, output: SchedulerOutput[S], first: S, beneficiary: S, reason: PreemptReason
     ) -> None:
         kv_cache, rows, batch = self.kv_cache, first.computed_group, self.batch
-        # A row that gives way decodes, or has a plan to undo, and never both.
+        # A victim decodes or has a plan to undo, never both.
         for row in rows:
             num_planned = output.num_scheduled_tokens.pop(row, None)
-            if num_planned is not None:  # which is not computed after all
+            if num_planned is not None:  # the plan is undone
                 row.num_computed_tokens -= num_planned
                 if kv_cache is not None:
                     kv_cache.forget(row)
@@ -520,7 +520,7 @@ class Scheduler(Generic[S]):
         for row in rows:
             row.num_computed_tokens = 0
         output.grown = [row for row in output.grown if row not in rows]
-        if first in output.admitted:  # in this very step, and nobody has been told
+        if first in output.admitted:  # admitted in this step, without an event yet
             output.admitted.remove(first)
             for row in num_computed_tokens:
                 row.slot = NO_SLOT
@@ -531,7 +531,7 @@ class Scheduler(Generic[S]):
         self.queue.push(first)
 
     def sharing(self, row: S, num_tokens: int) -> list[S]:
-        """Return the other rows with blocks that the last `num_tokens` of a row were to fill."""
+        """Return the other rows that hold the blocks of a row's last `num_tokens`."""
         kv_cache = self.kv_cache
         if kv_cache is None:
             return []
@@ -547,7 +547,7 @@ class Scheduler(Generic[S]):
         ]
 
     def why_never(self, first: S) -> Failure | None:
-        """Return why a group could never end, if so: all blocks together cannot hold it."""
+        """Return a Failure if all blocks together cannot hold a group, else None."""
         kv_cache = self.kv_cache
         if kv_cache is None or kv_cache.max_blocks is None:
             return None
@@ -564,7 +564,7 @@ class Scheduler(Generic[S]):
         )
 
     def room_for_output(self, first: S) -> int:
-        """Return for how many of a group's max_tokens all blocks together are enough."""
+        """Return the max_tokens that all blocks together can hold for a group."""
         kv_cache = self.kv_cache
         if kv_cache is None or kv_cache.max_blocks is None:
             return first.max_tokens
@@ -574,7 +574,7 @@ class Scheduler(Generic[S]):
         )
 
     def check(self) -> None:
-        """Make sure that no block is lost, shared wrongly or held by who does not run."""
+        """Check that no block is lost, shared wrongly, or held by a sequence that does not run."""
         if self.kv_cache is not None:
             self.kv_cache.check(self.batch.holders)
 
@@ -587,7 +587,7 @@ class Scheduler(Generic[S]):
         reason: BlockedReason,
         num_blocks: int = 0,
     ) -> None:
-        """Tell why a group is not admitted, unless that has been told."""
+        """Report why a group is not admitted, unless that was the last reported reason."""
         if first is None or not self.batch.num_free:
             return
         blocked = self.blocked
@@ -599,9 +599,9 @@ class Scheduler(Generic[S]):
         return self.batch.num_free == len(self.batch.slots)
 
     def _num_lacked(self, kv_cache: "KVCache[S]", first: S, budget: int) -> int:
-        """Return how many blocks a group was refused for, if it lacks as many still; else 0.
+        """Return the blocks a refused group needs, if they are still lacking; else 0.
 
-        On demand, it needs blocks for what the step computes of it, and so by the budget.
+        On demand, a group needs blocks for what the step computes, which depends on the budget.
         """
         refusal = self._refusal
         if refusal is None:
@@ -616,14 +616,14 @@ class Scheduler(Generic[S]):
         return refusal.num_needed if would_refuse else 0
 
     def refuses_until(self, now: float) -> float:
-        """Return until when the first of the queue stays out for want of blocks; `now`: unknown.
+        """Return the time until which the head stays refused for lack of blocks; `now`: unknown.
 
-        It does if nothing comes, ends or can be found that could not before.
+        It does if nothing arrives, ends or becomes cached.
         """
         kv_cache, blocked = self.kv_cache, self.blocked
         if kv_cache is None or self._is_prefill_first:
             return now
-        if blocked is None or blocked.reason != "kv":  # that has to be told
+        if blocked is None or blocked.reason != "kv":  # it must be reported
             return now
         until = self.queue.steady_until(now)
         if until <= now or self.queue.head(now) is not blocked.first:
@@ -640,7 +640,7 @@ class Scheduler(Generic[S]):
 
     @property
     def is_refusal_final(self) -> bool:
-        """Whether the refused group stays out whatever is evicted: it would not find less then."""
+        """Whether the head stays refused whatever is evicted: its match cannot shrink."""
         if self.kv_cache is None or self.blocked is None:
             return False
         if self._refusal is not None and self._refusal.first is self.blocked.first:
@@ -651,18 +651,18 @@ class Scheduler(Generic[S]):
     # -- who may not wait --------------------------------------------------------------------------
 
     def has_urgent(self, now: float) -> bool:
-        """Whether one that waits may be admitted ahead of the queue, now or in a later step."""
+        """Whether a waiting sequence may be admitted ahead of the queue, now or later."""
         urgency = self._urgency
         return urgency is not None and bool(urgency.ahead(self.batch.firsts, now))
 
     def _admit_urgent(self, output: SchedulerOutput[S], urgency: Urgency[S]) -> None:
-        """Admit, ahead of the queue, those that may not wait.
+        """Admit sequences that cannot wait ahead of the queue, with preemptions where necessary.
 
-        Those that give way to them free tokens of the step, if they were to decode.  They come
-        back in a later step, even if there is room: they have still to be taken out of their slots.
-        Until then nobody overtakes them who is not more urgent.  Who has no room even if all less
-        urgent give way is passed over: it loses nothing, as they do so once that is enough.  But
-        nobody as urgent goes before it, since such a one would not.
+        Preempted decoding rows return their tokens to the budget.  They come back in a later step,
+        even if slots are free, since they must leave their slots first.  Until then only a more
+        urgent sequence may overtake them.  A sequence that does not fit even if all less urgent
+        ones are preempted is skipped, without preempting any.  No equally urgent sequence is
+        admitted before it.
         """
         passed_over = -inf
         for first in urgency.ahead(self.batch.firsts, self._now):
@@ -686,7 +686,7 @@ class Scheduler(Generic[S]):
                 raise InvariantError(f"{first.id!r} has no room, and others gave way to it")
 
     def _victims_of(self, first: S, urgency: Urgency[S]) -> list[S] | None:
-        """Return who gives way to one that waits, as few as will do; None if all are not enough."""
+        """Return the fewest victims that make room for `first`, or None if all are not enough."""
         less_urgent, kv_cache = urgency.less_urgent(first, self.batch.firsts), self.kv_cache
         num_free = self.batch.num_free
         if num_free + sum(victim.num_slots for victim in less_urgent) < first.num_slots:
@@ -711,12 +711,12 @@ class Scheduler(Generic[S]):
     # -- several tokens at once: drafts, jumps and beams -------------------------------------------
 
     def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
-        """Spend what is left of the step's budget and of the free blocks on drafts."""
+        """Spend the remaining budget and free blocks on drafts."""
         kv_cache, num_drafts = self.kv_cache, dict[S, int]()
-        num_computed_tokens = self.batch.decode_step + 1  # beside the offset of each
+        num_computed_tokens = self.batch.decode_step + 1  # plus the offset of each
         scheduled, has_changed = output.num_scheduled_tokens, bool(output.preempted)
         for row, wanted in num_wanted.items():
-            if has_changed and (not row.is_decoding or row in scheduled):  # perhaps it came back
+            if has_changed and (not row.is_decoding or row in scheduled):  # or is back
                 continue
             num = min(wanted, output.budget)
             if kv_cache is not None and num > 0:
@@ -729,9 +729,9 @@ class Scheduler(Generic[S]):
     def settle_drafts(
         self, output: SchedulerOutput[S], num_accepted: Mapping[int, int]
     ) -> dict[S, int]:
-        """Let rows keep the drafts that were accepted, by slot, and give back what others took.
+        """Keep the accepted drafts, given by slot, and free the blocks of rejected ones.
 
-        Returns how many blocks rows give back, of those that do.
+        Returns the number of freed blocks by row.
         """
         batch, rows = self.batch, output.num_drafts
         accepted = {row: num for row in rows if (num := num_accepted.get(row.slot))}
@@ -745,7 +745,7 @@ class Scheduler(Generic[S]):
         )
 
     def recompute_drafts(self) -> list[S]:
-        """Let rows compute the drafts again that the last step accepted; return those rows."""
+        """Schedule the accepted drafts of the last step again; return their rows."""
         uncomputed, self._num_uncomputed = self._num_uncomputed, {}
         for row, num in uncomputed.items():
             if row.is_decoding:
@@ -757,9 +757,9 @@ class Scheduler(Generic[S]):
         return [*uncomputed]
 
     def lengthen_admitted(self, output: SchedulerOutput[S], first: S, num_more: int) -> None:
-        """Let a group that this step admits begin with `num_more` tokens more.
+        """Add `num_more` forced tokens to the prompt of a group that this step admits.
 
-        What the budget still allows of them is computed in the same step.
+        They are computed in the same step as far as the budget allows.
         """
         batch = self.batch
         for row in first.computed_group:
@@ -774,7 +774,7 @@ class Scheduler(Generic[S]):
             for row in first.group:
                 row.first_token_step = None
         shares, kv_cache = self._split(first, output), self.kv_cache
-        if kv_cache is None or kv_cache.has_room(  # without anybody giving way
+        if kv_cache is None or kv_cache.has_room(  # without preemption
             sum(
                 kv_cache.num_blocks_to_grow(row, row.num_computed_tokens + more)
                 for row, more in shares.items()
@@ -784,7 +784,7 @@ class Scheduler(Generic[S]):
             batch.prefilling = [other for other in batch.prefilling if not other.is_decoding]
 
     def lengthen(self, num_more: dict[S, int]) -> None:
-        """Let decoding groups that were given so many tokens more at once catch up with them."""
+        """Return decoding groups that received several tokens at once to prefill."""
         for first, num in num_more.items():
             for row in first.computed_group:
                 self.batch.stop_decoding(row)
@@ -793,7 +793,7 @@ class Scheduler(Generic[S]):
         self.batch.prefilling.sort(key=lambda other: other.admission)
 
     def fork(self, parent: S, child: S) -> None:
-        """Let a beam go on from where another of its request stands, between two steps."""
+        """Start a beam from the state of another beam, between two steps."""
         self.batch.fork(parent, child)
         if self.kv_cache is not None:
             self.kv_cache.fork(parent, child, self.batch.decode_step + parent.offset)
@@ -801,13 +801,13 @@ class Scheduler(Generic[S]):
     # -- what a step computes, in numbers ----------------------------------------------------------
 
     def batch_stats(self, output: SchedulerOutput[S]) -> BatchStats:
-        """Return what the step computes, as far as its duration depends on that, before its end."""
+        """Return what the step computes, before it ends, as the input for its duration."""
         batch, scheduled = self.batch, output.num_scheduled_tokens
         num_decodes, num_rows = self.count_rows(output)
         num_read = batch.num_read if output.is_decode_step else 0
         if not (scheduled or output.prefill_finished or output.num_drafts):
             return BatchStats(num_decodes, num_rows, num_read, 0)
-        for first in output.prefill_finished:  # they compute chunks
+        for first in output.prefill_finished:  # these compute chunks
             for row in (first,) if not first.others else first.computed_group:
                 num_read -= row.offset + batch.decode_step
         num_prefill = work = 0
@@ -821,35 +821,34 @@ class Scheduler(Generic[S]):
         return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
 
     def count_rows(self, output: SchedulerOutput[S]) -> tuple[int, int]:
-        """Return how many rows only decode in the step, and how many it computes in all."""
+        """Return the numbers of rows that only decode, and of all computed rows."""
         num_decodes = num_empty = 0
         if output.is_decode_step:
             num_decodes = self.batch.num_decoding
-            for first in output.prefill_finished:  # they compute chunks
+            for first in output.prefill_finished:  # these compute chunks
                 num_decodes -= len(first.computed_group) if first.others else 1
-                if not first.num_tokens:  # it has no chunk
+                if not first.num_tokens:  # an empty prompt has no chunk
                     num_empty += 1
         return num_decodes, num_decodes + len(output.num_scheduled_tokens) + num_empty
 
 
 def _most_blocks(kv_cache: "KVCache[S]", first: S, max_tokens: int) -> int:
-    """Return how many blocks a group holds at most, if each generates so many tokens at most."""
+    """Return the largest number of blocks a group holds with these output lengths."""
     return sum(
         kv_cache.most_blocks(max(row.num_prompt_tokens + max_tokens - 1, 1)) for row in first.group
     )
 
 
-# Whether settings of the scheduler make sense.
+# Checks of scheduling settings.
 #
-# Rule: settings that do not go together are called as on the command line, where most of them come
-# from.
+# Rule: messages name settings by their command-line options, where most of them come from.
 
 
 def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
-    """Make sure that `settings` make sense for `num_slots` slots.
+    """Check that `settings` are consistent and possible with `num_slots` slots.
 
     Raises:
-        BatchdecodeError: they do not; the message says why and what would.
+        BatchdecodeError: they are not; the message says why, and how to change them.
     """
     check_types(settings, SETTINGS)
     for name, setting in SETTINGS.items():
@@ -883,10 +882,10 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
 
 
 def check_effects(given: Collection[str], alternatives: Sequence[SchedulingSettings]) -> None:
-    """Make sure that each setting which was given has an effect in one of the `alternatives`.
+    """Check that each given setting has an effect in one of the `alternatives`.
 
     Raises:
-        BatchdecodeError: one has not; the message says without what.
+        BatchdecodeError: a setting has none; the message names the setting it needs.
     """
     for name, setting in SETTINGS.items():
         if name not in given or setting.has_effect is None:

@@ -1,4 +1,4 @@
-"""What the scheduler knows of a sequence: what was asked for, and where it stands."""
+"""The scheduler's view of a sequence: the request's limits, and the progress."""
 
 from typing import Self, TypeVar
 
@@ -8,45 +8,44 @@ from batcher.events import Role, SequenceName
 from batcher.lifecycle import State
 from batcher.scheduling.blocks import ROOT, Node, PrefixMatch
 
-NEVER = -1  # the step or the number of what has not happened
+NEVER = -1  # the step of something that has not happened
 NO_SLOT = -1
 
 
-class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no cycle
-    """A sample, a beam, or the negative prompt beside a sample, as far as it is scheduled.
+class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # part of no cycle
+    """A sample, a beam, or the negative prompt of a sample, as the scheduler sees it.
 
-    The first sequence of a sequence group stands for the group in the queue: `others` are admitted,
+    The first sequence of a group represents the group in the queue; `others` are admitted,
     preempted and ended together with it.
 
-    Its fields are of three groups with one writer each, as tests/test_ownership.py checks; what
-    makes a sequence (SequenceMaker, for example) gives all of them their first value.
+    Its fields form three groups with one writer each; tests/test_ownership.py checks this.  The
+    creator of a sequence (for example SequenceMaker) sets all initial values.
 
-    What was asked for, and when it arrived; set by what makes it:
-    index: of the sample or beam in its request.  input_index: the request's, in the input.
-    num_prompt_tokens: how many tokens it starts with.  max_tokens: how many it generates at most.
-    has_default_limit: whether the request does not state that itself.
-    others: the other beams, or the negative prompt.  num_slots: how many slots the group needs.
-    has_siblings: whether there are other samples of its request, which start with the same tokens.
-    cache_salt: whose blocks it may share.  skips_prefix_cache: it starts from no blocks but those
-    of other samples of its request.
+    What was requested, and its arrival; set by the creator:
+    index: of the sample or beam in its request.  input_index: of the request in the input.
+    num_prompt_tokens: tokens at the start.  max_tokens: the most tokens to generate.
+    has_default_limit: whether the request has no max_tokens.
+    others: the other beams, or the negative prompt.  num_slots: slots of the group.
+    has_siblings: whether its request has other samples, which start with the same tokens.
+    cache_salt: only sequences with the same salt share blocks.  skips_prefix_cache: it shares
+    blocks only with other samples of its request.
     segment_ends: where segments of the prompt end, each with the eviction priority of its blocks.
-    arrived_step: the first one at or after its arrival time; None before that.
+    arrived_step: the first step at or after its arrival time; None before that.
 
-    Where it stands; set by the scheduler (scheduling/):
-    admitted_step, first_token_step: the steps in which each happened first; None before.
-    num_tokens: of those it starts with and those it has generated, when it began to compute them.
-    num_computed_tokens: how many of them are, by the end of the step that is scheduled.  While it
-    decodes both stand still, and are brought up to date when it stops: the position of the token
-    that it computes in a decode step is the number of that step plus `offset`.
-    last_decode_step: the one after which it has all its tokens, while it decodes.
-    queue_number, admission: the numbers of when it first joined the queue, and of its admission;
-    later ones have larger numbers.
-    num_cached_tokens: how many tokens of its last admission were found in blocks.
-    cached_from: who filled the last of these blocks, as far as it was found; None without any.
-    block_table: the blocks it holds, in the order of its tokens; the first num_cached_blocks of
-    them are registered, and `parent` is the node of the last of these.
-    group_tables: of the further cache groups, as long as that one; see KVCache.
-    prefix: what was found of it when that was last asked, while it waits.
+    Its progress; set by the scheduler (scheduling/):
+    admitted_step, first_token_step: the first steps of each; None before.
+    num_tokens: known tokens: the prompt, and the output when it began to compute them.
+    num_computed_tokens: computed tokens at the end of the scheduled step.  While it decodes, both
+    numbers stand still and are updated when it stops: the position of the token that it computes in
+    a decode step is the number of that step plus `offset`.
+    last_decode_step: the step after which it has all its tokens, while it decodes.
+    queue_number, admission: the order of joining the queue first, and of the last admission.
+    num_cached_tokens: prefix-cache hits of the last admission.
+    cached_from: the sequence that filled the last of these blocks, if known.
+    block_table: its blocks, in the order of its tokens; the first num_cached_blocks are registered,
+    and `parent` is the node of the last of these.
+    group_tables: of the further cache groups, all of one length; see KVCache.
+    prefix: its last match, while it waits.
     """
 
     id: str
@@ -100,26 +99,26 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
 
     @property
     def computed_group(self) -> tuple[Self, ...]:
-        """Those of its group that the model computes: other beams only after the first fork."""
+        """The rows of its group that the model computes; other beams only after the first fork."""
         if not self.others:
             return (self,)
         return (self, *(row for row in self.others if row.num_tokens or row.role != "beam"))
 
     @property
     def beams_to_fork(self) -> tuple[Self, ...]:
-        """The beams of its group that begin with the first fork; one of max_tokens 1 has none."""
+        """The beams that start with the first fork; none if max_tokens is 1."""
         if self.max_tokens <= 1:
             return ()
         return tuple(row for row in self.others if row.role == "beam" and not row.num_tokens)
 
     @property
     def most_tokens(self) -> int:
-        """How many tokens are computed at most: the last one that is generated is not."""
+        """The largest number of computed tokens: the last generated token is not computed."""
         return max(self.num_prompt_tokens + self.max_tokens - 1, 1)
 
     @property
     def num_generated(self) -> int:
-        """How many tokens it had generated when it began to compute what it knows."""
+        """The number of tokens it had generated when it began to compute its known tokens."""
         return self.num_tokens - self.num_prompt_tokens
 
 
