@@ -1,8 +1,8 @@
-"""The files that commands write: checked first, then locked, and replaced whole or grown by lines.
+"""The files that commands write: checked first, then locked, then grown line by line or replaced.
 
-Rules: only whole lines are written, and what did not get out whole is taken back where possible.
-At any moment the file of a name is locked by the run that writes it.  The lock is on the file
-itself: a kill ends it, and a file that takes the place of a locked one is locked before it does.
+Rules: a file gets whole lines only, and a write that fails leaves nothing behind where that is
+possible.  The run that writes a file holds a lock on the file itself: a kill ends the lock, and a
+file that replaces a locked one is locked first.
 """
 
 import errno
@@ -31,90 +31,96 @@ from ..signals import open_to_write, stdout_descriptor, write_some
 from .urls import UrlError, check_upload, is_url, masked, read_start, shown, upload
 
 NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+BESIDE_RESULTS = (".run.json", ".run.sums", ".rest")
+NAMELESS = "a deleted file"
 
 
 class OutputError(BatchdecodeError):
-    """A file cannot be written, or should not be."""
+    """A file cannot be written, or must not be overwritten."""
 
 
 class ResumeError(BatchdecodeError):
-    """What is there cannot be continued."""
+    """The results in the output file cannot be continued."""
 
 
 class Sink(Protocol):
-    """Takes whole lines.
+    """Takes whole lines, and writes them at once: a WriteError or BrokenPipeError if it cannot.
 
-    is_file: they go into a regular file as they are, and what did not get out whole leaves nothing.
+    is_file: lines go into a regular file as they are, and a failed write leaves nothing behind.
     """
 
     is_file: bool
 
-    def write(self, lines: bytes) -> None:
-        """Pass `lines` on at once.
+    def write(self, lines: bytes) -> None: ...
 
-        Raises:
-            WriteError: there is no room for them, or nobody to take them.
-            BrokenPipeError: whoever read them has gone.
-        """
-
-    def close(self) -> None:
-        """Write what ends the file."""
+    def close(self) -> None: ...
 
 
 class FileSink:
-    """Writes to a descriptor at once; a file ends with a whole line even when the disk is full."""
+    """Writes to a descriptor at once; a file ends with a whole line even when the disk is full.
 
-    def __init__(self, raw: io.FileIO, name: str) -> None:
-        self.name = name
-        self._raw = raw
+    A packed file can be unpacked up to the last write.  Appending nothing to it leaves it as it is.
+    A file for a URL is uploaded when it is closed; if that fails, the error names the file.
+    size: bytes in the file, by what was written here.
+    """
+
+    def __init__(
+        self,
+        raw: io.FileIO,
+        name: str,
+        *,
+        is_packed: bool = False,
+        append: bool = False,
+        url: str | None = None,
+    ) -> None:
         status = os.fstat(raw.fileno())
-        self.is_file = stat.S_ISREG(status.st_mode)
-        self.size = status.st_size  # of the file, as far as we know
+        self.name, self.size, self.url = name, status.st_size, url
+        self._raw, self._is_regular = raw, stat.S_ISREG(status.st_mode)
+        self.is_file = self._is_regular and not is_packed and url is None
+        # 31 writes the header of a .gz file without a time: the same lines are the same bytes.
+        self._compressor = zlib.compressobj(wbits=31) if is_packed else None
+        self._has_stream = not append
 
     def write(self, lines: bytes) -> None:
-        """Write all of `lines`, or nothing of them to a file."""
+        if self._compressor is not None:
+            self._has_stream = True
+            packed = self._compressor.compress(lines)
+            lines = packed + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+        self._write(lines)
+
+    def close(self) -> None:
+        if self._compressor is not None and self._has_stream:
+            self._write(self._compressor.flush(zlib.Z_FINISH))
+        self._raw.close()
+        if self.url is not None:
+            try:
+                upload(Path(self.name), self.url)
+            except UrlError as error:
+                kept = OSError(f"{error}; the file is kept as {self.name}")
+                raise WriteError(shown(self.url), kept) from error
+            self.discard()
+
+    def discard(self) -> None:
+        """Delete the file that was to be uploaded."""
+        if self.url is not None:
+            shutil.rmtree(Path(self.name).parent, ignore_errors=True)
+
+    def _write(self, data: bytes) -> None:
         start = 0
         try:
-            while start < len(lines):
-                if self.is_file:
-                    start += self._raw.write(memoryview(lines)[start:]) or 0
+            while start < len(data):
+                if self._is_regular:
+                    start += self._raw.write(memoryview(data)[start:]) or 0
                 else:
-                    start += write_some(self._raw.fileno(), lines, start)
+                    start += write_some(self._raw.fileno(), data, start)
         except BrokenPipeError:
             raise
         except OSError as error:
-            if self.is_file:  # cut off the torn end
+            if self._is_regular:  # cut off the torn end
                 self._raw.seek(-start, os.SEEK_CUR)
                 self._raw.truncate()
             raise WriteError(self.name, error) from error
         self.size += start
-
-    def close(self) -> None:
-        self._raw.close()
-
-
-class GzipSink:
-    """Compresses what goes to another sink; after every write the file can be read up to there.
-
-    is_needed: whether something must be written in any case, as in a new file.
-    """
-
-    is_file = False
-
-    def __init__(self, sink: Sink, *, is_needed: bool) -> None:
-        self.sink, self._is_needed = sink, is_needed
-        # 31 gives the header of a .gz file, without a time: the same lines are the same bytes.
-        self._compressor = zlib.compressobj(wbits=31)
-
-    def write(self, lines: bytes) -> None:
-        self._is_needed = True
-        packed = self._compressor.compress(lines)
-        self.sink.write(packed + self._compressor.flush(zlib.Z_SYNC_FLUSH))
-
-    def close(self) -> None:
-        if self._is_needed:
-            self.sink.write(self._compressor.flush(zlib.Z_FINISH))
-        self.sink.close()
 
 
 class TerminalJson:
@@ -132,37 +138,8 @@ class TerminalJson:
         """Leave the terminal open."""
 
 
-class UploadSink(FileSink):
-    """Writes to a temporary file, which is uploaded when the sink is closed.
-
-    If that fails, the file stays, and the error names it.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._url, self._place = url, _temporary_place(url)
-        super().__init__(io.FileIO(self._place, "x"), str(self._place))
-        self.is_file = False
-
-    def close(self) -> None:
-        """Upload the file.
-
-        Raises:
-            WriteError: the store does not take it.
-        """
-        super().close()
-        try:
-            upload(self._place, self._url)
-        except UrlError as error:
-            kept = OSError(f"{error}; the file is kept as {self._place}")
-            raise WriteError(shown(self._url), kept) from error
-        self.discard()
-
-    def discard(self) -> None:
-        shutil.rmtree(self._place.parent, ignore_errors=True)
-
-
 def _temporary_place(url: str) -> Path:
-    """Return where a file waits for its upload to `url`, in a new folder."""
+    """Return the path for a file that waits for its upload to `url`, in a new folder."""
     import tempfile  # noqa: PLC0415 - for URLs only
 
     try:
@@ -172,10 +149,12 @@ def _temporary_place(url: str) -> Path:
         raise OutputError(f"cannot write {shown(url)}: {reason_of(error)}") from error
 
 
-def open_sink(path: str, *, append: bool = False) -> Sink:
-    """Return a sink for a pipe, a device or a URL, which gets all at its end; see OutFile."""
+def open_sink(path: str, *, append: bool = False) -> FileSink:
+    """Return a sink for a pipe, a device or a URL, without lock or check; see OutFile."""
+    is_packed = shown(path).endswith(".gz")
     if is_url(path):
-        return packed(UploadSink(path), shown(path), is_new=True)
+        place = str(_temporary_place(path))
+        return FileSink(io.FileIO(place, "x"), place, is_packed=is_packed, url=path)
 
     def open_at_end(path: str, flags: int) -> int:  # if others cut the file, that leaves no hole
         return open_to_write(path, flags | os.O_APPEND)
@@ -184,15 +163,11 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
         raw = io.FileIO(opened_as(path), "a" if append else "w", opener=open_at_end)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path}: {reason_of(error)}") from error
-    return packed(FileSink(raw, path), path, is_new=not append)
-
-
-def packed(file: FileSink, path: str, *, is_new: bool) -> Sink:
-    return GzipSink(file, is_needed=is_new) if path.endswith(".gz") else file
+    return FileSink(raw, path, is_packed=is_packed, append=append)
 
 
 def opened_as(path: str) -> str:
-    """Return where `path` is: stdout may not be descriptor 1 for now, see signals.py."""
+    """Return the path to open for `path`: stdout may not be descriptor 1 now, see signals.py."""
     return f"/dev/fd/{stdout_descriptor()}" if path in NAMES_OF_STDOUT else path
 
 
@@ -213,22 +188,17 @@ def stdout_json_sink() -> Sink:
     return TerminalJson(sink.write) if os.isatty(stdout_descriptor()) else sink
 
 
-BESIDE_RESULTS = (".run.json", ".run.sums", ".rest")
-NAMELESS = "a file that has no name any more"
-_OPENED = ("/dev/fd/", "/dev/std", "/proc/")  # descriptors, which others may write to
-
-
 class OutFile:
-    """A file that grows (`open`) or is replaced as a whole (`replace`); entered, it is locked.
+    """An output file: grown with `open` or replaced whole with `replace`; entering it locks it.
 
-    A file that is new is there from then on, but not if nothing was to be written after all.  A
-    pipe, a device, a descriptor and a URL have no lock and no check.
+    Entering creates a missing file; leaving deletes it again if nothing was written.  Pipes,
+    devices, descriptors and URLs are neither locked nor checked.
 
-    path: None for stdout.  is_plain: it is none of these.
-    is_named: an option names it; of any other file no link is followed.
+    path: None for stdout.  name: the path as messages show it.  is_plain: the file can be locked.
+    is_named: an option names the file; any other file must be a regular file and no link.
 
     Raises, when it is entered, opened or replaced:
-        OutputError: another run has it, or it cannot be written.
+        OutputError: another run holds the file, or it cannot be written.
     """
 
     def __init__(self, path: str | None, *, is_named: bool = True) -> None:
@@ -237,10 +207,10 @@ class OutFile:
         self.is_plain = (
             path is not None
             and not is_url(path)
-            and not path.startswith(_OPENED)
+            and not path.startswith(("/dev/fd/", "/dev/std", "/proc/"))
             and (may_be_file(path) or not is_named)
         )
-        self._place = Path.cwd() / (path or "")  # wherever a model goes
+        self._place = Path.cwd() / (path or "")  # a model may change the current folder
         self._descriptor: int | None = None
         self._is_new = self._is_used = False
         self._grown: FileSink | None = None
@@ -265,33 +235,26 @@ class OutFile:
         return self._descriptor is not None and os.fstat(self._descriptor).st_size > 0
 
     def lock(self) -> None:
-        """Lock the file that has this name, which is made if there is none.
-
-        Raises:
-            OutputError: another run has it, or it cannot be opened.
-        """
+        """Lock the file at the path, and create a missing one."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        flags |= 0 if self._is_named else os.O_NOFOLLOW | os.O_NONBLOCK
         while self.is_plain and not (self._descriptor is not None and self.is_in_place):
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            flags |= 0 if self._is_named else os.O_NOFOLLOW | os.O_NONBLOCK
             try:
-                with suppress(FileExistsError):
-                    self._take(os.open(self._place, flags | os.O_EXCL, 0o666))
+                try:
+                    self._hold(os.open(self._place, flags | os.O_EXCL, 0o666))
                     self._is_new = True
-                    continue
-                self._take(os.open(self._place, flags, 0o666))
+                except FileExistsError:
+                    self._hold(os.open(self._place, flags, 0o666))
             except BlockingIOError:
                 raise OutputError(
-                    f"{self.name} is being written by another run: wait for its end, or give "
-                    "another name"
+                    f"{self.name} is being written by another run: wait until that run ends, or "
+                    "use another name"
                 ) from None
             except (OSError, ValueError) as error:
                 raise OutputError(f"cannot write {self.name}: {reason_of(error)}") from error
 
     def open(self, *, append: bool = False) -> Sink:
-        """Return a sink for the file, compressed if its name ends in .gz.
-
-        append: behind what is there, which is lost otherwise.
-        """
+        """Return a sink, compressed if the name ends in .gz; empty the file unless `append`."""
         self._is_used = True
         if self._descriptor is None:
             self.lock()
@@ -299,21 +262,21 @@ class OutFile:
             return open_sink(self.path or "", append=append)
         if not append:
             os.ftruncate(self._descriptor, 0)
-        raw = io.FileIO(self._descriptor, "a", closefd=False)
-        self._grown = FileSink(raw, self.path)
-        return packed(self._grown, self.path, is_new=not append)
+        raw, is_packed = io.FileIO(self._descriptor, "a", closefd=False), self.path.endswith(".gz")
+        self._grown = FileSink(raw, self.path, is_packed=is_packed, append=append)
+        return self._grown
 
     @contextmanager
     def replace(self, *, is_synced: bool = True) -> Iterator[Sink]:
-        """Give a sink for all that the file is to hold, compressed if its name ends in .gz.
+        """Yield a sink for the new content, compressed if the name ends in .gz.
 
-        Until the end, and after an error or a kill, the file is as it was.  A pipe or a device gets
-        all at once.
+        The file keeps its content until the end, and after an error or a kill.  A pipe or a device
+        gets the content at once.
 
-        is_synced: wait until it is on the disk.
+        is_synced: wait until the content is on the disk.
 
         Raises:
-            WriteError: there is no room, or another file has taken the place of the locked one.
+            WriteError: the disk is full, or another file has taken the place of the locked one.
             BrokenPipeError: the reader of a pipe has gone.
         """
         path = self.path or ""
@@ -322,8 +285,7 @@ class OutFile:
             try:
                 yield sink
             except BaseException:
-                if isinstance(upload_sink := getattr(sink, "sink", sink), UploadSink):
-                    upload_sink.discard()
+                sink.discard()
                 raise
             sink.close()
             return
@@ -332,27 +294,27 @@ class OutFile:
         except (OSError, ValueError) as error:
             raise OutputError(f"cannot write {self.name}: {reason_of(error)}") from error
         with file:
-            sink = packed(FileSink(file.raw, path), path, is_new=True)
+            sink = FileSink(file.raw, path, is_packed=path.endswith(".gz"))
             yield sink
             sink.close()
             try:
                 is_locked = self._descriptor is not None
                 if is_locked and os.path.lexists(self._place) and not self.is_in_place:
                     raise FileExistsError(errno.EEXIST, "another file has taken its place")
-                with suppress(OSError):  # a file system that knows no locks, or it is the same file
+                with suppress(OSError):  # the file system has no locks, or it is the same file
                     fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.put(is_synced=is_synced)
                 self._is_used = True
                 if is_locked and not self.is_in_place:
-                    self._take(os.dup(file.descriptor))
+                    self._hold(os.dup(file.descriptor))
             except OSError as error:
                 raise WriteError(path, error) from error
 
     def settle(self) -> None:
-        """Make sure that what was written is on the disk, in the file that has this name.
+        """Sync the file, and verify that it is the one at its path and has the size written.
 
         Raises:
-            WriteError: it is not, or the file with this name is gone, or another one.
+            WriteError: it is not.
         """
         if self._descriptor is None or not self._is_used:
             return
@@ -363,20 +325,22 @@ class OutFile:
             raise WriteError(self.name or "", error) from error
         if where != self.path:
             problem = f"it was {'deleted' if where == NAMELESS else 'moved'} while it was written"
-        elif self._grown is not None:
-            num_more = os.fstat(self._descriptor).st_size - self._grown.size
-            if num_more < 0:
-                problem = f"{-num_more:,} bytes were cut off while it was written"
-            elif num_more > 0:
-                problem = f"others have written {num_more:,} bytes into it meanwhile"
+        elif self._num_foreign_bytes < 0:
+            problem = f"{-self._num_foreign_bytes:,} bytes were cut off while it was written"
+        elif self._num_foreign_bytes:
+            problem = f"another program wrote {self._num_foreign_bytes:,} bytes into it meanwhile"
         if problem is not None:
             raise WriteError(self.name or "", OSError(problem))
 
     @property
-    def has_foreign_lines(self) -> bool:
+    def _num_foreign_bytes(self) -> int:
         if self._descriptor is None or self._grown is None:
-            return False
-        return os.fstat(self._descriptor).st_size > self._grown.size
+            return 0
+        return os.fstat(self._descriptor).st_size - self._grown.size
+
+    @property
+    def has_foreign_lines(self) -> bool:
+        return self._num_foreign_bytes > 0
 
     @property
     def is_in_place(self) -> bool:
@@ -386,7 +350,7 @@ class OutFile:
         """Do nothing more: the results of a run are complete; see UploadedResults."""
 
     def whereabouts(self) -> str:
-        """Return where the file is: its path, or what has become of it since."""
+        """Return the path of the file, or the place it has moved to, or NAMELESS."""
         if self.path is None or self._descriptor is None:
             return self.name or "stdout"
         status = os.fstat(self._descriptor)
@@ -397,34 +361,33 @@ class OutFile:
             return NAMELESS
         try:
             return str(Path(f"/proc/self/fd/{self._descriptor}").readlink())
-        except OSError:  # where descriptors have no names
+        except OSError:  # no /proc
             return "a file with another name"
 
-    def _take(self, descriptor: int) -> None:
-        """Have this descriptor, locked, in the place of the one before."""
+    def _hold(self, descriptor: int) -> None:
+        """Lock `descriptor`, and hold it in place of the one before."""
         error = None
         if not self._is_named and not is_alone(os.fstat(descriptor)):
-            error = OSError(errno.EMLINK, "it is not a file with this name alone")
+            error = OSError(errno.EMLINK, "not a regular file, or it has several links")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as locked:
             error = locked
-        except OSError:  # a file system that knows no locks
+        except OSError:  # the file system has no locks
             pass
         if error is not None:
             os.close(descriptor)
             raise error
-        if self._descriptor is not None:
-            os.close(self._descriptor)
+        self.close()
         self._descriptor = descriptor
 
 
 class UploadedResults(OutFile):
-    """Results in a temporary folder, with what stands beside them; uploaded once they are complete.
+    """Results in a temporary folder, with the files beside them, uploaded when they are complete.
 
-    Until then they stay there, and a run can be resumed there.
+    An unfinished run leaves them in the folder, and can be resumed there.
 
-    waiting: entered during the upload; a signal breaks that off.
+    waiting: entered during the upload; a signal interrupts it.
     """
 
     def __init__(self, url: str, waiting: Callable[[], AbstractContextManager[None]]) -> None:
@@ -434,9 +397,7 @@ class UploadedResults(OutFile):
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None and self.is_filled and not self._is_uploaded:
-            from .problems import say  # noqa: PLC0415 - it is heavy
-
-            say(f"the results so far are kept as {printable(str(self._place))}\n")
+            sys.stderr.write(f"the results so far are kept as {printable(str(self._place))}\n")
         super().__exit__(kind, *rest)
         if self._is_uploaded:
             shutil.rmtree(self._place.parent, ignore_errors=True)
@@ -448,8 +409,8 @@ class UploadedResults(OutFile):
         """Upload the results, then their record and their checksums.
 
         Raises:
-            WriteError: the store does not take one of them.
-        Interrupted: a signal came.
+            WriteError: the store refuses a file.
+            Interrupted: a signal came.
         """
         name, question, query = self._url.partition("?")
         try:
@@ -461,7 +422,7 @@ class UploadedResults(OutFile):
         except UrlError as error:
             raise WriteError(self.name or "", error) from error
         self._is_uploaded = True
-        self.path = self.name  # as messages call it from here on
+        self.path = self.name  # as messages show it from here on
 
     def resuming(self, command: str) -> str:
         return command.replace(quote(masked(self._url)), quote(str(self._place)))
@@ -474,22 +435,23 @@ def is_alone(status: os.stat_result) -> bool:
 # -- checks before a file is touched
 
 _START_BYTES = 2**16
-NamedPath = tuple[str, str | None]  # what a file is to the run, an option for example; its path
 
 
 def check_distinct(
-    input_status: os.stat_result, outputs: Iterable[NamedPath], input_path: str | None = None
+    input_status: os.stat_result,
+    outputs: Iterable[tuple[str, str | None]],
+    input_path: str | None = None,
 ) -> None:
-    """Make sure that no two of the run's files are one and the same.
+    """Raise an OutputError if two files of a command are the same.
 
-    input_path: tells of an input at a URL where it is.
+    outputs: the option that names each file, and its path.  input_path: matters if it is a URL.
     """
     used: dict[object, str] = {(input_status.st_dev, input_status.st_ino): "the input"}
     if input_path is not None and is_url(input_path):
         used[_identity(input_path)] = "the input"
     for name, path in outputs:
         if path is None or not may_be_file(path):
-            continue  # two streams may well go to one terminal, or to /dev/null
+            continue  # two streams may go to one terminal, or to /dev/null
         key = _identity(path)
         if key in used:
             raise OutputError(
@@ -512,16 +474,16 @@ def _identity(path: str) -> object:
 
 
 def check_writable(path: str) -> None:
-    """Make sure that the file `path` can be opened for writing; what it holds stays.
+    """Raise an OutputError if `path` cannot be written; the file keeps its content.
 
-    Of a URL that there is a store for it; that is not asked.
+    The store of a URL must be known here; it is not contacted.
     """
     try:
         if is_url(path):
             check_upload(path)
         elif not Path(path).exists():
             folder = Path(os.path.realpath(path)).parent
-            next(folder.iterdir(), None)  # which is an error unless it is a folder
+            next(folder.iterdir(), None)  # an error unless it is a folder
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         elif may_be_file(path):
@@ -533,10 +495,10 @@ def check_writable(path: str) -> None:
 def check_replaceable(
     name: str, path: str, is_ours: Callable[[bytes], object] | None = None
 ) -> None:
-    """Make sure that nothing is lost if `path` is written anew; `name` is what it is to the run.
+    """Raise an OutputError if writing `path` anew loses something; `name` is its option.
 
-    is_ours: tells from the beginning of what a file holds whether we have written that; None where
-    a person may have written, or mended, it.
+    is_ours: recognizes, from its first bytes, a file that this option has written; None if a
+    person may have written or edited the file.
     """
     start = b""
     if is_url(path):
@@ -544,14 +506,9 @@ def check_replaceable(
             start = read_start(path, _START_BYTES)
         except UrlError as error:
             raise OutputError(f"cannot write {shown(path)}: {error}") from error
-    else:
-        size = 0
-        with suppress(OSError):
-            status = Path(path).stat()
-            size = status.st_size if stat.S_ISREG(status.st_mode) else 0  # others hold nothing
-        if size:
-            with Path(path).open("rb") as file:
-                start = file.read(_START_BYTES)
+    elif Path(path).is_file():
+        with Path(path).open("rb") as file:
+            start = file.read(_START_BYTES)
     if not start:
         return
     if shown(path).endswith(".gz"):
@@ -564,25 +521,23 @@ def check_replaceable(
         )
 
 
-# -- answers: text or JSON on stdout, or bytes where --output says
-
-LINES_OF_BLOCK = 256
+# -- answers: text or JSON on stdout, or bytes to --output
 
 
 def print_text(text: str) -> None:
-    """Write an answer for people to stdout; what its encoding lacks becomes escapes."""
+    """Print an answer for people to stdout, with escapes for what its encoding lacks."""
     stdout = sys.__stdout__ or sys.stdout  # the other one may lead to stderr
-    _write(stdout_sink(), text.encode(stdout.encoding, "backslashreplace"))
+    stdout_sink().write(text.encode(stdout.encoding, "backslashreplace"))
 
 
 def print_json(answer: object) -> None:
-    """Write an answer for programs to stdout, as indented JSON."""
-    _write(stdout_json_sink(), msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
+    """Print an answer for programs to stdout, as indented JSON."""
+    stdout_json_sink().write(msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
 
 
 @contextmanager
 def output_sink(path: str | OutFile | None) -> Iterator[Sink]:
-    """Give what --output leads to, a file that is written as a whole; None is stdout."""
+    """Yield a sink for --output: stdout if `path` is None, else a file that is replaced whole."""
     if path is None:
         yield stdout_sink()
     else:
@@ -592,18 +547,13 @@ def output_sink(path: str | OutFile | None) -> Iterator[Sink]:
 
 
 def check_no_terminal(what: str, path: str | None) -> None:
-    """Make sure that `what`, which is for a browser, does not go to a terminal; None is stdout."""
+    """Raise a BatchdecodeError if `what`, which is for a browser, would go to a terminal."""
     if path is None and os.isatty(1):
         raise BatchdecodeError(f"{what} is for a browser: give -o FILE.html")
 
 
 def write_lines(lines: Iterable[bytes], sink: Sink) -> None:
-    """Write `lines` to `sink`, many at once."""
+    """Write `lines` to `sink`, 256 at once."""
     remaining = iter(lines)
-    while block := b"".join(islice(remaining, LINES_OF_BLOCK)):
+    while block := b"".join(islice(remaining, 256)):
         sink.write(block)
-
-
-def _write(sink: Sink, content: bytes) -> None:
-    sink.write(content)
-    sink.close()

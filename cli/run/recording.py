@@ -1,6 +1,6 @@
-"""Everything a run reads, writes and says, held open from its start to its end.
+"""The files of a run, held open from its start to its end, and the writers of its results.
 
-One engine and a group of workers use the same files, in the same order.
+A run in one process and a run by workers use the same files, in the same order.
 """
 
 import os
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from batcher.errors import BatchdecodeError
@@ -50,9 +49,9 @@ if TYPE_CHECKING:
     from .exporters import Exposition
     from .spans import SpanSender
 
-RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
-MAX_EVENTS = 1000  # that are kept
-_WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
+RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be held back
+MAX_EVENTS = 1000  # held back at most
+_WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # recognizes files that a run has written
     "--trace": is_trace_start,
     "--summary-json": re.compile(rb'\{\s*"requests":').match,
     "--report": is_page_start,
@@ -64,7 +63,7 @@ Item = TypeVar("Item")
 
 
 class BufferedWriter(Generic[Item]):
-    """Writes items soon, not at once: that would cost each step a system call or two."""
+    """Writes items soon, not at once, which would cost each step a system call or two."""
 
     def __init__(
         self,
@@ -76,19 +75,19 @@ class BufferedWriter(Generic[Item]):
     ) -> None:
         self._sink, self._encode, self._clock = sink, encode, clock
         self._max_seconds, self._max_items = max_seconds, max_items
-        self._kept: list[Item] = []
+        self._held: list[Item] = []
         self._last_flush = clock()
 
     def write(self, items: Sequence[Item]) -> None:
-        self._kept += items
+        self._held += items
         waited = self._clock() - self._last_flush
-        if waited > self._max_seconds or len(self._kept) >= self._max_items:
+        if waited > self._max_seconds or len(self._held) >= self._max_items:
             self.flush()
 
     def flush(self) -> None:
-        if self._kept:
-            kept, self._kept = self._kept, []
-            self._write_out(kept)
+        if self._held:
+            held, self._held = self._held, []
+            self._write_out(held)
         self._last_flush = self._clock()
 
     def _write_out(self, items: list[Item]) -> None:
@@ -111,7 +110,7 @@ class TraceWriter(BufferedWriter[Event]):
 class ResultWriter(BufferedWriter[bytes]):
     """Writes lines of results, at once unless they go to a file; an item may hold several lines.
 
-    num_written: the lines of results that are out.  num_token_events: those of a stream.
+    num_written: result lines in the output.  num_token_events: those of a stream.
     """
 
     def __init__(self, sink: Sink, clock: Callable[[], float] = time.monotonic) -> None:
@@ -120,13 +119,13 @@ class ResultWriter(BufferedWriter[bytes]):
         super().__init__(sink, b"".join, RESULT_SECONDS, max_items, clock)
 
     def write_tokens(self, tokens: Sequence[TokenEvent]) -> None:
-        """Write the token events of a step, which go before its answers, at once."""
+        """Write the token events of a step at once, before its results."""
         self.flush()
         self._sink.write(encode_tokens(tokens))
         self.num_token_events += len(tokens)
 
     def _write_out(self, items: list[bytes]) -> None:
-        """Write the items; if the disk is too full for all of them, the first ones that fit."""
+        """Write the items, or on a full disk as many of them as fit."""
         try:
             super()._write_out(items)
         except WriteError:
@@ -143,7 +142,7 @@ class ResultWriter(BufferedWriter[bytes]):
 
 
 def stdout_beside(view: View) -> Sink:
-    """Return where results go that have no file; above a picture on the same terminal."""
+    """Return the sink for results without a file: stdout, above a live view on that terminal."""
     if is_same_terminal(stdout_descriptor(), 2):
         from ..screen.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 
@@ -152,13 +151,10 @@ def stdout_beside(view: View) -> Sink:
     return stdout_json_sink()
 
 
-# -- what a run opens
-
-
 class OpenRun(NamedTuple):
-    """The files of a run, which are held until it has ended.
+    """The files of a run, held until it has ended.
 
-    options: as given, and --output as a file here.  files: those beside the results, by option.
+    options: `output` is a local file here.  files: those beside the results, by option.
     """
 
     options: RunOptions
@@ -172,29 +168,30 @@ class OpenRun(NamedTuple):
 
 @contextmanager
 def opened_run(options: RunOptions, stop: StopSignals) -> Iterator[OpenRun]:
-    """Open and lock all that a run reads and writes; a model may take minutes to load after that.
+    """Open and lock every file of a run, before a model loads, which may take minutes.
 
     Raises:
         BatchdecodeError: the input cannot be read, or a file cannot be written, is used twice, or
-            holds something that would be lost.
-        ResumeError: there are results which are not to be resumed, or cannot be.
+            would lose its content.
+        ResumeError: the results cannot be resumed, or --resume is missing.
     """
+    output = options.output
+    named = {
+        "--trace": options.trace,
+        "--summary-json": None if options.summary_json == STDOUT else options.summary_json,
+        "--report": options.report,
+        "--metrics-file": options.metrics_file,
+        "--timeseries": options.timeseries,
+    }
     with ExitStack() as stack:
         requests = stack.enter_context(open_input(options.input, stop.waiting))
-        named = {
-            "--trace": options.trace,
-            "--summary-json": None if options.summary_json == STDOUT else options.summary_json,
-            "--report": options.report,
-            "--metrics-file": options.metrics_file,
-            "--timeseries": options.timeseries,
-        }
         _check_files(options, requests.status, named)
         files = {
             name: stack.enter_context(OutFile(path))
             for name, path in named.items()
             if path is not None
         }
-        spans, output = None, options.output
+        spans = exposition = None
         if options.otel is not None:
             try:
                 from .spans import SpanSender  # noqa: PLC0415 - an extra
@@ -214,9 +211,8 @@ def opened_run(options: RunOptions, stop: StopSignals) -> Iterator[OpenRun]:
                 )
             results = UploadedResults(output, stop.waiting)
         stack.enter_context(results)
-        exposition = None
         if options.is_exposed:
-            from .exporters import Exposition  # noqa: PLC0415 - few runs are asked for it
+            from .exporters import Exposition  # noqa: PLC0415 - rare
 
             exposition = Exposition(options.metrics_address, files.get("--metrics-file"))
             if exposition.url is not None and not options.quiet:
@@ -230,37 +226,39 @@ def opened_run(options: RunOptions, stop: StopSignals) -> Iterator[OpenRun]:
 def _check_files(
     options: RunOptions, input_status: os.stat_result, named: Mapping[str, str | None]
 ) -> None:
-    """Make sure that a run can write its files, and that none is lost by that.
+    """Raise an OutputError if a run cannot write its files, or one of them would lose its content.
 
-    What --output holds is looked at where it is known what run that is of, see `prepare`.
+    The content of a local --output is checked by Resumption.
     """
-    beside = []
-    if options.output is not None and may_be_file(options.output):
-        beside = [f"{shown(options.output)}{ending}" for ending in BESIDE_RESULTS]
-    outputs = [("--output", options.output)]
-    outputs += [("what stands beside --output,", path) for path in beside]
-    outputs += named.items()
-    check_distinct(input_status, outputs, options.input)
+    output, beside = options.output, list[str]()
+    if output is not None and may_be_file(output):
+        beside = [f"{shown(output)}{ending}" for ending in BESIDE_RESULTS]
+    outputs = [("--output", output)]
+    check_distinct(
+        input_status,
+        [*outputs, *(("the file beside --output,", path) for path in beside), *named.items()],
+        options.input,
+    )
     if options.metrics_file is not None and is_url(options.metrics_file):
         raise OutputError(
-            f"--metrics-file {shown(options.metrics_file)}: it is for the node exporter of this "
-            "machine, and so a file of it"
+            f"--metrics-file {shown(options.metrics_file)}: must be a local file, for the node "
+            "exporter of this machine"
         )
-    for name, path in outputs:
-        if path is not None and path not in beside:
+    for name, path in (*outputs, *named.items()):
+        if path is not None:
             check_writable(path)
             if name in _WRITTEN_ANEW and not options.force:
                 check_replaceable(name, path, _WRITTEN_ANEW[name])
-    if options.output is not None and is_url(options.output) and not options.force:
-        check_replaceable("--output", options.output)
-    for path in beside:  # which no option names: links are not followed
+    if output is not None and is_url(output) and not options.force:
+        check_replaceable("--output", output)
+    for path in beside:  # links are not followed: no option names these files
         try:
-            status = Path(path).lstat()
+            status = os.lstat(path)
         except OSError:
             check_writable(path)
             continue
         if stat.S_ISDIR(status.st_mode) or not (options.force or is_alone(status)):
             raise OutputError(
-                f"{path} is a link, or no file: a run with this --output writes there. Remove it, "
-                "or give another --output"
+                f"{path} is a link, or not a regular file, and a run with this --output writes "
+                "there: remove it, or give another --output"
             )

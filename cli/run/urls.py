@@ -1,6 +1,6 @@
-"""Files at URLs, by fsspec: an input is copied here once, an output is uploaded once at its end.
+"""Files at URLs, by fsspec: an input is downloaded once, an output is uploaded once at its end.
 
-Rule: no message has what only the owner of a URL should know: passwords, signatures and queries.
+Rule: no message shows the secrets of a URL: passwords, signatures and queries.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import reason_of
 
-# fsspec's own form: a scheme, before it others that are applied to what it gives.
+# As fsspec has them: a scheme, and before it others that wrap it.
 _IS_URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _URL = re.compile(r"\w+://[^\s'\"]+")
 _OWNER, _SIGNATURE = re.compile(r"(?<=://)[^/@]*@"), re.compile(r"\?.*", re.DOTALL)
@@ -19,16 +19,16 @@ _MAX_REASON = 300  # characters
 
 
 class UrlError(OSError):
-    """A URL that cannot be read or written; the message says why in one line."""
+    """A URL cannot be read or written; the message is one line."""
 
 
 def is_url(path: str) -> bool:
-    """Return whether `path` is a URL; a local file with such a name is given as ./NAME."""
+    """Return whether `path` is a URL; ./NAME is a local file with such a name."""
     return _IS_URL.match(path) is not None
 
 
 def shown(path: str) -> str:
-    """Return a URL as messages and pages name it, without password and query; a path as it is."""
+    """Return a URL as messages show it, without password and query, or a path unchanged."""
     return _SIGNATURE.sub("", _OWNER.sub("", path)) if is_url(path) else path
 
 
@@ -42,13 +42,9 @@ def masked(text: str) -> str:
 
 
 def check_upload(url: str) -> None:
-    """Make sure that a file can be uploaded to `url`, as far as the URL itself shows.
-
-    Raises:
-        UrlError: it cannot.
-    """
+    """Raise a UrlError if `url` alone shows that no file can be uploaded to it."""
     if url.lower().startswith(("http://", "https://")):
-        raise UrlError("a web server takes no files; a store such as s3:// or gs:// does")
+        raise UrlError("a web server takes no files: use a store such as s3:// or gs://")
     if "::" in url.partition("://")[0]:
         raise UrlError("an output goes to one store, not through another one")
     if shown(url).endswith("/"):
@@ -57,11 +53,7 @@ def check_upload(url: str) -> None:
 
 
 def read_start(url: str, num_bytes: int) -> bytes:
-    """Return the first bytes of the file at `url`, at most so many; b"" if there is no file.
-
-    Raises:
-        UrlError: it cannot be read.
-    """
+    """Return the first bytes of the file at `url`, b"" if there is no file, or raise a UrlError."""
     files, path = _file_system(url)
     try:
         with files.open(path, "rb") as file:
@@ -72,16 +64,14 @@ def read_start(url: str, num_bytes: int) -> bytes:
         raise UrlError(_reason(error)) from error
 
 
-_copies: dict[str, int] = {}  # descriptors of files without a name, until the process ends
+_copies: dict[str, int] = {}  # URL -> descriptor of a file without a name
 
 
 def copy_of(url: str) -> int:
-    """Return the descriptor of a local copy of the file at `url`.
-
-    A process downloads it once, so that it never changes.
+    """Return the descriptor of a local copy of the file at `url`, which is downloaded only once.
 
     Raises:
-        UrlError: the file cannot be read, or does not fit on this machine.
+        UrlError: the file cannot be read, or the disk is full.
     """
     if url not in _copies:
         import tempfile  # noqa: PLC0415 - for URLs only
@@ -102,11 +92,7 @@ def copy_of(url: str) -> int:
 
 
 def upload(file: Path, url: str) -> None:
-    """Replace the file at `url` by a local one.
-
-    Raises:
-        UrlError: the store does not take it.
-    """
+    """Replace the file at `url` by a local one, or raise a UrlError."""
     files, path = _file_system(url)
     try:
         files.makedirs(files._parent(path), exist_ok=True)  # noqa: SLF001 - as fsspec's docs do
@@ -116,14 +102,14 @@ def upload(file: Path, url: str) -> None:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for `url`, and the path in it."""
+    """Return fsspec's file system for `url`, and the path in that."""
     try:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - an extra
     except ImportError:
         raise UrlError("URLs need fsspec: pip install 'batchdecode[fsspec]'") from None
     import logging  # noqa: PLC0415 - for URLs only
 
-    for name in ("fsspec", "s3fs", "gcsfs"):  # which print an error before they raise it
+    for name in ("fsspec", "s3fs", "gcsfs"):  # they print an error before they raise it
         logger = logging.getLogger(name)
         if not logger.handlers:
             logger.addHandler(logging.NullHandler())

@@ -42,7 +42,7 @@ DAMAGES = {
     "replaced": (replace_by_another, "it was deleted while it was written"),
     "moved": (lambda path: path.rename(path.parent / "moved"), "it was moved while it was written"),
     "cut": (lambda path: os.truncate(path, 0), "bytes were cut off while it was written"),
-    "written": (write_over, "others have written 13 bytes into it meanwhile"),
+    "written": (write_over, "another program wrote 13 bytes into it meanwhile"),
 }
 
 

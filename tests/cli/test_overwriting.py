@@ -112,7 +112,7 @@ def test_no_link_beside_the_results_is_followed(tmp_path, run, kind, name):
         done = run("-o", "out", "--keep-order", *more)
         assert (tmp_path / "mine").read_text() == "dear diary"
         assert done.returncode == (2 if is_refused else 0), done.stderr
-        assert (f"error: {name} is a link, or no file" in done.stderr) == is_refused
+        assert (f"error: {name} is a link, or not a regular file" in done.stderr) == is_refused
         assert (tmp_path / "out").exists() != is_refused
 
 
