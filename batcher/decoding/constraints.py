@@ -181,7 +181,7 @@ MAX_RUN = 256  # tokens that are found ahead, since some grammars have no end
 MAX_CACHED = 256  # constraints
 MAX_CACHED_CHARS = 8 * 1024 * 1024  # compiled, a text takes some 20 times its size
 WORDS = ["[a-z]{1,20}", " [a-z]{1,20}"]  # as patterns; what JSON is quick with is the default
-_NEEDED_MODULES = ("llguidance", "jsonschema", "re2", "regex")
+_NEEDED_MODULES = ("llguidance", "jsonschema", "regex")
 
 
 class GrammarRow:
@@ -380,7 +380,7 @@ class MissingGrammarError(BatchdecodeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "constraints need llguidance, jsonschema, google-re2 and regex: "
+            "constraints need llguidance, jsonschema and regex: "
             "install them with `pip install 'batchdecode[grammar]'`"
         )
 

@@ -427,10 +427,13 @@ def _lark_grammar(source: ConstraintSource) -> str:
     return grammar + _OPTIONS
 
 
+def ascii_classes(regex: str) -> str:
+    """Return a regex that can stand between slashes, with the ASCII classes of RE2."""
+    return _MARK.sub(lambda match: _MARKS.get(match[1] or match[0], match[0]), regex)
+
+
 def _lark_regex(regex: str) -> str:
-    return _MARK.sub(
-        lambda match: _MARKS.get(match[1] or match[0], match[0]), with_literal_dashes(regex)
-    )
+    return ascii_classes(with_literal_dashes(regex))
 
 
 def with_literal_dashes(regex: str) -> str:

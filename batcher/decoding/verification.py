@@ -1,9 +1,8 @@
-"""What llguidance enforces of a constraint, and a second look at outputs by independent means.
+"""The part of a constraint that llguidance enforces, and a check of whole outputs without it.
 
-Decoding follows tokens through llguidance's masks.  Here a choice is looked up, JSON is validated
-by `jsonschema`, with numbers that are exact, and a regex matched by RE2.  Rule: only what these
-refute breaks a constraint; where there are none, as for grammars, the output goes unchecked, and
-its result says so.
+Masks come from llguidance.  The check looks a choice up, validates JSON with `jsonschema` and exact
+numbers, and matches a regex with the package `regex`.  Only the check refutes an output.  Where it
+cannot decide, as for grammars, the result reports `constraint_check` "none".
 """
 
 import atexit
@@ -29,6 +28,7 @@ from msgspec import Struct
 from batcher.decoding.grammars import (
     NESTED,
     ConstraintSource,
+    ascii_classes,
     compile_source,
     grammar_error,
     matcher_of,
@@ -43,128 +43,18 @@ from batcher.result import ConstraintCheck, ConstraintOutcome
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Texts under a regex, through RE2, which has no part in how outputs are made.
-#
-# Rule: there is no second look where the meaning of the regex is in doubt.  Digits and word
-# characters are ASCII, as in RE2 and in ECMA's dialect; dialects draw white space differently.
-# Patterns that neither RE2 nor a mask can keep, such as look-around, are left to `regex`, for a
-# second.
-
-Test = Callable[[str], bool]
-"""Whether a text is, or holds, a match; takes time in proportion to the text."""
-
-_ESCAPE = (  # of a character, but for halves of one, or of a class
-    r"\\(?:[dDwWsStnvfr]|x[\dA-Fa-f]{2}|u(?![dD][89a-fA-F])[\dA-Fa-f]{4}"
-    r"|u(?!\{0*[dD][89a-fA-F]..\})\{[\dA-Fa-f]{1,6}\}|[ -/:-@[-`{-~])"
-)
-_ITEM = rf"(?:{_ESCAPE}|(?!&&|~~|--)[^\\\[\]])"  # of a set; those left out make sets of sets
-_TOKEN = re.compile(
-    rf"(?P<escape>{_ESCAPE})|\[(?P<negation>\^?+)(?P<items>{_ITEM}+)\]"
-    # lazy counts match the same texts; after a count, others are possessive to some
-    r"|(?P<count>\{[0-9]+(?:,[0-9]*)?\}|[*+?])\??(?![*+?{])"
-    r"|(?P<group>\((?:\?:|\?P?<[A-Za-z_]\w*>|(?!\?)))|(?P<sign>[|)^$.])|(?P<literal>[^\\\[(*+?{])",
-    re.ASCII | re.DOTALL,
-)
-_RANGE = re.compile(rf"({_ITEM})(?:-(?!\Z)({_ITEM}))?", re.ASCII | re.DOTALL)
-_CLASSES = {rf"\{name}" for name in "dDwWsS"}
-_SIGNS = {"^": r"\A", "$": r"\z", ".": r"[^\n]"}
-_ZEROS = re.compile(r"\b0+(?=[0-9])")  # RE2 takes a count that begins with them for a text
-# what may be white space in any dialect, and what is none in all of them; RE2's \s is in all
-_ANY_SPACES = (
-    r"\t-\r \x{85}\x{A0}\x{1680}\x{180E}\x{2000}-\x{200A}\x{2028}\x{2029}"
-    r"\x{202F}\x{205F}\x{3000}\x{FEFF}"
-)
-_NO_SPACES = (
-    r"\x{0}-\x{8}\x{E}-\x{1F}!-\x{84}\x{86}-\x{9F}\x{A1}-\x{167F}\x{1681}-\x{180D}"
-    r"\x{180F}-\x{1FFF}\x{200B}-\x{2027}\x{202A}-\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}"
-    r"\x{3001}-\x{FEFE}\x{FF00}-\x{10FFFF}"
-)
-
 _MAX_KEPT = 256
-_MAX_SECONDS = 1.0
+_MAX_SECONDS = 1.0  # of one search: the package backtracks
 _MAX_LENGTH, _MAX_COPIES = 4096, 20_000  # of a pattern, and of what it has to repeat
 _LEAST_COUNT = re.compile(r"\{(\d+)")
-_NEVER_MASKED = re.compile(r"\(\?<?[=!]|\\[bB1-9]")  # look-around, \b and backreferences
-
-
-@lru_cache(_MAX_KEPT)
-def whole_match(regex: str) -> Test | None:
-    """Return what decides whether all of a text matches; None if nothing independent does."""
-    compiled = _compiled(regex, {})
-    return compiled and (lambda text: compiled.fullmatch(text) is not None)
-
-
-@lru_cache(_MAX_KEPT)
-def found_match(pattern: str) -> Test | None:
-    """Return what decides whether a text holds a match; None if nothing independent does.
-
-    That is how the patterns of schemas are read.  For a pattern that masks cannot keep it raises a
-    TimeoutError where it takes a second.
-    """
-    compiled = _compiled(pattern, {r"\s": _ANY_SPACES, r"^\S": _NO_SPACES})
-    if compiled:
-        return lambda text: compiled.search(text) is not None
-    if not _NEVER_MASKED.search(pattern) or len(pattern) > _MAX_LENGTH:
-        return None
-    if math.prod(max(1, int(count)) for count in _LEAST_COUNT.findall(pattern)) > _MAX_COPIES:
-        return None  # the library makes copies of what has to be repeated
-    import regex  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, and without stubs
-
-    try:
-        slow = regex.compile(pattern, regex.ASCII)
-    except (regex.error, RecursionError):
-        return None
-    return lambda text: slow.search(text, timeout=_MAX_SECONDS) is not None
-
-
-def _compiled(regex: str, spaces: dict[str, str]) -> Any:
-    r"""Return a regex, compiled by RE2; None if it is too large, or its meaning is in doubt.
-
-    spaces: what is written in a set for \s and, after ^ in a negated set, for \S.
-    """
-    import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, and without stubs
-
-    def item(text: str, negation: str = "") -> str:
-        """Return an item of a set as RE2 writes it in one."""
-        if text[0] != "\\" or not text[1].isalnum():
-            return rf"\x{{{ord(text[-1]):X}}}"
-        if text[1] in "xu":
-            return rf"\x{{{text[2:].strip('{}')}}}"
-        return spaces.get(text if text[1] == "s" and not negation else negation + text, text)
-
-    written, at = [], 0
-    while at < len(regex):
-        token = _TOKEN.match(regex, at)
-        if token is None:
-            return None
-        at = token.end()
-        if token["items"]:
-            parts = []
-            for low, high in _RANGE.findall(token["items"]):
-                first, last = item(low, token["negation"]), high and item(high, token["negation"])
-                is_range = high and not {low[:2], high[:2]} & _CLASSES  # a class ends no range
-                parts.append(f"{first}-{last}" if is_range else first)
-                parts += ["" if is_range or not high else rf"\-{last}"]
-            written.append(f"[{token['negation']}{''.join(parts)}]")
-        elif token["count"]:
-            written.append(_ZEROS.sub("", token["count"]))
-        elif token["sign"]:
-            written.append(_SIGNS.get(token["sign"], token["sign"]))
-        else:
-            written.append("(?:" if token["group"] else f"[{item(token[0])}]")
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        return re2.compile("".join(written), options)
-    except re2.error:  # counts above 1,000, or too large
-        return None
-
-
+_POSSESSIVE = re.compile(r"[*+?}]\+")  # to `regex`; to llguidance a repetition of a repetition
+_PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
+_SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _NUM_SHOWN = 20  # bytes of an output in a message
 _MAX_LOOKS = 100_000  # at a part of an output with a part of a schema
 _MAX_EXPONENT = 5000  # of a number that is divided
 _LATEST = "https://json-schema.org/draft/2020-12/schema"
-DIALECTS = {  # without http or https, which are mistaken for each other
+DIALECTS = {  # without http or https, which are often confused
     "//json-schema.org/draft-03/schema": "Draft3Validator",
     "//json-schema.org/draft-04/schema": "Draft4Validator",
     "//json-schema.org/draft-06/schema": "Draft6Validator",
@@ -174,9 +64,44 @@ DIALECTS = {  # without http or https, which are mistaken for each other
     "//json-schema.org/schema": "Draft202012Validator",
 }
 
+Test = Callable[[str], bool]
+"""Return whether a text matches; raise a TimeoutError after a second."""
+
+
+@lru_cache(_MAX_KEPT)
+def regex_test(pattern: str, *, is_whole: bool = False) -> Test | None:
+    r"""Return a test whether a text holds, or is, a match; None if the pattern cannot be tested.
+
+    It reads a pattern as masks do: `\d` and `\w` are ASCII.  `\s` of a schema's pattern is any
+    Unicode space, `\s` of a regex an ASCII one.
+    """
+    import regex  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, and without stubs
+
+    def written(piece: re.Match[str]) -> str:
+        if is_whole or piece[0] == "$":
+            return r"\Z" if piece[0] == "$" else piece[0]
+        return re.sub(r"\\(.)", with_spaces, piece[0], flags=re.DOTALL)
+
+    def with_spaces(found: re.Match[str]) -> str:
+        return {"s": f"[{_SPACES}]", "S": f"[^{_SPACES}]"}.get(found[1], found[0])
+
+    copies = math.prod(max(1, int(count)) for count in _LEAST_COUNT.findall(pattern))
+    if len(pattern) > _MAX_LENGTH or copies > _MAX_COPIES or _POSSESSIVE.search(pattern):
+        return None
+    expression = ascii_classes(_PIECE.sub(written, with_literal_dashes(pattern)))
+    try:
+        compiled = regex.compile(expression, regex.V1)
+    except (regex.error, RecursionError):
+        return None
+    find = compiled.fullmatch if is_whole else compiled.search
+    return lambda text: find(text, timeout=_MAX_SECONDS) is not None
+
 
 class Look(NamedTuple):
-    """What the second look found; problem: what breaks the constraint, if it is decided."""
+    """The outcome of a check; problem: how the output breaks the constraint, None if it does not.
+
+    is_decided: False if the check cannot tell.
+    """
 
     problem: str | None
     is_decided: bool = True
@@ -186,11 +111,11 @@ UNDECIDED = Look(None, is_decided=False)
 
 
 class UndecidedError(Exception):
-    """Nothing can be said of an output: what it means, or how it is to be checked, is open."""
+    """The check of an output cannot be decided."""
 
 
 class JsonCheck:
-    """Checks outputs against one schema, given as its JSON."""
+    """Validates outputs with one schema, given as JSON."""
 
     def __init__(self, text: str) -> None:
         import attrs  # noqa: PLC0415 - an optional dependency, as those below
@@ -257,9 +182,9 @@ class JsonCheck:
         self._num_looks = 0
         try:
             first = next(self._validator.iter_errors(value), None)
-        except Exception:  # noqa: BLE001 - whatever an odd schema makes of the library
+        except Exception:  # noqa: BLE001 - an odd schema may make the library raise anything
             return UNDECIDED
-        if first is None:  # whoever takes the first value of a name may read something else
+        if first is None:  # another parser may take the first value of a repeated name
             return UNDECIDED if repeated else Look(None)
         if first.validator is None:  # the schema false
             return Look(f"`{first.json_path}` holds what the schema does not allow")
@@ -273,21 +198,21 @@ class JsonCheck:
 
 
 def dialect_of(schema: Any) -> str:
-    """Return the key in DIALECTS of what a schema says that it is written in."""
+    """Return the key in DIALECTS of a schema's `$schema`."""
     stated = schema.get("$schema") if isinstance(schema, dict) else None
     address = str(stated or _LATEST).partition(":")[2].rstrip("#")
     return address.replace("/hyper-schema", "/schema")
 
 
 def _pattern_test(pattern: str) -> Test:
-    test = found_match(pattern)
+    test = regex_test(pattern)
     if test is None:
         raise UndecidedError
     return test
 
 
 def _keeps(kind: str, holds: Callable[[Any, Any], bool]) -> Callable[..., Iterator[Any]]:
-    """Return the check of a keyword of values of that kind; holds: of what it states and one."""
+    """Return the check of a keyword that applies to one kind of value."""
 
     def check(validator: Any, stated: Any, value: Any, _: Any) -> Iterator[Any]:
         from jsonschema import ValidationError  # noqa: PLC0415 - an optional dependency
@@ -340,12 +265,12 @@ _KEYWORDS: dict[str, Callable[..., Any]] = {
     "additionalProperties": _additional_properties,
     "multipleOf": _keeps("number", _is_multiple),
 }
-# The library looks for patterns here by itself, and may take any time.
+# The library matches patterns itself here, without a time limit.
 _UNEVALUATED = {"unevaluatedProperties": _undecided, "unevaluatedItems": _undecided}
 
 
 def find_doubt(schema: Any) -> tuple[Path, str] | None:
-    """Return where a schema has something that JsonCheck cannot decide, and what that is."""
+    """Return the path and the name of a part that JsonCheck cannot decide, or None."""
     if dialect_of(schema) not in DIALECTS:
         return ("$schema",), f"a schema of the dialect {schema['$schema']!r}"
     has_patterns = False
@@ -354,7 +279,7 @@ def find_doubt(schema: Any) -> tuple[Path, str] | None:
         patterns = [*named] if isinstance(named, dict) else []
         has_patterns |= bool(patterns)
         for pattern in [part.get("pattern"), *patterns]:
-            if isinstance(pattern, str) and found_match(pattern) is None:
+            if isinstance(pattern, str) and regex_test(pattern) is None:
                 return path, f"the pattern {pattern!r}"
     for path, part in parts_of(schema) if has_patterns else ():
         for name in _UNEVALUATED & part.keys():
@@ -363,7 +288,7 @@ def find_doubt(schema: Any) -> tuple[Path, str] | None:
 
 
 class Judgement(NamedTuple):
-    """What a result says of an output and its constraint; failure: that the output breaks it."""
+    """The fields of a result about its constraint; failure: set if the output breaks it."""
 
     constraint: ConstraintOutcome | None = None
     check: ConstraintCheck | None = None
@@ -371,7 +296,7 @@ class Judgement(NamedTuple):
 
 
 class Verifier:
-    """Checks the outputs of one constraint."""
+    """Checks outputs of one constraint."""
 
     def __init__(self, source: ConstraintSource) -> None:
         self._source = source
@@ -394,28 +319,30 @@ class Verifier:
             case "json_schema":
                 return self._json_check.look(output)
             case "regex":
-                test = whole_match(self._source.text)
+                test = regex_test(self._source.text, is_whole=True)
                 if test is None:
                     return UNDECIDED
                 try:
                     is_kept = test(output.decode())
                 except UnicodeDecodeError:
                     is_kept = False
+                except TimeoutError:
+                    return UNDECIDED
                 return Look(None if is_kept else f"{shown} does not match")
             case _:
                 return UNDECIDED
 
     def can_begin(self, output: bytes) -> bool:
-        """Return False if it is sure that no whole output begins like this one."""
+        """Return False if no complete output can start with this one."""
         is_choice = self._source.kind == "choice"
         return not is_choice or any(choice.startswith(output) for choice in self._choices)
 
     def judge(
         self, output: bytes, look: Look, *, is_ended: bool, accepts: Callable[[], bool]
     ) -> Judgement:
-        """Return what a result says of an output.
+        """Return the fields of the result.
 
-        is_ended: by the model, not cut.  accepts: decides of one that was cut, if `look` does not.
+        is_ended: the model ended the output.  accepts: decides a cut output if `look` does not.
         """
         is_whole = look.problem is None if look.is_decided else is_ended or accepts()
         problem = look.problem if is_ended or not self.can_begin(output) else None
@@ -427,32 +354,25 @@ class Verifier:
         )
 
 
-# -- what llguidance can enforce of a constraint ---------------------------------------------------
+# -- the part of a constraint that llguidance enforces ---------------------------------------------
 #
-# A loosened JSON schema allows every output of the schema, and more: the keywords that llguidance
-# cannot enforce are left out, and named. Which of its outputs keep the schema only the check of a
-# whole one decides; what that cannot decide is refused. llguidance's own option
-# `lenient` ignores the keywords that it does not know and takes `oneOf` as `anyOf`; the rest is
-# done here. One thing is narrower than stated: of the bounds of int64, the lower leaves out the
-# 1,024 integers next to it, which llguidance cannot write.
+# A loosened JSON schema allows every output of the schema and more: it lacks the keywords that
+# llguidance cannot enforce.  The check of the whole output decides those.  A schema is refused if
+# the check cannot decide it.  llguidance's option `lenient` ignores unknown keywords and reads
+# `oneOf` as `anyOf`.  Of the bounds of int64, the lower one leaves out the next 1,024 integers,
+# which llguidance cannot write.
 
 _INT64 = {True: -(2**63) + 1024, False: 2**63 - 1}  # its bounds, as llguidance can keep them
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-_MAX_COUNT = 2**32 - 1  # which llguidance can read; no output has as many
+_MAX_COUNT = 2**32 - 1  # llguidance reads no larger one, and no output reaches it
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _WITH_NAMES = {"properties", "patternProperties", "$defs", "definitions"}
-# These are values, or schemas that an output need not keep: they are left as they are.
+# values, or schemas that an output need not keep
 _NOT_LOOSENED = {
     *("const", "enum", "default", "examples"),
     *("not", "if", "then", "else", "contains", "propertyNames"),
 }
-_BESIDE_REF = {  # these constrain nothing
-    *("$ref", "$defs", "definitions", "$id", "id", "$schema", "$anchor", "$comment"),
-    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
-}
-_MAX_TRIES = 16  # to compile a schema, each looser than the one before
-_SIZE = "min/maxProperties"  # in a warning, after which maxProperties is kept in part
-_CIRCLE = re.compile(r"circular references with sibling keys are not supported: \S*?(#\S*)")
+_SIZE = "min/maxProperties"  # in a warning: maxProperties is enforced in part
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
 
 Schema = dict[str, Any]
@@ -460,36 +380,49 @@ Change = Callable[[Schema, Path], Schema]
 
 
 class Enforceable(Struct, frozen=True):
-    """What of a constraint is compiled, and the keywords of a schema that are left out."""
+    """A constraint as it is compiled, and the keywords of a schema that it leaves out."""
 
     source: ConstraintSource
     unenforced: tuple[str, ...] = ()
 
 
-def _loosened(
-    tokenizer: "LLTokenizer", source: ConstraintSource
-) -> tuple[ConstraintSource, tuple[str, ...]]:
-    """Return what llguidance can enforce of a schema, loosened no further than it has to be."""
+def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable:
+    """Return what llguidance can enforce of a schema."""
     left_out: set[str] = set()
-    schema = _changed(json.loads(source.text), partial(_as_is_read, left_out))
+    given = json.loads(source.text)
+
+    def without(names: set[str], schema: Schema) -> Schema:
+        left_out.update(names & schema.keys())
+        return {name: value for name, value in schema.items() if name not in names}
+
+    def without_failing(schema: Schema, _: Path) -> Schema:
+        alone = {name: schema[name] for name in {"pattern", "multipleOf"} & schema.keys()}
+        if isinstance(patterns := schema.get("patternProperties"), dict):
+            alone["patternProperties"] = dict.fromkeys(patterns, True)  # they may overlap
+        failing = {
+            name
+            for name, value in alone.items()
+            if not find_doubt({name: value})
+            and matcher_of(tokenizer, schema_source({name: value})).is_error()
+        }
+        if "patternProperties" in failing:  # they define what is additional
+            failing.add("additionalProperties")
+        return without(failing, schema)
+
+    def fault() -> str:
+        warnings = (text for text in matcher.get_grammar_warnings() if _SIZE in text)
+        return matcher.get_error() or next(warnings, "")
+
+    schema = _changed(given, partial(_as_is_read, left_out))
     matcher = matcher_of(tokenizer, schema_source(schema))
-    tried: list[str] = []
-    while len(tried) < _MAX_TRIES:
-        warnings = [text for text in matcher.get_grammar_warnings() if _SIZE in text]
-        fault = matcher.get_error() or next(iter(warnings), "")
-        name, change = "", cast(Any, partial(_without_what_fails, tokenizer))
-        if circle := _CIRCLE.search(fault):
-            is_anywhere = circle[1] in tried
-            name, change = circle[1], partial(_without_circle, circle[1], is_anywhere=is_anywhere)
-        elif "intersection" in fault:
-            name, change = "$ref", partial(_without_circle, "", is_anywhere=False)
-        elif "minProperties (" in fault or _SIZE in fault:
-            # llguidance does not count the optional ones of `properties`
-            name, change = "size", partial(_without, {"minProperties"})
-        if not fault or (name in tried and not circle):
+    # llguidance does not count the optional ones of `properties`
+    sizes: Change = lambda part, _: without({"minProperties"}, part)  # noqa: E731
+    for _ in range(2):
+        said = fault()
+        if not said:
             break
-        tried.append(name)
-        schema = _changed(schema, partial(change, left_out))
+        is_size = "minProperties (" in said or _SIZE in said
+        schema = _changed(schema, sizes if is_size else without_failing)
         matcher = matcher_of(tokenizer, schema_source(schema))
     if matcher.is_error():
         raise grammar_error(tokenizer, schema_source(schema), matcher.get_error())
@@ -502,11 +435,11 @@ def _loosened(
         elif _SIZE in warning:
             left_out.add("maxProperties")
     unenforced = tuple(sorted(left_out))
-    if unenforced and (doubt := find_doubt(json.loads(source.text))):
+    if unenforced and (doubt := find_doubt(given)):
         path, what = doubt
         message = f"nothing here can check {what}, so that {', '.join(unenforced)} cannot be kept"
         raise GrammarError(("json_schema", *path), message)
-    return schema_source(schema), unenforced
+    return Enforceable(schema_source(schema), unenforced)
 
 
 def _changed(schema: Any, change: Change, path: Path = ()) -> Any:
@@ -526,50 +459,8 @@ def _changed(schema: Any, change: Change, path: Path = ()) -> Any:
     return made
 
 
-def _without(names: set[str], left_out: set[str], schema: Schema, _: Path) -> Schema:
-    left_out |= names & schema.keys()
-    return {name: value for name, value in schema.items() if name not in names}
-
-
-def _without_what_fails(
-    tokenizer: "LLTokenizer", left_out: set[str], schema: Schema, path: Path
-) -> Schema:
-    alone = {name: schema[name] for name in {"pattern", "multipleOf"} & schema.keys()}
-    if isinstance(patterns := schema.get("patternProperties"), dict):
-        alone["patternProperties"] = dict.fromkeys(patterns, True)  # which may overlap
-    failing = {
-        name
-        for name, value in alone.items()
-        if not find_doubt({name: value})
-        and matcher_of(tokenizer, schema_source({name: value})).is_error()
-    }
-    if "patternProperties" in failing:  # which says what is additional
-        failing.add("additionalProperties")
-    return _without(failing, left_out, schema, path)
-
-
-def _without_circle(
-    reference: str, left_out: set[str], schema: Schema, _: Path, *, is_anywhere: bool
-) -> Schema:
-
-    def is_it(part: Any) -> bool:
-        return isinstance(part, dict) and "$ref" in part and str(part["$ref"]).endswith(reference)
-
-    made = schema.copy()
-    if is_it(schema) and (is_anywhere or not schema.keys() <= _BESIDE_REF):
-        del made["$ref"]
-    if isinstance(parts := schema.get("allOf"), list):
-        made["allOf"] = [part for part in parts if not is_it(part)]
-    if made != schema:
-        left_out.add("$ref")
-    return made
-
-
 def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
-    """Write a schema as llguidance reads it right, and without the bounds that it cannot keep.
-
-    Its dialect by name, its patterns with dashes escaped, its integers without a fraction.
-    """
+    """Return a schema that llguidance reads correctly, without the bounds it cannot enforce."""
     made = schema.copy()
     if "$schema" in schema:
         del made["$schema"]
@@ -616,7 +507,7 @@ def _as_is_read(left_out: set[str], schema: Schema, path: Path) -> Schema:
 
 
 def _exact_value(value: Any, path: Path) -> Any:
-    """Return what an output has to be with its integers written as such."""
+    """Return a value whose integers have no fraction."""
     if isinstance(value, dict):
         return {name: _exact_value(part, (*path, name)) for name, part in value.items()}
     if isinstance(value, list):
@@ -640,18 +531,17 @@ def _inexact(number: int, path: Path) -> GrammarError:
 
 # -- the helper process ----------------------------------------------------------------------------
 #
-# llguidance counts most of what it does and gives up by itself, but not all of it, and what runs
-# inside a process cannot be stopped there.  The time is that of the processor: the load of the
-# machine decides nothing.
+# llguidance limits most of its work itself, but not all of it, and a thread cannot be stopped.  So
+# a constraint is compiled in another process first.  Its time is processor time, which the load of
+# the machine does not change.
 #
-# A task is a line in, an answer a line out.  A task is [kind, text, seconds of processor time,
-# bytes of memory]; the answer has the text and unenforced of what can be enforced, or the path and
-# message of an error.
+# A task is a line [kind, text, seconds of processor time, bytes of memory].  The answer is a line
+# with the fields of an Enforceable, or the path and message of an error.
 
 BASE_MEMORY = 128 * 2**20  # bytes
 MEMORY_PER_CHARACTER = 64  # bytes
 _MAX_REMEMBERED = 256
-_PATIENCE = 20  # how many times the timeout may pass on the wall, on a machine that is busy
+_PATIENCE = 20  # timeouts of wall-clock time, on a busy machine
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from batcher.decoding.verification import serve; serve()"
@@ -660,7 +550,7 @@ _STATUS = pathlib.Path("/proc/self/status")
 
 
 class Trials:
-    """Tries constraints in a process of its own; those that have passed are not tried again."""
+    """Compiles constraints in a separate process, each once."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -675,7 +565,7 @@ class Trials:
             process.communicate()
 
     def _try(self, source: ConstraintSource, timeout: float) -> Enforceable:
-        """Return what can be enforced of a constraint; timeout: seconds of processor time."""
+        """Return the part that can be enforced; timeout: seconds of processor time."""
         max_bytes = BASE_MEMORY + MEMORY_PER_CHARACTER * len(source.text)
         task = json.dumps([source.kind, source.text, timeout, max_bytes]).encode() + b"\n"
         with self._lock:
@@ -683,7 +573,7 @@ class Trials:
             answer, is_late = b"", False
             try:
                 tasks, output = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
-                with suppress(BrokenPipeError):  # it may end before it has read all of the task
+                with suppress(BrokenPipeError):  # it may end before it reads all of the task
                     tasks.write(task)
                     tasks.flush()
                 is_late = not select.select([output], [], [], _PATIENCE * timeout)[0]
@@ -692,7 +582,7 @@ class Trials:
                     if not answer:
                         process.wait()
             finally:
-                if not answer:  # nor will there be, if this was interrupted
+                if not answer:  # also if this was interrupted
                     self.close()
         if not answer:
             why = f"{max_bytes // 2**20} MiB of memory to compile"
@@ -713,7 +603,7 @@ class Trials:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # beyond the reach of Ctrl-C
+                    start_new_session=True,  # so that Ctrl-C does not reach it
                 )
             except OSError as error:
                 raise BatchdecodeError(f"no process to compile constraints in: {error}") from error
@@ -735,19 +625,19 @@ def _answer_all() -> None:
     tokenizer = LLTokenizer("byte")
     for line in sys.stdin.buffer:
         kind, text, seconds, max_bytes = json.loads(line)
-        if _STATUS.exists():  # so much more than the process has
+        if _STATUS.exists():  # the limit is on top of the memory in use
             status = _STATUS.read_text().splitlines()
             [held] = [line.split()[1] for line in status if line.startswith("VmData:")]
             limit = int(held) * 1024 + max_bytes
             resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        source, unenforced = ConstraintSource(kind, text), tuple[str, ...]()
+        found = Enforceable(ConstraintSource(kind, text))
         try:
             if kind == "json_schema":
-                source, unenforced = _loosened(tokenizer, source)
+                found = _loosened(tokenizer, found.source)
             else:
-                compile_source(tokenizer, source)
-            answer: dict[str, object] = {"text": source.text, "unenforced": unenforced}
+                compile_source(tokenizer, found.source)
+            answer: dict[str, object] = {"text": found.source.text, "unenforced": found.unenforced}
         except GrammarError as error:
             answer = {"path": error.path, "message": str(error)}
         except RecursionError:

@@ -12,7 +12,6 @@ from batcher.errors import GrammarError
 
 NOT_A_STRING = {"not": {"type": "string"}}
 STRING = {"type": "string"}
-TREE = {"properties": {"next": {"allOf": [{"$ref": "#/$defs/t"}, {"required": ["a"]}]}}}
 DRAFT_7 = {"$schema": "https://json-schema.org/draft-07/schema"}
 
 # Every JSON value of the least size over these, in the order that masks follow.
@@ -52,7 +51,6 @@ LOOSENED = [
     ({"type": "object", "patternProperties": {"^(?!a$)": {"type": "null"}}}, ["patternProp"]),
     ({"type": "number", "multipleOf": 5e-20}, ["multipleOf"]),
     ({"type": "integer", "multipleOf": 10_000_000_000}, ["multipleOf"]),
-    ({"$defs": {"t": TREE}, "$ref": "#/$defs/t", "type": "object"}, ["$ref"]),
     ({"type": "integer", "maximum": 2**53 + 1}, ["maximum"]),
     ({"type": "integer", "minimum": -(10**400)}, ["minimum"]),
     ({"type": "number", "maximum": 1.7976931348623157e308, "minimum": 1}, ["maximum"]),
@@ -171,8 +169,8 @@ def test_bounds_of_int64_are_kept_while_decoding(schema, inside, outside):
 @pytest.mark.parametrize(
     ("schema", "path", "what"),
     [
-        ({"not": {"pattern": "[[a]"}}, ("not",), r"the pattern '\[\[a\]'"),
-        ({"not": {}, "patternProperties": {"[a&&b]": {}}}, (), "the pattern"),
+        ({"not": {"pattern": "[a"}}, ("not",), r"the pattern '\[a'"),
+        ({"not": {}, "patternProperties": {"a++": {}}}, (), "the pattern"),
         ({"$schema": "https://example.org/my-own", "not": {}}, ("$schema",), "a schema of the dia"),
         ({"patternProperties": {"a": {}}, "unevaluatedProperties": False},
          ("unevaluatedProperties",), "`unevaluatedProperties` beside patternProperties"),
