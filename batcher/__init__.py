@@ -1,6 +1,6 @@
-"""Dynamic-batching decode engine: requests in, results and a slot-by-slot timeline out.
+"""A decode engine with continuous batching: requests in, results and a timeline of slots out.
 
-The names below load on first use, so that `batchdecode --version` need not import numpy.
+The names below load on first use, so that `batchdecode --version` does not import numpy.
 """
 
 from importlib import import_module
@@ -71,7 +71,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import the public name `name` from the module that holds it."""
+    """Import the public name `name` from its module."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME_OF[name]), name)

@@ -1,4 +1,4 @@
-"""`decode`: a list of requests in, a list of results out; `load_model`: what decodes them."""
+"""`decode`: a list of requests in, a list of results out; `load_model`: the model for it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 def load_model(name: str, **settings: Any) -> Model:
-    """Return the model that `name` names, as `--model` does; it may be used again and again.
+    """Load the model called `name`, as `--model` does; you can use it any number of times.
 
-    name: a checkpoint (a .gguf file, a folder or `smollm2`), `hf:` and a folder or a name of the
-    Hub, `simulated`, or `package.module:name` of a callable, a Model, an LLM or a class of one.
-    settings: those of its section in the configuration: of a checkpoint `weights`, `fast_math`,
-    `max_context` and others, of `hf:` `device`, `dtype` and others, of the simulated model those of
-    SimulatedSettings, of an LLM those of CallSettings.
+    name: a checkpoint (a .gguf file, a folder or `smollm2`), `hf:` and a folder or Hub name,
+    `simulated`, or `package.module:name` of a callable, a Model, an LLM or a class of one.
+    settings: as in its section of the configuration: `weights`, `fast_math`, `max_context` and
+    others for a checkpoint; `device`, `dtype` and others for `hf:`; SimulatedSettings for the
+    simulated model; CallSettings for an LLM.
 
     Raises:
-        BatchdecodeError: there is no such model, it is damaged, or these are not its settings.
+        BatchdecodeError: the model does not exist or is damaged, or a setting is invalid.
     """
     if name == "simulated":
         return loading.load_model(name, settings, None)
@@ -55,19 +55,20 @@ def decode(
 ) -> list[Result]:
     """Decode `requests` in `batch_size` slots and return their results in input order.
 
-    The results of one request stand together, by index; the best samples and beams, best first.
+    The results of one request are adjacent, by index; best_of samples and beams are sorted best
+    first.
 
     requests: `Request` objects, or mappings with the fields of a requests file.
-    model: a Model, such as `load_model` returns, or the name that it takes; a
+    model: a Model, for example from `load_model`, or a name that it takes; a
     `model_next(batch_prefixes) -> next_tokens`, an LLM object, or None for the simulated model.
-    chat: whether a prompt of text, in a mapping, is one message of a user.
-    on_finish: called with each result as soon as it is there.
-    on_token: called after each step with what it gave to each sample: its tokens, and exactly the
-    text that can no longer be taken back.
+    chat: treat a text prompt in a mapping as one message of a user.
+    on_finish: called with each result when it is complete.
+    on_token: called after each step with the new tokens of each sample, and the text that is final
+    by then.
 
     Raises:
-        BatchdecodeError: a request is not valid (a RequestError), there is no such model or
-        batch size, or the model has no chat template and needs one.
+        BatchdecodeError: a request is invalid (a RequestError), the model or batch size does not
+        exist, or the model lacks a chat template that a request needs.
     """
     engine = Engine(
         SimulatedModel() if model is None else model, batch_size, is_streaming=on_token is not None
@@ -101,9 +102,9 @@ def decode(
 
 
 def _request(fields: Mapping[str, Any], number: int, parser: RequestParser) -> Request:
-    """Return the request a mapping states, by the rules for a line that holds it.
+    """Return the request in a mapping, by the rules for a line of a requests file.
 
-    What the engine cannot decode of it is for the engine to tell.
+    The engine checks later what depends on the model.
     """
     try:
         _check_for_json(fields, "it")
@@ -124,13 +125,13 @@ def _request(fields: Mapping[str, Any], number: int, parser: RequestParser) -> R
 
 
 def _check_for_json(value: Any, name: str) -> None:
-    """Make sure that `value` holds nothing that would become something else in JSON.
+    """Check that `value` has nothing that JSON would change.
 
-    name: what to call it, or the list that it is in.
+    name: of the value, or of the list that it is in.
 
     Raises:
-        TypeError, ValueError: it does.
-        RecursionError: it is too deep to tell.
+        TypeError, ValueError: it has.
+        RecursionError: it is nested too deeply.
     """
     if isinstance(value, bytes | bytearray | memoryview | set | frozenset):
         raise TypeError(f"a {type(value).__name__} cannot be part of a request")

@@ -1,8 +1,8 @@
-"""The frozen records of what a run did: the engine's output, and the lines of a trace.
+"""The events of a run: the engine's output, and the lines of a trace.
 
-Every event about a request says when (step, engine time), who (id, index, role), where (slot) and
-why (reason).  index: which of the request's samples or beams it is; role: the row of a sample, that
-of a beam, or the negative prompt's beside a sample; "sample" is not written.
+Every event about a request has when (step, engine time), which one (id, index, role), where (slot)
+and why (reason).  index: of the sample or beam in its request.  role: a row of a sample, of a beam,
+or of a sample's negative prompt; the default "sample" is not written.
 docs/trace-format.md documents each kind and each reason.
 """
 
@@ -32,7 +32,7 @@ RestartReason = Literal["killed", "exited", "lost"]
 
 
 class SequenceName(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Which sequence is meant, beside the one that an event is about; see above."""
+    """The name of another sequence than the one of the event."""
 
     id: str
     index: int
@@ -40,15 +40,15 @@ class SequenceName(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
-    """The first line of a trace: all that is needed to reproduce the run.
+    """The first line of a trace: all settings needed to reproduce the run.
 
-    scheduling: SchedulingSettings that are not the default, without the policy.
-    step_time: what `time` is: the name of a StepTime and its settings; {} if a step lasts 1.0.
-    layout: whether the model computes padding beside the tokens of a step; "remote" if a server
-    answers each row in its own time, so that a step gives a row what a ReceiveEvent says.
-    speculation: where drafts come from, see SpeculationSettings; {} if there are none.
-    workers: how many engines decode the input side by side, each with `batch` slots of its own.
-    defaults: of the fields of requests, where they are not the usual ones.
+    scheduling: SchedulingSettings that differ from the default, without the policy.
+    step_time: the name of a StepTime and its settings; {} if a step lasts 1.0.
+    layout: "padded" if the model computes padding; "remote" if a server answers each row in its own
+    time, so that a row receives the tokens of its ReceiveEvents.
+    speculation: the drafter, see SpeculationSettings; {} without drafts.
+    workers: engines that decode the input in parallel, each with `batch` slots.
+    defaults: of request fields, where they are not the usual ones.
     """
 
     version: int = TRACE_VERSION
@@ -73,16 +73,16 @@ class _Event(
     tag=lambda name: name.removesuffix("Event").lower(),
     kw_only=True,
 ):
-    """An event; its kind is the name of its record.
+    """An event; its kind is the name of its class.
 
-    worker: which of the workers of the run it is of; None where there is one, and within a worker.
+    worker: the worker of the run; None in a run of one, and within a worker.
     """
 
     worker: int | None = None
 
 
 class SampleEvent(_Event, frozen=True):
-    """An event about a request; see above."""
+    """An event about a request; see the module."""
 
     step: int
     time: Seconds
@@ -93,16 +93,16 @@ class SampleEvent(_Event, frozen=True):
 class ArriveEvent(SampleEvent, frozen=True):
     """A sample, or all beams of a request together, joined the waiting queue.
 
-    With max_tokens 0 it finished without that.
+    With max_tokens 0 it finished instead.
 
     `step` is the first step that starts at or after its arrival, `time` the arrival itself.  A
     request is read only when a slot is free for it, so this line may follow lines of later steps.
-    Reason: "input" (the file gave the arrival time), "follow" (it came while the run was going on)
-    or "turn" (it waited for the turn of its session before it).
-    deadline: when it was to have ended, if it says so; in seconds, as `time`.
-    dropped_turns: how many of the oldest turns of its session it does not go on from, since they
-    had no room in the context; dropped_tokens: how many tokens these had.
-    default_limit: whether the request states no max_tokens.
+    Reason: "input" (the input has the arrival time), "follow" (it came during the run) or "turn"
+    (it waited for the previous turn of its session).
+    deadline: in seconds like `time`, if it has one.
+    dropped_turns: the oldest turns of its session that the context had no capacity for;
+    dropped_tokens: their tokens.
+    default_limit: whether the request has no max_tokens.
     """
 
     reason: ArriveReason
@@ -115,15 +115,15 @@ class ArriveEvent(SampleEvent, frozen=True):
 
 
 class AdmitEvent(SampleEvent, frozen=True):
-    """A sequence was given a slot.
+    """A sequence received a slot.
 
-    Reason: "refill" (the step before still used the slot) or "empty" (the slot was idle).
-    generated: how many tokens it had generated before it was preempted; they are computed again.
-    cached: how many of its tokens need not be computed, since blocks that hold them were found.
-    cached_from: who computed the last token of these blocks, which may be the sequence itself.
-    left: how many of the others this step leaves to later ones; if none, it gives a token.
-    tokens: how many it begins with, where its `arrive` does not say: those of a negative prompt,
-    and of a prompt with what a constraint forces behind it.
+    Reason: "refill" (the previous step used the slot) or "empty" (the slot was idle).
+    generated: tokens generated before a preemption, which are computed again.
+    cached: prefix-cache hits: tokens that need not be computed.
+    cached_from: the sequence that computed the last cached token; it may be the sequence itself.
+    left: the known tokens that this step leaves to later ones; with 0 it receives a token.
+    tokens: tokens at the start where its ArriveEvent lacks them: of a negative prompt, and of a
+    prompt with tokens that a constraint forces after it.
     """
 
     slot: Count
@@ -137,9 +137,9 @@ class AdmitEvent(SampleEvent, frozen=True):
 
 
 class PrefillEvent(SampleEvent, frozen=True):
-    """A step computed `tokens` more of what an admitted sequence starts with, and left `left`.
+    """A step computed `tokens` more known tokens of an admitted sequence, and left `left`.
 
-    With none left it gives a token.  No such line for what the step of an admission computes.
+    With 0 left the sequence receives a token.  The step of an admission has no such line.
     """
 
     slot: Count
@@ -151,10 +151,10 @@ class PrefillEvent(SampleEvent, frozen=True):
 class PreemptEvent(SampleEvent, frozen=True):
     """A running sequence lost its slot and its blocks before `step`, and waits again.
 
-    Reason: "kv" (no block was free), "priority" (one that waits has a smaller one) or "deadline"
-    (one that waits would have missed an earlier one).  for_id, for_index: for which sequence.
-    tokens: how many were computed that have to be computed again, unless blocks are found.
-    generated: how many of its own it has; none of them is lost.
+    Reason: "kv" (no block was free), "priority" (a waiting request has a lower value) or "deadline"
+    (a waiting request would have missed an earlier one).  for_id, for_index: the beneficiary.
+    tokens: computed tokens, which must be computed again unless they are cached.
+    generated: its generated tokens; none is lost.
     """
 
     slot: Count
@@ -167,13 +167,12 @@ class PreemptEvent(SampleEvent, frozen=True):
 
 
 class BlockedEvent(SampleEvent, frozen=True):
-    """From `step` on a slot was free for the first of the waiting queue, and it was not admitted.
+    """From `step` on the head of the waiting queue was not admitted though a slot was free.
 
-    Those behind it wait until it is admitted, or until another event says otherwise.
-    Reason: "kv" (it needs `blocks` and too few are free), "tokens" (nothing was left of what the
-    step may compute), "preemption" (the step preempted a sequence), "batch" (static batching waits
-    for the last row); of what is asked of a server, "rate" (it is too soon after the one before
-    it) and "concurrency" (as many are in flight as a ConcurrencyEvent allows).
+    The requests behind it wait until it is admitted or another event gives another reason.
+    Reason: "kv" (it needs `blocks` and too few are free), "tokens" (the budget of the step was used
+    up), "preemption" (the step preempted a sequence), "batch" (static batching waits for the last
+    row); with servers "rate" (the rate limit) and "concurrency" (the limit of a ConcurrencyEvent).
     """
 
     reason: BlockedReason
@@ -181,16 +180,16 @@ class BlockedEvent(SampleEvent, frozen=True):
 
 
 class StepsEvent(_Event, frozen=True):
-    """What each of the steps from `step` on computed: lists of equal length, one item for each.
+    """What each step from `step` on computed: lists of equal length, one item per step.
 
-    Written if a step may last another time than 1.0, blocks or tokens are limited, or the layout is
-    padded; it may follow lines about later steps.  ends: when it ended.  decodes: rows that
-    computed one token after another that they had generated.  prefills: other tokens computed.
-    rows: all rows computed.  blocks: how many were held by sequences.  prefill_padding,
-    decode_padding: positions that rows of equal length would have computed, or read, beside the
-    real ones; those of prefills are computed if the layout is padded.
-    drafts: of `prefills`, those that are drafts; only where there are any.
-    Of times on the wall alone, seconds: how long it took; kv_read, prefill_work: as in StepTime.
+    Written if steps do not always last 1.0, if blocks or tokens are limited, or if the layout is
+    padded; it may follow lines of later steps.  ends: end times.  decodes: rows that computed one
+    generated token.  prefills: other computed tokens.  rows: all computed rows.  blocks: held
+    blocks.
+    prefill_padding, decode_padding: padding positions that equally long rows would compute, or
+    read; in a padded layout those of prefills are computed.
+    drafts: the drafts among `prefills`; only if there are any.
+    Only for wall times, in seconds: how long the step took; kv_read, prefill_work: as in StepTime.
     """
 
     step: int
@@ -208,12 +207,12 @@ class StepsEvent(_Event, frozen=True):
 
 
 class FinishEvent(SampleEvent, frozen=True):
-    """A sequence ended; `step` generated its last token and `time` is when that step began.
+    """A sequence ended; `step` generated its last token, and `time` is the start of that step.
 
-    `slot` is None if it never held one.  `tokens` counts what it generated.  Reason: as in its
-    result, or "unused" for a sequence that has none of its own: a beam beyond the n that were asked
-    for, or a negative prompt; "lost": see RestartEvent.  limit, error: as in its result.
-    prompt_tokens: of its prompt, where a server counts them and its `arrive` could not say.
+    `slot` is None if it never held one.  `tokens`: its generated tokens.  Reason: as in its result,
+    "unused" for a sequence without a result (a beam beyond n, or a negative prompt), or "lost" (see
+    RestartEvent).  limit, error: as in its result.
+    prompt_tokens: of its prompt, if only a server could count them.
     """
 
     slot: Count | None
@@ -227,9 +226,9 @@ class FinishEvent(SampleEvent, frozen=True):
 
 
 class JumpEvent(SampleEvent, frozen=True):
-    """A constraint left only one token several times running; `tokens` were added in one step.
+    """A constraint forced several tokens in a row; one step added all `tokens` of them.
 
-    They come after the token that the step chose, or, in the step that admits the row, before it.
+    They follow the token that the step chose; in the step of an admission they precede it.
     """
 
     slot: Count
@@ -237,10 +236,10 @@ class JumpEvent(SampleEvent, frozen=True):
 
 
 class ReceiveEvent(SampleEvent, frozen=True):
-    """By the end of the step `tokens` of the row have come from the server that answers it.
+    """By the end of the step the server has sent `tokens` more tokens of the row.
 
-    A row of such a run is given no others.  The first line of a row tells that its prompt is
-    computed, of which its `admit` has left 1 token or more.
+    A row of such a run receives no other tokens.  Its first ReceiveEvent ends the prefill, of which
+    its AdmitEvent has left at least 1 token.
     """
 
     slot: Count
@@ -248,12 +247,12 @@ class ReceiveEvent(SampleEvent, frozen=True):
 
 
 class RetryEvent(SampleEvent, frozen=True):
-    """What was asked of a server for the row has failed in this step, before any token came.
+    """An attempt to send the row to a server failed in this step, before any token came.
 
-    Reason: "overload" (it refused, since it has too much to do), "connection" (there was none, or
-    it broke off), "timeout" (nothing came for too long) or "answer" (it was no answer).
-    attempt: the number of the one that failed, from 1.  delay: how many seconds the next one waits
-    at least.
+    Reason: "overload" (the server refused), "connection" (none, or broken), "timeout" (no answer in
+    time) or "answer" (an invalid answer).
+    attempt: the number of the failed attempt, from 1.  delay: the pause before the next one in
+    seconds.
     """
 
     slot: Count
@@ -263,11 +262,11 @@ class RetryEvent(SampleEvent, frozen=True):
 
 
 class DraftEvent(SampleEvent, frozen=True):
-    """The step computes `tokens` drafts behind the token that the row was given last.
+    """The step verifies `tokens` drafts after the row's last token.
 
-    position: that of the first draft, counted from 0 and from the beginning of the prompt.
-    parents: if they are a tree, for each the number of the draft that it follows, the first being
-    1; 0 for the token that the row was given last.
+    position: of the first draft, counted from 0 at the start of the prompt.
+    parents: for a tree, by draft, the number of its parent draft from 1; 0 for the row's last
+    token.
     """
 
     slot: Count
@@ -277,9 +276,9 @@ class DraftEvent(SampleEvent, frozen=True):
 
 
 class AcceptEvent(SampleEvent, frozen=True):
-    """The first `tokens` drafts of the row are what it is given: as many tokens more than one.
+    """The first `tokens` drafts of the row were accepted: it receives as many extra tokens.
 
-    position: that of the first of them.  drafts: their numbers, if the drafts are a tree.
+    position: of the first of them.  drafts: their numbers, for a tree.
     """
 
     slot: Count
@@ -289,9 +288,9 @@ class AcceptEvent(SampleEvent, frozen=True):
 
 
 class RollbackEvent(SampleEvent, frozen=True):
-    """The other `tokens` drafts of the row, from `position` on, were rejected, and are undone.
+    """The other `tokens` drafts of the row, from `position` on, were rejected and are undone.
 
-    blocks: how many it gives back that it had taken for them.
+    blocks: KV blocks freed that these drafts had taken.
     """
 
     slot: Count
@@ -301,10 +300,10 @@ class RollbackEvent(SampleEvent, frozen=True):
 
 
 class SpeculateEvent(SampleEvent, frozen=True):
-    """From the next step on, `tokens` drafts are wanted for the row in each step.
+    """From the next step on, each step proposes `tokens` drafts for the row.
 
-    Reason: "gain" (more are worth their time), "cost" (fewer are, or none is) or "failure" (what
-    proposes drafts has failed; there are none any more).
+    Reason: "gain" (more are worth their time), "cost" (fewer are) or "failure" (the drafter failed;
+    there are no more drafts).
     """
 
     slot: Count
@@ -313,16 +312,16 @@ class SpeculateEvent(SampleEvent, frozen=True):
 
 
 class ForkEvent(SampleEvent, frozen=True):
-    """From the next step on, the beam in `slot` continues what the beam `parent` was."""
+    """From the next step on, the beam in `slot` continues the state of beam `parent`."""
 
     slot: Count
     parent: Count
 
 
 class ConcurrencyEvent(_Event, frozen=True):
-    """From now on at most `limit` rows are asked of a server at once.
+    """From now on, at most `limit` rows are in flight at a server.
 
-    Reason: "overload" (it has refused one) or "success" (it has answered as many as the limit was).
+    Reason: "overload" (the server refused one) or "success" (it answered as many as the limit).
     """
 
     step: int
@@ -332,17 +331,17 @@ class ConcurrencyEvent(_Event, frozen=True):
 
 
 class DropEvent(SampleEvent, frozen=True):
-    """A sample that had finished for `reason` has no result: with best_of, others are better."""
+    """A sample that finished for `reason` has no result: with best_of, others are better."""
 
     reason: FinishReason
 
 
 class TokenEvent(_Event, frozen=True):
-    """Tokens that a step gave to a sample, and the text that can no longer be taken back by then.
+    """The tokens that a step gave to a sample, and the text that is final by then.
 
     Not part of a trace: `run --stream` writes it among the results.  tokens: None if a server does
-    not tell them.  state: where the text was generated, if the request names states.  logprobs: of
-    the tokens, if the request asks for them.
+    not send them.  state: where the text was generated, if the request names states.  logprobs: of
+    the tokens, if requested.
     """
 
     step: int
@@ -355,18 +354,18 @@ class TokenEvent(_Event, frozen=True):
 
 
 class RejectEvent(SampleEvent, frozen=True):
-    """A line of the input was no valid request and became an error result; reason: its code."""
+    """An invalid line of the input became an error result; reason: its code."""
 
     reason: str
 
 
 class RestartEvent(_Event, frozen=True):
-    """A worker has died, and another one is in its place, which goes on with `step` at `time`.
+    """A worker died, and its replacement continues with `step` at `time`.
 
-    What it had not ended is decoded again, by whichever worker has it then: whoever reads a trace
-    ends it there with the reason "lost", which no other line has.
-    Reason: "killed" (by a signal, which is the code), "exited" (code: its exit status) or "lost"
-    (nothing more was heard of it).
+    Workers decode its open requests again.  Readers of a trace end them here with the reason
+    "lost", which no other line has.
+    Reason: "killed" (by a signal; code: the signal), "exited" (code: the exit status) or "lost" (no
+    message for too long).
     """
 
     step: int
@@ -376,12 +375,12 @@ class RestartEvent(_Event, frozen=True):
 
     @property
     def last_step(self) -> int:
-        """The last step of the worker that has died, behind which a view marks it; 0 for none."""
+        """The last step of the dead worker, where views mark the restart; 0 if it took none."""
         return max(self.step - 1, 0)
 
 
 class EndEvent(_Event, frozen=True):
-    """The last line of a trace of a run, or of one of its workers, that came to its end."""
+    """The last line of a complete trace of a run, or of one of its workers."""
 
     steps: Count
     time: Seconds

@@ -1,6 +1,6 @@
-"""`generate` and `generate_many`: a prompt in, what a model or an LLM goes on with out.
+"""`generate` and `generate_many`: continue a prompt with a model or an LLM.
 
-Token ids lead to token ids, and a text to a text.
+Token ids give token ids, and text gives text.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,20 +43,19 @@ def generate(
     call_settings: CallSettings | None = None,
     **sampling: Any,  # of SAMPLING
 ) -> str | list[int]:
-    """Return a sample of what `model` goes on with: token ids up to and including the stop token.
+    """Return a sample of the model's continuation: token ids up to and including the stop token.
 
-    Of a prompt that is text it is the text without the stop.  Each token is drawn from the softmax
-    of the logits; with `temperature=0` it is the likeliest.  The prompt and `seed` settle which
-    sample it is, the first one of `generate_many`.
+    For a text prompt, return the text without the stop.  Each token is drawn from the softmax of
+    the logits; with `temperature=0` it is the most likely one.  The prompt and `seed` determine the
+    sample, which is the first one of `generate_many`.
 
-    model: an LLM, a Model that gives logits, or the name of one, as `load_model` takes it.
-    max_tokens: how many there are at most; None: as many as the context has room for, and 4,096 if
-    the model has no limit.
-    call_settings: how an LLM is called.
-    sampling: how a token is chosen, and what else ends the output or limits it.
+    model: an LLM, a Model that gives logits, or a name that `load_model` takes.
+    max_tokens: the most tokens to generate; None: up to the context limit, or 4,096 without one.
+    call_settings: how to call an LLM.
+    sampling: how to choose tokens, and further limits and stops.
 
     Raises:
-        BatchdecodeError: `model` failed, or an argument is not valid.
+        BatchdecodeError: `model` failed, or an argument is invalid.
     """
     request = _request(prompt, max_tokens, 1, sampling)
     batch_size = num_slots_needed(request)
@@ -84,13 +83,13 @@ def generate_many(
     call_settings: CallSettings | None = None,
     **sampling: Any,  # of SAMPLING
 ) -> list[str] | list[list[int]]:
-    """Return `n` independent samples; the number of a sample and `seed` settle what it is.
+    """Return `n` independent samples; each is determined by its number and `seed`.
 
-    batch_size: how many are decoded at once; by default as many as an LLM may be called at once.
-    The rest is as for `generate`.
+    batch_size: samples decoded at once; by default the number of parallel calls of an LLM.
+    The other arguments are those of `generate`.
 
     Raises:
-        BatchdecodeError: `model` failed, or an argument is not valid.
+        BatchdecodeError: `model` failed, or an argument is invalid.
     """
     call_settings = checked_settings(call_settings)
     request = _request(prompt, max_tokens, n, sampling)

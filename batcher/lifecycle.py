@@ -1,8 +1,8 @@
 """The life of a sequence: one table of legal moves.
 
-Rule: nothing outside this file decides whether a move is legal, and `Sequence.state` is assigned
-only as `sequence.state = MOVE[sequence.state]`.  The diagram in docs/architecture.md is generated
-from the table.
+Rule: only this table decides whether a move is legal.  `Sequence.state` is assigned only as
+`sequence.state = MOVE[sequence.state]`.  The diagram in docs/architecture.md is generated from the
+table.
 """
 
 from enum import StrEnum
@@ -12,7 +12,7 @@ from batcher.errors import InvariantError
 
 
 class State(StrEnum):
-    """Where a sequence stands."""
+    """The state of a sequence."""
 
     PENDING = "pending"  # known, but its arrival time has not come
     WAITING = "waiting"  # in the waiting queue
@@ -21,10 +21,10 @@ class State(StrEnum):
 
 
 class Move(dict[State, State]):
-    """What can happen to a sequence: where that leads from each state in which it may.
+    """A possible move of a sequence: the next state for each state that allows it.
 
     Raises:
-        InvariantError: `move[state]` is asked for where the table has no such move.
+        InvariantError: `move[state]` does not exist.
     """
 
     def __init__(self, name: str, moves: dict[State, State]) -> None:

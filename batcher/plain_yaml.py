@@ -1,7 +1,7 @@
-"""What YAML that people write may hold: single values, lists and names, all of them plain text.
+"""Restricted YAML for files that people write: scalars, lists and mappings of plain text.
 
-Rule: a loader never meets a tag that somebody chose, of which PyYAML's take any text, or raise
-whatever they like; nor text that no file can hold; nor a file that nests without end.
+Rule: a loader never meets a custom tag (PyYAML accepts or raises anything there), text that UTF-8
+cannot encode, or endless nesting.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ MAX_BYTES = 2**20  # of a file: PyYAML takes seconds for that many
 
 
 def read_text(path: str) -> str:
-    """Return the text of a file of settings, without a byte order mark.
+    """Return the text of a settings file without its byte order mark.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not UTF-8, or larger than such a file can be.
+        ValueError: it is not UTF-8, or larger than a settings file can be.
     """
     with Path(path).open("rb") as file:
         content = file.read(MAX_BYTES + 1)  # a device such as /dev/zero has no end
@@ -31,10 +31,10 @@ def read_text(path: str) -> str:
 
 
 def plain_events(text: str) -> Iterator[yaml.Event]:
-    """Yield the events of `text`, up to what is not plain.
+    """Yield the events of `text` up to the first that is not plain.
 
     Raises:
-        yaml.MarkedYAMLError: it is not YAML, or not plain.
+        yaml.MarkedYAMLError: the text is not YAML, or not plain.
     """
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):

@@ -106,4 +106,5 @@ class DrivenEngine:
         return self._queue.head(self._clock.now)
 
     def end_event(self) -> EndEvent:
+        """Return the last event of this run's trace."""
         return EndEvent(self.num_steps, self.now, self.num_tokens, self._num_requests)

@@ -1,1 +1,1 @@
-"""Why a run went as it did, from its events alone: what each request met, and how two runs part."""
+"""Explains a run from its events: the story of each request, and the difference of two runs."""

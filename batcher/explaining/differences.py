@@ -1,7 +1,7 @@
-"""Where two runs of one workload part, why as far as their events tell, and what came of it.
+"""Compares two runs of one workload: the first difference, its cause, and the effects.
 
-Rule: two schedules are equal if the same decisions were made in the same steps, whenever that was.
-Latency is from arrival to the end of the last step, a wait is all steps in the queue.
+Rule: two schedules are equal if they make the same decisions in the same steps, at any times.
+Latency is from arrival to the end of the last step; a wait is all steps in the queue.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ NUM_DIGITS = 6  # of means and seconds, after the point
 
 
 class DifferentSetting(Struct, frozen=True):
-    """What the first lines of the two traces say differently; None where one says nothing."""
+    """A setting that differs between the first lines of two traces; None where one has none."""
 
     name: str
     a: Any
@@ -43,7 +43,7 @@ class DifferentSetting(Struct, frozen=True):
 
 
 class Parting(Struct, frozen=True):
-    """The first step whose decisions differ, and those that only one of the runs made in it."""
+    """The first step whose decisions differ, and the decisions that only one run made in it."""
 
     step: int
     time_a: float
@@ -53,7 +53,7 @@ class Parting(Struct, frozen=True):
 
 
 class Involved(Struct, frozen=True):
-    """A request on which the schedules differ where they part, and its story in each run."""
+    """A request whose schedule differs in that step, with its story in each run."""
 
     label: str
     a: Story | None
@@ -82,20 +82,20 @@ class RequestFigures(Struct, frozen=True, omit_defaults=True):
 
     @property
     def e2e(self) -> float | None:
-        """Its latency if it came to its end by itself, and had a token, else None."""
+        """The latency, if it ended with stop or length and has a token; else None."""
         is_ok = self.outcome in {"stop", "length"} and self.ttft is not None
         return self.latency if is_ok else None
 
     @property
     def tpot(self) -> float | None:
-        """The mean time of a token after the first, of what has an E2E; None if there is none."""
+        """The mean time per token after the first, if it has an e2e; else None."""
         if self.e2e is None or self.ttft is None or self.tokens < 2:  # noqa: PLR2004 - one more
             return None
         return (self.e2e - self.ttft) / (self.tokens - 1)
 
 
 class SampleChange(Struct, frozen=True):
-    """A sample that went another way in run B than in run A."""
+    """A sample whose schedule differs between the runs."""
 
     id: str
     index: int
@@ -108,12 +108,12 @@ class SampleChange(Struct, frozen=True):
 
     @property
     def later(self) -> float:
-        """By how many seconds it took longer in B; less than 0 if it was faster."""
+        """The seconds it took longer in run B; negative if it was faster."""
         return (self.b.latency or 0.0) - (self.a.latency or 0.0)
 
 
 class RunFigures(Struct, frozen=True, omit_defaults=True):
-    """The sums of a run; latency and wait are means of what ended in a slot, in seconds."""
+    """The sums of a run; latency and wait are means over samples with a slot, in seconds."""
 
     steps: int
     time: float
@@ -132,14 +132,13 @@ class RunFigures(Struct, frozen=True, omit_defaults=True):
 
 
 class RunComparison(Struct, frozen=True):
-    """How two runs differ.
+    """The differences of two runs.
 
     parting: None if their schedules are equal.  involved: the first few requests that differ there.
     only_a, only_b: labels that the other workload lacks.  altered: labels of requests with another
-    arrival or limit.  changes: the samples that went another way, the most changed first, of the
+    arrival or limit.  changes: the samples with another schedule, most changed first, of the
     num_compared in both.  breaks_off_a, breaks_off_b: the step at which the trace breaks off, or
-    None; only the steps before are compared.  is_timed: whether times are seconds, since steps may
-    last another time than 1.0.
+    None; only earlier steps are compared.  is_timed: whether times are seconds instead of steps.
     """
 
     settings: list[DifferentSetting]
@@ -158,12 +157,12 @@ class RunComparison(Struct, frozen=True):
 
     @property
     def is_equal(self) -> bool:
-        """Whether the schedules are, of equal workloads, as far as told."""
+        """Whether schedules and workloads are equal, as far as the traces show."""
         return self.parting is None and not (self.only_a or self.only_b or self.altered)
 
 
 class RunReader:
-    """Reads a run step by step, and keeps its requests; until: the steps to read, None for all.
+    """Reads a run step by step and keeps its requests; until: the steps to read, None for all.
 
     breaks_off: the step of the last decision so far; None once the run has ended.
     """
@@ -222,7 +221,7 @@ def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
 
 
 def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparison:
-    """Return how two runs of one worker differ; they are read again if one breaks off."""
+    """Compare two runs of one worker; both are read again if one breaks off."""
     readers = RunReader(events_a), RunReader(events_b)
     parted = _first_difference(*readers)
     a, b = (reader.close() for reader in readers)
@@ -311,7 +310,7 @@ def role_of(decision: Decision) -> Role:
 def _first_difference(
     a: RunReader, b: RunReader
 ) -> tuple[int, list[Decision], list[Decision]] | None:
-    """Return the first step that differs, and what only one of the runs decided in it."""
+    """Return the first step that differs, and the decisions that only one run made in it."""
     nothing: tuple[int, list[Decision]] = (-1, [])
     for (step_a, found_a), (step_b, found_b) in zip_longest(
         a.decisions(), b.decisions(), fillvalue=nothing
@@ -338,14 +337,14 @@ def _without(decisions: list[Decision], others: list[Decision]) -> list[Decision
 
 
 def _key_of(decision: Decision) -> bytes:
-    """Return what equal decisions have in common; none of them decides whose blocks were found."""
+    """Return a key that equal decisions share; the origin of cached blocks is no decision."""
     if type(decision) is AdmitEvent and decision.cached_from is not None:
         decision = replace(decision, cached_from=None)
     return msgspec.json.encode(decision)  # it may hold a list
 
 
 def _asked(request: RequestTimeline) -> tuple[float, int, int] | None:
-    """Return what a request is, as far as its arrival tells."""
+    """Return the part of a request that its arrival shows."""
     arrive = request.arrive
     return None if arrive is None else (arrive.time, arrive.prompt_tokens, arrive.max_tokens)
 

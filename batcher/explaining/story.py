@@ -1,7 +1,7 @@
-"""A request's story as a record: when it came and went, its slot spans, and what each step was for.
+"""The story of a request as a record: arrival, waits, slots, what each step did, and the end.
 
-Rule: each step from its arrival to its end belongs to exactly one part, and the parts follow each
-other without a gap, so their steps and seconds add up to those from arrival to end.
+Rule: each step from arrival to end belongs to exactly one part, and parts follow each other without
+a gap.  So their steps and seconds add up to those from arrival to end.
 """
 
 from array import array
@@ -55,7 +55,7 @@ PhaseName = Literal["queue", "prefill", "decode", "preempted"]
 
 
 class RequestPhase(NamedTuple):
-    """From `start` to `end`, in seconds; slot: None while it waits."""
+    """A phase from `start` to `end`, in seconds; slot: None while it waits."""
 
     name: PhaseName
     start: float
@@ -66,8 +66,8 @@ class RequestPhase(NamedTuple):
 class EndedSequence(NamedTuple):
     """A sample, or all beams of a request, that has ended.
 
-    end: of its last step; first_token: of the step that gave its first token, None if none did; in
-    seconds.  cached: tokens found in the prefix cache when it was first admitted.
+    end: of its last step; first_token: the end of the step of its first token, or None; in seconds.
+    cached: prefix-cache hits of its first admission.
     """
 
     arrive: ArriveEvent
@@ -82,7 +82,7 @@ class EndedSequence(NamedTuple):
 
 
 class PhaseFollower:
-    """Takes in the events of a run, and yields each sequence when it has ended."""
+    """Turns the events of a run into the phases of each sequence that ends."""
 
     def __init__(self) -> None:
         self._fold = RequestFold()
@@ -94,7 +94,7 @@ class PhaseFollower:
         self._last_end = 0.0
 
     def take(self, event: Event) -> Iterator[EndedSequence]:
-        """Take in the next event; yield what has ended by it, as far as that is known."""
+        """Add the next event; yield the sequences that have ended by now."""
         found = self._fold.take(event)
         if isinstance(event, RunEvent):
             self._run, self._feed = event, open_feed(event)
@@ -167,7 +167,7 @@ class PhaseFollower:
 
 
 class DraftChange(Struct, frozen=True):
-    """From the step after `step` on, `tokens` drafts were wanted in each."""
+    """From the step after `step` on, each step has `tokens` drafts."""
 
     step: int
     tokens: int
@@ -175,10 +175,10 @@ class DraftChange(Struct, frozen=True):
 
 
 class StoryDrafts(Struct, frozen=True, omit_defaults=True):
-    """The drafts of a sequence in a slot, over the steps that verified some.
+    """The drafts of a sequence during one stay in a slot.
 
-    by_position: as in DraftCounts.  changes: how often another number was wanted, and the last
-    time.
+    by_position: as in DraftCounts.  changes: how often the number of drafts changed; last_change:
+    the last time.
     """
 
     steps: int
@@ -193,10 +193,11 @@ MAX_IDS = 20_000
 
 
 class KeptRequests:
-    """The timeline of a run with its requests, or with `request_id` alone.
+    """The timeline of a run with all its requests, or with `request_id` alone.
 
-    all: the sequences that wait on their own account, as they became known.  rejects: invalid
-    lines.  is_known: whether a wanted request exists.  ids: of the first others.
+    all: sequences with an arrival of their own, in order of their first event.  rejects: invalid
+    lines.
+    is_known: whether the requested id exists.  ids: the first other ids.
     """
 
     def __init__(self, request_id: str | None = None) -> None:
@@ -217,7 +218,7 @@ class KeptRequests:
 
     @property
     def longest(self) -> RequestTimeline | None:
-        """The first of those that took longest; what has not ended counts as well."""
+        """The request that took longest, ended or not; the first of equals."""
         return max(self.all, key=self.seconds, default=None)
 
     def only(self, request_id: str) -> None:
@@ -279,16 +280,16 @@ GAVE_WAY: Mapping[PreemptReason, str] = {
 
 
 class StoryPart(Struct, frozen=True, omit_defaults=True):
-    """Steps [start, end) that went the same way.
+    """Steps [start, end) in which the same thing happened.
 
     phase: "wait" for a slot; "prefill" up to and including the first token; then "decode".
-    cause: of a wait, "slots" (too few were free), what blocked it or the one `behind` which it
-    stood (see BlockedEvent), or "queue" (others before it needed more slots than were free).  Of a
-    standstill in a slot, "tokens" (others used up what a step may compute) or "prefill" (the step
-    computed prompts of others alone).  "" if it had its share.
-    blocks: how many the one that was blocked needed.
-    by: who had slots in the first of the steps, if it waited; a label for each slot.
-    num_passed: how many were admitted before it meanwhile.
+    cause: of a wait: "slots" (too few were free), a BlockedReason with the blocked request in
+    `behind` (None if it is the request itself), or "queue" (requests before it needed more slots
+    than were free).  Of a standstill in a slot: "tokens" (other rows used up the budget) or
+    "prefill" (the step only computed prompts of others).  "" if it made progress.
+    blocks: KV blocks that the blocked request needed.
+    by: the labels in the slots at the first of the steps, for a wait.
+    num_passed: requests that were admitted before it meanwhile.
     """
 
     start: int
@@ -306,7 +307,7 @@ class StoryPart(Struct, frozen=True, omit_defaults=True):
 
 
 class Arrival(Struct, frozen=True, omit_defaults=True):
-    """When a request came, and what it asked for; the fields are those of its event."""
+    """The arrival and the limits of a request; the fields are those of its event."""
 
     step: int
     time: float
@@ -318,7 +319,7 @@ class Arrival(Struct, frozen=True, omit_defaults=True):
 
 
 class StoryRetry(Struct, frozen=True):
-    """A server had to be asked again: in which step it failed, why, and the pause in seconds."""
+    """A failed attempt at a server: the step, the reason, and the pause in seconds."""
 
     step: int
     reason: RetryReason
@@ -326,11 +327,11 @@ class StoryRetry(Struct, frozen=True):
 
 
 class StorySpan(Struct, frozen=True, omit_defaults=True):
-    """The steps [start, end) in a slot, from `time` on, in seconds.
+    """The steps [start, end) in a slot; time: the start in seconds.
 
     first_token: the step that completed its prefill, or None.  cached, generated, cached_from: as
-    in an AdmitEvent.  is_remote: whether a server answered it; retries: how often it was asked
-    again.  aging: the waiting time that put it first, or None if it went by the policy.
+    in an AdmitEvent.  is_remote: whether a server answered it; retries: failed attempts before.
+    aging: the waiting time that put it first, or None if the policy did.
     """
 
     slot: int
@@ -349,7 +350,7 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
 
 
 class RequestEnd(Struct, frozen=True, omit_defaults=True):
-    """How a sequence ended; the fields are those of its event, but `time` is the end of `step`."""
+    """The end of a sequence; the fields are those of its event, but `time` is the end of `step`."""
 
     step: int
     time: float
@@ -360,10 +361,10 @@ class RequestEnd(Struct, frozen=True, omit_defaults=True):
 
 
 class PhaseTotals(Struct, frozen=True):
-    """How many steps, or seconds, went into each phase.
+    """The steps, or seconds, in each phase.
 
-    wait: those before it first had a slot.  preempted: those in the queue after it had lost one.
-    standstill: those in a slot in which it had no share of what the step computed.
+    wait: before its first slot.  preempted: in the queue after a preemption.
+    standstill: in a slot without progress.
     """
 
     wait: float
@@ -378,11 +379,11 @@ class PhaseTotals(Struct, frozen=True):
 
 
 class Story(Struct, frozen=True, omit_defaults=True):
-    """All about one sample, or the beams of a request.
+    """The story of one sample, or of the beams of a request.
 
     arrived: None if it was aborted before.  ended: None if the events break off before.  batch,
     kv_blocks: the slots and blocks of its run, or its worker; kv_blocks is None without a limit.
-    is_timed: whether a step may last another time than 1.0, so that times are seconds.
+    is_timed: whether times are seconds; without it each step lasts 1.0.
     """
 
     id: str
@@ -402,7 +403,7 @@ class Story(Struct, frozen=True, omit_defaults=True):
 
 
 class StoryWords(NamedTuple):
-    """What puts into words: a story, what a wait was for, and a line that was no request."""
+    """The functions that put into words: a story, the cause of a wait, and an invalid line."""
 
     story: Callable[[Story], list[str]]
     wait: Callable[[StoryPart, Story], str]
@@ -410,7 +411,7 @@ class StoryWords(NamedTuple):
 
 
 class RequestStories(Struct, frozen=True):
-    """What a trace tells of an id: the stories of its samples, and its lines that were invalid."""
+    """The stories of all samples of an id, and the invalid lines with this id."""
 
     stories: list[Story]
     rejects: list[RejectEvent]
@@ -423,7 +424,7 @@ def answer_of(kept: KeptRequests) -> RequestStories:
 def story_of(
     timeline: Timeline, request: RequestTimeline, parts: list[StoryPart] | None = None
 ) -> Story:
-    """Return the story of `request`; parts: what its steps were for, if not as `explain` says."""
+    """Return the story of `request`; parts: replaces the result of `explain`."""
     timeline = timeline.of_worker(request.worker)
     run, figures, num_steps = timeline.run, timeline.figures, timeline.num_steps
     arrive, finish = request.arrive, request.finish
@@ -493,7 +494,7 @@ def story_of(
 
 
 def _totals(parts: list[StoryPart], amounts: list[float] | list[int]) -> PhaseTotals:
-    """Return the sums of `amounts`, one for each of `parts`, or none."""
+    """Return the sums by phase of `amounts`, one for each part; zeros without amounts."""
     sums: dict[str, float] = dict.fromkeys(PhaseTotals.__struct_fields__, 0)
     waiting = "wait"
     for part, amount in zip(parts, amounts, strict=bool(amounts)):
@@ -522,7 +523,7 @@ def explain(timeline: Timeline, request: RequestTimeline) -> list[StoryPart]:
 
 
 def admissions_of(timeline: Timeline) -> Sequence[int]:
-    """Return the steps in which sequences were admitted on their own account, ascending."""
+    """Return the steps of all admissions in order, without followers."""
     return array("q", (span.start for span in timeline.spans if not is_follower(span)))
 
 
@@ -535,8 +536,8 @@ def outline(
 ) -> list[StoryPart]:
     """Return the parts of `request` as `explain` does, but each wait is one part without a cause.
 
-    A wait counts what was admitted during it, by `admitted` (see admissions_of). It takes as long
-    as the request has parts, however many requests the run has.
+    `num_passed` of a wait is counted in `admitted` (see admissions_of).  The time does not depend
+    on the number of requests in the run.
     """
     parts: list[StoryPart] = []
     steps = request.steps(timeline.num_steps)
@@ -559,14 +560,14 @@ def outline(
 
 
 def waits_of(timeline: Timeline) -> Iterator[StoryPart]:
-    """Yield what a request of one row would wait for in each step."""
+    """Yield the cause for which a new request of one row would wait in each step."""
     anyone = RequestTimeline("", 0, "sample")
     always = [StoryPart(0, timeline.num_steps, "wait")]
     return _merged(_wait_parts(timeline, anyone, always))
 
 
 def _merged(parts: Iterable[StoryPart]) -> Iterator[StoryPart]:
-    """Yield `parts`, those that follow each other as one where they are alike."""
+    """Yield `parts`, with equal neighbours merged."""
     for _, alike in groupby(parts, key=_WAY):
         first, *rest = alike
         yield replace(first, end=rest[-1].end) if rest else first
@@ -575,7 +576,7 @@ def _merged(parts: Iterable[StoryPart]) -> Iterator[StoryPart]:
 def _wait_parts(
     timeline: Timeline, request: RequestTimeline, waits: Sequence[StoryPart]
 ) -> Iterator[StoryPart]:
-    """Yield `waits`, at least one, as parts in which what the request waits for stays the same."""
+    """Split `waits`, at least one, into parts with the same cause and slots."""
     all_blocked, remaining = iter(timeline.blocked), iter(waits)
     wait, blocked = next(remaining), next(all_blocked, None)
     steps = range(waits[0].start, waits[-1].end)
@@ -607,7 +608,7 @@ def _wait_parts(
 
 
 def _points_of(admission: AdmissionRecord) -> Iterator[int]:
-    """Yield the steps from which on a sequence in its slot may do something else than before."""
+    """Yield the steps at which the activity of a sequence in its slot can change."""
     for first in (admission.event.step, *(admission.chunks or ())):
         yield from (first, first + 1)
     if admission.first_token is not None:

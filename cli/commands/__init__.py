@@ -1,4 +1,4 @@
-"""The commands of `batchdecode`; the module of one is imported when it is used."""
+"""The commands of `batchdecode`; the module of a command is imported on use."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -35,7 +35,7 @@ _MODULES = {"compare": "plan", "calibrate": "profiles", "schema": "help", "compl
 
 
 def command_of(name: str) -> Any:
-    """Return a command by its name; no other module of commands is imported."""
+    """Import one command by its name."""
     module = _MODULES.get(name, name.partition(" ")[0])
     return import_module(f".{module}", __package__).COMMANDS[name]
 
@@ -48,7 +48,7 @@ def all_options() -> Iterator[tuple[str, Any]]:
 
 
 class _Commands(TyperGroup):
-    """`batchdecode`, which has commands of one word and of two, as `trace why`."""
+    """The command group, with commands of one word and of two, such as `trace why`."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer calls it so
         return list(COMMANDS)
@@ -57,9 +57,9 @@ class _Commands(TyperGroup):
         return command_of(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name of the command that `args` begin with, the command and what follows.
+        """Return the name of the command in `args`, the command and the other arguments.
 
-        A file that is named as the second word of a command can be given as ./NAME.
+        To name a file like the second word of a command, write ./NAME.
         """
         num_words = 2 if " ".join(args[:2]) in COMMANDS else 1
         name = " ".join(args[:num_words])
@@ -113,4 +113,4 @@ def batchdecode(
         ),
     ] = False,
 ) -> None:
-    """Do what comes before every command: nothing."""
+    pass

@@ -34,7 +34,7 @@ class CheckOptions(DecodingOptions):
 
 
 class ArrivalSpan(Struct, frozen=True):
-    """The first and the last of the times at which something arrives, in seconds."""
+    """The first and the last arrival time, in seconds."""
 
     first: float
     last: float
@@ -43,11 +43,11 @@ class ArrivalSpan(Struct, frozen=True):
 class InputPlan(Struct, kw_only=True):
     """The counts of `batchdecode check`.
 
-    slot_steps: for how long all slots together are held if every request generates all it may.
-    least_steps: what any schedule needs for that in `batch` slots; stops, EOS and what a constraint
-    forces only make it less, arrival times only more.
-    max_context: how many tokens a row may have, None if there is no limit.
-    too_long: prompts that leave no room for output; may_outgrow: others with less room than
+    slot_steps: the sum over slots of occupied steps if every request generates max_tokens.
+    least_steps: a lower bound on steps with `batch` slots; stops, EOS and forced tokens reduce it,
+    arrival times increase it.
+    max_context: tokens per row, None without a limit.
+    too_long: prompts without capacity for output; may_outgrow: others with less capacity than
     max_tokens.  to_the_end: chats without max_tokens, which may fill the context.
     """
 
@@ -77,7 +77,6 @@ class InputPlan(Struct, kw_only=True):
     to_the_end: int = 0
 
     def add(self, parsed: Line, tokenizer: Tokenizer) -> None:
-        """Count one line in."""
         self.lines += 1
         if isinstance(parsed, BadLine):
             self.invalid += 1
@@ -119,7 +118,7 @@ class InputPlan(Struct, kw_only=True):
 
 
 def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:
-    """Read all of `requests`, count and report."""
+    """Read all of `requests`, count them and report problems."""
     model = load(options)
     engine = Engine(
         model,
@@ -140,7 +139,7 @@ def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport
 
 
 def _describe(plan: InputPlan, name: str) -> str:
-    """Return the plan as a person reads it."""
+    """Return the plan as text."""
     prompts = _counts(
         {
             "of text": plan.text_prompts,

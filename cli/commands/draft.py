@@ -119,7 +119,7 @@ def _read_fields(text: str | None) -> dict[str, Any]:
 
 
 def _sample(options: DiagnoseOptions, model: Model) -> tuple[list[TargetOutput], str]:
-    """Return what the target writes for some of the requests, and the name of the input."""
+    """Return the target's outputs for some of the requests, and the name of the input."""
     engine = Engine(model, 1, grammar_timeout=options.grammar_timeout)
     capabilities = replace(capabilities_of(engine, options), num_slots=None)
     with open_input(options.input, nullcontext) as source:

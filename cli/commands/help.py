@@ -1,4 +1,4 @@
-"""`batchdecode help`, `schema` and `completion`: the manual, and what other programs read."""
+"""`batchdecode help`, `schema` and `completion`: the manual, and output for other programs."""
 
 import os
 import re
@@ -40,7 +40,7 @@ _CLOSE = 0.75  # how alike a name has to be
 
 
 class Topic(Struct, frozen=True):
-    """A page of docs/, a section of one, or a row of a table; the first of its names is shown."""
+    """A page of docs/, a section, or a row of a table; the first of its names is shown."""
 
     page: str
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class Topic(Struct, frozen=True):
 
 
 def pages() -> dict[str, list[Topic]]:
-    """Return a topic for each page, named as its file, by the headings of docs/README.md."""
+    """Return a topic for each page, by the headings of docs/README.md."""
     found = [_PACKAGE / "docs", _PACKAGE.parent / "docs"]  # in an installation, and in a clone
     folder = next((path for path in found if (path / "README.md").is_file()), None)
     if folder is None:
@@ -81,7 +81,7 @@ def pages() -> dict[str, list[Topic]]:
 
 
 def topics() -> list[Topic]:
-    """Return pages, their sections, and rows of their tables, those of long tables first."""
+    """Return pages, their sections and the rows of their tables, with long tables first."""
     found = [page for group in pages().values() for page in group]
     sections = [section for page in found for section in _sections(page)]
     rows = [row for section in sections for row in _rows(section)]
@@ -90,13 +90,13 @@ def topics() -> list[Topic]:
 
 
 def find(words: str) -> list[Topic]:
-    """Return the topics of this name, the best one first.
+    """Return the topics with this name, best match first.
 
     A name that begins with dashes is an option.  Otherwise pages come first, then words of the
     glossary, then headings, and options last.
 
     Raises:
-        BatchdecodeError: there is none; the message suggests some.
+        BatchdecodeError: there is none; the message suggests similar names.
     """
     known, wanted = topics(), _key(words)
     exact = [t for t in known if wanted and wanted in map(_key, (*t.names, t.title))]
@@ -132,7 +132,7 @@ def _rank(topic: Topic, words: str) -> int:
 
 
 def _sections(page: Topic) -> Iterator[Topic]:
-    """Yield the text below each heading but the first, up to the next one of its height."""
+    """Yield the text below each heading but the first, up to the next heading of that level."""
     lines = page.text.splitlines(keepends=True)
     headings = list(_headings(lines))
     for place, (start, depth, title) in enumerate(headings[1:], 1):
@@ -142,7 +142,7 @@ def _sections(page: Topic) -> Iterator[Topic]:
 
 
 def _headings(lines: Iterable[str]) -> Iterator[tuple[int, int, str]]:
-    """Yield the number, the depth and the words of each heading; code blocks have none."""
+    """Yield the line number, level and text of each heading outside code blocks."""
     is_code = False
     for number, line in enumerate(lines):
         is_code ^= line.lstrip().startswith("```")
@@ -152,7 +152,7 @@ def _headings(lines: Iterable[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def _rows(section: Topic) -> Iterator[Topic]:
-    """Yield the rows of the tables of a section that has no other below it, each with its head."""
+    """Yield the table rows of a section without subsections, each with the table's head."""
     lines = section.text.splitlines(keepends=True)
     head: list[str] = []
     for line in lines[1:]:
@@ -177,7 +177,7 @@ def _key(name: str) -> str:
 
 
 def topic_names(start: str) -> Iterable[tuple[str, str]]:
-    """Return the pages, and from the first letter on every topic of one word, with its heading."""
+    """Return the pages and, once a letter is typed, every topic of one word, with its heading."""
     found = {page.page: page.heading for group in pages().values() for page in group}
     if start:
         names = (name for topic in topics() for name in topic.names if " " not in name)
@@ -209,7 +209,7 @@ def list_pages() -> None:
 
 
 def open_topic(words: str) -> None:
-    """Show the topic that `words` name, and list the others of that name."""
+    """Show the topic named by `words`, and list the others with that name."""
     best, *others = find(words)
     titles = [best.page] if best.title != best.page else []
     titles += dict.fromkeys(other.title for other in others if other.title != best.title)
@@ -232,7 +232,7 @@ def open_topic(words: str) -> None:
 
 
 def _readable(line: str, known: Collection[str]) -> str:
-    """Return Markdown for a terminal: without pictures, and with links as commands or text."""
+    """Return Markdown for a terminal: no pictures, and links as commands or text."""
     leads_on = _LEADS_ON.search(line) is not None
 
     def readable(link: re.Match[str]) -> str:
@@ -246,10 +246,10 @@ def _readable(line: str, known: Collection[str]) -> str:
 
 
 class Pager:
-    """Shows a text in $PAGER, or on the terminal itself if the pager does not start."""
+    """Shows a text in $PAGER, or prints it if the pager does not start."""
 
     def show(self, content: str) -> None:
-        """Show a text; return when its reader has left it.  The pager has Ctrl-C to itself."""
+        """Show a text; return when the pager ends.  Ctrl-C goes to the pager alone."""
         installed = filter(shutil.which, ("less", "more"))
         os.environ.setdefault("LESS", "FRX")  # as git has it: colors, and no pager for what fits
         command = os.environ.get("PAGER", "").strip() or next(installed, None)

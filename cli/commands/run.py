@@ -29,7 +29,7 @@ _SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go
 
 
 def _as_flags(argument: str) -> list[str]:
-    """Return the flag --resume as two if it is given with how to go on: --resume=repair."""
+    """Split --resume=repair into the two flags that it stands for."""
     name, _, how = argument.partition("=")
     if name != "--resume" or not how:
         return [argument]
@@ -67,7 +67,7 @@ def run(options: RunOptions) -> int:
 
 
 def _continuing_command() -> str:
-    """Return the command line that continues this run, *** where a URL has a secret."""
+    """Return the command that resumes this run, with *** for secrets in URLs."""
     from ..run.urls import masked  # noqa: PLC0415 - as above
 
     arguments = [masked(each) for each in sys.argv[1:] if each not in _SAID_ONCE]

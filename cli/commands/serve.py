@@ -1,4 +1,4 @@
-"""`batchdecode serve`: answers OpenAI's API over HTTP, from one engine or several."""
+"""`batchdecode serve`: serves OpenAI's API over HTTP, with one engine or several."""
 
 import os
 import re
@@ -30,7 +30,7 @@ MAX_PORT, MAX_WORKERS, MAX_QUEUE = 2**16 - 1, 256, 2**20
 
 
 def _usable_key(key: str | None) -> str | None:
-    """Return a key that a header can carry, or raise; an empty variable sets an empty key."""
+    """Return an API key that fits into a header, or raise; an empty variable sets an empty key."""
     key = os.environ.get("BATCHDECODE_API_KEY") if key is None else key
     if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
         raise typer.BadParameter(

@@ -1,7 +1,7 @@
-"""Carries out `batchdecode trace`, `trace why` and `trace diff`: from inputs to views.
+"""Runs `batchdecode trace`, `trace why` and `trace diff`: from inputs to views.
 
-Rule: the first line says whether an input is a trace or requests, which are run for it, so the
-input can always be read again.
+Rule: the first line decides whether an input is a trace, a log or requests, which are run.  An
+input is opened so that it can always be read again.
 """
 
 import io
@@ -100,7 +100,7 @@ MAX_IDS_COMPARED = 20_000
 
 
 def show_trace(options: "TraceOptions") -> int:
-    """Carry out `batchdecode trace`; return its exit status."""
+    """Run `batchdecode trace`; return its exit status."""
     if options.play:
         return _play(options)
     for name, value in (("speed", options.speed), ("from", options.from_step)):
@@ -143,7 +143,7 @@ def show_trace(options: "TraceOptions") -> int:
 
 
 def _summary_lines(events: Iterator[Event], options: "TraceOptions") -> list[bytes]:
-    """Return the summary that the run of a trace ended with, but for what took time on the wall."""
+    """Return the summary that ended the run of a trace, without wall times."""
     from batcher.metrics.summary import RunMetrics, encode_summary  # noqa: PLC0415 - seldom
 
     from ..screen.summary import RunFiles, render_summary  # noqa: PLC0415 - as above
@@ -175,7 +175,7 @@ def _summary_lines(events: Iterator[Event], options: "TraceOptions") -> list[byt
 
 
 def parse_steps(text: str) -> tuple[int | None, int | None]:
-    """Return the start and the stop of `text`, A:B or a step, or raise BatchdecodeError."""
+    """Return start and stop of `text`, A:B or a step, or raise BatchdecodeError."""
     start, colon, stop = text.partition(":")
     try:
         first = read_number(start, int) if start or not colon else None
@@ -191,7 +191,7 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
 
 
 def _selection_of(timeline: Timeline, options: "TraceOptions") -> Selection:
-    """Return what is to be shown, all of which has to be in the run."""
+    """Return the selected steps, slots and requests; all must be in the run."""
     start, stop = parse_steps(options.steps) if options.steps is not None else (None, None)
     selection = Selection(
         start=start,
@@ -358,7 +358,7 @@ def _player(
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """The events of an input, as often as they are wanted."""
+    """The events of an input, which can be iterated repeatedly."""
 
     path: str
     source: OpenInput
@@ -377,7 +377,7 @@ def show_why(
     run_options: Mapping[str, Any],
     preset: Collection[str] = (),
 ) -> None:
-    """Carry out `batchdecode trace why`; with `longest` the input is the first argument."""
+    """Run `batchdecode trace why`; with `longest` the input is the first argument."""
     if longest:
         if path is not None:
             raise BatchdecodeError(f"--longest stands in place of an ID, and {request_id} is one")
@@ -438,7 +438,7 @@ def _missing_id(argument: str) -> str:
 def show_diff(
     path_a: str, path_b: str, *, top: int, json: bool, html: bool, output: str | None, force: bool
 ) -> int:
-    """Carry out `batchdecode trace diff`; return its exit status."""
+    """Run `batchdecode trace diff`; return its exit status."""
     if path_a == path_b == STDIN:
         raise BatchdecodeError("A and B are both stdin: give a file for one of them")
     (again_a, source_a), (again_b, source_b) = open_twice(path_a), open_twice(path_b)
@@ -512,7 +512,7 @@ def _print_lines(lines: Iterable[str]) -> None:
 
 
 def open_twice(path: str | None) -> tuple[str, OpenInput]:
-    """Return the input, and the path it can be opened by again; a pipe is kept as stdin."""
+    """Return the input and a path to open it again; a pipe is spooled as stdin."""
     path = path or STDIN
     if _is_pipe(path):
         _keep_as_stdin(path)
@@ -523,9 +523,9 @@ def open_twice(path: str | None) -> tuple[str, OpenInput]:
 def events_of(
     path: str, source: OpenInput, run_options: Mapping[str, Any], preset: Collection[str] = ()
 ) -> Iterator[Event]:
-    """Yield the events of the input: a trace, a log or requests; BatchdecodeError for all else.
+    """Yield the events of a trace, a log or requests; raise BatchdecodeError for anything else.
 
-    run_options: those given for running requests.  preset: those of them that are no mistake for a
+    run_options: the options given for running requests.  preset: those that are no mistake for a
     trace.
     """
     _, first_line = next(_lines(source), (0, b""))
@@ -567,7 +567,7 @@ def events_of(
 
 @contextmanager
 def _contradictions_named(name: str) -> Iterator[None]:
-    """Let events that contradict each other be said to do so in the input `name`."""
+    """Add the name of the input to errors about contradicting events."""
     try:
         yield
     except InvariantError as error:
@@ -575,7 +575,7 @@ def _contradictions_named(name: str) -> Iterator[None]:
 
 
 def _alike_names(request_id: str, known: Collection[str], path: str | None) -> str:
-    """Return the end of a message on an unknown request: similar ids, or all of few."""
+    """Return the end of a message on an unknown request: similar ids, or all if they are few."""
     from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
 
     names = sorted(known)
@@ -650,6 +650,6 @@ def _keep_as_stdin(path: str) -> None:
 
 
 def _lines(source: OpenInput) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of the input; a packed file that is cut off has those before the cut."""
+    """Yield the lines of the input; a truncated gzip file has those before the cut."""
     with suppress(CutOffError):
         yield from source.lines()

@@ -1,6 +1,6 @@
-"""`batchdecode trace`: shows what the batch did, from a trace or from requests.
+"""`batchdecode trace`: shows what the batch did, from a trace, a log or requests.
 
-`trace why` explains one request, and `trace diff` shows where two runs of one workload differ.
+`trace why` explains one request; `trace diff` compares two runs of one workload.
 """
 
 from collections.abc import Mapping
@@ -73,8 +73,8 @@ FromStep = Annotated[int | None, option(PLAYER, "First step.", "STEP", "--from",
 class TraceOptions:
     """The options of `batchdecode trace`; docs/cli.md has a table of them.
 
-    run_options: those for running requests that were given; a trace has its own.
-    preset: those of them that are no mistake for a trace, since the line does not set them.
+    run_options: the options given for running requests; a trace has its own settings.
+    preset: those that are no mistake for a trace, since the command line does not set them.
     """
 
     input: Annotated[str | None, argument(_INPUT_WORDS, "INPUT", "trace_input")] = None

@@ -1,4 +1,4 @@
-"""`batchdecode train`: from texts to a small model that `--model` reads, or to a draft for one."""
+"""`batchdecode train`: trains a small model on texts, or a draft model for another."""
 
 import os
 import shlex
@@ -38,7 +38,7 @@ Show = Callable[[int, float, "Evaluation | None"], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The options of `batchdecode train`, None where not given; docs/training.md has the rest."""
+    """The options of `batchdecode train`, None where not given; docs/training.md has the others."""
 
     corpus: Annotated[
         str, argument("Training text: a file in UTF-8, or a folder of .txt files.", "CORPUS")
@@ -142,7 +142,7 @@ def settings_of(options: TrainOptions) -> TrainingSettings:
 
 @contextmanager
 def _showing(num_steps: int, options: TrainOptions) -> Iterator[Show]:
-    """Give a function that shows progress: a bar on a terminal, else a line per evaluation."""
+    """Yield a function that shows progress: a bar on a terminal, else a line per evaluation."""
     if options.quiet or not can_animate(2, os.environ):
 
         def print_line(step: int, loss: float, held_out: "Evaluation | None") -> None:

@@ -1,4 +1,4 @@
-"""`batchdecode verify`: proves that outputs do not depend on the batch, or shows where they do."""
+"""`batchdecode verify`: checks that outputs do not depend on the batch, or shows where they do."""
 
 import os
 import shlex
@@ -183,7 +183,7 @@ def _marks() -> Any:
 
 
 def _context(tokens: list[int], position: int, tokenizer: Tokenizer) -> str:
-    """Return the tokens around the one at `position`, which is in brackets."""
+    """Return the tokens around `position`, with that token in brackets."""
     start = max(position - NUM_BEFORE, 0)
     shown = ["..."] if start else []
     for place in range(start, min(position + NUM_AFTER + 1, len(tokens))):
@@ -205,7 +205,7 @@ def _command(options: VerifyOptions, case: Case | None) -> str:
 
 
 def _source(options: VerifyOptions) -> list[str]:
-    """Return the arguments of the command that any other has to repeat."""
+    """Return the arguments that select the model and the requests."""
     words = ["-" if options.input is None else options.input]
     if options.config is not None:
         words += ["--config", options.config]
@@ -220,7 +220,7 @@ def _source(options: VerifyOptions) -> list[str]:
 
 
 def arguments_of(case: Case) -> list[str]:
-    """Return the options of `run` for `case`, except for arrivals."""
+    """Return the options of `run` for `case`, except arrivals."""
     words = ["--batch", str(case.batch)]
     for name, value in msgspec.to_builtins(case.settings).items():
         option = name.replace("_", "-")
