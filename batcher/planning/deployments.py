@@ -40,7 +40,6 @@ from batcher.settings import (
 from batcher.timing.catalog import (
     Amount,
     CatalogError,
-    OptionalPositive,
     Place,
     Positive,
     as_record,
@@ -80,7 +79,7 @@ class TransferLink(Struct, frozen=True, kw_only=True):
 
     gbytes_per_s: Positive
     latency: Amount = 0.0
-    bytes_per_token: OptionalPositive = None
+    bytes_per_token: Positive | None = None
 
 
 class FleetFile(Struct, frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
-"""A fleet: requests come to a router, it sends each to a replica, and hears what comes of it.
+"""A fleet: a router sends each request to a replica.
 
-Rule: nothing happens before all that could bear on it has happened.  A replica stands still until
-all that is sent to it up to then is known; the router hears of nothing that is still to come.
+Rule: events are handled in the order of their times.  A replica advances only once all requests
+sent to it up to then are known, and the router sees nothing of the future.
 
-One loop (`Fleet.run`) takes the next of: the event of a replica, a report, an action that is due,
-the next turn of a session, an arrival.  A fleet may be managed (what is too much is refused,
-replicas fail, and come and go), or some replicas compute prompts and others decode (see replicas).
+One loop (`Fleet.run`) handles the next of: the event of a replica, a report, a planned action, the
+next turn of a session, an arrival.  A fleet may be managed (admission, failures, autoscaling), or
+have replicas that compute prompts and others that decode (see replicas).
 """
 
 from bisect import insort
@@ -48,14 +48,14 @@ from batcher.scheduling.queue import ARRIVAL_ORDER
 class RouterQueue:
     """Requests that wait at the router: the best priority first, of equals the oldest.
 
-    max_queue: how many may wait.  max_wait: for how many seconds; None: for ever.
+    max_queue: most waiting requests.  max_wait: most seconds of waiting, None for no limit.
     """
 
     def __init__(self, max_queue: int = 0, max_wait: float | None = None) -> None:
         self._max_queue, self._max_wait = max_queue, inf if max_wait is None else max_wait
-        self._keys: list[tuple[float, ...]] = []  # sorted
-        self._waiting: dict[tuple[float, ...], tuple[SimulatedSequence, float]] = {}  # with limits
-        self._limits: list[tuple[float, tuple[float, ...]]] = []  # a heap, some wait no longer
+        self._keys: list[tuple[float, ...]] = []  # sorted; each ends with its limit
+        self._waiting: dict[tuple[float, ...], SimulatedSequence] = {}
+        self._limits: list[tuple[float, tuple[float, ...]]] = []  # a heap, some outdated
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -65,40 +65,38 @@ class RouterQueue:
         return self._limits[0][0] if self._limits else inf
 
     def push(self, sequence: SimulatedSequence, now: float) -> SimulatedSequence | None:
-        """Take in a sequence; return the one that does not fit any more, perhaps itself."""
-        key = sequence.priority, sequence.first_arrival, sequence.input_index, sequence.index
+        """Add a sequence; return the one that no longer fits, perhaps itself."""
         deadline = inf if sequence.deadline is None else sequence.deadline
         limit = min(now + self._max_wait, deadline)
+        place = sequence.input_index, sequence.index
+        key = (sequence.priority, sequence.first_arrival, *place, limit)
         insort(self._keys, key)
-        self._waiting[key] = sequence, limit
+        self._waiting[key] = sequence
         if len(self._keys) > self._max_queue:
-            return self._waiting.pop(self._keys.pop())[0]
+            return self._waiting.pop(self._keys.pop())
         if limit < inf:
             heappush(self._limits, (limit, key))
         return None
 
     def pop(self) -> SimulatedSequence:
-        return self._waiting.pop(self._keys.pop(0))[0]
+        return self._waiting.pop(self._keys.pop(0))
 
     def pop_late(self, now: float) -> list[SimulatedSequence]:
-        """Remove and return those that have waited too long."""
+        """Remove and return the sequences that have waited too long."""
         late = []
         while self._limits and self._limits[0][0] <= now:
-            limit, key = heappop(self._limits)
-            sequence, still = self._waiting.get(key, (None, inf))
-            if sequence is not None and still == limit:
-                del self._waiting[key]
+            _, key = heappop(self._limits)
+            if key in self._waiting:
+                late.append(self._waiting.pop(key))
                 self._keys.remove(key)
-                late.append(sequence)
         return late
 
 
 class Member:
-    """A replica of a fleet, and what the fleet keeps of it.
+    """A replica of a fleet.
 
-    router: the one that sends there.  replica: its engine, another one after a failure.
-    next_event: an event of an older one is outdated.  in_flight: what was sent there and has not
-    come back, where that may be lost.
+    router: that sends to it.  replica: its engine, a new one after a failure.  next_event: others
+    of it in the heap are outdated.  in_flight: sequences that a failure would lose, if managed.
     """
 
     def __init__(self, view: ReplicaView, router: Router, replica: Replica, life: Life) -> None:
@@ -110,10 +108,9 @@ class Member:
 class Fleet:
     """One run over `turns` on replicas behind a router.
 
-    report_interval: seconds between the reports of all replicas, the first at 0.  management: then
-    all replicas are alike, and the router learns of a failure only when it is noticed; what a
-    failed replica had not ended is lost there, and begins anew elsewhere.  decode_router,
-    transfer: if some replicas compute prompts and others decode, of second phases.
+    report_interval: seconds between the reports of all replicas, the first at 0.  management:
+    requires equal replicas; a failed replica loses its sequences, which start again elsewhere once
+    the failure is noticed.  decode_router, transfer: for decode replicas.
     """
 
     def __init__(
@@ -133,7 +130,7 @@ class Fleet:
         self._transfer = transfer
         self._next_report = 0.0 if router.hears_reports else inf
         self._hears_ends = router.hears_ends or management is not None
-        # Whether something may arrive when something else has ended.
+        # Whether the end of a sequence may cause an arrival.
         self._has_turns = turns.has_sessions or transfer is not None
         self._settings, self._members = replicas[0], list[Member]()
         for settings in replicas:
@@ -152,9 +149,8 @@ class Fleet:
             views = [view for view in views if replicas[view.index].role != "decode"]
         router.use(views)
         self._is_managed = management is not None
-        self._history = FleetHistory([member.life for member in self._members], Counter())
-        # The replicas that the router takes for serving, and of these those that have room: that
-        # were sent fewer requests than they may have in flight.
+        self._history = FleetHistory([member.life for member in self._members])
+        # The replicas that the router believes to serve, and those of them below max_in_flight.
         self._known, self._open = [*views], views
         self._max_in_flight, self._held = inf, RouterQueue()
         self._timetable: list[tuple[float, int, Callable[[float], None]]] = []  # a heap
@@ -172,7 +168,7 @@ class Fleet:
         for member in self._members:
             self._draw_failure(member, 0.0)
         if (autoscale := management.autoscale) is not None:
-            # What has ended or was refused by the last decision, and when that was.
+            # Ended and refused sequences at the last decision, and its time.
             self._num_seen = self._num_seen_refused = 0
             self._last_look = -inf
             self._at(autoscale.interval, partial(self._look, autoscale, Autoscaler(autoscale)))
@@ -205,7 +201,7 @@ class Fleet:
             if self._next_report <= until:
                 sure = min(until, events[0][0]) if events and self._has_turns else until
                 is_report = self._next_report <= sure < inf
-                if is_report:  # a turn that arrives before the last one might have to know this one
+                if is_report:  # a turn may arrive before the last report, and depend on this one
                     last = max(self._next_report, floor(sure / self._interval) * self._interval)
                     until = min(last, sure)  # a product is rounded
             if events and events[0] < (until, ARRIVES):
@@ -244,7 +240,7 @@ class Fleet:
 
     def _result(self, first_arrival: float | None) -> FleetResult:
         while self._held:
-            self._refuse(self._held.pop(), "no_replica")  # none will ever serve again
+            self._refuse(self._held.pop(), "no_replica")  # no replica will serve again
         replicas = [member.replica.close() for member in self._members]
         history = self._history if self._is_managed else None
         result = FleetResult(
@@ -268,7 +264,7 @@ class Fleet:
             member.next_event = event
             heappush(self._events, (*event, member.view.index))
 
-    # -- what is sent, and comes back ----------------------------------------------------------
+    # -- sending, and ends -----------------------------------------------------------------------
 
     def _send(self, sequence: SimulatedSequence) -> None:
         has_siblings, is_phase = sequence.has_siblings, isinstance(sequence, Phase)
@@ -305,7 +301,7 @@ class Fleet:
         member.router.note(view)
 
     def _take_ended(self, member: Member) -> None:
-        """Count what has ended at a replica, and let the turns or phases after it arrive."""
+        """Count the sequences that ended at a replica, and add their next turns or phases."""
         replica, num_tokens = member.replica, 0
         for one in replica.ended:
             sequence, is_over = one, True
@@ -333,7 +329,7 @@ class Fleet:
                 )
             else:
                 after = self._turns.next_turn(sequence, replica.now)
-                while after is not None and after.has_failed:  # as the one before it has
+                while after is not None and after.has_failed:
                     replica.result.count(after, self.columns, replica.role)
                     after = self._turns.next_turn(after, replica.now)
             if after is not None:
@@ -360,7 +356,7 @@ class Fleet:
             self._go_down_if_drained(member, time)
 
     def _refuse(self, sequence: SimulatedSequence, reason: Refusal) -> None:
-        """Refuse a sequence, and with it the turns after it."""
+        """Refuse a sequence and the turns behind it."""
         if isinstance(sequence, Phase):
             self._release(sequence, sequence.arrival_time)
             sequence = sequence.whole
@@ -372,7 +368,7 @@ class Fleet:
             turn = self._turns.next_turn(turn, sequence.arrival_time)
 
     def _release(self, sequence: Phase, time: float) -> None:
-        """Free the blocks of a prompt that is there, or has failed to go, where it was computed."""
+        """Free the blocks of a transferred or failed prompt where it was computed."""
         source = None if sequence.source is None else self._members[sequence.source]
         if source is not None and isinstance(source.replica, PrefillReplica):
             source.replica.release(sequence.whole, time)
@@ -386,13 +382,13 @@ class Fleet:
             heappush(self._timetable, (time, self._num_planned, action))
 
     def _next_due(self, until: float) -> float:
-        """Return when something else is to be done; inf: nothing by `until`."""
+        """Return the time of the next planned action up to `until`, or inf."""
         if until == inf and not self._held and not any(m.view.num_requests for m in self._members):
             return inf
         due = self._timetable[0][0] if self._timetable else inf
         if self._held:
             due = min(due, self._held.next_limit)
-        if self._responses and (self._held or until == inf):  # they may be the last to end
+        if self._responses and (self._held or until == inf):  # these may be the last
             due = min(due, self._responses[0][0])
         return due if due <= until else inf
 
@@ -427,7 +423,7 @@ class Fleet:
             self._router.use(self._open)
 
     def _withdraw(self, view: ReplicaView) -> None:
-        """Send nothing to a replica from now on, nor samples after others."""
+        """Send nothing more to a replica, not even further samples of a request."""
         if view in self._known:
             self._known.remove(view)
             self._offer()
@@ -436,10 +432,10 @@ class Fleet:
     # -- failures --------------------------------------------------------------------------------
 
     def _draw_failure(self, member: Member, now: float) -> None:
-        num_starts = member.life.num_starts
+        engine = member.replica
 
         def fail(time: float) -> None:
-            if member.life.num_starts == num_starts:  # or it has failed otherwise
+            if member.replica is engine:  # else it has failed already
                 self._fail(member, self._failures.restart, time)
 
         self._at(now + next(self._uptimes[member.view.index]), fail)
@@ -449,7 +445,7 @@ class Fleet:
             self._fail(self._members[failure.replica], failure.back_after, now)
 
     def _fail(self, member: Member, back_after: float | None, now: float) -> None:
-        """Let a replica fail between two steps; one that drains is not restarted."""
+        """Make a replica fail between two steps; a draining one is not restarted."""
         life = member.life
         if life.state not in (ReplicaState.SERVING, ReplicaState.DRAINING):
             return
@@ -467,7 +463,7 @@ class Fleet:
             self._at(back_at, partial(self._serve, member, ReplicaState.FAILED))
 
     def _notice(self, member: Member, back_at: float, now: float) -> None:
-        """Send nothing more to a failed replica, and what is lost there to others."""
+        """Stop sending to a failed replica, and send its lost sequences to others."""
         view, lost = member.view, list(member.in_flight)
         member.in_flight.clear()
         for sequence in lost:
@@ -488,7 +484,7 @@ class Fleet:
                 self._admit(sequence.anew(), now)
 
     def _serve(self, member: Member, before: ReplicaState, now: float) -> None:
-        """Send to a replica again that is still as `before`; its KV cache is empty."""
+        """Make a replica serve that is still in the state `before`; its KV cache is empty."""
         if member.life.state is before:
             member.life.move(ReplicaState.SERVING, now)
             self._known.append(member.view)
@@ -498,7 +494,7 @@ class Fleet:
     # -- autoscaling -----------------------------------------------------------------------------
 
     def _look(self, autoscale: Autoscale, autoscaler: Autoscaler, now: float) -> None:
-        """Decide how many replicas there are to be; that is carried out after the delay."""
+        """Decide the number of replicas, which changes after the delay."""
         by_state = Counter(member.life.state for member in self._members)
         serving = [
             member.replica.report(now)
@@ -511,7 +507,7 @@ class Fleet:
         recent = times.where(~is_later & (times.end > self._last_look))
         num_refused = self._refused.total() - self._num_seen_refused
         self._num_seen_refused, self._last_look = self._refused.total(), now
-        wish = autoscaler.decide(
+        wanted = autoscaler.decide(
             FleetState(
                 time=now,
                 serving=by_state[ReplicaState.SERVING],
@@ -524,11 +520,11 @@ class Fleet:
                 refused=num_refused,
             )
         )
-        self._at(now + autoscale.delay, partial(self._scale_to, autoscale, wish))
+        self._at(now + autoscale.delay, partial(self._scale_to, autoscale, wanted))
         self._at(now + autoscale.interval, partial(self._look, autoscale, autoscaler))
 
     def _scale_to(self, autoscale: Autoscale, number: int, now: float) -> None:
-        """Start or stop replicas: first those that do not serve, then those that came last."""
+        """Start replicas, or stop some: first those that do not serve, then the newest."""
         there = [
             member
             for state in (ReplicaState.SERVING, ReplicaState.FAILED, ReplicaState.STARTING)
@@ -542,7 +538,7 @@ class Fleet:
             up_at = now + autoscale.startup
             self._at(up_at, partial(self._serve, member, ReplicaState.STARTING))
         for member in there[number:]:
-            if member.life.state is ReplicaState.SERVING:  # it ends what it was sent
+            if member.life.state is ReplicaState.SERVING:  # it finishes its sequences
                 member.life.move(ReplicaState.DRAINING, now)
                 self._withdraw(member.view)
                 self._go_down_if_drained(member, now)

@@ -55,8 +55,8 @@ class Price(Struct, frozen=True, kw_only=True):
     """
 
     dollars_per_hour: catalog.Amount
-    busy_watts: catalog.OptionalPositive = None
-    idle_watts: catalog.OptionalPositive = None
+    busy_watts: catalog.Positive | None = None
+    idle_watts: catalog.Positive | None = None
     source: catalog.Text = "not stated"
 
 

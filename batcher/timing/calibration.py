@@ -1,12 +1,11 @@
-"""Fits the terms of a profile to a log of real step times, and says how far the fit is off.
+"""Fits the terms of a profile to a log of real step times, and states the errors of the fit.
 
 With c = w / f, max(w, f*T) is f * max(c, T): for a given c all terms are linear, so the fit is a
-search for c alone, around least squares.  They are of relative errors, for those are stated.
+search for c around least squares of the relative errors.
 
-What is told of one kind of steps says little of another.  What only decoding costs is a part of all
-steps, and prompts have terms to themselves that can take up what a fit leaves over.  So in a fit
-each kind has its SHARES, however few its steps are, the largest those that only decode; and each
-has errors of its own.
+Steps that only decode, steps of prompts and mixed steps say little of each other.  The cost of
+decoding is part of all steps, and prompts have terms of their own that can absorb errors.  So each
+kind has its fixed share of the weights (SHARES, decoding the largest), and errors of its own.
 """
 
 from array import array
@@ -23,7 +22,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import StepsEvent
 
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
-NotNegative = Annotated[int, Meta(ge=0, le=2**53)]  # as far as floats are exact
+NotNegative = Annotated[int, Meta(ge=0, le=2**53)]  # exact as a float
 
 TRACED_STEPS = b'"event":"steps"'
 _FIELDS = "num_tokens, num_sequences, kv_read, seconds, prefill_work or chunks, and maybe time"
@@ -31,10 +30,10 @@ _NUM_COLUMNS = 5
 
 
 class StepLine(Struct, frozen=True, forbid_unknown_fields=True):
-    """A line of a log: one step; see StepTime for the first four.
+    """A line of a log: one step; see StepTime.ticks for the first three.
 
-    chunks: [context, tokens] of each prompt computed, in place of prefill_work.  seconds: its
-    duration.  time: its beginning.
+    seconds: its duration.  chunks: [context, tokens] of each prompt computed, instead of
+    prefill_work.  time: its start.
     """
 
     num_tokens: Positive
@@ -70,14 +69,14 @@ class StepLog(Struct, frozen=True):
 
 
 def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
-    """Return the steps of a log of (line number, line); `name` is that of the file."""
+    """Return the steps of the log `name`, given as (line number, line)."""
     decoder = msgspec.json.Decoder(StepLine)
     values = array("d")
     last = float("-inf")
     for number, text in lines:
         try:
             line = decoder.decode(text)
-        except (ValueError, RecursionError) as error:  # the other: nested too deeply
+        except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
             said = str(error).replace(" - at `$.", " at `")
             if not said.startswith("JSON"):
                 said = said[:1].lower() + said[1:]
@@ -86,48 +85,46 @@ def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
             raise BatchdecodeError(f"{name}:{number}: {fault}")
         last = last if line.time is None else line.time
         values.extend((line.num_tokens, line.num_sequences, line.kv_read, line.work, line.seconds))
-    table = np.frombuffer(values).reshape(-1, _NUM_COLUMNS) if values else np.empty((0, 5))
+    table = np.array(values).reshape(-1, _NUM_COLUMNS)
     return StepLog(*np.ascontiguousarray(table.T))
 
 
 def read_traced_steps(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
-    """Return the steps of the trace of a run with times on the wall; as `read_step_log`."""
+    """Return the steps of a trace of `run --profile wall`, given as (line number, line)."""
     decoder = msgspec.json.Decoder(StepsEvent)
     table: list[tuple[float, ...]] = []
     for number, text in lines:
         if TRACED_STEPS not in text:
             continue
         try:
-            told = decoder.decode(text)
-        except (ValueError, RecursionError) as error:  # the other: nested too deeply
-            raise BatchdecodeError(f"{name}:{number}: no line of a trace: {error}") from None
-        if told.seconds is None or told.kv_read is None or told.prefill_work is None:
+            event = decoder.decode(text)
+        except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+            raise BatchdecodeError(f"{name}:{number}: not a line of a trace: {error}") from None
+        if event.seconds is None or event.kv_read is None or event.prefill_work is None:
             raise BatchdecodeError(
-                f"{name}:{number}: its steps were not timed; that takes a run with --profile wall"
+                f"{name}:{number}: its steps have no times; run with --profile wall to time them"
             )
-        columns = told.rows, told.kv_read, told.prefill_work, told.seconds
-        tokens = map(add, told.decodes, told.prefills)
+        columns = event.rows, event.kv_read, event.prefill_work, event.seconds
+        tokens = map(add, event.decodes, event.prefills)
         try:
             steps = [*zip(tokens, *columns, strict=True)]
         except ValueError:
             raise BatchdecodeError(f"{name}:{number}: lists of steps differ in length") from None
-        table += [step for step in steps if step[0] > 0 and step[-1] > 0]  # what computed anything
+        table += [step for step in steps if step[0] > 0 and step[-1] > 0]  # not the empty ones
     if not table:
-        raise BatchdecodeError(
-            f"{name}: no steps; a run with --profile wall and --trace tells them"
-        )
+        raise BatchdecodeError(f"{name}: no steps; run with --profile wall and --trace")
     return StepLog(*np.array(table, np.float64).T.copy())
 
 
 def _contradiction(line: StepLine, last: float) -> str | None:
     if (line.prefill_work is None) == (line.chunks is None):
-        return "one of prefill_work and chunks is needed, and only one"
+        return "expected either prefill_work or chunks"
     if line.time is not None and line.time < last:
         return f"time goes back from {last:g} to {line.time:g}"
     if line.num_sequences > line.num_tokens:
         return (
             f"num_sequences {line.num_sequences} with num_tokens {line.num_tokens}: "
-            "each sequence computes a token at least"
+            "each sequence computes at least one token"
         )
     if line.num_tokens > line.num_sequences and not line.work:
         return (
@@ -142,14 +139,14 @@ def _contradiction(line: StepLine, last: float) -> str | None:
 LEAST_STEPS = 20
 KINDS = ("decode only", "prompt only", "mixed")
 SHARES = (10.0, 1.0, 1.0)
-_FEW = 10  # steps of a kind: fewer count no more than as many would, for one of them may be odd
-_SAME = 1e-9  # of the loss: less is noise of the arithmetic, and fewer columns are better
+_FEW = 10  # steps of a kind: with fewer, each weighs as if there were as many; one may be odd
+_SAME = 1e-9  # of the loss: a smaller gain is rounding, and fewer columns are better
 _HELD_OUT = 5  # every fifth step is held out
-_NUM_CANDIDATES = 48  # places where the floor of a step could end
+_NUM_CANDIDATES = 48  # for the crossing of w and f*T
 _NUM_REFINEMENTS = 24
-_STEPS_FOR_CROSSING = 4000  # as many, evenly chosen, find where w ends; all of them fit the rest
+_STEPS_FOR_CROSSING = 4000  # evenly chosen, to find the crossing; all steps fit the rest
 _GOLDEN = (5**0.5 - 1) / 2
-_DIGITS = 4  # more than a log can tell, fewer than what arithmetic differs in between machines
+_DIGITS = 4  # the same on all machines
 _MS = 1000.0
 
 Terms = dict[str, float]
@@ -170,11 +167,10 @@ class KindErrors(Struct, frozen=True):
 
 
 class FitErrors(Struct, frozen=True, kw_only=True):
-    """The errors of a fit: shares of the real time of a step.
+    """The errors of a fit, relative to the real time of a step.
 
-    p95: what 95 % of the steps are within.  r2: the share of the variance explained.
-    held_out_mape: over every fifth step, with a fit to all others.  replayed: how much longer the
-    whole log takes.
+    r2: the share of the variance explained.  held_out_mape: over every fifth step, with a fit to
+    all others.  replayed: the error of the duration of the whole log.
     """
 
     num_steps: int
@@ -193,7 +189,7 @@ class FitErrors(Struct, frozen=True, kw_only=True):
 
 
 class Fit(Struct, frozen=True):
-    """The terms of a profile in milliseconds, their errors, and what the log left open."""
+    """The terms of a profile in milliseconds, their errors, and warnings of uncertain ones."""
 
     terms: Terms
     errors: FitErrors
@@ -201,12 +197,12 @@ class Fit(Struct, frozen=True):
 
 
 def fit_steps(log: StepLog, name: str, experts: Experts | None = None) -> Fit:
-    """Return the profile that fits a log of steps best; `name` is that of its file.
+    """Return the profile that fits the log `name` best.
 
-    experts: of a layer, and for each token; with them there is a term x, for reading them all.
+    experts: of a layer, and per token; they add a term x, for reading all experts.
     """
     if log.num_steps < LEAST_STEPS:
-        raise BatchdecodeError(f"{name}: {log.num_steps} steps are too few: {LEAST_STEPS} at least")
+        raise BatchdecodeError(f"{name}: {log.num_steps} steps: at least {LEAST_STEPS} are needed")
     held_out = np.arange(log.num_steps) % _HELD_OUT == _HELD_OUT - 1
     others = fit_terms(log.part(~held_out), experts)
     terms = fit_terms(log, experts)
@@ -234,7 +230,7 @@ def fit_steps(log: StepLog, name: str, experts: Experts | None = None) -> Fit:
 
 
 def share_of_experts(log: StepLog, experts: Experts | None) -> Any:
-    """Return the share of the experts that each step hits, in the mean: [steps] float64."""
+    """Return the mean share of the experts that each step hits: [steps] float64."""
     if experts is None:
         return np.zeros(log.num_steps)
     num_experts, per_token = experts
@@ -255,7 +251,7 @@ def predicted_seconds(terms: Terms, log: StepLog, experts: Experts | None = None
 
 
 def relative_errors(terms: Terms, log: StepLog, experts: Experts | None = None) -> Any:
-    """Return the error of each step, as a share of its time: [steps] float64."""
+    """Return the relative error of each step: [steps] float64."""
     return np.abs(predicted_seconds(terms, log, experts) / log.seconds - 1)
 
 
@@ -273,7 +269,7 @@ def fit_terms(log: StepLog, experts: Experts | None = None) -> Terms:
 
 
 def _fit(log: StepLog, crossing: float, experts: Experts | None) -> tuple[Any, float]:
-    """Return all terms but w [6, with x 7], in seconds, if w ends at so many tokens; the loss."""
+    """Return (all terms but w [6, with x 7] in seconds, the loss) if w is f * crossing."""
     parts = [
         np.ones(log.num_steps),
         np.maximum(crossing, log.num_tokens),
@@ -290,18 +286,17 @@ def _fit(log: StepLog, crossing: float, experts: Experts | None) -> tuple[Any, f
 
 
 def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:
-    """Return the coefficients [columns], none below 0, that fit `target` best, and the loss.
+    """Return the coefficients [columns] >= 0 that fit `target` [rows] best, and the squared loss.
 
-    columns: [rows, columns].  target: [rows].  The loss is the sum of squares of what is left.  The
-    best fit is a plain one to some of the columns, so all their subsets are tried, on the triangle
-    of a QR decomposition, which keeps the lengths and has only as many rows as columns.
+    columns: [rows, columns].  The best fit is a plain one to a subset of the columns, so all
+    subsets are tried, on the small triangle of a QR decomposition, which preserves lengths.
     """
     scales = np.sqrt((columns * columns).sum(axis=0))
     scales[scales == 0] = 1.0
     triangle: Any = np.linalg.qr(np.column_stack([columns / scales, target]), mode="r")
     matrix, goal = triangle[:, :-1], triangle[:, -1]
     found, _, rank, _ = np.linalg.lstsq(matrix, goal, rcond=None)
-    if rank == len(scales) and (found >= 0).all():  # nothing is better than the best of all
+    if rank == len(scales) and (found >= 0).all():  # the unconstrained optimum
         return found / scales, float(((goal - matrix @ found) ** 2).sum())
     best, least = np.zeros(len(scales)), float(goal @ goal)
     smallest = _SAME**2 * least
@@ -320,7 +315,7 @@ def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:
 
 
 def _least(loss: Callable[[float], float], places: list[float]) -> float:
-    """Return where the loss is least: the best place, or one around it by golden sections."""
+    """Return the place of the least loss: the best of `places`, refined by golden sections."""
     losses = [loss(place) for place in places]
     best = min(range(len(places)), key=losses.__getitem__)
     found = [places[best]]
@@ -347,7 +342,7 @@ def kinds_of(log: StepLog) -> Any:
 
 
 def weights_of(log: StepLog) -> Any:
-    """Return how much each step counts, 1 in the mean: [steps] float64."""
+    """Return the weight of each step, 1 on average: [steps] float64."""
     kinds = kinds_of(log)
     counts = np.maximum(np.bincount(kinds, minlength=len(KINDS)), _FEW)
     weights = (np.array(SHARES) / counts)[kinds]
@@ -355,7 +350,7 @@ def weights_of(log: StepLog) -> Any:
 
 
 def _open_questions(log: StepLog) -> list[str]:
-    """Return what the log cannot tell, whatever fits: what it has no, or few, steps of."""
+    """Return warnings about terms for which the log has no steps, or few."""
     decodes, prompts, mixed = np.bincount(kinds_of(log), minlength=len(KINDS)).tolist()
     warnings = []
     if not decodes:
@@ -367,11 +362,11 @@ def _open_questions(log: StepLog) -> list[str]:
     elif not mixed:
         warnings.append("no step computes prompts while others decode: h is a guess")
     elif not prompts:
-        warnings.append("no step computes prompts alone: f and e are told by mixed ones only")
+        warnings.append("no step computes prompts alone: f and e depend on mixed steps only")
     elif prompts < _FEW or mixed < _FEW:
         warnings.append(
             f"steps with prompts: {prompts} alone, {mixed} mixed, so f, h and e are uncertain"
         )
     if np.ptp(log.num_sequences) == 0:
-        warnings.append("all steps have as many sequences: g cannot be told from t0")
+        warnings.append("all steps have the same number of sequences: g may be part of t0")
     return warnings

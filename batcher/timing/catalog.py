@@ -1,6 +1,6 @@
-"""Named records in YAML: those that come with the project, and those in a file of a user's.
+"""Named records in YAML, shipped with the project or in a file of your own.
 
-Rule: whatever a record does not know, lacks or cannot be is an error that says what is allowed.
+Rule: an unknown field, a missing one or a wrong value is an error that says what is allowed.
 """
 
 import re
@@ -10,42 +10,33 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, TypeVar
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 import yaml
+from msgspec import Meta
 
 from batcher.errors import BatchdecodeError
 from batcher.plain_yaml import plain_events, read_text
 
-_MAX_NEAR = 3  # names that may be meant
+_MAX_NEAR = 3  # suggested names
 R = TypeVar("R", bound=msgspec.Struct)
 
-Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9, description="a number from 0 to 1e9")]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9, description="a number above 0, up to 1e9")]
-OptionalPositive = Annotated[
-    Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None,
-    msgspec.Meta(description="a number above 0, up to 1e9, or null"),
-]
-_Whole = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
-Count = Annotated[_Whole, msgspec.Meta(description="a whole number of at least 1")]
-Stages = Annotated[
-    Annotated[int, msgspec.Meta(ge=1, le=1024)],
-    msgspec.Meta(description="a whole number from 1 to 1024"),
-]
-OptionalCount = Annotated[
-    _Whole | None, msgspec.Meta(description="a whole number of at least 1, or null")
-]
+# The description of a type is what errors expect; `| None` adds ", or null".
+Amount = Annotated[float, Meta(ge=0, le=1e9, description="a number from 0 to 1e9")]
+Positive = Annotated[float, Meta(gt=0, le=1e9, description="a number above 0, up to 1e9")]
+Count = Annotated[int, Meta(ge=1, le=2**40, description="a whole number of at least 1")]
+Stages = Annotated[int, Meta(ge=1, le=1024, description="a whole number from 1 to 1024")]
 Points = Annotated[
-    tuple[tuple[_Whole, Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]], ...],
-    msgspec.Meta(
+    tuple[tuple[Count, Annotated[float, Meta(ge=1e-9, le=1e9)]], ...],
+    Meta(
         description="pairs of a whole number of at least 1 and a number from 1e-9 to 1e9, "
         "like [[16, 9.5], [32, 10]]"
     ),
 ]
-Flag = Annotated[bool, msgspec.Meta(description="true or false")]
-Text = Annotated[str, msgspec.Meta(description="text, in quotes if need be")]
-OptionalText = Annotated[str | None, msgspec.Meta(description="text, or null")]
+Flag = Annotated[bool, Meta(description="true or false")]
+Text = Annotated[str, Meta(description="text, in quotes if necessary")]
 
 _ENTRY = re.compile(r"`\$\[(\d+)\]")
 _MAX_SHOWN = 40  # characters of a wrong value
@@ -53,11 +44,11 @@ FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class CatalogError(BatchdecodeError):
-    """A file of records, or one of its records, that cannot be used."""
+    """A file of records, or a record in it, is not usable."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Reads YAML in which no mapping has a key twice."""
+    """Refuses a mapping that has a key twice."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as yaml has it
         lines: dict[Any, int] = {}
@@ -89,7 +80,7 @@ def read_mapping(path: str) -> dict[str, Any]:
         raise CatalogError(f"cannot read {path}: {reason}") from None
     if not path.endswith(".json"):
         with _at(path):
-            deque(plain_events(text), maxlen=0)  # which raises at what is not plain
+            deque(plain_events(text), maxlen=0)  # raises if the YAML is not plain
     return _loaded(text, path)
 
 
@@ -116,7 +107,7 @@ def _loaded(text: str, place: str) -> dict[str, Any]:
     if content is None:
         raise CatalogError(f"{place} is empty")
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise CatalogError(f"{place}: expected names, each with what belongs to it")
+        raise CatalogError(f"{place}: expected a mapping of names to values")
     return content
 
 
@@ -127,7 +118,7 @@ def load(name: str, record: type[R], file: str, kind: str) -> R:
 
 
 def hint_at(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the one of `known` that may be meant, with a space before it; or ""."""
+    """Return " (did you mean ...?)" with the nearest of `known`, or ""."""
     close = get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -142,9 +133,9 @@ def find(name: str, records: dict[str, Any], kind: str) -> Any:
 
 
 class Place:
-    """Where `keys` lead in a YAML file: names in mappings, numbers in lists.
+    """The place of `keys` (names in mappings, numbers in lists) in a YAML file.
 
-    As text it is the file, the line and `what`.  Only then the file is read again for the line.
+    As text it is the file, the line and `what`; only then is the file read again for the line.
     """
 
     def __init__(self, path: str, what: str, *keys: str | int) -> None:
@@ -154,7 +145,7 @@ class Place:
         where = self._path
         try:
             part: Any = yaml.compose(read_text(self._path), Loader=yaml.SafeLoader)
-        except (OSError, ValueError, yaml.YAMLError, RecursionError):  # it was another file before
+        except (OSError, ValueError, yaml.YAMLError, RecursionError):  # the file has changed
             part = None
         for key in self._keys:
             kind = None if part is None else part.id
@@ -174,7 +165,7 @@ class Place:
 
 
 def as_record(values: Any, record: type[R], place: str | Place) -> R:
-    """Return `values` as a record; `place` is where they are, for errors."""
+    """Return `values` as a record, or raise a CatalogError that names their `place`."""
     fields = {field.name: field for field in msgspec.structs.fields(record)}
     if not isinstance(values, dict):
         raise CatalogError(f"{place}: expected {', '.join(fields)}, each with a value")
@@ -200,10 +191,11 @@ def _value(field: Any, value: Any, place: str | Place) -> Any:
     try:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
-        meta = field.type.__metadata__[-1]
-        entry = _ENTRY.search(str(error))  # of a list, which may be long: the one that is wrong
+        kinds = get_args(field.type)
+        is_optional = NoneType in kinds
+        meta = (kinds[0] if is_optional else field.type).__metadata__[-1]
+        expected = f"{meta.description}{', or null' * is_optional}"
+        entry = _ENTRY.search(str(error))  # only the wrong entry of a list, which may be long
         shown = repr(value[int(entry[1])] if entry else value)
         shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
-        raise CatalogError(
-            f"{place}: {field.name}: expected {meta.description}, not {shown}"
-        ) from None
+        raise CatalogError(f"{place}: {field.name}: expected {expected}, not {shown}") from None

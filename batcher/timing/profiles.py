@@ -1,4 +1,4 @@
-"""Profiles: how long a step of a real engine takes, its names, and what its hardware allows."""
+"""Profiles: the duration of a step of a real engine, and the least that its hardware allows."""
 
 import re
 from contextlib import suppress
@@ -18,7 +18,6 @@ from batcher.timing.catalog import CatalogError
 from batcher.timing.step_time import (
     TICKS_PER_SECOND,
     ConstantStepTime,
-    LeastStepTime,
     PipelineStepTime,
     ProfileStepTime,
     RooflineStepTime,
@@ -26,21 +25,20 @@ from batcher.timing.step_time import (
     of_experts,
 )
 
-# The roofline of a model on GPUs: how fast a step could be at best, and how many tokens fit.
+# The roofline of a model on GPUs: the least time of a step, and the number of tokens that fit.
 #
-# Rule: nothing is assumed to cost more than the data sheets say, and a link no more than was
-# measured at best, so no real engine is faster. Each weight is read once a step, each cached token
-# of a decoding row once; of experts, those that tokens hit who choose at random. What prompts read
-# of their context is left out, as is all that is small. Of GPUs that share the work each has a part
-# of every layer, and all wait for two all-reduces a layer.
+# Rule: costs are those of the data sheets, and of a link the best that was measured, so no real
+# engine is faster. A step reads each weight once, each cached token of a decoding row once, and the
+# experts that its tokens hit at random. What prompts read of their context is left out. GPUs with
+# tensor parallelism each have a part of every layer and wait for two all-reduces a layer.
 #
-# The shape of a model is what its config.json says. The MLPs are gated. Experts take the place of
-# those of all layers but the first few; of them each token is multiplied with some, and with the
-# shared ones. With a kv_lora_rank the cache holds one latent for all heads (DeepSeek-AI 2024,
-# DeepSeek-V2, section 2.1), which decoding reads as it is.
+# The shape of a model is that of its config.json. The MLPs are gated. In all layers but the first
+# few, experts replace the MLP; each token is multiplied with some of them and with the shared ones.
+# With a kv_lora_rank the cache holds one latent for all heads (DeepSeek-AI 2024, DeepSeek-V2,
+# section 2.1), which decoding reads directly.
 
 FP8 = "float8_e4m3fn"
-USABLE_MEMORY = 0.9  # the part of a GPU's memory that engines take by default
+USABLE_MEMORY = 0.9  # of a GPU's memory, the default of engines
 MAX_GPUS = 1024
 _BYTES_OF_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2, FP8: 1}
 _NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -50,33 +48,31 @@ _ZERO_IS_NONE = ("n_shared_experts", "first_k_dense_replace", "shared_expert_int
 class ModelShape(Struct, frozen=True, kw_only=True):
     """The shape of a transformer, under the names of a config.json.
 
-    head_dim: hidden_size / num_attention_heads if None.  torch_dtype: of weights and cache, unless
-    weight_dtype (of layers) or kv_cache_dtype is given.  moe_intermediate_size: of an expert,
-    intermediate_size if None.  first_k_dense_replace: layers with an MLP in place of experts.
+    torch_dtype: of weights and cache, unless weight_dtype (of layers) or kv_cache_dtype is given.
     """
 
     hidden_size: catalog.Count
     intermediate_size: catalog.Count
     num_hidden_layers: catalog.Count
     num_attention_heads: catalog.Count
-    num_key_value_heads: catalog.OptionalCount = None
+    num_key_value_heads: catalog.Count | None = None
     vocab_size: catalog.Count
-    head_dim: catalog.OptionalCount = None
+    head_dim: catalog.Count | None = None
     torch_dtype: catalog.Text = "bfloat16"
-    weight_dtype: catalog.OptionalText = None
-    kv_cache_dtype: catalog.OptionalText = None
+    weight_dtype: catalog.Text | None = None
+    kv_cache_dtype: catalog.Text | None = None
     tie_word_embeddings: catalog.Flag = False
-    num_experts: catalog.OptionalCount = None
-    num_experts_per_tok: catalog.OptionalCount = None
-    moe_intermediate_size: catalog.OptionalCount = None
-    n_shared_experts: catalog.OptionalCount = None
-    shared_expert_intermediate_size: catalog.OptionalCount = None
-    first_k_dense_replace: catalog.OptionalCount = None
-    kv_lora_rank: catalog.OptionalCount = None
-    q_lora_rank: catalog.OptionalCount = None
-    qk_nope_head_dim: catalog.OptionalCount = None
-    qk_rope_head_dim: catalog.OptionalCount = None
-    v_head_dim: catalog.OptionalCount = None
+    num_experts: catalog.Count | None = None
+    num_experts_per_tok: catalog.Count | None = None
+    moe_intermediate_size: catalog.Count | None = None
+    n_shared_experts: catalog.Count | None = None
+    shared_expert_intermediate_size: catalog.Count | None = None
+    first_k_dense_replace: catalog.Count | None = None
+    kv_lora_rank: catalog.Count | None = None
+    q_lora_rank: catalog.Count | None = None
+    qk_nope_head_dim: catalog.Count | None = None
+    qk_rope_head_dim: catalog.Count | None = None
+    v_head_dim: catalog.Count | None = None
 
     @property
     def experts(self) -> tuple[int, int] | None:
@@ -86,7 +82,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def latent(self) -> tuple[int, int, int, int] | None:
-        """The latent of a token, its rotary part, and the keys and values of a head, if any."""
+        """The sizes of a token's latent, its rotary part, and a head's keys and values, or None."""
         sizes = self.kv_lora_rank, self.qk_rope_head_dim, self.qk_nope_head_dim, self.v_head_dim
         return None if None in sizes else sizes  # type: ignore[return-value]  # none is None
 
@@ -100,15 +96,13 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         if self.latent is None:
             attention, cached = hidden * 2 * head * (heads + kv_heads), 2 * head * kv_heads
             per_read = per_pair = 4 * layers * head * heads
-        else:  # decoding reads all of it; prompts the keys and values that are made of it
+        else:  # decoding reads the latent, prompts the keys and values computed from it
             latent, rotary, keys, values = self.latent
             queries, cached = heads * (keys + rotary), latent + rotary
-            asked = hidden * queries
+            attention = hidden * queries
             if self.q_lora_rank is not None:
-                asked = self.q_lora_rank * (hidden + queries)
-            attention = (
-                asked + hidden * cached + heads * (latent * (keys + values) + values * hidden)
-            )
+                attention = self.q_lora_rank * (hidden + queries)
+            attention += hidden * cached + heads * (latent * (keys + values) + values * hidden)
             per_read = 2 * layers * heads * (2 * latent + rotary)
             per_pair = 2 * layers * heads * (keys + rotary + values)
         num_experts, num_chosen = self.experts or (0, 0)
@@ -118,7 +112,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         dense = (
             layers * attention
             + (layers - with_experts) * 3 * hidden * self.intermediate_size
-            + with_experts * hidden * (3 * shared + num_experts)  # a router has one row for each
+            + with_experts * hidden * (3 * shared + num_experts)  # a router row for each expert
         )
         expert, output = with_experts * 3 * hidden * wide, hidden * self.vocab_size
         read = dense * per_weight + output * per_number
@@ -141,20 +135,19 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         )
 
     def kv_copies(self, num_gpus: int) -> float:
-        """Return how often GPUs that share the layers keep a token: heads are not divided."""
+        """Return how many copies of a token tensor parallelism keeps: heads are not divided."""
         if self.latent is not None:
             return num_gpus
         return max(num_gpus / (self.num_key_value_heads or self.num_attention_heads), 1)
 
 
 class RooflineSizes(NamedTuple):
-    """What follows from the shape of a model.
+    """Sizes that follow from the shape of a model.
 
-    layer_weights: those of all layers that every token is multiplied with.
-    expert_weights: one expert of each layer.  weights_per_token: both, as far as a token needs it.
-    weight_bytes_read: by each step, without experts and embedding.  weight_bytes: of all.
-    operations_per_read, operations_per_pair: for a cached token that is read, and for one of a
-    prompt before another: two products over the numbers of all heads, multiply and add.
+    expert_weights: one expert of each layer.  layer_weights, weights_per_token: of the layers,
+    without experts, and with those that a token hits.  weight_bytes_read: by each
+    step, without experts and embedding.  operations_per_read, operations_per_pair: for each cached
+    token that decoding reads, and each pair of tokens of a prompt.
     """
 
     bytes_per_number: int
@@ -219,23 +212,22 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
 class GPU(Struct, frozen=True, kw_only=True):
     """A data sheet: dense bfloat16 operations in 10^12/s, bandwidth in 10^9 B/s, memory in 10^9 B.
 
-    Dense: without sparsity; with sums in float32.  fp8_tflops: those on 8 bits, if they are faster.
-    link: a name of links.yaml, or a file like it.
+    fp8_tflops: dense 8-bit operations, if they are faster.  link: a name of links.yaml, or a file
+    like it.
     """
 
     tflops: catalog.Positive
     bandwidth_gb_s: catalog.Positive
     memory_gb: catalog.Positive
-    fp8_tflops: catalog.OptionalPositive = None
-    link: catalog.OptionalText = None
+    fp8_tflops: catalog.Positive | None = None
+    link: catalog.Text | None = None
     source: catalog.Text = "not stated"
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """What joins the GPUs of a host, in 10^9 B/s for each of them, one way.
+    """The link between the GPUs of a host, in 10^9 B/s for each GPU, one way.
 
-    latency_us: the least that an all-reduce takes on two GPUs.  peer_us: what each further GPU
-    adds.
+    latency_us: the least time of an all-reduce on two GPUs.  peer_us: added by each further GPU.
     """
 
     bandwidth_gb_s: catalog.Positive
@@ -244,7 +236,7 @@ class Link(Struct, frozen=True, kw_only=True):
     source: catalog.Text = "not stated"
 
     def seconds(self, num_gpus: int) -> float:
-        """Return the duration of an all-reduce of next to nothing."""
+        """Return the latency of an all-reduce."""
         return (self.latency_us + self.peer_us * (num_gpus - 2)) / 1e6
 
 
@@ -255,7 +247,7 @@ def load_gpu(text: str) -> GPU:
 def link_of(gpu: GPU) -> Link:
     if gpu.link is None:
         raise CatalogError(
-            "GPUs that share work need a link on their data sheet, a file or one of "
+            "several GPUs need a link on their data sheet, a file or one of "
             + ", ".join(catalog.shipped("links.yaml"))
         )
     return catalog.load(gpu.link, Link, "links.yaml", "link")
@@ -269,10 +261,9 @@ def roofline(
     pipeline_parallel: int = 1,
     overhead: float = 0.0,
 ) -> RooflineStepTime | PipelineStepTime[RooflineStepTime]:
-    """Return the least that steps can take on GPUs that share the work.
+    """Return the least time of steps on tensor_parallel * pipeline_parallel GPUs.
 
-    tensor_parallel: GPUs that share every layer evenly.  pipeline_parallel: stages of so many GPUs
-    with some of the layers each.  overhead: seconds on top of each step.
+    overhead: seconds added to each step.
     """
     settings = {
         "model": msgspec.to_builtins(shape),
@@ -288,8 +279,8 @@ def roofline(
         fast = gpu.fp8_tflops * 1e12 * tensor_parallel
     bandwidth = gpu.bandwidth_gb_s * 1e9 * tensor_parallel
     sizes = shape.sizes
-    # The GPUs of a stage reduce twice a layer, each sending what it does in a ring, in which all is
-    # scattered and then gathered (Patarasuk and Yuan 2009); between stages the tokens are sent.
+    # The GPUs of a stage reduce twice a layer, in a ring that scatters and then gathers (Patarasuk
+    # and Yuan 2009).  Tokens are sent from stage to stage.
     per_step = per_token = 0.0
     if tensor_parallel * pipeline_parallel > 1:
         link, num_sent = link_of(gpu), 0.0
@@ -301,7 +292,7 @@ def roofline(
         num_bytes = num_sent * shape.hidden_size * sizes.bytes_per_number
         per_token = num_bytes / (link.bandwidth_gb_s * 1e9)
     passes = []
-    for parts in range(1, pipeline_parallel + 1):  # of a step, that go through all stages
+    for parts in range(1, pipeline_parallel + 1):  # microbatches
         kv_bytes = sizes.kv_bytes_per_token * shape.kv_copies(tensor_parallel) / parts
         passes.append(
             RooflineStepTime(
@@ -329,7 +320,7 @@ def roofline(
 def num_kv_tokens(
     shape: ModelShape, gpu: GPU, tensor_parallel: int = 1, pipeline_parallel: int = 1
 ) -> int:
-    """Return how many tokens fit beside the weights, in USABLE_MEMORY; at least 0."""
+    """Return how many tokens fit into USABLE_MEMORY next to the weights; at least 0."""
     memory = gpu.memory_gb * 1e9 * USABLE_MEMORY * tensor_parallel * pipeline_parallel
     sizes = shape.sizes
     num_bytes = sizes.kv_bytes_per_token * shape.kv_copies(tensor_parallel)
@@ -359,8 +350,7 @@ def _ticks(amount: float, per_second: float) -> int:
 
 
 TERMS = ("t0", "w", "f", "g", "d", "h", "e")
-MORE_TERMS = ("c", "x")
-"""Terms that only some profiles have: 0 where they are not stated."""
+MORE_TERMS = ("c", "x")  # optional, 0 by default
 
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_STEP_SECONDS = 1e6
@@ -371,15 +361,10 @@ FORMS = (
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What a step takes, in milliseconds; see ProfileStepTime, and docs/timing.md for each term.
+    """The terms of a step time in milliseconds; docs/timing.md explains each, see ProfileStepTime.
 
-    by_tokens: (tokens of a step, what they take), in place of max(w, f*T).
-    num_experts, num_experts_per_tok: those of a layer, of which x is the cost; None without them.
-    least: no step takes less; see Overhead.
-    hardware, model: names of hardware.yaml and models.yaml, or of something not there.
-    tensor_parallel: the GPUs that share every layer.  pipeline_parallel: the stages of so many GPUs
-    that have some of the layers each; the terms are those of all in one part.  kv_tokens: how many
-    tokens the engine had room for.  error: how far it is from what was measured.
+    hardware, model: names of hardware.yaml and models.yaml, or unknown ones.  kv_tokens: the KV
+    capacity of the engine.  error: the deviation from what was measured.
     """
 
     t0: catalog.Amount
@@ -392,14 +377,13 @@ class Profile(Struct, frozen=True, kw_only=True):
     c: catalog.Amount = 0.0
     x: catalog.Amount = 0.0
     by_tokens: catalog.Points = ()
-    num_experts: catalog.OptionalCount = None
-    num_experts_per_tok: catalog.OptionalCount = None
-    least: catalog.Amount = 0.0
-    hardware: catalog.OptionalText = None
-    model: catalog.OptionalText = None
+    num_experts: catalog.Count | None = None
+    num_experts_per_tok: catalog.Count | None = None
+    hardware: catalog.Text | None = None
+    model: catalog.Text | None = None
     tensor_parallel: catalog.Count = 1
     pipeline_parallel: catalog.Stages = 1
-    kv_tokens: catalog.OptionalCount = None
+    kv_tokens: catalog.Count | None = None
     error: catalog.Text = "not stated"
     source: catalog.Text = "not stated"
 
@@ -419,11 +403,10 @@ class Profile(Struct, frozen=True, kw_only=True):
             ProfileStepTime(name, self.terms, self.by_tokens, self.experts, parts)
             for parts in range(1, self.pipeline_parallel + 1)
         ]
-        step_time: StepTime = passes[0]
-        if len(passes) > 1:
-            settings = passes[0].settings | {"pipeline_parallel": self.pipeline_parallel}
-            step_time = PipelineStepTime(name, settings, passes)
-        return LeastStepTime(step_time, self.least) if self.least else step_time
+        if len(passes) == 1:
+            return passes[0]
+        settings = passes[0].settings | {"pipeline_parallel": self.pipeline_parallel}
+        return PipelineStepTime(name, settings, passes)
 
 
 @cache
@@ -447,16 +430,16 @@ def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
         for (before, _), (after, _) in pairwise(profile.by_tokens):
             if after <= before:
                 raise CatalogError(
-                    f"{where}: by_tokens: {after} comes after {before}: expected tokens that ascend"
+                    f"{where}: by_tokens: {after} comes after {before}: expected ascending tokens"
                 )
         if (profile.x > 0) != (profile.experts is not None):
             needed = "num_experts and num_experts_per_tok"
-            raise CatalogError(f"{where}: x is for experts: it needs {needed}, and they need it")
+            raise CatalogError(f"{where}: x, {needed} need each other")
         if profile.experts is not None and profile.experts[1] > profile.experts[0]:
             expected = f"expected 1 to {profile.num_experts}"
             raise CatalogError(f"{where}: num_experts_per_tok: {expected}")
         if not profile.step_time("it").ticks(1, 1, 0, 0):
-            raise CatalogError(f"{where}: t0, w, f and g are 0: a step takes time")
+            raise CatalogError(f"{where}: t0, w, f and g are 0: a step needs a duration")
     return profiles
 
 
@@ -465,9 +448,9 @@ def is_profile_file(text: str) -> bool:
 
 
 def load_profile(text: str) -> tuple[str, Profile]:
-    """Return the name and the profile that `text` names: a shipped one, FILE.yaml, FILE.yaml:NAME.
+    """Return the name and the profile of `text`: a shipped one, FILE.yaml or FILE.yaml:NAME.
 
-    "@ENGINE" at its end adds the overhead of that engine.
+    "@ENGINE" at the end adds the overhead of that engine.
     """
     kernels, overhead = split_overhead(text)
     path, colon, name = kernels.rpartition(":")
@@ -485,47 +468,35 @@ def load_profile(text: str) -> tuple[str, Profile]:
     if overhead is None:
         return name, profile
     if profile.model is None:
-        raise CatalogError(
-            "what an engine takes is counted by layer: a profile has to name its model"
-        )
+        raise CatalogError("@ENGINE adds time per layer: the profile must name its model")
     num_layers = load_model_shape(profile.model).num_hidden_layers
     return f"{name}{text.removeprefix(kernels)}", replace(
         profile,
-        t0=round(profile.t0 + _US_PER_MS * overhead.gap_seconds(num_layers), 9),
-        least=max(profile.least, overhead.least_ms(num_layers)),
-        error=f"without what the engine takes: {profile.error}",
+        t0=round(profile.t0 + 1000 * overhead.gap_seconds(num_layers), 9),
+        error=f"without the engine: {profile.error}",
         source=f"{profile.source}; the engine: {overhead.source}",
     )
 
 
-# What an engine takes beside its kernels is counted by layer, for each layer is as many kernels;
-# it does not depend on what a step computes.
+# The overhead of an engine is counted per layer, since each layer is as many kernels; it does not
+# depend on what a step computes.
 
-_US_PER_MS = 1000.0
-# A folder may have an @ in its name: what has a / before the @ has to be a file already.
+# A folder may have an @ in its name: text with a / before the @ must be a file.
 _AT_ENGINE = re.compile(r"([^/]+|.*\.(?:ya?ml|json)\b.*)@([^@]+)")
 
 
 class Overhead(Struct, frozen=True, kw_only=True):
-    """Microseconds for each layer of a model, in each step.
-
-    gap_us: between kernels, on top of their times; it remains with CUDA graphs.  launch_us: of the
-    host to launch them one by one, while those before run: a step takes no less.
-    """
+    """gap_us: microseconds between the kernels of a layer, in each step, with CUDA graphs too."""
 
     gap_us: catalog.Amount = 0.0
-    launch_us: catalog.Amount = 0.0
     source: catalog.Text = "not stated"
 
     def gap_seconds(self, num_layers: int) -> float:
         return self.gap_us * num_layers / 1e6
 
-    def least_ms(self, num_layers: int) -> float:
-        return self.launch_us * num_layers / _US_PER_MS
-
 
 def split_overhead(text: str) -> tuple[str, Overhead | None]:
-    """Return what stands before "@ENGINE", and its overhead; None without such an end.
+    """Return the text before "@ENGINE" and the overhead, None without one.
 
     ENGINE is a name of overheads.yaml, or a file with the fields of an Overhead.
     """
@@ -536,11 +507,11 @@ def split_overhead(text: str) -> tuple[str, Overhead | None]:
     return kernels, catalog.load(engine, Overhead, "overheads.yaml", "engine")
 
 
-# What --profile names: a step time, and where it runs.
+# The values of --profile: a step time, and where it runs.
 
 
 class KvRoom(Struct, frozen=True):
-    """Room for so many tokens; 0 if not even the weights fit.
+    """KV capacity in tokens; 0 if the weights do not fit.
 
     is_reported: by an engine; else it is the memory of the data sheet less the weights.
     """
@@ -553,7 +524,7 @@ class KvRoom(Struct, frozen=True):
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """Where one engine runs, and what; None, or 1 GPU: not known."""
+    """The model and the GPUs of one engine; None, or 1 GPU: not known."""
 
     model: str | None = None
     gpu: str | None = None
@@ -590,10 +561,10 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 def step_time_of(text: str) -> StepTime:
-    """Return the step time that `text` names, in one of FORMS, or raise a CatalogError."""
+    """Return the step time of `text`, in one of FORMS, or raise a CatalogError."""
     kind, colon, rest = text.partition(":")
     if text == "wall":
-        raise CatalogError("wall, the time that steps really take, is for run; give " + FORMS)
+        raise CatalogError("wall, the measured time, is for run only; give " + FORMS)
     if kind == "constant":
         try:
             seconds = read_number(rest, float) if colon else 1.0
@@ -605,18 +576,16 @@ def step_time_of(text: str) -> StepTime:
     if kind == "roofline" and colon:
         kernels, overhead = split_overhead(text)
         named = parts_of(kernels.partition(":")[2])
-        overhead, num_layers = overhead or Overhead(), named[0].num_hidden_layers
-        best = roofline(text, *named, overhead.gap_seconds(num_layers))
-        least = overhead.least_ms(num_layers)
-        return LeastStepTime(best, least) if least else best
+        gap = (overhead or Overhead()).gap_seconds(named[0].num_hidden_layers)
+        return roofline(text, *named, gap)
     if not text:
-        raise CatalogError(f"no step time is named; give {FORMS}")
+        raise CatalogError(f"the name is empty; give {FORMS}")
     name, profile = load_profile(text)
     return profile.step_time(name)
 
 
 def usable_blocks(num_blocks: int) -> int:
-    """Return how many of the blocks sequences get: vLLM keeps the first, the null block, empty."""
+    """Return the number of blocks less one: vLLM keeps the first, the null block, empty."""
     return max(num_blocks - 1, 0)
 
 
@@ -644,17 +613,16 @@ def setup_of(text: str) -> Setup:
     )
 
 
-# Whether hardware allows what a profile says: no measured engine beats its roofline.
+# Check of a profile against its hardware: no measured engine beats its roofline.
 
 _CONTEXT = 1024  # tokens before the one that a row decodes
-EXAMPLE_STEPS = {
+EXAMPLE_STEPS = {  # name -> arguments of StepTime.ticks
     f"decode {n} x {_CONTEXT:,}": (n, n, n * _CONTEXT, 0) for n in (1, 8, 32, 128, 256)
 } | {f"prefill {tokens:,}": (tokens, 1, 0, tokens * tokens) for tokens in (512, 2048)}
-"""The arguments of StepTime.ticks, by a name for such a step."""
 
 
 class Prediction(Struct, frozen=True):
-    """The duration of an example of a step, and the least that hardware allows, in seconds."""
+    """The duration of an example step, and the least that hardware allows, in seconds."""
 
     step: str
     seconds: float
@@ -663,12 +631,12 @@ class Prediction(Struct, frozen=True):
 
     @property
     def advantage(self) -> float:
-        """How many times as fast as hardware allows; 0 if that is not known."""
+        """The speed as a multiple of what hardware allows; 0 if that is unknown."""
         return (self.least_seconds or 0.0) / self.seconds
 
 
 class Physics(Struct, frozen=True):
-    """verdict: "possible", "too fast" or "unchecked".  reason: what is beaten, or not known."""
+    """verdict: "possible", "too fast" or "unchecked".  reason: the limit beaten, or unknown."""
 
     verdict: str
     reason: str | None = None
@@ -680,7 +648,7 @@ class Physics(Struct, frozen=True):
 def predictions_of(
     step_time: StepTime, best: RooflineStepTime | PipelineStepTime[RooflineStepTime] | None = None
 ) -> list[Prediction]:
-    """Return the durations of EXAMPLE_STEPS; with the least if `best` is the roofline."""
+    """Return the durations of EXAMPLE_STEPS, with the least by the roofline `best`."""
     predictions = []
     for name, stats in EXAMPLE_STEPS.items():
         seconds = step_time.ticks(*stats) / TICKS_PER_SECOND
@@ -697,7 +665,7 @@ def predictions_of(
 
 
 def check_physics(profile: Profile) -> tuple[Physics, list[Prediction]]:
-    """Return whether a profile beats the peak of its hardware for its model, and predictions."""
+    """Return whether a profile is possible on its hardware, and predictions."""
     step_time = profile.step_time("profile")
     if profile.hardware is None or profile.model is None:
         unchecked = Physics("unchecked", "it names no hardware or no model")

@@ -1,8 +1,8 @@
-"""How long a step takes, as a function of what it computes.
+"""The duration of a step as a function of its work.
 
-Rule: time is counted in whole ticks of a femtosecond, so that the sum over many steps in closed
-form is exactly the sum of them one by one.  A ramp is what steps take of which each takes so many
-ticks more than the one before: `first`, what the first one takes, and `slope`, what each one adds.
+Rule: time is counted in whole ticks of a femtosecond, so that the closed-form sum over many steps
+equals the sum of them one by one.  A ramp is a sequence of durations that starts at `first` ticks
+and grows by `slope` ticks a step.
 """
 
 import sys
@@ -19,34 +19,30 @@ TICKS_PER_SECOND = 10**15
 class StepTime:
     """The duration of a step: while the same rows decode, the highest of some ramps at each step.
 
-    name: "constant", the name of a profile, ...  settings: what beside it reproduces it, for JSON.
+    name: "constant", the name of a profile, ...  settings: its parameters, for JSON.
     """
-
-    name: str
-    settings: dict[str, Any]
 
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         self.name, self.settings = name, settings
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
-        """Return how long a step takes: at least one tick.
+        """Return the duration of a step: at least one tick.
 
         num_tokens: all tokens the step computes.  num_sequences: the rows it computes.
-        kv_read: the tokens before it that each decoding row reads, summed up; a decoding row
-        computes one token after the first that it generated.
-        prefill_work: the sum of P * (2 * context + P) over the rows that compute P tokens of a
-        prompt after `context` others; 0 in a step that only decodes.
+        kv_read: the cached tokens that decoding rows read, summed over rows.
+        prefill_work: the sum of P * (2 * context + P) over the rows that compute P prompt tokens
+        behind `context` others; 0 in a step that only decodes.
         """
         raise NotImplementedError
 
     def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
-        """Return (first, slope) of each ramp of steps in which so many rows decode."""
+        """Return (first, slope) of each ramp of steps in which `num_sequences` rows decode."""
         raise NotImplementedError
 
     def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
-        """Return the sum over `num_steps` steps in which so many rows decode, and nothing else.
+        """Return the duration of `num_steps` steps that only decode `num_sequences` rows.
 
-        kv_read: that of the first of them; each step adds num_sequences to it.
+        kv_read: of the first step; each step adds num_sequences to it.
         """
         ramps = self._ramps(num_sequences, kv_read)
         if len(ramps) == 1:  # nearly always
@@ -60,7 +56,7 @@ class StepTime:
         return total
 
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
-        """Return the least number of such steps that take `ticks` (at least one tick) together."""
+        """Return the least number of such steps that last `ticks` (at least 1) together."""
         ramps = self._ramps(num_sequences, kv_read)
         if len(ramps) == 1:
             return least_steps(*ramps[0], ticks)
@@ -79,7 +75,7 @@ def sum_of_ramp(first: int, slope: int, num_steps: int) -> int:
 
 
 def least_steps(first: int, slope: int, ticks: int) -> int:
-    """Return the least number of steps of a ramp that take `ticks` together; both at least 1."""
+    """Return the least number of steps of a ramp that last `ticks` together; both at least 1."""
     if not slope:
         return -(-ticks // first)
     # 2 * sum = slope * k**2 + linear * k, which reaches 2 * ticks at about the root in floats.
@@ -112,7 +108,7 @@ def highest_of(ramps: list[tuple[int, int]]) -> Iterator[tuple[int, int, int | N
 TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
 _DIGITS = Context(prec=40)  # the same on all machines, unlike the powers of floats
 _DIVIDED = ("f", "g", "d", "h", "c")
-_MAX_KEPT = 2**12  # places of a curve, which nearly all steps of a run are at
+_MAX_KEPT = 2**12  # cached token counts; nearly all steps of a run have one of few
 
 
 def whole_ticks(amount: float, ticks_per_unit: int) -> int:
@@ -138,9 +134,9 @@ def of_experts(
 ) -> Callable[[int], int]:
     """Return a function from a number of tokens to the ticks of reading the experts they hit.
 
-    Each token hits `per_token` of them with equal chances, so T tokens hit 1 - (1 -
-    per_token/num_experts)**T of all in the mean.  ticks: for all experts.  parts: T is divided into
-    so many.
+    Each token hits `per_token` experts at random, so T tokens hit a share of
+    1 - (1 - per_token/num_experts)**T on average.  ticks: to read all experts.  parts: microbatches
+    that T is divided into.
     """
     missed = _DIGITS.divide(num_experts - per_token, num_experts)
 
@@ -155,12 +151,11 @@ def of_experts(
 class ProfileStepTime(StepTime):
     """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work + c*T.
 
-    T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds; c is 0 if it
-    is not there.  experts: how many there are, and for each token; then x, the term for all of
-    them, is added for the share of them that T tokens hit; see of_experts.
-    parts: T, n and what is read are divided into so many parts, and the time is that of one.
-    by_tokens: (T, milliseconds), the T above 0 and ascending, takes the place of max(w, f*T): w at
-    no token, from there on linear from point to point, f for each token beyond the last.
+    T: the tokens of the step.  n: its sequences.  terms: in milliseconds; c is optional.
+    experts: (of a layer, per token); with them x is added times the share of experts hit, see
+    of_experts.  parts: the time is that of one of `parts` equal parts.
+    by_tokens: (T, milliseconds), T ascending, replaces max(w, f*T): w at T = 0, linear between
+    points, f for each token beyond the last.
     """
 
     def __init__(
@@ -176,7 +171,7 @@ class ProfileStepTime(StepTime):
         ticks |= {term: ticks[term] // parts for term in _DIVIDED if term in ticks}
         self._base, self._least = ticks["t0"], ticks["t0"] + ticks["w"]
         self._per_token, self._per_sequence = ticks["f"], ticks["g"]
-        # f*T <= w, without the product: most steps are so
+        # f*T <= w, without the product: true of most steps
         self._most_tokens_of_least = ticks["w"] // ticks["f"] if ticks["f"] else sys.maxsize
         self._of_tokens: Callable[[int], int] | None = None
         hit = of_experts(*experts, ticks["x"], parts) if experts else None
@@ -189,7 +184,7 @@ class ProfileStepTime(StepTime):
 
         @lru_cache(_MAX_KEPT)
         def ticks_of(num_tokens: int) -> int:
-            """Return the ticks of all terms but g, d, h and e; rounded down between points."""
+            """Return the ticks of t0, w, f, c and x; rounded down between points."""
             after = bisect_right(places, num_tokens)
             left, low = places[after - 1], heights[after - 1]
             if not by_tokens:
@@ -225,12 +220,12 @@ class ProfileStepTime(StepTime):
 
 
 class RooflineStepTime(StepTime):
-    """A step takes what its arithmetic takes, or its memory traffic, whichever is more.
+    """A step takes the time of its arithmetic or of its memory traffic, whichever is longer.
 
-    settings: the model, the GPU, and how many of them.  compute: ticks per token, sequence, cached
-    token read and unit of prefill_work.  memory: ticks for the weights (at least one), each token
-    and each cached token read.  communication: ticks of a step, and of each token, on top of both.
-    experts: the ticks of memory for the experts that so many tokens hit.
+    compute: ticks per token, sequence, cached token read and unit of prefill_work.  memory: ticks
+    for the weights (at least one), each token and each cached token read.  communication: ticks of
+    a step and of each token, added to both.  experts: number of tokens -> ticks to read the experts
+    they hit.
     """
 
     def __init__(
@@ -244,7 +239,7 @@ class RooflineStepTime(StepTime):
     ) -> None:
         super().__init__(name, settings)
         self._experts = experts
-        # max(a, b) + c is max(a + c, b + c), which is as soon said as max(a, b)
+        # communication is part of both sides of the maximum
         per_step, per_token = communication
         self._compute = per_step, compute[0] + per_token, *compute[1:]
         self._memory = memory[0] + per_step, memory[1] + per_token, memory[2]
@@ -284,12 +279,12 @@ S = TypeVar("S", bound=StepTime)
 
 
 class PipelineStepTime(StepTime, Generic[S]):
-    """A step of several stages, each with some of the layers and a part of the rows at a time.
+    """A step of a pipeline, whose stages each have some of the layers and compute one microbatch.
 
-    While one part of the rows is in a stage, others are in the other stages; so a step, in which
-    each row computes once, takes as long as one part takes through all of them.  There are as many
-    parts as stages, or as rows if there are fewer; then stages idle.
-    passes: what a step takes in one part, in two, and so on.
+    All stages are busy with different microbatches, so a step takes as long as one microbatch
+    takes through all stages.  There are as many microbatches as stages, or as rows if those are
+    fewer; then stages idle.
+    passes: the step times with one microbatch, with two, and so on.
     """
 
     def __init__(self, name: str, settings: dict[str, Any], passes: Sequence[S]) -> None:
@@ -304,24 +299,4 @@ class PipelineStepTime(StepTime, Generic[S]):
         return one.ticks(num_tokens, num_sequences, kv_read, prefill_work)
 
     def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
-        return self.pass_of(num_sequences)._ramps(num_sequences, kv_read)  # noqa: SLF001 - a StepTime, too
-
-
-class LeastStepTime(StepTime):
-    """A step takes what `step_time` says, but at least `least` milliseconds.
-
-    So it is where the host launches kernels one by one.
-    """
-
-    def __init__(self, step_time: StepTime, least: float) -> None:
-        super().__init__(step_time.name, step_time.settings | {"least": least})
-        self._step_time = step_time
-        self._least = max(whole_ticks(least, TICKS_PER_MILLISECOND), 1)
-
-    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
-        ticks = self._step_time.ticks(num_tokens, num_sequences, kv_read, prefill_work)
-        return max(ticks, self._least)
-
-    def _ramps(self, num_sequences: int, kv_read: int) -> list[tuple[int, int]]:
-        ramps = self._step_time._ramps(num_sequences, kv_read)  # noqa: SLF001 - a StepTime, too
-        return [*ramps, (self._least, 0)]
+        return self.pass_of(num_sequences)._ramps(num_sequences, kv_read)  # noqa: SLF001 - same class

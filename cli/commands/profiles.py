@@ -1,4 +1,4 @@
-"""`batchdecode profiles` and `calibrate`: lists, checks and fits the times of steps."""
+"""`batchdecode profiles` and `calibrate`: list, check and fit profiles of step times."""
 
 import os
 from collections.abc import Sequence
@@ -57,13 +57,13 @@ _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", 
 _POINTS_IN_A_LINE = 4
 _NO_TERMS = ("by_tokens", "num_experts", "num_experts_per_tok", "pipeline_parallel")
 
-MEASURED = "* for each token beyond its by_tokens, which batchdecode profiles NAME shows"
-EXPERTS = "+ for all experts, of which a step reads those that its tokens hit"
-ESTIMATED = "~ no engine has reported it: 90 % of the memory on the data sheet, less the weights"
+MEASURED = "* per token beyond by_tokens; `batchdecode profiles NAME` shows by_tokens"
+EXPERTS = "+ for all experts; a step reads those that its tokens hit"
+ESTIMATED = "~ estimated: 90 % of the memory on the data sheet, less the weights"
 
 
 class StepTimeReport(Struct, frozen=True, kw_only=True):
-    """A step time as `profiles --json` shows it; kv_tokens: what an engine reported."""
+    """A step time as `profiles --json` prints it; kv_tokens: reported by an engine."""
 
     name: str
     settings: dict[str, Any]
@@ -99,11 +99,26 @@ def profiles(
 
 
 def reports_of(name: str | None) -> list[StepTimeReport]:
-    """Return the reports of a profile or of the profiles of a file; None: of all that are known."""
+    """Return the report of a profile, those of a file, or (None) those of all shipped profiles."""
     if name is None:
         return [_report_of_profile(*named) for named in shipped_profiles().items()]
     if name.startswith("roofline:"):
-        return [_report_of_roofline(name)]
+        kernels, overhead = split_overhead(name)
+        shape, gpu, *stages = parts_of(kernels.partition(":")[2])
+        step_time, num_tokens = step_time_of(name), num_kv_tokens(shape, gpu, *stages)
+        return [
+            StepTimeReport(
+                name=name,
+                settings=step_time.settings,
+                tensor_parallel=stages[0],
+                pipeline_parallel=stages[1],
+                kv_tokens_that_fit=num_tokens,
+                kv_blocks=usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE),
+                error="a bound, not an estimate: real engines take longer",
+                source=f"{gpu.source}; the engine: {overhead.source}" if overhead else gpu.source,
+                predictions=predictions_of(step_time),
+            )
+        ]
     if name.partition(":")[0] == "constant":
         step_time = step_time_of(name)
         predictions = predictions_of(step_time)
@@ -134,26 +149,8 @@ def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
     )
 
 
-def _report_of_roofline(name: str) -> StepTimeReport:
-    kernels, overhead = split_overhead(name)
-    shape, gpu, *stages = parts_of(kernels.partition(":")[2])
-    step_time = step_time_of(name)
-    num_tokens = num_kv_tokens(shape, gpu, *stages)
-    return StepTimeReport(
-        name=name,
-        settings=step_time.settings,
-        tensor_parallel=stages[0],
-        pipeline_parallel=stages[1],
-        kv_tokens_that_fit=num_tokens,
-        kv_blocks=usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE),
-        error="a bound, not an estimate: real engines take longer",
-        source=f"{gpu.source}; the engine: {overhead.source}" if overhead else gpu.source,
-        predictions=predictions_of(step_time),
-    )
-
-
 def table_of(reports: Sequence[StepTimeReport], width: int | None = None) -> str:
-    """Return profiles as tables: terms, then errors, then sources; width: cells of a line."""
+    """Return profiles as tables: terms, then errors, then sources; width: of the terminal."""
     terms = [_HEADS, *(_terms_row(report) for report in reports)]
     sources = list(dict.fromkeys(report.source for report in reports))
     notes: list[tuple[str, ...]] = [("profile", "physics", "source", "error")]
@@ -173,30 +170,27 @@ def table_of(reports: Sequence[StepTimeReport], width: int | None = None) -> str
         for report in reports
         if report.physics and report.physics.verdict == "too fast"
     ]
-    measured = [MEASURED] if any("by_tokens" in report.settings for report in reports) else []
-    experts = [EXPERTS] if any("x" in report.settings for report in reports) else []
     rooms = [row[-1] for row in terms]
-    estimated = [ESTIMATED] if any(room.startswith("~") for room in rooms) else []
+    footnotes = [
+        *[MEASURED] * any("by_tokens" in report.settings for report in reports),
+        *[EXPERTS] * any("x" in report.settings for report in reports),
+        *[ESTIMATED] * any(room.startswith("~") for room in rooms),
+    ]
     tables = aligned(terms, range(1, len(_HEADS))), aligned(notes, ())
     if width is not None and max(map(cell_width, tables[0])) > width:
         terms = [_HEADS[:-1], *(_terms_row(report, num_digits=3)[:-1] for report in reports)]
         notes = [(name, room, *rest) for room, (name, *rest) in zip(rooms, notes, strict=True)]
         tables = aligned(terms, range(1, len(_HEADS))), aligned_within(notes, (1,), width)
-    blocks = [
-        [*tables[0], *_lines([*measured, *experts, *estimated], width)],
-        tables[1],
-        _lines(listed, width),
-        _lines(beaten, width),
-    ]
+
+    def lines(texts: Sequence[str]) -> list[str]:
+        return [line for text in texts for line in (wrapped(text, width) if width else [text])]
+
+    blocks = [[*tables[0], *lines(footnotes)], tables[1], lines(listed), lines(beaten)]
     return "\n".join("".join(f"{line}\n" for line in block) for block in blocks if block)
 
 
-def _lines(texts: Sequence[str], width: int | None) -> list[str]:
-    return [line for text in texts for line in ([text] if width is None else wrapped(text, width))]
-
-
 def details_of(report: StepTimeReport, width: int | None = None) -> str:
-    """Return one step time with all that is known of it, and its predictions; width: as above."""
+    """Return all that is known about one step time, and its predictions; width: as above."""
     settings = report.settings
     terms = {name: value for name, value in settings.items() if name not in _NO_TERMS}
     rows: list[tuple[str, str | None]] = []
@@ -208,7 +202,7 @@ def details_of(report: StepTimeReport, width: int | None = None) -> str:
         line = "  ".join(points[first : first + _POINTS_IN_A_LINE])
         rows.append(("" if first else "by_tokens", line))
     if "num_experts" in settings:
-        text = "{num_experts} in a layer, {num_experts_per_tok} of them for each token"
+        text = "{num_experts} per layer, {num_experts_per_tok} of them per token"
         rows.append(("experts", text.format_map(settings)))
     if report.hardware is not None:
         stages = report.pipeline_parallel or 1
@@ -219,11 +213,11 @@ def details_of(report: StepTimeReport, width: int | None = None) -> str:
     if report.kv_tokens is not None:
         room.append(f"{report.kv_tokens:,} tokens reported")
     elif report.kv_tokens_that_fit:
-        room.append("no engine has reported it")
+        room.append("not reported by an engine")
     if report.kv_tokens_that_fit == 0:
         room.append("the weights do not fit")
     elif report.kv_tokens_that_fit is not None:
-        room.append(f"{report.kv_tokens_that_fit:,} fit beside the weights by the data sheet")
+        room.append(f"{report.kv_tokens_that_fit:,} fit next to the weights by the data sheet")
     if report.kv_blocks:
         room.append(f"--kv-blocks {report.kv_blocks}")
     rows += [("KV", "; ".join(room)), ("error", report.error), ("source", report.source)]
@@ -262,10 +256,9 @@ def _terms_row(report: StepTimeReport, num_digits: int = 4) -> tuple[str, ...]:
 # -- calibrating -----------------------------------------------------------------------------------
 
 _DEFAULT_NAME = "calibrated"
-_TIMES = b'"queued_ts"'  # in a line of a log of requests, and in none of a log of steps
-_TRACE = b'"event":"run"'  # in the first line of a trace
-_REMOTE = b'"layout":"remote"'  # and in that of a server, whose steps nobody knows
-_UNSTATED = dict.fromkeys((*MORE_TERMS, "least"), 0.0) | {"pipeline_parallel": 1}
+# In the first line of a log of requests, of a trace, and of the trace of a server (without steps).
+_TIMES, _TRACE, _REMOTE = b'"queued_ts"', b'"event":"run"', b'"layout":"remote"'
+_UNSTATED = dict.fromkeys(MORE_TERMS, 0.0) | {"pipeline_parallel": 1}
 
 
 def calibrate(
@@ -319,8 +312,8 @@ def calibrate(
         first = head[0][1] if head else b""
         if _TIMES in first or _REMOTE in first:
             raise BatchdecodeError(
-                f"{source.name} has the times of requests; a profile is fitted to the times of "
-                "steps: a log of them, or a trace of run --profile wall"
+                f"{source.name} has the times of requests; give a log of step times, or the "
+                "trace of a run with --profile wall"
             )
         read = read_traced_steps if _TRACE in first else read_step_log
         steps = read(chain(head, lines), source.name)

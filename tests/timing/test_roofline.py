@@ -143,7 +143,7 @@ def test_heads_of_keys_are_not_divided(num_gpus, copies):
 
 def test_gpus_that_share_work_have_a_link(tmp_path):
     shape = load_model_shape("llama-3.2-1b")
-    with pytest.raises(CatalogError, match=r"need a link .* one of nvlink4, nvlink3, pcie5, pcie4"):
+    with pytest.raises(CatalogError, match=r"need a link .*one of nvlink4, nvlink3, pcie5, pcie4"):
         roofline("test", shape, GPU_OF_ONE, 2)
     with pytest.raises(CatalogError, match=r"unknown link nvlink \(did you mean nvlink"):
         roofline("test", shape, replace(GPU_OF_ONE, link="nvlink"), 2)
