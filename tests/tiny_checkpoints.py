@@ -8,14 +8,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.numpy import save_file
 
-from batcher.transformer.config import EXPERT_NAMES, config_from_json, tensor_shapes
-from batcher.transformer.stored import (
-    GGUF_LAYER_NAMES,
-    GGUF_NAMES,
-    POST_NORM_NAMES,
-    ROUTER,
-    STACKED,
-)
+from batcher.transformer.config import config_from_json, tensor_specs
 from batcher.transformer.tokenizer import _BYTE_OF
 
 BYTES = [character for character, _ in sorted(_BYTE_OF.items(), key=lambda pair: pair[1])]
@@ -85,14 +78,14 @@ def config_json(architecture="llama", **changes):
 
 def random_tensors(fields, seed=0):
     """Return tensors for a config.json, by name, each [out, in]."""
-    shapes = dict(tensor_shapes(config_from_json(fields)))
+    shapes = {spec.name: spec.shape for spec in tensor_specs(config_from_json(fields))}
     draw = np.random.default_rng(seed)
     return {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def random_weights(config):
     """Return what reads weights under which all layers matter, each by its name and shape alone."""
-    shapes = dict(tensor_shapes(config))
+    shapes = {spec.name: spec.shape for spec in tensor_specs(config)}
 
     def read(name):
         drawn = np.random.default_rng([*name.encode()]).standard_normal(shapes[name], np.float32)
@@ -131,7 +124,7 @@ def write_folder(folder, fields=None, tensors=None, num_shards=1):
 
 def write_named(folder, fields):
     read = random_weights(config_from_json(fields))
-    tensors = {name: read(name) for name, _ in tensor_shapes(config_from_json(fields))}
+    tensors = {spec.name: read(spec.name) for spec in tensor_specs(config_from_json(fields))}
     return write_folder(folder, fields, tensors)
 
 
@@ -207,23 +200,15 @@ def write_gguf(
 
 def gguf_tensors(architecture, tensors):
     """Return tensors by the names that GGUF has: those of all experts in one, Gemma's norms + 1."""
-    is_gemma = architecture == "gemma3"
-    names = GGUF_LAYER_NAMES | (POST_NORM_NAMES if is_gemma else {})
-    layer_names = {theirs: own for own, theirs in names.items()}
-    whole_names = {theirs: own for own, theirs in GGUF_NAMES.items()}
-    experts = EXPERT_NAMES.get(architecture)
+    fields = config_json(architecture, num_hidden_layers=4, tie_word_embeddings=False)
+    specs = {spec.name: spec for spec in tensor_specs(config_from_json(fields))}
     named, stacks = {}, {}
     for name, tensor in tensors.items():
-        is_offset = is_gemma and name.endswith("norm.weight")
+        is_offset = architecture == "gemma3" and name.endswith("norm.weight")
         given = tensor + np.float32(1) if is_offset else tensor
-        index, _, part = name.removeprefix("model.layers.").partition(".")
-        if not name.startswith("model.layers."):
-            named[whole_names.get(name, name)] = given
-        elif part in layer_names:
-            named[f"blk.{index}.{layer_names[part]}"] = given
-        elif part.startswith(experts.expert):
-            kind = experts.parts.index(part.split(".")[-2])
-            stacks.setdefault(f"blk.{index}.{STACKED[kind]}", []).append(given)
+        spec = specs.get(name)
+        if spec is None or spec.expert is None:
+            named[name if spec is None else spec.gguf] = given
         else:
-            named[f"blk.{index}.{ROUTER}"] = given
+            stacks.setdefault(spec.gguf, []).append(given)
     return named | {name: np.stack(parts) for name, parts in stacks.items()}

@@ -33,7 +33,7 @@ from batcher.transformer.config import (
     config_from_json,
     eos_token_ids,
     is_ignored,
-    tensor_shapes,
+    tensor_specs,
 )
 from batcher.transformer.layers import FloatArray, IntArray, WholeLinears
 from batcher.transformer.step import CacheSize, cache_size
@@ -82,7 +82,7 @@ class Checkpoint:
     ) -> None:
         self.config, self._tensors, self._make_tokenizer = config, tensors, make_tokenizer
         names = []
-        for name, shape in tensor_shapes(config):
+        for name, _, shape, _ in tensor_specs(config):
             if name not in tensors:
                 raise BatchdecodeError(f"the tensor {name} is missing")
             if tensors[name].shape != shape:

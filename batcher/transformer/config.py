@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct, field
-from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Layout
@@ -217,11 +215,11 @@ class DeltaNetSettings(Struct, frozen=True):
     """
 
     layers: tuple[int, ...]
-    num_key_heads: Size
-    num_value_heads: Size
-    key_head_dim: Size
-    value_head_dim: Size
-    kernel_size: Size
+    num_key_heads: Size = field(name="linear_num_key_heads")
+    num_value_heads: Size = field(name="linear_num_value_heads")
+    key_head_dim: Size = field(name="linear_key_head_dim")
+    value_head_dim: Size = field(name="linear_value_head_dim")
+    kernel_size: Size = field(name="linear_conv_kernel_dim")
 
     @property
     def key_size(self) -> int:
@@ -431,12 +429,25 @@ class _Rope(Struct):
     partial_rotary_factor: Share = 1.0
 
 
-class _DeltaNetFields(Struct):
-    num_key_heads: Size = field(name="linear_num_key_heads")
-    num_value_heads: Size = field(name="linear_num_value_heads")
-    key_head_dim: Size = field(name="linear_key_head_dim")
-    value_head_dim: Size = field(name="linear_value_head_dim")
-    kernel_size: Size = field(name="linear_conv_kernel_dim")
+GGUF_FIELDS = {  # of config.json, by their names in the metadata of a GGUF file
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_norm": "norm_topk_prob",
+}
 
 
 def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
@@ -470,9 +481,7 @@ def config_of(architecture: Architecture, mapping: Mapping[str, Any]) -> Transfo
         delta_net = None
         if LINEAR in kinds:
             layers = tuple(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
-            delta_net = DeltaNetSettings(
-                layers, **asdict(msgspec.convert(mapping, _DeltaNetFields))
-            )
+            delta_net = msgspec.convert({**mapping, "layers": layers}, DeltaNetSettings)
     except msgspec.ValidationError as error:
         raise BatchdecodeError(str(error)) from None
     for unknown in ("attention_bias", "mlp_bias"):
@@ -622,7 +631,7 @@ def _kinds_of(fields: _Fields, architecture: Architecture) -> list[str]:
     return [SLIDING if layer >= first else FULL for layer in range(num_layers)]
 
 
-# Which tensors a model has, of which shapes, and what Hugging Face calls them.
+# -- tensors ---------------------------------------------------------------------------------------
 
 Shape = tuple[int, ...]
 ROPE_FACTORS = "rope_freqs.weight"  # of GGUF
@@ -631,7 +640,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj")  # of a gated network
 
 
 class ExpertNames(NamedTuple):
-    """What the parts of a layer with experts are called; parts: gate, up and down."""
+    """Names of the tensors of a layer with experts; parts: gate, up and down."""
 
     router: str
     expert: str
@@ -646,82 +655,103 @@ EXPERT_NAMES = {
 SHARED_EXPERT, SHARED_EXPERT_GATE = "mlp.shared_expert", "mlp.shared_expert_gate"
 
 
-def tensor_shapes(config: TransformerConfig) -> Iterator[tuple[str, Shape]]:
-    """Yield every tensor of a model, by Hugging Face's name, and its shape: [out, in] of weights.
+class TensorSpec(NamedTuple):
+    """A tensor of a model: its names, and its shape, [out, in] of a weight.
 
-    One by one, since a config may claim more layers and experts than there is memory for names.
+    name: in safetensors of Hugging Face.  gguf: in GGUF; "" if GGUF has no such model.
+    expert: its index in the GGUF tensor, which stacks those of all experts; None otherwise.
     """
+
+    name: str
+    gguf: str
+    shape: Shape
+    expert: int | None = None
+
+
+def tensor_specs(config: TransformerConfig) -> Iterator[TensorSpec]:
+    """Yield every tensor of a model, one by one: a config may claim more than memory holds."""
     hidden = config.hidden_size
-    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
-    yield "model.norm.weight", (hidden,)
+    yield TensorSpec("model.embed_tokens.weight", "token_embd.weight", (config.vocab_size, hidden))
+    yield TensorSpec("model.norm.weight", "output_norm.weight", (hidden,))
     if not config.ties_embeddings:
-        yield "lm_head.weight", (config.vocab_size, hidden)
+        yield TensorSpec("lm_head.weight", "output.weight", (config.vocab_size, hidden))
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention: dict[str, Shape] = {
-        "self_attn.q_proj.weight": (queries * (2 if config.has_output_gate else 1), hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
-    }
+    gated = queries * (2 if config.has_output_gate else 1)
+    attention: list[tuple[str, str, Shape]] = [
+        ("input_layernorm.weight", "attn_norm.weight", (hidden,)),
+        ("self_attn.q_proj.weight", "attn_q.weight", (gated, hidden)),
+        ("self_attn.k_proj.weight", "attn_k.weight", (keys, hidden)),
+        ("self_attn.v_proj.weight", "attn_v.weight", (keys, hidden)),
+        ("self_attn.o_proj.weight", "attn_output.weight", (hidden, queries)),
+    ]
     if config.has_qkv_bias:
-        attention["self_attn.q_proj.bias"] = (queries,)
-        attention["self_attn.k_proj.bias"] = attention["self_attn.v_proj.bias"] = (keys,)
+        attention += [
+            ("self_attn.q_proj.bias", "attn_q.bias", (queries,)),
+            ("self_attn.k_proj.bias", "attn_k.bias", (keys,)),
+            ("self_attn.v_proj.bias", "attn_v.bias", (keys,)),
+        ]
     if config.has_qk_norm:
-        attention |= dict.fromkeys(
-            ("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (config.head_dim,)
-        )
-    recurrent: dict[str, Shape] = {}
-    delta_net = config.delta_net
-    if delta_net is not None:
-        num_heads, num_channels = delta_net.num_value_heads, delta_net.num_channels
-        recurrent = {
-            "linear_attn.in_proj_qkvz.weight": (num_channels + delta_net.value_size, hidden),
-            "linear_attn.in_proj_ba.weight": (2 * num_heads, hidden),
-            "linear_attn.conv1d.weight": (num_channels, 1, delta_net.kernel_size),
-            "linear_attn.dt_bias": (num_heads,),
-            "linear_attn.A_log": (num_heads,),
-            "linear_attn.norm.weight": (delta_net.value_head_dim,),
-            "linear_attn.out_proj.weight": (hidden, delta_net.value_size),
-        }
-    recurrent_layers = () if delta_net is None else delta_net.layers
-    norms: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
+        attention += [
+            ("self_attn.q_norm.weight", "attn_q_norm.weight", (config.head_dim,)),
+            ("self_attn.k_norm.weight", "attn_k_norm.weight", (config.head_dim,)),
+        ]
+    recurrent: list[tuple[str, str, Shape]] = []
+    recurrent_layers: tuple[int, ...] = ()
+    if (net := config.delta_net) is not None:
+        recurrent_layers = net.layers
+        recurrent = [
+            ("input_layernorm.weight", "", (hidden,)),
+            ("linear_attn.in_proj_qkvz.weight", "", (net.num_channels + net.value_size, hidden)),
+            ("linear_attn.in_proj_ba.weight", "", (2 * net.num_value_heads, hidden)),
+            ("linear_attn.conv1d.weight", "", (net.num_channels, 1, net.kernel_size)),
+            ("linear_attn.dt_bias", "", (net.num_value_heads,)),
+            ("linear_attn.A_log", "", (net.num_value_heads,)),
+            ("linear_attn.norm.weight", "", (net.value_head_dim,)),
+            ("linear_attn.out_proj.weight", "", (hidden, net.value_size)),
+        ]
+    norms = [("post_attention_layernorm.weight", "ffn_norm.weight", (hidden,))]
     if config.has_post_norms:
-        norms["pre_feedforward_layernorm.weight"] = (hidden,)
-        norms["post_feedforward_layernorm.weight"] = (hidden,)
+        norms = [
+            ("post_attention_layernorm.weight", "post_attention_norm.weight", (hidden,)),
+            ("pre_feedforward_layernorm.weight", "ffn_norm.weight", (hidden,)),
+            ("post_feedforward_layernorm.weight", "post_ffw_norm.weight", (hidden,)),
+        ]
 
     def network(
-        name: str, wide: int, parts: tuple[str, ...] = PARTS
-    ) -> Iterator[tuple[str, Shape]]:
-        for part, shape in zip(
-            parts, [(wide, hidden), (wide, hidden), (hidden, wide)], strict=True
-        ):
-            yield f"{name}.{part}.weight", shape
+        name: str, wide: int, parts: tuple[str, ...] = PARTS, stack: str = ""
+    ) -> Iterator[tuple[str, str, Shape]]:
+        shapes = [(wide, hidden), (wide, hidden), (hidden, wide)]
+        for part, own, shape in zip(parts, ("gate", "up", "down"), shapes, strict=True):
+            yield f"{name}.{part}.weight", f"ffn_{own}{stack}.weight", shape
 
-    def feed_forward(layer: int) -> Iterator[tuple[str, Shape]]:
-        experts = config.experts
-        if experts is None or layer not in experts.layers:
-            yield from network("mlp", config.intermediate_size)
-            return
-        names = EXPERT_NAMES[config.architecture]
-        yield f"{names.router}.weight", (experts.num_experts, hidden)
-        for number in range(experts.num_experts):
-            yield from network(f"{names.expert}.{number}", experts.intermediate_size, names.parts)
-        if experts.shared_intermediate_size is not None:
-            yield f"{SHARED_EXPERT_GATE}.weight", (1, hidden)
-            yield from network(SHARED_EXPERT, experts.shared_intermediate_size)
-
+    experts, names = config.experts, EXPERT_NAMES.get(config.architecture)
     for layer in range(config.num_layers):
-        yield f"model.layers.{layer}.input_layernorm.weight", (hidden,)
-        mixer = recurrent if layer in recurrent_layers else attention
-        for name, shape in chain(mixer.items(), norms.items(), feed_forward(layer)):
-            yield f"model.layers.{layer}.{name}", shape
+        name, gguf = f"model.layers.{layer}.", f"blk.{layer}."
+        for own, other, shape in [*(recurrent if layer in recurrent_layers else attention), *norms]:
+            yield TensorSpec(name + own, gguf + other, shape)
+        if experts is None or names is None or layer not in experts.layers:
+            for own, other, shape in network("mlp", config.intermediate_size):
+                yield TensorSpec(name + own, gguf + other, shape)
+            continue
+        router = f"{name}{names.router}.weight"
+        yield TensorSpec(router, f"{gguf}ffn_gate_inp.weight", (experts.num_experts, hidden))
+        for expert in range(experts.num_experts):
+            one = f"{names.expert}.{expert}"
+            for own, other, shape in network(
+                one, experts.intermediate_size, names.parts, stack="_exps"
+            ):
+                yield TensorSpec(name + own, gguf + other, shape, expert)
+        if experts.shared_intermediate_size is not None:
+            yield TensorSpec(f"{name}{SHARED_EXPERT_GATE}.weight", "", (1, hidden))
+            for own, _, shape in network(SHARED_EXPERT, experts.shared_intermediate_size):
+                yield TensorSpec(name + own, "", shape)
 
 
 def is_ignored(name: str) -> bool:
-    """Return whether a model may have a tensor of this name that is not needed."""
+    """Return whether a checkpoint may have a tensor that is not needed."""
     return (
-        # settings of RoPE, which are read with them; a copy of the embedding, where that is tied
+        # settings of RoPE, which the config has; a copy of the embedding, if it is tied
         name in {ROPE_FACTORS, "lm_head.weight"}
-        or name.endswith(".rotary_emb.inv_freq")  # which follows from theta
+        or name.endswith(".rotary_emb.inv_freq")  # follows from theta
         or name.startswith("mtp.")  # of Qwen3-Next: drafts of the tokens after the next
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError
 from batcher.transformer.config import (
-    EXPERT_NAMES,
+    GGUF_FIELDS,
     ROPE_FACTORS,
     UNSAID,
     Architecture,
@@ -22,6 +22,7 @@ from batcher.transformer.config import (
     RopeStyle,
     TransformerConfig,
     config_of,
+    tensor_specs,
 )
 from batcher.transformer.layers import FloatArray, IntArray
 
@@ -267,69 +268,27 @@ class _Header:
         return BatchdecodeError("it is cut off or damaged: it ends within its header")
 
 
-# What Hugging Face calls the tensors of a GGUF file; those of all experts lie in one there.
-
-GGUF_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-GGUF_LAYER_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "attn_q.bias": "self_attn.q_proj.bias",
-    "attn_k.bias": "self_attn.k_proj.bias",
-    "attn_v.bias": "self_attn.v_proj.bias",
-    "attn_q_norm.weight": "self_attn.q_norm.weight",
-    "attn_k_norm.weight": "self_attn.k_norm.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
-POST_NORM_NAMES = {  # of layers that normalise what attention and the network come to as well
-    "post_attention_norm.weight": "post_attention_layernorm.weight",
-    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
-    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
-}
-ROUTER = "ffn_gate_inp.weight"
-STACKED = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
-"""The parts of all experts, [experts, out, in], in the order of `ExpertNames.parts`."""
-
-
 def from_gguf_names(
     config: TransformerConfig, tensors: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of a file by Hugging Face's names; what has none keeps its own."""
-    layer_names = GGUF_LAYER_NAMES | (POST_NORM_NAMES if config.has_post_norms else {})
+    """Return the tensors of a file by Hugging Face's names; an unknown one keeps its own."""
     named: dict[str, StoredTensor] = {}
-    for name, tensor in tensors.items():
-        block, _, rest = name.partition(".")
-        index, _, part = rest.partition(".")
-        layer = f"model.layers.{index}."
-        if block != "blk":
-            named[GGUF_NAMES.get(name, name)] = tensor
-        elif part in layer_names:
-            named[layer + layer_names[part]] = tensor
-        elif config.experts is None or part not in {ROUTER, *STACKED}:
-            named[name] = tensor
-        elif part == ROUTER:
-            named[f"{layer}{EXPERT_NAMES[config.architecture].router}.weight"] = tensor
-        else:
-            num_experts, names = config.experts.num_experts, EXPERT_NAMES[config.architecture]
+    known: set[str] = set()
+    for spec in tensor_specs(config):
+        tensor = tensors.get(spec.gguf)
+        if tensor is None:
+            break
+        known.add(spec.gguf)
+        if spec.expert is not None and config.experts is not None:
+            num_experts = config.experts.num_experts
             if len(tensor.shape) < 2 or tensor.shape[0] != num_experts:  # noqa: PLR2004 - of one or more
-                shape = list(tensor.shape)
                 raise BatchdecodeError(
-                    f"{name} is {shape}, and the model has {num_experts} experts"
+                    f"{spec.gguf} is {list(tensor.shape)}, and the model has {num_experts} experts"
                 )
-            own_part = names.parts[STACKED.index(part)]
-            for number, data in enumerate(tensor.data.reshape(num_experts, -1)):
-                own = StoredTensor(tensor.kind, tensor.shape[1:], data)
-                named[f"{layer}{names.expert}.{number}.{own_part}.weight"] = own
-    return named
+            data = tensor.data.reshape(num_experts, -1)[spec.expert]
+            tensor = StoredTensor(tensor.kind, tensor.shape[1:], data)
+        named[spec.name] = tensor
+    return named | {name: tensor for name, tensor in tensors.items() if name not in known}
 
 
 # Reads where the tensors of a folder of safetensors lie.
@@ -413,26 +372,6 @@ KNOWN: dict[str, tuple[Architecture, RopeStyle]] = {
     "qwen3moe": ("qwen3_moe", "half-split"),
     "gemma3": ("gemma3", "half-split"),
 }
-GGUF_FIELDS = {  # what config.json calls them
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "rope.freq_base": "rope_theta",
-    "rope.freq_base_swa": "rope_local_base_freq",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_weights_norm": "norm_topk_prob",
-}
-NUM_NEEDED = 5  # of them, the first
 MAX_FACTOR = 1e6
 LARGEST_GEMMA = 62  # layers of Gemma 3 27B
 
@@ -454,9 +393,6 @@ def config_from_gguf(
         for name, value in metadata.items()
         if name.startswith(prefix)
     }
-    for name in [*GGUF_FIELDS][:NUM_NEEDED]:
-        if name not in own:
-            raise BatchdecodeError(f"metadata: Object missing required field `{name}`")
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise BatchdecodeError("token_embd.weight is missing")
@@ -495,7 +431,8 @@ def config_from_gguf(
     except BatchdecodeError as error:
         message = str(error)
         for name, ours in GGUF_FIELDS.items():
-            message = message.replace(f"`$.{ours}`", f"`$.{name}`")
+            for place in ("`$.", "`"):
+                message = message.replace(f"{place}{ours}`", f"{place}{name}`")
         raise BatchdecodeError(f"metadata: {message}" if "`" in message else message) from None
     for name in ("attention.value_length", "rope.dimension_count"):
         if own.get(name) not in (None, config.head_dim):
