@@ -550,8 +550,9 @@ def outline(
         if admission is None:
             break
         step = steps.stop if admission.preempt is None else admission.preempt.step
-        standstills = timeline.figures.standstill_changes(range(start, step))
-        points = merge(sorted(_points_of(admission)), standstills)
+        points = iter(sorted(_points_of(admission)))
+        if timeline.run.layout != "remote":  # no step of the server is known
+            points = merge(points, timeline.figures.standstill_changes(range(start, step)))
         parts += _merged(
             _part_in_slot(timeline, request, admission, first, stop)
             for first, stop, _ in cut([(start, step, None)], points)
@@ -584,13 +585,11 @@ def _wait_parts(
         (step for each in waits for step in (each.start, each.end)),
         (step for span in timeline.blocked for step in (span.start, span.end)),
     )
-    batches = (
-        (start, stop, tuple(labels[slot] for slot in sorted(labels)))
-        for start, stop, labels, _ in timeline.batches(steps)
-    )
+    batches = ((start, stop, labels) for start, stop, labels, _ in timeline.batches(steps))
+    last: StoryPart | None = None
     for start, stop, labels in cut(batches, points):
         if start >= wait.end:
-            wait = next(remaining)
+            wait, last = next(remaining), None
         if start < wait.start:
             continue
         while blocked is not None and blocked.end <= start:
@@ -599,12 +598,16 @@ def _wait_parts(
         if num_free and blocked is not None and blocked.start <= start:
             is_itself = (blocked.id, blocked.index) == (request.id, request.index)
             behind = None if is_itself else blocked.label
-            yield StoryPart(start, stop, "wait", blocked.reason, behind, blocked.blocks, labels)
+            part = StoryPart(start, stop, "wait", blocked.reason, behind, blocked.blocks)
         else:  # while no slot is free, nothing else counts
             cause: Cause = "slots" if num_free < request.num_rows else "queue"
             if cause == "queue" and timeline.run.layout == "remote":  # only the server knows
                 cause = ""
-            yield StoryPart(start, stop, "wait", cause, by=labels)
+            part = StoryPart(start, stop, "wait", cause)
+        if last is None or _WAY(part) != _WAY(last):  # only the first of equal parts is kept
+            part = replace(part, by=tuple(labels[slot] for slot in sorted(labels)))
+        yield part
+        last = part
 
 
 def _points_of(admission: AdmissionRecord) -> Iterator[int]:

@@ -7,9 +7,9 @@ all that is by step is derived as it is asked for.
 import os
 import weakref
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush, merge
@@ -195,6 +195,7 @@ class StepFigures:
         self.tokens, self.decodes, self.blocks = array("q"), array("q"), array("q")
         self.known_steps = array("q")
         self._known_starts = array("d")
+        self._standstill_changes: list[int] = []
 
     def note_start(self, step: int, time: float) -> None:
         if not self.known_steps or step > self.known_steps[-1]:
@@ -225,6 +226,12 @@ class StepFigures:
                 f"no step can have the figures of the steps from {event.step} on"
             ) from None
         self.ends.extend(event.ends)
+        changes = self._standstill_changes
+        if changes[-1:] == [event.step]:  # the figures ended there
+            changes.pop()
+        for step in range(max(event.step, 1), len(self.decodes) + 1):
+            if self.is_standstill(step) != self.is_standstill(step - 1):
+                changes.append(step)
 
     def start_of(self, step: int) -> float:
         """Return when `step` began, or would have; in seconds."""
@@ -253,11 +260,10 @@ class StepFigures:
         """Return whether rows that generate had no token in `step`, which computed prompts."""
         return step < len(self.decodes) and not self.decodes[step]
 
-    def standstill_changes(self, steps: range) -> Iterator[int]:
-        """Yield those of `steps` from which on rows that generate stand still, or do no longer."""
-        for step in range(max(steps.start, 1), min(steps.stop, len(self.decodes) + 1)):
-            if self.is_standstill(step) != self.is_standstill(step - 1):
-                yield step
+    def standstill_changes(self, steps: range) -> Sequence[int]:
+        """Return those of `steps` at which a standstill begins or ends."""
+        found = self._standstill_changes
+        return found[bisect_left(found, steps.start) : bisect_left(found, steps.stop)]
 
     def _usual_duration(self) -> float:
         last = len(self.ends) - 1

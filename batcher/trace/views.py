@@ -51,8 +51,8 @@ def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterato
     fields += ("worker",) if timeline.run.workers > 1 else ()
     buffer = StringIO()
     writer = csv.writer(buffer)  # quotes every cell with a character of its line end, "\r\n"
-    rows = ([_cell(getattr(s, field)) for field in fields] for s in timeline.select_spans(selection))
-    for row in chain([fields], rows):
+    spans = timeline.select_spans(selection)
+    for row in chain([fields], ([_cell(getattr(one, name)) for name in fields] for one in spans)):
         writer.writerow(row)
         yield buffer.getvalue()[:-2].encode() + b"\n"
         buffer.seek(0)
@@ -110,7 +110,8 @@ class _Process:
         number: int,
         events: SortedRecords[msgspec.Raw],
     ) -> None:
-        self.timeline, self.selection, self.number, self.events = timeline, selection, number, events
+        self.timeline, self.selection = timeline, selection
+        self.number, self.events = number, events
         self.window = timeline.window(selection)
         self.num_flows = Counter[int]()
 
@@ -238,7 +239,8 @@ class _Process:
         end = span.start if step is None else step, span.slot
         for order, (at, slot) in enumerate((begin, end)):
             # "bp": bound to the slice around it, not to the next one.
-            phase, place = {"ph": "sf"[order], "bp": "e"}, {"tid": slot + 1, "ts": self.start_of(at)}
+            phase = {"ph": "sf"[order], "bp": "e"}
+            place = {"tid": slot + 1, "ts": self.start_of(at)}
             flow_id = self.number * MAX_NUMBERS + number
             self.add(kind, phase, place, at, number, order, name=name, cat=category, id=flow_id)
 
