@@ -111,8 +111,7 @@ class FieldFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> list[Any]:
-        parts = get_args(self.type) if get_origin(self.type) in _UNIONS else [self.type]
-        return [part for part in parts if part is not NoneType]
+        return parts_of(self.type)
 
 
 class Field(FieldFacts, frozen=True):
@@ -139,26 +138,36 @@ class Field(FieldFacts, frozen=True):
 
     @property
     def choices(self) -> list[object] | None:
-        """The values that the field holds, None where they are not stated one by one."""
-        found: list[object] = []
-        for part in self.parts:
-            if part is bool:
-                found += [True, False]
-            elif get_origin(part) is Literal:
-                found += get_args(part)
-            else:
-                return None
-        return found
+        return choices_of(self.type)
 
     def asks(self, value: object) -> bool:
         return value != self.default and value not in self.idle
+
+
+def parts_of(kind: Any) -> list[Any]:
+    """Return the members of a union, None left out; of any other type the type itself."""
+    parts = get_args(kind) if get_origin(kind) in _UNIONS else [kind]
+    return [part for part in parts if part is not NoneType]
+
+
+def choices_of(kind: Any) -> list[object] | None:
+    """Return the values of bools and Literals; None if the type has others."""
+    found: list[object] = []
+    for part in parts_of(kind):
+        if part is bool:
+            found += [True, False]
+        elif get_origin(part) is Literal:
+            found += get_args(part)
+        else:
+            return None
+    return found
 
 
 def range_of(kind: Any, unit: str = "") -> Range | None:
     """Return the numbers of a type that is annotated with its limits, None of any other."""
     if get_origin(kind) is not Annotated or get_args(kind)[0] not in {int, float}:
         return None
-    number, limits = get_args(kind)
+    number, limits = get_args(kind)[:2]
     is_open = limits.gt is not None
     return Range(
         int(limits.gt if is_open else limits.ge),

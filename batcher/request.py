@@ -22,7 +22,7 @@ MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
 MAX_DRAFT_TOKENS = 64  # of a row in a step
 MAX_SEGMENTS_LENGTH = 2**20  # tokens of all segments of a prompt that give a length, together
 
-TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT), "token id"]  # the word tells it from a Count
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Samples = Annotated[int, Meta(ge=1, le=1024)]
 DraftTokens = Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)]

@@ -71,7 +71,7 @@ class RequestParser:
             self._is_server or capabilities.takes_chats or bool(capabilities.defaults)
         )
         base: type[Request] = ServerRequest if self._is_server else Request
-        self._checked = checked_type(capabilities.vocab_size, base, "object")
+        self._checked = checked_type(capabilities.vocab_size, base)
         kinds = (self._checked, base)  # the second for segments, and what the first is narrow for
         self._decoders: Readers = [msgspec.json.Decoder(kind).decode for kind in kinds]
         self._converters: Readers = [partial(msgspec.convert, type=kind) for kind in kinds]

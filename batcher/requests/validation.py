@@ -1,18 +1,18 @@
-"""Everything that is wrong with a request: field by field, together, and for a model.
+"""The rules of a request: each field by itself, fields together, and what the model can do.
 
-Rule: what a field asks for is done or refused, never dropped.  What the table of fields says to
-exclude another one, or to need it, is refused, and so is what find_conflicts has rules for;
-docs/requests-and-results.md shows them all.
+The types in batcher/request.py accept a request in one conversion in C.  What they refuse, and what
+a type cannot state, is explained here.  Rule: what a field asks for is done or refused, never
+dropped.  docs/requests-and-results.md lists the fields that exclude or need each other.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from itertools import islice
 from operator import itemgetter
-from typing import Annotated, Any, Literal, TypeGuard, cast
+from typing import Annotated, Any, TypeGuard, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,7 +26,7 @@ from batcher.errors import (
     Path,
     not_encoded,
 )
-from batcher.fields import Field, Range, expected_of, fields_of, range_of
+from batcher.fields import Field, Range, choices_of, expected_of, fields_of, parts_of, range_of
 from batcher.request import (
     CONSTRAINT_FIELDS,
     MAX_INT,
@@ -39,37 +39,43 @@ from batcher.request import (
     PromptSegment,
     Request,
     ServerRequest,
+    Text,
+    TokenId,
+    TokenIds,
     Transition,
 )
 
-# The checks of single values and of prompts, and how a message shows a value.
-#
-# Rule: a check works on any value whatever, because a Request built by hand may hold anything.
-
 MAX_SHOWN = 40  # characters of a value or a name that a message quotes
-MAX_BAD_WORDS_LENGTH = 1024  # all of one request together, in UTF-8 bytes
-HUGE = 10**MAX_SHOWN
+MAX_PROBLEMS = 100  # per field
+MAX_MODELS = 8  # of a server, in a message
+MAX_BAD_WORDS_LENGTH = 1024  # UTF-8 bytes per request
+MAX_STOP_LENGTH = 1024  # token ids and UTF-8 bytes of all stops of a request
+MAX_PARTS = 4 * MAX_STOP_LENGTH  # a field with more is not examined
+MARKER_FIELDS = ("stop_token", "stop_sequence", "stop", "states")
+ANY_STATE = "*"  # its transitions leave every state
+MAX_NAMED = 8  # states that a message lists
+MAX_NAME = MAX_SHOWN  # characters of a state's name
+OF_STREAMS = {"n", "best_of", "stream", "stream_options"}  # set by the engine alone
 
-_LOGIT_BIAS = cast(Range, range_of(Bias))
-_IF_SEVERAL = "each prompt is a request of its own"
+Problems = Iterator[FieldProblem]
 
 
 class ModelCapabilities(Struct, frozen=True):
-    """What a model and a batch can decode, as far as they are known.
+    """What a model and a batch can decode, as far as it is known.
 
-    vocab_size: one more than the largest token id the model knows, None if it takes any.
-    num_slots: of the batch, None if that is not known.
-    gives_logits: whether the model does; scores_prompts: those after every token of a prompt, too.
+    vocab_size: number of token ids; None if the model takes any.
+    num_slots: batch size, or None.
+    gives_logits: whether the model returns logits; scores_prompts: after every prompt token, too.
     has_eos: whether the model has an end-of-sequence token.
     check_constraint: compiles a constraint, given the field and its value; raises GrammarError if
-    that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
-    are not to be compiled.
-    encode_with_special: encodes a text in which special tokens are special, with what stands
-    before every text; None if the model's tokenizer cannot.
-    takes_chats: whether a text is what a user says, of which the chat template makes the prompt.
-    defaults: of fields that a row does not give; they go before those of the fields.
-    served: the fields that a server is sent, or that need no sending; None of a model.
-    models: those of which each request has to name one.
+    the constraint is wrong, another BatchdecodeError if no constraint can be compiled.
+    chat_template: turns messages into a prompt.
+    encode_with_special: encodes text, reads special tokens in it and adds the prefix; or None.
+    takes_chats: whether a text prompt is a user's message for the chat template.
+    defaults: of fields that a row leaves out; they replace the fields' own.
+    encode: encodes text; raises EncodingError.
+    served: fields that are sent to the server or need no sending; None for a local model.
+    models: names of the server's models, one of which each request has to give.
     """
 
     vocab_size: int | None = None
@@ -91,11 +97,10 @@ class ModelCapabilities(Struct, frozen=True):
         return MAX_INT if self.vocab_size is None else self.vocab_size - 1
 
 
+# -- how messages show values ----------------------------------------------------------------------
+
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _NUMBER = re.compile(rf"{_INTEGER.pattern}(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-
-Problems = Iterator[FieldProblem]
-Check = Callable[[Any, Path, ModelCapabilities], Problems]
 
 
 def show(value: object) -> str:
@@ -105,7 +110,7 @@ def show(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int):
-        return str(value) if abs(value) < HUGE else "a huge integer"
+        return str(value) if abs(value) < 10**MAX_SHOWN else "a huge integer"
     if isinstance(value, float):
         return repr(float(value))
     if isinstance(value, dict | PromptSegment | Transition):
@@ -133,7 +138,7 @@ def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
 
 
 def misfit(record: type[Struct], given: Mapping[str, Any]) -> str | None:
-    """Return what the first given value must be that a field of `record` cannot hold; or None."""
+    """Return a message about the first value that `record` refuses, or None."""
     kinds = {field.name: field.type for field in msgspec.structs.fields(record)}
     for name, value in given.items():
         try:
@@ -145,91 +150,29 @@ def misfit(record: type[Struct], given: Mapping[str, Any]) -> str | None:
     return None
 
 
-def check_object(value: object, path: Path, _: ModelCapabilities) -> Problems:
-    if value is not None and not isinstance(value, dict):
-        yield wrong("invalid-type", path, "an object", value)
+# -- one value -------------------------------------------------------------------------------------
+#
+# These checks accept any Python object: a Request built by hand is not typed yet.
 
-
-def check_simple(field: Field, value: object, path: Path) -> Problems:
-    """Yield the problems of a number, a choice or a text, as the type of the field says."""
-    if field.range is not None:
-        return check_number(value, path, field.range)
-    if field.choices is not None:
-        return check_choice(value, path, field.choices)
-    return check_string(value, path, "a string")
-
-
-def check_choice(value: object, path: Path, choices: Sequence[object]) -> Problems:
-    *names, last = ["true or false"] if choices == [True, False] else map(show, choices)
-    expected = f"{', '.join(names)} or {last}" if names else last
-    if not isinstance(value, tuple(set(map(type, choices)))):
-        yield wrong("invalid-type", path, expected, value)
-    elif value not in choices:
-        yield wrong("invalid-value", path, expected, value)
-
-
-def check_string(value: object, path: Path, expected: str) -> Problems:
-    if not isinstance(value, str):
-        yield wrong("invalid-type", path, expected, value)
-    elif not is_text(value):
-        message = f"{quote(path)} holds a lone surrogate, which stands for no character"
-        yield FieldProblem("invalid-text", path, message)
-
-
-def check_strings(
-    values: object, path: Path, if_empty: str = "", hint: str | None = None
-) -> Problems:
-    if not isinstance(values, list):
-        yield wrong("invalid-type", path, "a list of strings", values)
-        return
-    for index, value in enumerate(values):
-        yield from check_string(value, (*path, index), "a string")
-    for index, value in enumerate(values if if_empty else ()):
-        if isinstance(value, str):
-            yield from check_filled(value, (*path, index), if_empty, hint)
-
-
-def check_filled(value: object, path: Path, if_empty: str, hint: str | None = None) -> Problems:
-    if isinstance(value, str | list) and not value:
-        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty{if_empty}", hint)
-
-
-def check_number(value: object, path: Path, allowed: Range) -> Problems:
-    is_kind = is_integer(value) or (isinstance(value, float) and not allowed.is_integer)
-    if not is_kind:
-        yield wrong("invalid-type", path, allowed.expected, value)
-    elif not allowed.holds(value):  # type: ignore[arg-type]  # known to be a number
-        yield wrong("invalid-value", path, allowed.expected, value)
-
-
-def check_text_or_tokens(
-    value: object, path: Path, capabilities: ModelCapabilities, if_several: str = _IF_SEVERAL
-) -> Problems:
-    """Yield the problems of a text or token ids; if_several: the hint for a list of either."""
-    if not isinstance(value, list):
-        yield from check_string(value, path, "a string or a list of token ids")
-        return
-    are_several = all(isinstance(item, str | list) for item in value)
-    for problem in check_token_ids(value, path, capabilities):
-        is_bare = are_several and problem.hint is None
-        yield replace(problem, hint=if_several) if is_bare else problem
-
-
-def check_token_ids(values: list[Any], path: Path, capabilities: ModelCapabilities) -> Problems:
-    """Yield the first bad token id of a list: where one is wrong, a thousand may be."""
-    largest = capabilities.largest_token
-    for index, value in enumerate(values):
-        if not is_integer(value) or not 0 <= value <= largest:
-            yield from check_token_id(value, (*path, index), capabilities)
-            return
-
-
-def check_token_id(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    largest = capabilities.largest_token
-    if not is_integer(value):
-        yield wrong("invalid-type", path, "a token id, an integer", value)
-    elif not 0 <= value <= largest:
-        yield wrong("unknown-token", path, f"a token id from 0 to {largest}", value)
+# Why an empty value is refused, and what to do.
+_IF_EMPTY: dict[str, tuple[str, str | None]] = {
+    **dict.fromkeys(("session", "cache_salt"), ("", "leave it out")),
+    **dict.fromkeys(("lark", "gbnf"), (": it has no rule", None)),
+    **dict.fromkeys(
+        ("text", "tokens"), (": a segment has at least one token", "leave the segment out")
+    ),
+    **dict.fromkeys(
+        ("stop_sequence", "stop", "on"), (", so it would match everywhere", "leave it out")
+    ),
+    "bad_words": (", so it would forbid everything", None),
+    "choice": (": there is nothing to choose from", None),
+    "allowed_token_ids": (": no token is allowed", None),
+}
+# What to do instead of giving a list of texts.
+_IF_SEVERAL = {
+    **dict.fromkeys(("prompt", "negative_prompt"), "each prompt is a request of its own"),
+    "on": "give one transition for each text",
+}
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -247,39 +190,179 @@ def is_text(value: str) -> bool:
     return True
 
 
-def check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Problems:
-    if not isinstance(value, dict | bool):
-        yield wrong("invalid-type", path, "a JSON Schema: an object, true or false", value)
+def check_value(
+    kind: Any, value: object, path: Path, capabilities: ModelCapabilities, unit: str = ""
+) -> Problems:
+    """Yield why a value other than None is not of the type `kind`."""
+    parts = parts_of(kind)
+    choices = choices_of(kind)
+    if choices is not None:
+        *names, last = ["true or false"] if choices == [True, False] else map(show, choices)
+        expected = f"{', '.join(names)} or {last}" if names else last
+        if not isinstance(value, tuple(set(map(type, choices)))):
+            yield wrong("invalid-type", path, expected, value)
+        elif value not in choices:
+            yield wrong("invalid-value", path, expected, value)
         return
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        what = "no NaN, no Infinity, no endless nesting, and nothing but JSON's own kinds of values"
-        yield FieldProblem("invalid-value", path, f"{quote(path)} must be JSON: {what}")
+    for part in parts:
+        base = get_args(part)[0] if get_origin(part) is Annotated else part
+        item = get_args(base)[0] if get_origin(base) is list else None
+        if item is not None and isinstance(value, list):
+            if not value and base is not part:
+                yield _empty(path)
+            if item == TokenId:
+                yield from check_token_ids(value, path, capabilities)
+            else:
+                for index, each in enumerate(value):
+                    yield from check_value(item, each, (*path, index), capabilities)
+            return
+        if base is str and isinstance(value, str):
+            if not is_text(value):
+                message = f"{quote(path)} holds a lone surrogate, which stands for no character"
+                yield FieldProblem("invalid-text", path, message)
+            elif not value and base is not part:
+                yield _empty(path)
+            return
+        if part == TokenId and is_integer(value):
+            yield from check_token_id(value, path, capabilities)
+            return
+        allowed = range_of(part, unit)
+        if allowed is not None and part != TokenId and (len(parts) == 1 or is_integer(value)):
+            yield from check_number(value, path, allowed)
+            return
+        if get_origin(base) is dict and isinstance(value, dict):
+            return
+    yield wrong("invalid-type", path, " or ".join(map(_noun, parts)), value)
 
 
-def check_texts_to_choose(value: object, path: Path, _: ModelCapabilities) -> Problems:
-    yield from check_strings(value, path)
-    if isinstance(value, list):
-        yield from check_filled(value, path, ": there is nothing to choose from")
+def _noun(part: Any) -> str:
+    if part == TokenId:
+        return "a token id"
+    base = get_args(part)[0] if get_origin(part) is Annotated else part
+    if get_origin(base) is list:
+        return f"a list of {_noun(get_args(base)[0]).split(maxsplit=1)[1]}s"
+    return {str: "a string", int: "an integer"}.get(base, "an object")
 
 
-def check_bad_words(words: object, path: Path, _: ModelCapabilities) -> Problems:
-    yield from check_strings(words, path, ", so it would forbid everything")
-    if not isinstance(words, list) or not all(isinstance(w, str) and is_text(w) for w in words):
+def _empty(path: Path) -> FieldProblem:
+    name = next(key for key in reversed(path) if isinstance(key, str))
+    why, hint = _IF_EMPTY[name]
+    return FieldProblem("invalid-value", path, f"{quote(path)} is empty{why}", hint)
+
+
+def check_number(value: object, path: Path, allowed: Range) -> Problems:
+    if not is_integer(value) and (allowed.is_integer or not isinstance(value, float)):
+        yield wrong("invalid-type", path, allowed.expected, value)
+    elif not allowed.holds(value):
+        yield wrong("invalid-value", path, allowed.expected, value)
+
+
+def check_token_ids(values: list[Any], path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield only the first bad token id of a list: there may be thousands."""
+    largest = capabilities.largest_token
+    for index, value in enumerate(values):
+        if not is_integer(value) or not 0 <= value <= largest:
+            for problem in check_token_id(value, (*path, index), capabilities):
+                several = all(isinstance(item, str | list) for item in values)
+                hint = _IF_SEVERAL.get(str(path[-1])) if several else None
+                yield replace(problem, hint=problem.hint or hint)
+            return
+
+
+def check_token_id(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    largest = capabilities.largest_token
+    if not is_integer(value):
+        yield wrong("invalid-type", path, "a token id, an integer", value)
+    elif not 0 <= value <= largest:
+        yield wrong("unknown-token", path, f"a token id from 0 to {largest}", value)
+
+
+# -- fields whose values have rules beyond their type ----------------------------------------------
+
+_SEQUENCES = "a list of token ids, a list of such lists, a string or a list of strings"
+_LISTS = (
+    "a list of token ids is one sequence, a list of lists or of strings several; do not mix them"
+)
+_DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
+_CONTENTS = ("text", "tokens", "length")
+_ONE_OF_THEM = "give one of `text`, `tokens` and `length`"
+_SEGMENT = fields_of(PromptSegment)
+_LENGTH, _BIAS = cast(Range, _SEGMENT["length"].range), cast(Range, range_of(Bias))
+
+
+def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    if not isinstance(value, list) or not any(isinstance(item, PromptSegment) for item in value):
+        yield from check_value(str | list[TokenId], value, path, capabilities)
+    elif is_integer(value[0]):
+        for problem in check_token_ids(value, path, capabilities):
+            yield replace(problem, hint=_DO_NOT_MIX)
+    else:
+        others = [index for index, item in enumerate(value) if not isinstance(item, PromptSegment)]
+        for index in others[:1]:
+            problem = wrong("invalid-type", (*path, index), "a segment, an object", value[index])
+            yield replace(problem, hint=_DO_NOT_MIX)
+        lengths: list[Any] = []
+        for index, item in enumerate(value):
+            if isinstance(item, PromptSegment):
+                yield from _check_segment(item, (*path, index), capabilities)
+                lengths.append(item.length)
+        total = sum(num for num in lengths if isinstance(num, int) and _LENGTH.holds(num))
+        if total > MAX_SEGMENTS_LENGTH:
+            message = (
+                f"the segments of {quote(path)} have {total} tokens by `length`; "
+                f"at most {MAX_SEGMENTS_LENGTH} are allowed"
+            )
+            yield FieldProblem("invalid-value", path, message)
+
+
+def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabilities) -> Problems:
+    given = [name for name in _CONTENTS if getattr(segment, name) is not None]
+    if not given:
+        yield FieldProblem("missing-field", path, f"{quote(path)} is empty; {_ONE_OF_THEM}")
+    for name in given[1:]:
+        message = f"{quote((*path, name))} cannot go with `{given[0]}`; {_ONE_OF_THEM}"
+        yield FieldProblem("conflicting-fields", (*path, name), message)
+    for name, field in _SEGMENT.items():
+        value = getattr(segment, name)
+        if value is not None or name in ("seed", "pin"):
+            yield from check_value(field.type, value, (*path, name), capabilities)
+    if segment.length is None and segment.seed != 0:
+        place = (*path, "seed")
+        message = f"{quote(place)} has no effect without `length`"
+        yield FieldProblem("conflicting-fields", place, message, "leave it out")
+
+
+def check_stop_sequence(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    if not isinstance(stop, list):
+        if isinstance(stop, str):
+            yield from check_value(Text, stop, path, capabilities)
+        else:
+            yield wrong("invalid-type", path, _SEQUENCES, stop)
         return
-    total = sum(len(word.encode()) for word in words)
+    kinds = [
+        int if is_integer(item) else next((k for k in (str, list) if isinstance(item, k)), None)
+        for item in stop
+    ]
+    odd = next((i for i, kind in enumerate(kinds) if kind is None or kind is not kinds[0]), None)
+    if odd is not None:
+        code = "invalid-type" if kinds[odd] is None else "invalid-value"
+        found = "a mixed list" if kinds[odd] else f"a list with {show(stop[odd])} in it"
+        message = f"{quote(path)} must be {_SEQUENCES}, not {found}"
+        yield FieldProblem(code, (*path, odd), message, _LISTS)
+    elif stop and kinds[0] is int:
+        yield from check_token_ids(stop, path, capabilities)
+    else:
+        for index, item in enumerate(stop):
+            yield from check_value(Text | TokenIds, item, (*path, index), capabilities)
+
+
+def check_bad_words(words: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    problems = [*check_value(list[Text], words, path, capabilities)]
+    yield from problems
+    total = sum(len(word.encode()) for word in cast(list[str], [] if problems else words))
     if total > MAX_BAD_WORDS_LENGTH:
         message = f"{quote(path)} holds {total} bytes; at most {MAX_BAD_WORDS_LENGTH} are allowed"
         yield FieldProblem("invalid-value", path, message)
-
-
-def check_allowed(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    if not isinstance(value, list):
-        yield wrong("invalid-type", path, "a list of token ids", value)
-        return
-    yield from check_filled(value, path, ": no token is allowed")
-    yield from check_token_ids(value, path, capabilities)
 
 
 def check_logit_bias(biases: object, path: Path, capabilities: ModelCapabilities) -> Problems:
@@ -298,181 +381,21 @@ def check_logit_bias(biases: object, path: Path, capabilities: ModelCapabilities
             yield FieldProblem("unknown-token", place, message, hint, is_key=is_short)
             return
     for key, bias in biases.items():
-        yield from check_number(bias, (*path, key), _LOGIT_BIAS)
+        yield from check_number(bias, (*path, key), _BIAS)
 
 
-# -- prompts ---------------------------------------------------------------------------------------
-
-_SEGMENT = fields_of(PromptSegment)
-_SEGMENT_LENGTH = cast(Range, _SEGMENT["length"].range)
-_SEED = cast(Range, REQUEST_FIELDS["seed"].range)
-
-_CONTENTS = ("text", "tokens", "length")
-_ONE_OF_THEM = "give one of `text`, `tokens` and `length`"
-_NO_TOKEN = (": a segment has at least one token", "leave the segment out")
-_DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
-
-
-def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    if not isinstance(value, list) or not any(isinstance(item, PromptSegment) for item in value):
-        yield from check_text_or_tokens(value, path, capabilities)
-    elif is_integer(value[0]):
-        for problem in check_token_ids(value, path, capabilities):
-            yield replace(problem, hint=_DO_NOT_MIX)
-    else:
-        is_uniform = True
-        total = 0
-        for index, item in enumerate(value):
-            if isinstance(item, PromptSegment):
-                yield from _check_segment(item, (*path, index), capabilities)
-                length: object = item.length
-                if isinstance(length, int) and _SEGMENT_LENGTH.holds(length):
-                    total += length
-            elif is_uniform:
-                is_uniform = False
-                problem = wrong("invalid-type", (*path, index), "a segment, an object", item)
-                yield replace(problem, hint=_DO_NOT_MIX)
-        if total > MAX_SEGMENTS_LENGTH:
-            message = (
-                f"the segments of {quote(path)} have {total} tokens by `length`; "
-                f"at most {MAX_SEGMENTS_LENGTH} are allowed"
-            )
-            yield FieldProblem("invalid-value", path, message)
-
-
-def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabilities) -> Problems:
-    given = [name for name in _CONTENTS if getattr(segment, name) is not None]
-    if not given:
-        yield FieldProblem("missing-field", path, f"{quote(path)} is empty; {_ONE_OF_THEM}")
-    for name in given[1:]:
-        message = f"{quote((*path, name))} cannot go with `{given[0]}`; {_ONE_OF_THEM}"
-        yield FieldProblem("conflicting-fields", (*path, name), message)
-    for name, field in _SEGMENT.items():
-        value, place = getattr(segment, name), (*path, name)
-        if value is None and name not in ("seed", "pin"):
-            continue
-        if name == "text" or (name == "tokens" and isinstance(value, list)):
-            yield from check_filled(value, place, *_NO_TOKEN)
-        if name == "tokens" and isinstance(value, list):
-            yield from check_token_ids(value, place, capabilities)
-        elif name == "tokens":
-            yield wrong("invalid-type", place, "a list of token ids", value)
-        elif name == "seed" and is_integer(value):
-            yield from check_number(value, place, _SEED)
-        elif name == "seed" and not isinstance(value, str):
-            yield wrong("invalid-type", place, "an integer or a string", value)
-        else:
-            yield from check_simple(field, value, place)
-    if segment.length is None and segment.seed != 0:
-        place = (*path, "seed")
-        message = f"{quote(place)} has no effect without `length`"
-        yield FieldProblem("conflicting-fields", place, message, "leave it out")
-
-
-MAX_PROBLEMS = 100  # of one field
-MAX_MODELS = 8  # of a server, in a message
-OF_STREAMS = {"n", "best_of", "stream", "stream_options"}  # which nobody but the engine decides
-
-_DEFAULTS = {name: field.default for name, field in REQUEST_FIELDS.items()} | {"prompt": ""}
-
-
-# Stops and states: what may stand in their fields, and how much all of them may hold together.
-
-ANY_STATE = "*"  # its transitions leave every state
-MAX_NAMED = 8  # states that a message lists
-MAX_NAME = MAX_SHOWN  # characters, so that a message can hold one
-MAX_STOP_LENGTH = 1024  # all stops of one request together, in token ids and UTF-8 bytes
-MARKER_FIELDS = ("stop_token", "stop_sequence", "stop", "states")
-
-_MAX_PARTS = 4 * MAX_STOP_LENGTH  # above it the rest is not looked at
-_MAX_NESTED = 4  # a marker in a transition in a list in states
-
-_EMPTY_MARKER = (", so it would match everywhere", "leave it out")
-_SEQUENCE_KINDS = (
-    "a list of token ids, a list of such lists, a string or a list of strings",
-    "a list of token ids is one sequence, a list of lists or of strings several; do not mix them",
-)
+def check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Problems:
+    if not isinstance(value, dict | bool):
+        yield wrong("invalid-type", path, "a JSON Schema: an object, true or false", value)
+        return
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        what = "no NaN, no Infinity, no endless nesting, and nothing but JSON's own kinds of values"
+        yield FieldProblem("invalid-value", path, f"{quote(path)} must be JSON: {what}")
 
 
 States = dict[str, list[Transition]]
-
-
-def _parts(value: object, depth: int = _MAX_NESTED) -> Iterator[object]:
-    """Yield as many things as `value` holds at least; what is empty counts as one."""
-    inner = value.on if isinstance(value, Transition) else value
-    if isinstance(inner, dict):
-        inner = [*inner.values()]
-    if not isinstance(inner, str | list) or not inner or depth == 0:
-        yield inner
-    elif isinstance(inner, str):
-        yield from inner
-    else:
-        for item in inner:
-            yield from _parts(item, depth - 1)
-
-
-def check_stop_token(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    if isinstance(stop, list):
-        yield from check_token_ids(stop, path, capabilities)
-    elif is_integer(stop):
-        yield from check_token_id(stop, path, capabilities)
-    else:
-        yield wrong("invalid-type", path, "a token id or a list of token ids", stop)
-
-
-def check_stop_sequence(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
-    if not isinstance(stop, list):
-        yield from _check_text(stop, path, _SEQUENCE_KINDS[0])
-        return
-    kinds = [_kind(item) for item in stop]
-    odd = next((i for i, kind in enumerate(kinds) if kind is None or kind is not kinds[0]), None)
-    if odd is not None:
-        code = "invalid-type" if kinds[odd] is None else "invalid-value"
-        expected, hint = _SEQUENCE_KINDS
-        found = "a mixed list" if kinds[odd] else f"a list with {show(stop[odd])} in it"
-        message = f"{quote(path)} must be {expected}, not {found}"
-        yield FieldProblem(code, (*path, odd), message, hint)
-    elif stop and kinds[0] is int:
-        yield from check_token_ids(stop, path, capabilities)
-    elif stop and kinds[0] is str:
-        yield from check_strings(stop, path, *_EMPTY_MARKER)
-    else:
-        for index, item in enumerate(stop):
-            yield from check_filled(item, (*path, index), *_EMPTY_MARKER)
-            yield from check_token_ids(item, (*path, index), capabilities)
-
-
-def check_stop(stop: object, path: Path, _: ModelCapabilities) -> Problems:
-    if isinstance(stop, list):
-        yield from check_strings(stop, path, *_EMPTY_MARKER)
-    else:
-        yield from _check_text(stop, path, "a string or a list of strings")
-
-
-def _text_length(marker: object) -> int:
-    if isinstance(marker, str):
-        return len(marker.encode())
-    if isinstance(marker, list):
-        return sum(map(_text_length, marker))
-    if isinstance(marker, dict):
-        return sum(map(_text_length, marker.values()))
-    if isinstance(marker, Transition):
-        return _text_length(marker.on)
-    return 0 if marker is None else 1
-
-
-def _check_text(stop: object, path: Path, expected: str) -> Problems:
-    yield from check_string(stop, path, expected)
-    yield from check_filled(stop, path, *_EMPTY_MARKER)
-
-
-def _kind(item: object) -> type | None:
-    if is_integer(item):
-        return int
-    return next((kind for kind in (str, list) if isinstance(item, kind)), None)
-
-
-# -- states ----------------------------------------------------------------------------------------
 
 
 def initial_state_of(request: Request) -> str | None:
@@ -494,25 +417,46 @@ def check_states(states: object, path: Path, capabilities: ModelCapabilities) ->
             expected = f"a state's name is a string of 1 to {MAX_NAME} characters"
             message = f"{quote(path)}: {expected}, not {show(name)}"
             yield FieldProblem("invalid-value", path, message)
-        elif not isinstance(transitions, list):
+            continue
+        if not isinstance(transitions, list):
             yield wrong("invalid-type", (*path, name), "a list of transitions", transitions)
-        else:
-            for index, transition in enumerate(transitions):
-                yield from _check_transition(transition, (*path, name, index), states, capabilities)
+            continue
+        for index, transition in enumerate(transitions):
+            place = (*path, name, index)
+            if not isinstance(transition, Transition):
+                yield wrong("invalid-type", place, "an object with `on` and `to`", transition)
+                continue
+            yield from check_value(Text | TokenIds, transition.on, (*place, "on"), capabilities)
+            to: object = transition.to
+            if to is not None and not isinstance(to, str):
+                yield wrong("invalid-type", (*place, "to"), "the name of a state or null", to)
+            elif to is not None and (to not in states or to == ANY_STATE):
+                message = f"{quote((*place, 'to'))} {show(to)} is not declared; {_declared(states)}"
+                yield FieldProblem("invalid-value", (*place, "to"), message)
+
+
+def _declared(states: Mapping[Any, object]) -> str:
+    names = [show(name) for name in states if name != ANY_STATE]
+    if not names:
+        return "no state is"
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"the states are {', '.join(names[:MAX_NAMED])}{more}"
 
 
 def find_doubled_markers(states: States) -> Problems:
-    everywhere = {_key(transition) for transition in states.get(ANY_STATE, [])}
+    def key_of(way: Transition) -> str | tuple[int, ...]:
+        return way.on if isinstance(way.on, str) else tuple(way.on)
+
+    everywhere = {key_of(transition) for transition in states.get(ANY_STATE, [])}
     for name, transitions in states.items():
-        others = set() if name == ANY_STATE else everywhere
-        seen: set[str | tuple[int, ...]] = set()
+        seen = set() if name == ANY_STATE else {*everywhere}
         for index, transition in enumerate(transitions):
-            if _key(transition) in seen or _key(transition) in others:
+            if key_of(transition) in seen:
                 path = ("states", name, index, "on")
                 also = "" if name == ANY_STATE else f' or "{ANY_STATE}"'
                 message = f"{quote(path)}: state {show(name)}{also} has this marker already"
                 yield FieldProblem("invalid-value", path, message)
-            seen.add(_key(transition))
+            seen.add(key_of(transition))
 
 
 def find_unreachable(request: Request, states: States) -> Problems:
@@ -533,106 +477,75 @@ def find_unreachable(request: Request, states: States) -> Problems:
             yield FieldProblem("invalid-value", ("states", name), message, is_key=True)
 
 
-def _check_transition(
-    transition: object, path: Path, states: dict[object, object], capabilities: ModelCapabilities
-) -> Problems:
-    if not isinstance(transition, Transition):
-        yield wrong("invalid-type", path, "an object with `on` and `to`", transition)
-        return
-    on: object = transition.on
-    yield from check_text_or_tokens(
-        on, (*path, "on"), capabilities, "give one transition for each text"
-    )
-    yield from check_filled(on, (*path, "on"), *_EMPTY_MARKER)
-    to: object = transition.to
-    if to is None:
-        return
-    if not isinstance(to, str):
-        yield wrong("invalid-type", (*path, "to"), "the name of a state or null", to)
-    elif to not in states or to == ANY_STATE:
-        message = f"{quote((*path, 'to'))} {show(to)} is not declared; {_declared(states)}"
-        yield FieldProblem("invalid-value", (*path, "to"), message)
-
-
-def _declared(states: Mapping[Any, object]) -> str:
-    names = [show(name) for name in states if name != ANY_STATE]
-    if not names:
-        return "no state is"
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"the states are {', '.join(names[:MAX_NAMED])}{more}"
-
-
-def _key(transition: Transition) -> str | tuple[int, ...]:
-    return transition.on if isinstance(transition.on, str) else tuple(transition.on)
-
-
-# The fields whose values are made of others; of all others the type tells how they are checked.
-_CHECKS: dict[str, Check] = {
+_CHECKS: dict[str, Callable[[Any, Path, ModelCapabilities], Problems]] = {
     "prompt": check_prompt,
-    "stop_token": check_stop_token,
     "stop_sequence": check_stop_sequence,
-    "stop": check_stop,
-    "logit_bias": check_logit_bias,
-    "allowed_token_ids": check_allowed,
     "bad_words": check_bad_words,
-    "negative_prompt": check_text_or_tokens,
+    "logit_bias": check_logit_bias,
     "json_schema": check_json_schema,
-    "choice": check_texts_to_choose,
     "states": check_states,
-    "extra_body": check_object,
-}
-_BOUNDED = {*MARKER_FIELDS, "bad_words"}  # of what is far too much, no more is counted
-_IF_EMPTY: dict[str, tuple[str, str | None]] = {
-    "session": ("", "leave it out"),
-    "cache_salt": ("", "leave it out"),
-    "lark": (": it has no rule", None),
-    "gbnf": (": it has no rule", None),
 }
 
 
-# Each with the other field that it depends on, if there is one.
-Conflicts = Iterator[tuple[FieldProblem, str | None]]
+def check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> list[FieldProblem]:
+    path = (field.name,)
+    if field.name in (*MARKER_FIELDS, "bad_words") and _is_huge(value):
+        message = (
+            f"{quote(path)} holds more than {MAX_PARTS} token ids and characters; "
+            f"at most {MAX_STOP_LENGTH} are allowed"
+        )
+        return [FieldProblem("invalid-value", path, message)]
+    if (check := _CHECKS.get(field.name)) is not None:
+        problems = check(value, path, capabilities)
+    else:
+        problems = check_value(field.type, value, path, capabilities, field.unit)
+    return [*islice(problems, MAX_PROBLEMS)]
+
+
+def _is_huge(value: object, depth: int = 2) -> bool:
+    items = [*value.values()] if isinstance(value, dict) else value
+    if not isinstance(items, str | list):
+        return False
+    return len(items) > MAX_PARTS or (depth > 0 and any(_is_huge(i, depth - 1) for i in items))
 
 
 def look_closely(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
+    """Return everything wrong with a request; bad fields have no part in the rules of several."""
     problems: list[FieldProblem] = []
     for name, field in REQUEST_FIELDS.items():
         value = getattr(request, name)
         if value is not field.default:
             problems += check_field(field, value, capabilities)
     bad = {str(problem.path[0]) for problem in problems}
-    sound = replace(request, **{name: _DEFAULTS[name] for name in bad}) if bad else request
+    if bad:
+        defaults = {name: REQUEST_FIELDS[name].default for name in bad}
+        request = replace(request, **defaults | ({"prompt": ""} if "prompt" in bad else {}))
     problems += [
         problem
-        for problem, other in find_conflicts(sound)
+        for problem, other in find_conflicts(request)
         if problem.path[0] not in bad and other not in bad
     ]
-    problems += find_unserved(sound, capabilities)
-    return problems
+    return [*problems, *find_unserved(request, capabilities)]
 
 
-def check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> list[FieldProblem]:
-    name, path = field.name, (field.name,)
-    if name in _BOUNDED and any(True for _ in islice(_parts(value), _MAX_PARTS, None)):
-        message = (
-            f"{quote(path)} holds more than {_MAX_PARTS} token ids and characters; "
-            f"at most {MAX_STOP_LENGTH} are allowed"
-        )
-        return [FieldProblem("invalid-value", path, message)]
-    check: Check | None = _CHECKS.get(name)
-    if check is not None:
-        problems = check(value, path, capabilities)
-    elif name in _IF_EMPTY and isinstance(value, str) and not value:
-        problems = check_filled(value, path, *_IF_EMPTY[name])
-    else:
-        problems = check_simple(field, value, path)
-    return [*islice(problems, MAX_PROBLEMS)]
+def _text_length(marker: object) -> int:
+    """Return the token ids and UTF-8 bytes of all stops in a field."""
+    if isinstance(marker, str):
+        return len(marker.encode())
+    if isinstance(marker, dict):
+        marker = [*marker.values()]
+    if isinstance(marker, list):
+        return sum(map(_text_length, marker))
+    if isinstance(marker, Transition):
+        return _text_length(marker.on)
+    return 0 if marker is None else 1
 
 
 # -- fields together -------------------------------------------------------------------------------
 
 
-def find_conflicts(request: Request) -> Conflicts:
+def find_conflicts(request: Request) -> Iterator[tuple[FieldProblem, str | None]]:
+    """Yield what is wrong between fields, each with the other field that it depends on."""
     values = zip(REQUEST_FIELDS.items(), astuple(request), strict=False)
     asked = {
         name: field
@@ -814,31 +727,30 @@ def find_uncompiled(
             yield FieldProblem("unsupported-model", (name,), f"`{name}`: {error}")
 
 
-# The quick way to be sure of a request: one conversion in C, then what types cannot state.
+# -- the fast path: one conversion in C, then what types cannot state ------------------------------
 #
-# Rule: it may leave a good request to `look_closely`, and never accepts a bad one.
+# Rule: it never accepts a bad request; a good one it may leave to `look_closely`.
 
 _WITHOUT_PARTS = {str, int, float, bool, type(None)}
 _KINDS_OF_IDS = ({int}, {list})
 _MAX_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH
 
-# Fields with a rule of their own, beside their type and what they exclude or need.
-_RULED = {"n", "best_of", "min_tokens", "num_beams", "cfg_scale", "prompt_logprobs", "heal"}
-
-# Beyond the plain fields: those that have no rule but their type, and those whose type is not all.
-_FREE, _COMPOSED = set[str](), list[str]()
+# Of the fields that are not plain: those with no rule beyond their type, and those whose type is not
+# all. A request with other values than defaults outside _FREE is examined further.
+_WITH_RULES = {"n", "best_of", "min_tokens", "num_beams", "cfg_scale", "prompt_logprobs", "heal"}
+_FREE, _COMPOSED = set[str](), list[Field]()
 for _name, _field in [*REQUEST_FIELDS.items()][NUM_PLAIN:]:
     if _field.range is None and _field.choices is None:
-        _COMPOSED.append(_name)
-    elif _field.needs is None and _name not in _RULED and _FREE.isdisjoint(_field.excludes):
+        _COMPOSED.append(_field)
+    elif _field.needs is None and _name not in _WITH_RULES and _FREE.isdisjoint(_field.excludes):
         _FREE.add(_name)
-_ruled_of = itemgetter(
+_bound_values_of = itemgetter(
     *(at for at, name in enumerate([*REQUEST_FIELDS][NUM_PLAIN:]) if name not in _FREE)
 )
 
 
 def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request | list[FieldProblem]:
-    """Return an equal request with lists of its own, or what is wrong with `request`."""
+    """Return an equal request that shares no list with `request`, or its problems."""
     copy = quick_copy(request, capabilities)
     if copy is not None and not (copy.json_schema or copy.states or copy.extra_body):
         return copy
@@ -846,8 +758,7 @@ def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request |
     if problems:
         return problems
     values = zip(request.__struct_fields__, astuple(request), strict=True)
-    parts = {
-        # of a list of numbers or texts alone, sooner than deepcopy
+    parts = {  # deepcopy is slow for long lists of numbers or texts
         name: [*value]
         if type(value) is list and _WITHOUT_PARTS.issuperset(map(type, value))
         else deepcopy(value)
@@ -858,20 +769,20 @@ def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request |
 
 
 def find_problems(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
-    """Return everything wrong with `request`, to be decoded by that model; [] if nothing is."""
+    """Return everything wrong with a request for that model."""
     is_right = quick_copy(request, capabilities) is not None
     return [] if is_right else look_closely(request, capabilities)
 
 
 def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | None:
-    """Return an equal request with plain lists of its own; None if a closer look is needed."""
-    if type(request) is not Request and request.__struct_fields__ != Request.__struct_fields__:
-        return None  # a type of the caller's, of which nothing is known
-    checked = checked_type(capabilities.vocab_size, Request, "tuple")
+    """Return an equal request with lists of its own; None if it needs a closer look."""
+    if request.__struct_fields__ != Request.__struct_fields__:
+        return None  # a subclass with more fields
     try:
-        copy = msgspec.convert(astuple(request), checked)  # quicker than by the names of fields
+        checked = checked_type(capabilities.vocab_size, Request)
+        copy = msgspec.convert(request, checked, from_attributes=True)
     except (msgspec.ValidationError, UnicodeEncodeError, AttributeError, TypeError):
-        return None  # the others: a lone surrogate, and what JSON has not
+        return None  # the other errors: a lone surrogate, values that are not JSON's
     prompt, token = request.prompt, request.stop_token
     if (
         (type(prompt) is list or (type(prompt) is str and is_text(prompt)))
@@ -884,7 +795,7 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
-    """Return whether nothing is wrong with a request whose fields have their types."""
+    """Return whether a request whose fields have their types is valid."""
     stop_sequence, stop = request.stop_sequence, request.stop
     if not (
         (stop_sequence is None or _is_uniform(stop_sequence))
@@ -901,10 +812,10 @@ def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
         return False
     rare = astuple(request)[NUM_PLAIN:]
     if rare != PLAIN_VALUES or capabilities.served is not None:
-        is_model = capabilities.gives_logits and capabilities.served is None
-        if not (is_model and _ruled_of(rare) == _ruled_of(PLAIN_VALUES)):
-            for name in _COMPOSED:
-                field, value = REQUEST_FIELDS[name], getattr(request, name)
+        is_local = capabilities.gives_logits and capabilities.served is None
+        if not (is_local and _bound_values_of(rare) == _bound_values_of(PLAIN_VALUES)):
+            for field in _COMPOSED:
+                value = getattr(request, field.name)
                 if value is not field.default and check_field(field, value, capabilities):
                     return False
             return not (any(find_conflicts(request)) or any(find_unserved(request, capabilities)))
@@ -926,10 +837,8 @@ def _is_uniform(stop: object) -> bool:
 
 
 @cache
-def checked_type(
-    vocab_size: int | None, base: type[Request], shape: Literal["tuple", "object"]
-) -> type[Request]:
-    """Return a type that no bad request converts to, but for what `goes_together` finds.
+def checked_type(vocab_size: int | None, base: type[Request]) -> type[Request]:
+    """Return a type that accepts only valid requests, except for what `goes_together` checks.
 
     The conversion runs in C: it costs less than one pass over the prompt in Python.
     """
@@ -948,8 +857,5 @@ def checked_type(
         (name, narrower.get(name, field.type), *([] if name == "prompt" else [field.default]))
         for name, field in REQUEST_FIELDS.items()
     ]
-    is_tuple = shape == "tuple"
-    made = msgspec.defstruct(
-        "CheckedRequest", fields, bases=(base,), frozen=True, gc=False, array_like=is_tuple
-    )
+    made = msgspec.defstruct("CheckedRequest", fields, bases=(base,), frozen=True, gc=False)
     return cast(type[Request], made)
