@@ -735,7 +735,7 @@ _WITHOUT_PARTS = {str, int, float, bool, type(None)}
 _KINDS_OF_IDS = ({int}, {list})
 _MAX_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH
 
-# Of the fields that are not plain: those with no rule beyond their type, and those whose type is not
+# Fields that are not plain: those with no rule beyond their type, and those whose type is not
 # all. A request with other values than defaults outside _FREE is examined further.
 _WITH_RULES = {"n", "best_of", "min_tokens", "num_beams", "cfg_scale", "prompt_logprobs", "heal"}
 _FREE, _COMPOSED = set[str](), list[Field]()
