@@ -142,7 +142,6 @@ class Answers:
             is_replayed = self._replaying == "whole"
             if self._replaying == "steps" and can_be_replayed(request):
                 is_replayed = True
-                earlier.check_replay(request, found)
         num_lacking = num_results - len(found)
         is_ranked = request.best_of is not None
         self._open[request_id] = _OpenRequest(

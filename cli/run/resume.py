@@ -1,13 +1,12 @@
-"""Resuming a run: what it was, and what it has left behind.
+"""Resume a run from the results that an earlier run has left.
 
-Beside results.jsonl stands results.jsonl.run.json, written when a run begins and again when it has
-finished.  It holds what must be the same for two runs to give the same results, and keeps
-unfinished results from being overwritten.  In results.jsonl.run.sums each line of results has a
-checksum: a line without one is not of a run.  With --keep-order, results.jsonl.rest has those whose
-turn has not come.
+Three files stand beside results.jsonl.  The record results.jsonl.run.json is written when a run
+begins and again when it has finished: everything that two runs must share to give equal results.
+results.jsonl.run.sums holds a checksum of each line, so a line that no run has written is found.
+With --keep-order, results.jsonl.rest holds results whose turn has not come.
 
-Rules: a file is changed by cutting off its end, or replaced at once, so that a crash loses nothing.
-Of each earlier result only its offset is held, found by its id.
+Rules: a file is cut at its end or replaced whole, so a crash loses nothing.  Only the offset of
+each earlier result is held in memory, by its id.
 """
 
 import os
@@ -15,11 +14,13 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from io import BytesIO
+from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Self
+from typing import Any, BinaryIO, Literal, Self
 from zlib import adler32, crc32
 
 import msgspec
@@ -44,23 +45,23 @@ from .input import IdRegistry, OpenInput, RequestReader, Waiting
 from .problems import say
 from .run_options import RunOptions
 
-REPAIR = "--resume=repair drops such lines, and decodes again what they were for"
+REPAIR = "use --resume=repair to drop such lines and decode their requests again"
 AGAIN = (
-    "what is there is decoded again, but not written: with a policy, limits, drafts or a profile "
-    "nothing else tells what the batch did"
+    "existing results are decoded again, but not written: with a policy, limits, drafts or a "
+    "profile only decoding reproduces what the batch did"
 )
 RECORD, SUMS, REST = BESIDE_RESULTS
 _CHUNK = 2**20
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the results of a run, and whether it has come to its end.
+    """Everything that decides the results of a run, and whether it has finished.
 
-    scheduling, step_time, speculation: as the first line of a trace has them, but with the policy.
-    input_sha256: None if the run cannot be continued: its input cannot be read again, what it did
-    depended on how fast it was, or there are token events among the results.
-    workers: the most of any run that has gone on with it; None if it decodes in one engine.
-    version: 2 since lines have other checksums.
+    scheduling, step_time, speculation: as in the first line of a trace, policy included.
+    input_sha256: None if the run cannot be resumed: its input was a pipe, its results depend on
+    timing, or they are mixed with token events.
+    workers: the most of any run that wrote these results; None for one engine.
+    version: 2 since the checksums of lines changed.
     """
 
     version: Literal[2] = 2
@@ -79,15 +80,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resumption:
-    """A run that may continue one before it, and be continued by one after it.
+    """A run that may resume an earlier run, and may be resumed itself.
 
-    file: that of the results, which is held.
-    earlier: the results of the run before; None if there is nothing to resume.
+    file: the results, locked.  earlier: the results of the earlier run, or None.
     is_possible: this run can be resumed if it ends early.
-    has_finished: the run before was complete, and none of its results were dropped since.
+    has_finished: the earlier run was complete, and none of its results were dropped since.
 
     Raises:
-        ResumeError: there are results, and they are not to be resumed, or cannot be.
+        ResumeError: there are results, and they cannot be resumed, or --resume is missing.
     """
 
     def __init__(self, options: RunOptions, requests: OpenInput, file: OutFile) -> None:
@@ -95,12 +95,12 @@ class Resumption:
         self.earlier: EarlierResults | None = None
         self.is_possible = self.has_finished = self._has_results = False
         self._record: RunRecord | None = None
-        self._before: RunRecord | None = None  # of the run before
-        self._output: str | None = None  # the path of the results, if that is a plain file
+        self._before: RunRecord | None = None  # of the earlier run
+        self._output: str | None = None  # the path of the results, if that is a regular file
         output = file.path
         if output is None or (Path(output).exists() and not Path(output).is_file()):
             if options.resume:
-                raise ResumeError("--resume continues a file of results: it needs --output FILE")
+                raise ResumeError("--resume needs --output FILE, the results to continue")
             return
         if options.resume and not requests.is_file:
             raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
@@ -110,17 +110,16 @@ class Resumption:
             )
         if options.resume and options.scheduling.profile == WALL:
             raise ResumeError(
-                "--resume and --profile wall exclude each other: what a run does then depends on "
-                "how fast it is"
+                "--resume and --profile wall exclude each other: such a run depends on timing"
             )
-        self._output, is_filled = output, file.is_filled or Path(output + REST).exists()
-        self._has_results = is_filled and not options.force
-        before = None if options.force else _read_record(output, file.name or output)
-        self._before = before
+        self._output = output
+        if not options.force:
+            self._has_results = file.is_filled or Path(output + REST).exists()
+            self._before = _read_record(output, file.name or output)
         if self._has_results and not options.resume:
-            raise ResumeError(f"{file.name} {_why_not_replaced(before)}")
+            raise ResumeError(f"{file.name} {_why_not_replaced(self._before)}")
         sums = Path(output + SUMS)
-        is_new = before is None and not (self._has_results or options.force)
+        is_new = self._before is None and not (self._has_results or options.force)
         if is_new and sums.exists() and sums.stat().st_size:
             raise ResumeError(
                 f"{sums} is there without the record of a run, and would be overwritten: remove "
@@ -128,13 +127,13 @@ class Resumption:
             )
 
     def prepare(self, options: RunOptions, requests: OpenInput, run: RunEvent) -> Self:
-        """Take over what there is to resume.
+        """Read the earlier results, if there are any, and repair the end of their file.
 
         run: the first line of this run's trace.
 
         Raises:
-            ResumeError: it is not of such a run.
-            OutputError: the end of the results cannot be repaired.
+            ResumeError: the results are from a different run.
+            OutputError: the file cannot be repaired.
         """
         output = self._output
         if output is None:
@@ -160,24 +159,17 @@ class Resumption:
             if before is not None and before.workers is not None and record.workers is not None:
                 # results may name slots of all
                 record = replace(record, workers=max(record.workers, before.workers))
-            retried: frozenset[str] | None = None
-            if options.retry_failed:  # samples without a result may have failed
-                found = (parsed.request for _, parsed in _expected(requests) if parsed is not None)
-                retried = frozenset(r.id or "" for r in found if (r.best_of or r.n) > r.n)
-            num_slots = record.batch * (record.workers or 1)
-            was_written = written_lines(output, name)
+            was_written = _written_lines(output, name)
             if options.repair or options.retry_failed:
                 _write_record(output, record)  # from here on, results may be missing
             elif before is not None:
                 self.has_finished = before.finished
-            self.earlier = take_over(
-                output,
-                ResultLines(num_slots, was_written, is_repairing=options.repair),
-                file=self.file,
-                name=name,
-                expected=_expected(requests) if options.keep_order else None,
-                retried=retried,
-            )
+            try:
+                self.earlier = _take_over(output, self.file, options, requests, was_written)
+            except ResumeError as error:
+                raise ResumeError(f"cannot resume {name}: {error}") from error
+            except OSError as error:
+                raise OutputError(f"cannot continue {output}: {error.strerror}") from error
         self._record, self.is_possible = record, record.input_sha256 is not None
         return self
 
@@ -186,32 +178,31 @@ class Resumption:
 
     def __exit__(self, *_: object) -> None:
         if self.earlier is not None:
-            self.earlier.close()
+            self.earlier.lines.close()
 
     def describe(self, num_requests: int | None, *, is_decoded_again: bool = False) -> str:
-        """Return lines of what is there already, of so many requests; nothing of a new run.
+        """Return lines about the results that exist already; "" for a new run.
 
-        is_decoded_again: whether that costs as much as it did, since only so it is known what the
-        batch did.
+        is_decoded_again: these results are decoded again, only to learn what the batch did.
         """
         if self.earlier is None or num_requests is None:
             return ""
         there = f"{self.file.name} has {counted(self.earlier.num_results, 'result')}"
         left = f"{num_requests - self.earlier.num_answered:,} of {counted(num_requests, 'request')}"
-        lines = f"going on: {there}, {left} have none yet\n"
+        lines = f"resuming: {there}, {left} have none yet\n"
         if is_decoded_again and self.earlier.num_results:
             lines += f"{AGAIN}\n"
         return lines
 
     def open_results(self, output: str) -> Sink:
-        """Return what results are written to, behind those that were there; others are gone."""
+        """Return the sink for results, behind the earlier ones if there are any."""
         results = self.file.open(append=self.earlier is not None)
         if not self.is_possible:
             return results
         return SummedSink(results, output, append=self.earlier is not None)
 
     def begin(self) -> None:
-        """Write down that the run has begun.
+        """Record that the run has begun.
 
         The file of results must be open by then, and so rid of those of another run.
         """
@@ -221,7 +212,7 @@ class Resumption:
             _write_record(self._output, self._record)
 
     def finish(self) -> None:
-        """Write down that the run has come to its end."""
+        """Record that the run has finished."""
         if self._output is not None and self._record is not None:
             _write_record(self._output, replace(self._record, finished=True))
             Path(self._output + REST).unlink(missing_ok=True)
@@ -235,19 +226,14 @@ def conclude_finished(
     options: RunOptions,
     waiting: Waiting,
 ) -> int | None:
-    """Say that nothing is to be done, if that is so; return the exit status, None if it is not.
+    """Return the exit status of a run that has nothing left to do, else None.
 
-    Each request of the input is looked at, and each of its results, but no model is asked.
-    waiting: entered while all results are looked at.
-
-    Raises:
-        Interrupted: a signal came.
-        InputError: the input cannot be read.
-        OutputError, WriteError: the record of the run cannot be written.
+    Every request and every result is looked at, but no model is called.
+    waiting: entered meanwhile.
     """
     more = options.trace, options.summary_json, options.report, options.timeseries, options.otel
     if options.is_exposed or options.stats or any(output is not None for output in more):
-        return None  # decoding again alone tells that
+        return None  # only decoding again gives that
     earlier = resumption.earlier
     if earlier is None or not resumption.has_finished:
         return None
@@ -268,23 +254,23 @@ def conclude_finished(
     resumption.finish()
     if not options.quiet:
         name, whole = resumption.file.name, counted(reader.num_read, "request")
-        told = f"nothing to do: {name} has all results of {whole}"
+        text = f"nothing to do: {name} has all results of {whole}"
         if num_failed:
-            told += f"; {num_failed:,} failed (see --retry-failed)"
-        say(printable_lines(f"{told}\n"))
+            text += f"; {num_failed:,} failed (see --retry-failed)"
+        say(printable_lines(f"{text}\n"))
     return 1 if num_failed else 0
 
 
 def _why_not_replaced(earlier: RunRecord | None) -> str:
     if earlier is None:
         return (
-            "holds something that is not known to be results: --force overwrites it "
-            "(--resume continues what a run has left, by its record beside the results)"
+            "holds something other than the results of a run: --force overwrites it "
+            "(--resume needs the record beside the results)"
         )
     if earlier.finished:
         return (
             "holds the complete results of a run: --force replaces them, "
-            "--resume --retry-failed decodes again what has failed"
+            "--resume --retry-failed decodes failed requests again"
         )
     if earlier.input_sha256 is None:
         return "holds the results of a run that did not finish: --force replaces them"
@@ -295,7 +281,7 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
 
 
 def parser_for_any_model() -> RequestParser:
-    """Return what reads all that some model can decode, chats included."""
+    """Return a parser that accepts everything some model can decode, chats included."""
     return RequestParser(
         ModelCapabilities(
             chat_template=lambda *_, **__: "a chat", encode_with_special=lambda _text: []
@@ -303,19 +289,23 @@ def parser_for_any_model() -> RequestParser:
     )
 
 
-def _expected(requests: OpenInput) -> "Iterator[InputLine]":
+def _requests_of(requests: OpenInput) -> Iterator[tuple[int, Request | None]]:
+    """Yield the number of each input line, and its request, or None."""
     parser = parser_for_any_model()
     for number, line in requests.lines():
         parsed = parser.parse(line, number)
-        yield number, parsed if isinstance(parsed, ParsedLine) else None
+        yield number, parsed.request if isinstance(parsed, ParsedLine) else None
+
+
+# -- the record
 
 
 def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> None:
-    """Make sure that the results of `earlier` are those that `now` would give."""
+    """Raise a ResumeError if the results of `earlier` are not those of `now`."""
     if earlier is None:
         raise ResumeError(
             f"cannot resume {name}: {name}{RECORD} is missing, "
-            "so nothing says which model and input the results are of. To go on, put it back; "
+            "and with it the model and the input of these results. To go on, put it back; "
             f"to keep {name}, give it another name. --force overwrites it."
         )
     if earlier.input_sha256 is None:
@@ -327,58 +317,51 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
     reasons = []
     if earlier.input_sha256 != now.input_sha256:
         reasons.append("the input is another one, or has changed")
-    if earlier.model != now.model:
-        reasons.append(f"the model was {earlier.model}, now it is {now.model}")
-    else:
-        are_options = is_checkpoint(now.model) or is_hf(now.model)
-        names = LOADING_SETTINGS if are_options else frozenset[str]()
-        reasons += _changes(earlier.settings, now.settings, names)
-    scheduling = []
-    for record in (earlier, now):
-        values = {"batch": record.batch, **msgspec.structs.asdict(record.scheduling)}
-        values["prefix_cache"] = PREFIX_CACHE_WORDS[values["prefix_cache"]]
-        scheduling.append(values)
-    reasons += _changes(scheduling[0], scheduling[1], scheduling[0])
-    profiles = [record.step_time.get("name", "1 second a step") for record in (earlier, now)]
-    if profiles[0] != profiles[1]:
-        reasons.append(f"--profile was {profiles[0]}, now it is {profiles[1]}")
-    else:
-        reasons += [f"--profile: {each}" for each in _changes(earlier.step_time, now.step_time)]
-    reasons += _changes(earlier.speculation, now.speculation, SPECULATION_SETTINGS)
-    flags = {
-        "--workers": (earlier.workers is not None, now.workers is not None),
-        "--keep-order": (earlier.keep_order, now.keep_order),
-        "--chat": (earlier.chat, now.chat),
-    }
-    for option, (was_given, is_given) in flags.items():
-        if was_given != is_given:
-            reasons.append(f"it was begun {'with' if was_given else 'without'} {option}")
-    reasons += _changes(earlier.defaults, now.defaults, OF_ROWS)
+    then, wanted = _options_of(earlier), _options_of(now)
+    words = {"None": "not set", "True": "on", "False": "off"}
+    for each in then.keys() | wanted.keys():
+        option = each.partition(": ")[0]  # without equal options their settings do not matter
+        if then.get(each) != wanted.get(each) and (
+            each == option or then.get(option) == wanted.get(option)
+        ):
+            values = [words.get(str(value), value) for value in (then.get(each), wanted.get(each))]
+            reasons.append(f"{each} was {values[0]}, now it is {values[1]}")
     if reasons:
         raise ResumeError(
-            f"cannot resume {name}: {'; '.join(reasons)}. "
-            "Resume with what it was begun with, or start over with --force."
+            f"cannot resume {name}: {'; '.join(sorted(reasons))}. "
+            "Resume with the options of that run, or start over with --force."
         )
 
 
-def _changes(
-    earlier: Mapping[str, Any], now: Mapping[str, Any], options: Container[str] = ()
-) -> list[str]:
-    words = {None: "not set", True: "on", False: "off"}
-    reasons = []
-    for name in sorted(earlier.keys() | now.keys()):
-        then, value = (
-            words[found] if found is None or isinstance(found, bool) else found
-            for found in (earlier.get(name), now.get(name))
-        )
-        if then != value:
-            shown = f"--{name.replace('_', '-')}" if name in options else name
-            reasons.append(f"{shown} was {then}, now it is {value}")
-    return reasons
+def _options_of(record: RunRecord) -> dict[str, object]:
+    """Return the value of each option, and as "--option: name" the settings that it implies."""
+    are_options = is_checkpoint(record.model) or is_hf(record.model)
+    scheduling = msgspec.structs.asdict(record.scheduling)
+    scheduling["prefix_cache"] = PREFIX_CACHE_WORDS[scheduling["prefix_cache"]]
+    values: dict[str, object] = {
+        "--model": record.model,
+        "--batch": record.batch,
+        "--workers": record.workers is not None,
+        "--keep-order": record.keep_order,
+        "--chat": record.chat,
+    }
+    step_time = {"name": "1 second a step", **record.step_time}
+    values["--profile"] = step_time.pop("name")
+    groups: list[tuple[str, Mapping[str, Any], Container[str]]] = [
+        ("--model: ", record.settings, LOADING_SETTINGS if are_options else ()),
+        ("--profile: ", step_time, ()),
+        ("", scheduling, scheduling),
+        ("", record.speculation, SPECULATION_SETTINGS),
+        ("", record.defaults, OF_ROWS),
+    ]
+    for prefix, settings, options in groups:
+        for name, value in settings.items():
+            option = f"--{name.replace('_', '-')}"
+            values[option if name in options else f"{prefix}{name}"] = value
+    return values
 
 
 def _read_record(output: str, name: str) -> RunRecord | None:
-    """Return the record beside `output`, which messages call `name`; None if there is none."""
     try:
         return msgspec.json.decode(Path(output + RECORD).read_bytes(), type=RunRecord)
     except FileNotFoundError:
@@ -401,22 +384,18 @@ def _write_record(output: str, record: RunRecord) -> None:
         sink.write(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
 
 
-# -- what stands beside results
+# -- checksums
 
 SUM_BYTES = 8  # of a checksum: a CRC-32, then an Adler-32
 
 
 class SummedSink:
-    """Passes results on to another sink, and the checksum of each line to a file before that.
-
-    So a line without a checksum was changed, or put there by others.
-    append: whether the results before these are kept.
-    """
+    """Writes results to another sink, and before that the checksum of each line to a file."""
 
     def __init__(self, results: Sink, output: str, *, append: bool) -> None:
         self._results, self.is_file = results, results.is_file
         if not append:
-            Path(output + SUMS).unlink(missing_ok=True)  # not what it may be a link to
+            Path(output + SUMS).unlink(missing_ok=True)  # if it is a link, its target stays
         self._file = OutFile(output + SUMS, is_named=False)
         self._sums = self._file.open(append=append)
 
@@ -436,8 +415,8 @@ class SummedSink:
 def sums_of(lines: list[bytes]) -> bytes:
     """Return the checksums of lines of results, one after the other.
 
-    Both find damage, neither a forger, who could write the checksums as well; together they take a
-    fifth of the time of a short blake2b.
+    Both find damage, neither stops a forger, who could write the checksums as well; together they
+    take a fifth of the time of a short blake2b.
     """
     sums = array("I", bytes(SUM_BYTES * len(lines)))
     sums[::2] = array("I", map(crc32, lines))
@@ -445,21 +424,15 @@ def sums_of(lines: list[bytes]) -> bytes:
     return sums.tobytes()
 
 
-def written_lines(output: str, name: str) -> Callable[[bytes], bool]:
-    """Return a function that returns whether runs have written a line to `output`.
-
-    name: as messages call that.
-
-    Raises:
-        ResumeError: there are no checksums of its lines.
-    """
+def _written_lines(output: str, name: str) -> Callable[[bytes], bool]:
+    """Return a test for lines that runs have written to `output`, which messages call `name`."""
     try:
         data = Path(output + SUMS).read_bytes()
     except FileNotFoundError:
         raise ResumeError(
-            f"cannot resume {name}: {name}{SUMS} is missing, so nothing says which lines the "
-            f"run has written. To go on, put it back; to keep {name}, give it another name. "
-            "--force starts over."
+            f"cannot resume {name}: {name}{SUMS} is missing, and with it the checksums of the "
+            f"lines that the run has written. To go on, put it back; to keep {name}, give it "
+            "another name. --force starts over."
         ) from None
     data = data[: len(data) - len(data) % SUM_BYTES]
     sums = array("q", sorted(array("q", data)))
@@ -475,125 +448,92 @@ def written_lines(output: str, name: str) -> Callable[[bytes], bool]:
 # -- the results of an earlier run
 
 
-class ResultLine(NamedTuple):
-    """A line with its number in its file, and the results in it, which are of one request."""
-
-    number: int
-    line: bytes
-    results: list[Result]
+Found = tuple[int, bytes, list[Result]]
+"""The number of a line in its file, the line, and its results, all of one request."""
 
 
-class ResultLines:
-    """Reads lines of results up to the first that is torn.
+def _read_results(
+    file: BinaryIO, *, was_written: Callable[[bytes], bool], is_repairing: bool
+) -> Iterator[Found]:
+    """Yield the lines of `file` up to a torn one.
 
-    num_slots: of the batch.  was_written: returns whether a run has written a line.
-    is_repairing: lines that no run has written, or that are there twice, are left out, not refused.
+    is_repairing: skip lines that no run has written and second copies, instead of refusing them.
     """
-
-    def __init__(
-        self, num_slots: int, was_written: Callable[[bytes], bool], *, is_repairing: bool = False
-    ) -> None:
-        self._num_slots, self._was_written = num_slots, was_written
-        self.is_repairing = is_repairing
-
-    def read(self, file: BinaryIO) -> Iterator[ResultLine]:
-        """Yield each line, from the first one on.
-
-        Raises:
-            ResumeError: one is no result of the run.
-        """
-        file.seek(0)
-        seen = set[tuple[str, int]]()
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                results = self._results_in(line)
-            except (BatchdecodeError, RecursionError) as error:
-                if self.is_repairing:
-                    continue
-                raise ResumeError(f"line {number}: {error}; {REPAIR}") from error
-            if self.is_repairing:
-                names = {(result.id, number_of(result)) for result in results}
-                if names & seen:
-                    continue
-                seen |= names
-            yield ResultLine(number, line, results)
-
-    def _results_in(self, line: bytes) -> list[Result]:
-        if line.isspace():
-            raise ResumeError("it is blank")
-        results = decode_result_line(line)
-        for result in results:
-            slot, admitted, finished = result.slot, result.steps.admitted, result.steps.finished
-            if slot is None and admitted is None:
+    file.seek(0)
+    seen = set[tuple[str, int]]()
+    for number, line in enumerate(file, start=1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            if line.isspace():
+                raise ResumeError("it is blank")
+            results = decode_result_line(line)
+            if not was_written(line):
+                raise ResumeError(
+                    f"the result of {results[0].id!r} is not what the run has written: "
+                    "it was changed, or added by another program"
+                )
+        except (BatchdecodeError, RecursionError) as error:
+            if is_repairing:
                 continue
-            if slot is None or admitted is None or finished is None:
-                raise ResumeError("some of slot, admitted and finished are null")
-            if not 0 <= slot < self._num_slots:
-                raise ResumeError(f"slot {slot}, but there are {self._num_slots}")
-            if not 0 <= admitted <= finished:
-                raise ResumeError(f"it cannot have held a slot from step {admitted} to {finished}")
-        if not self._was_written(line):
-            raise ResumeError(
-                f"the result of {results[0].id!r} is not what the run has written: "
-                "it was changed, or put there"
-            )
-        return results
+            raise ResumeError(f"line {number}: {error}; {REPAIR}") from error
+        if is_repairing:
+            names = {(result.id, _place_of(result)) for result in results}
+            if names & seen:
+                continue
+            seen |= names
+        yield number, line, results
+
+
+def _place_of(result: Result) -> int:
+    """Return the number of `result` among those with its id: its index, or minus its bad line.
+
+    An id given twice is that of a request and of the bad lines that repeat it.
+    """
+    line = result.error.line if result.error is not None else None
+    return result.index if line is None else -line
 
 
 class EarlierResults:
-    """The results of an earlier run, in the file `lines`, and where in it each is.
+    """The ids that an earlier run has finished, each with the offset of its result in `lines`.
 
-    is_copy: lines that are added are written there, too.
-    end: the offset behind the last line that was added.  num_complete: if they are in the order of
-    the input, how many of its lines have all their results, from the first one on.
-    num_results, num_answered: how many there are, and of how many lines of the input.
+    is_copy: added lines are also written to `lines`.
+    end: the offset behind the last added line.  num_complete: with --keep-order, how many input
+    lines have all their results, from the first one on.
+    kept: the index of each input line whose answer stands behind a gap, and its start and end.
+    num_results, num_answered: added results, and the input lines they answer.
     """
 
     def __init__(self, lines: BinaryIO, *, is_copy: bool = False) -> None:
         self.end = self.num_complete = self.num_results = self.num_answered = 0
         self.lines, self._is_copy = lines, is_copy
-        self._places = IdRegistry()  # where the line of a result is
-        self._kept: list[tuple[int, int, int]] = []
+        self._offsets = IdRegistry()
+        self.kept: list[tuple[int, int, int]] = []
 
-    def close(self) -> None:
-        self.lines.close()
-
-    def add(self, found: ResultLine) -> None:
-        """Take in the next line.
-
-        Raises:
-            ResumeError: one of its results is there already.
-        """
-        for result in found.results:
-            number, places = number_of(result), self._places
-            if places.add(f"{number} {result.id}", self.end) is not None:
+    def add(self, number: int, line: bytes, results: list[Result]) -> None:
+        """Add the next line, or raise a ResumeError if one of its results was added before."""
+        offsets = self._offsets
+        for result in results:
+            place = _place_of(result)
+            if offsets.add(f"{place} {result.id}", self.end) is not None:
                 raise ResumeError(
-                    f"line {found.number}: it is one of two results {result.index} "
+                    f"line {number}: it is one of two results {result.index} "
                     f"of request {result.id!r}; {REPAIR}"
                 )
-            # A line of the input is answered once, though later samples may come before the first.
-            if number > 0:
-                is_first = places.add(f"+ {result.id}", 0) is None
-                is_first &= places.find(f"0 {result.id}") is None
+            # An input line is answered once, though later samples may come before the first.
+            if place > 0:
+                is_first = offsets.add(f"+ {result.id}", 0) is None
+                is_first &= offsets.find(f"0 {result.id}") is None
             else:
-                is_first = number < 0 or places.find(f"+ {result.id}") is None
+                is_first = place < 0 or offsets.find(f"+ {result.id}") is None
             self.num_answered += is_first
-        self.num_results += len(found.results)
+        self.num_results += len(results)
         if self._is_copy:
-            self.lines.write(found.line)
-        self.end += len(found.line)
+            self.lines.write(line)
+        self.end += len(line)
 
-    def keep(self, input_index: int, start: int) -> None:
-        """Keep what is from `start` to `end`, the answer to a line of the input, for its turn.
-
-        It follows a gap, so its turn comes when that is closed.
-        """
-        self._kept.append((input_index, start, self.end))
-
-    def kept(self) -> Iterator[tuple[int, bytes]]:
-        for input_index, start, end in self._kept:
+    def kept_lines(self) -> Iterator[tuple[int, bytes]]:
+        for input_index, start, end in self.kept:
             self.lines.seek(start)
             yield input_index, self.lines.read(end - start)
 
@@ -602,162 +542,111 @@ class EarlierResults:
         return self.find(request_id, max(request.n, request.best_of or 0))
 
     def find(self, request_id: str, num_outputs: int) -> dict[int, Result]:
-        found = ((index, self._get(request_id, index)) for index in range(num_outputs))
-        return {index: result for index, result in found if result is not None}
+        found = {}
+        for index in range(num_outputs):
+            start = self._offsets.find(f"{index} {request_id}")
+            if start is not None:
+                self.lines.seek(start)
+                results = decode_result_line(self.lines.readline())
+                found[index] = next(each for each in results if _place_of(each) == index)
+        return found
 
-    def check_replay(self, request: Request, replayed: Mapping[int, Result], /) -> None:
-        """Make sure that `replayed`, results of `request`, can be.
-
-        Raises:
-            ResumeError: one took more steps than it can have taken.
-        """
-        for result in replayed.values():
-            admitted, finished = result.steps.admitted, result.steps.finished
-            num_steps = 0 if admitted is None or finished is None else finished - admitted + 1
-            if num_steps > request.output_limit:
-                raise ResumeError(
-                    f"cannot resume: result {result.index} of request {result.id!r} took "
-                    f"{num_steps} steps, but max_tokens is {request.output_limit}"
-                )
-
-    def has_rejected(self, request_id: str, line_number: int, /) -> bool:
-        return self._places.find(f"{-line_number} {request_id}") is not None
-
-    def _get(self, request_id: str, number: int) -> Result | None:
-        start = self._places.find(f"{number} {request_id}")
-        if start is None:
-            return None
-        self.lines.seek(start)
-        results = decode_result_line(self.lines.readline())
-        return next(result for result in results if number_of(result) == number)
+    def has_rejected(self, request_id: str, line_number: int) -> bool:
+        return self._offsets.find(f"{-line_number} {request_id}") is not None
 
 
-def number_of(result: Result) -> int:
-    """Return the number of `result` among those with its id: its index or, below 0, its bad line.
-
-    An id given twice is that of a request and of the bad lines that have it, too.
-    """
-    line = result.error.line if result.error is not None else None
-    return result.index if line is None else -line
-
-
-# -- taking over a file of results
-
-InputLine = tuple[int, ParsedLine | None]
-"""The number of a line of the input, and the request that it holds, None if it holds none."""
-
-
-def take_over(
+def _take_over(
     output: str,
-    reader: ResultLines,
-    *,
-    file: OutFile | None = None,
-    name: str | None = None,
-    expected: Iterable[InputLine] | None = None,
-    retried: frozenset[str] | None = None,
+    file: OutFile,
+    options: RunOptions,
+    requests: OpenInput,
+    was_written: Callable[[bytes], bool],
 ) -> EarlierResults:
-    """Return the results in the file `output` and repair its end, so that it can be appended to.
-
-    file: has it locked.  name: as messages call it, if not so.
-    expected: the lines of the input, if the results are in their order.
-    retried: if results that have failed are left out, the requests of which any results are.
-
-    Raises:
-        ResumeError: the file holds something else.
-        OutputError: it cannot be repaired.
-    """
-    file = file or OutFile(output)
-    is_chosen = reader.is_repairing or (retried is not None and expected is None)
-    try:
-        with ExitStack() as on_failure, ExitStack() as at_end:
-            is_whole, lines = _open(output)
-            if is_chosen or expected is not None:
-                at_end.callback(lines.close)
-                earlier = EarlierResults(_temporary(output), is_copy=True)
-            else:
-                earlier = EarlierResults(lines)
-            on_failure.callback(earlier.close)
-            if expected is not None:
-                end = _add_in_order(output, lines, earlier, reader, retried, expected)
-            else:
-                failed = set[str]()
-                if retried is not None:
-                    answers = ([found] for found in reader.read(lines))
-                    failed = {a[0].results[0].id for a in answers if _is_retried(a, retried)}
-                for found in reader.read(lines):  # of a request all results or none
-                    if found.results[0].id not in failed:
-                        earlier.add(found)
-                end = earlier.end
-            earlier.lines.flush()
-            if end < earlier.end:
-                _put(earlier.lines, OutFile(output + REST, is_named=False))
-            is_whole &= end == lines.seek(0, os.SEEK_END)
-            if is_chosen or (output.endswith(".gz") and not is_whole):
-                _put(earlier.lines, file, end)
-            else:
-                lines.truncate(end)
-            on_failure.pop_all()
-    except ResumeError as error:
-        raise ResumeError(f"cannot resume {name or output}: {error}") from error
-    except OSError as error:
-        raise OutputError(f"cannot continue {output}: {error.strerror}") from error
+    """Return the results in `output`, and repair it, so that new results can be appended."""
+    read = partial(_read_results, was_written=was_written, is_repairing=options.repair)
+    with ExitStack() as on_failure, ExitStack() as at_end:
+        is_whole, lines = _open(output)
+        if options.repair or options.retry_failed or options.keep_order:
+            at_end.callback(lines.close)
+            earlier = EarlierResults(_temporary(output), is_copy=True)
+        else:
+            earlier = EarlierResults(lines)
+        on_failure.callback(earlier.lines.close)
+        files, rest = [lines], Path(output + REST)
+        if options.keep_order and rest.exists():
+            files.append(at_end.enter_context(rest.open("rb")))
+        retried = set[str]()
+        if options.retry_failed:
+            for each in files:
+                for _, _, results in read(each):
+                    errors = (result.error for result in results)
+                    if any(error and error.code in RUN_ERROR_CODES for error in errors):
+                        retried.add(results[0].id)
+            for _, request in _requests_of(requests):  # samples without a result may have failed
+                if request is not None and (request.best_of or request.n) > request.n:
+                    retried.add(request.id or "")
+        kept = [(found for found in read(each) if found[2][0].id not in retried) for each in files]
+        if options.keep_order:
+            end = _add_in_order(kept, _requests_of(requests), earlier)
+        else:
+            for found in kept[0]:
+                earlier.add(*found)
+            end = earlier.end
+        earlier.lines.flush()
+        if end < earlier.end:
+            _put(earlier.lines, OutFile(output + REST, is_named=False))
+        is_whole &= end == lines.seek(0, os.SEEK_END)
+        is_chosen = options.repair or (options.retry_failed and not options.keep_order)
+        if is_chosen or (output.endswith(".gz") and not is_whole):
+            _put(earlier.lines, file, end)
+        else:
+            lines.truncate(end)
+        on_failure.pop_all()
     return earlier
 
 
-def _is_retried(answer: list[ResultLine], retried: frozenset[str] | None) -> bool:
-    if retried is None:
-        return False
-    errors = (result.error for found in answer for result in found.results)
-    has_failed = any(error is not None and error.code in RUN_ERROR_CODES for error in errors)
-    return has_failed or any(found.results[0].id in retried for found in answer)
-
-
 def _add_in_order(
-    output: str,
-    lines: BinaryIO,
+    files: Sequence[Iterable[Found]],
+    expected: Iterable[tuple[int, Request | None]],
     earlier: EarlierResults,
-    reader: ResultLines,
-    retried: frozenset[str] | None,
-    expected: Iterable[InputLine],
 ) -> int:
-    """Add the answers to `expected`; return where the first gap in the lines of `output` is.
+    """Add the answers to the `expected` input lines; return the offset of the first gap.
 
-    Those behind it are kept for their turn; some may be in a file of their own.
+    files: the lines of the results, and of the .rest file.  Answers behind the gap, and those in
+    the .rest file, are kept for their turn.
     """
-    end, path = 0, Path(output + REST)
-    with ExitStack() as opened:
-        files = [lines, opened.enter_context(path.open("rb"))] if path.exists() else [lines]
-        readers = [reader.read(file) for file in files]
-        heads = [next(found, None) for found in readers]
-        for place, (number, parsed) in enumerate(expected):
-            answers = []  # in each file; nothing if it is not whole, or to be tried again
-            for which, found_lines in enumerate(readers):
-                answer: list[ResultLine] = []
-                while (head := heads[which]) is not None:
-                    first = head.results[0]
-                    of_line = number_of(first)
-                    is_own = parsed is not None and first.id == parsed.request.id
-                    if not (-of_line == number if of_line < 0 else is_own):
-                        break
-                    answer.append(head)
-                    heads[which] = next(found_lines, None)
-                is_rejected = parsed is None or (answer and number_of(answer[0].results[0]) < 0)
-                num_wanted = 1 if is_rejected or parsed is None else parsed.request.n
-                is_complete = sum(len(found.results) for found in answer) >= num_wanted
-                is_kept = is_complete and not _is_retried(answer, retried)
-                answers.append(answer if is_kept else [])
-            start = earlier.end
-            for found in next(filter(None, answers), ()):
-                earlier.add(found)
-            if answers[0] and earlier.num_complete == place:
-                earlier.num_complete, end = place + 1, earlier.end
-            elif any(answers):
-                earlier.keep(place, start)
+
+    def answer_of(found: Found) -> tuple[str, int]:
+        return found[2][0].id, min(_place_of(found[2][0]), 0)
+
+    end, groups = 0, [groupby(file, answer_of) for file in files]
+    heads = [next(group, None) for group in groups]
+    for index, (number, request) in enumerate(expected):
+        answers = []  # in each file; [] if it is not complete
+        for which, head in enumerate(heads):
+            answer: list[Found] = []
+            if head is not None:
+                (request_id, place), found = head
+                is_own = request is not None and request_id == request.id and not place
+                if place == -number or is_own:
+                    answer = list(found)
+                    heads[which] = next(groups[which], None)
+                    num_wanted = 1 if place or request is None else request.n
+                    if sum(len(results) for _, _, results in answer) < num_wanted:
+                        answer = []
+            answers.append(answer)
+        start = earlier.end
+        for each in next(filter(None, answers), ()):
+            earlier.add(*each)
+        if answers[0] and earlier.num_complete == index:
+            earlier.num_complete, end = index + 1, earlier.end
+        elif any(answers):
+            earlier.kept.append((index, start, earlier.end))
     return end
 
 
 def _temporary(output: str) -> BinaryIO:
-    import tempfile  # noqa: PLC0415 - only where results are mended
+    import tempfile  # noqa: PLC0415 - only where results are repaired
 
     return tempfile.TemporaryFile(dir=Path(output).resolve().parent)
 

@@ -369,7 +369,7 @@ class Run:
         results, is_one = self._results, isinstance(loop, Loop)
         stop.before_wait, stop.before_pause = self._show_all, view.step_aside
         self._note([setup.run_event()])
-        for input_index, lines in earlier.kept() if earlier else ():
+        for input_index, lines in earlier.kept_lines() if earlier else ():
             results.write(loop.put_back(input_index, lines))
         num_shown = 0
         try:

@@ -171,7 +171,7 @@ def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
     ("begun", "resumed", "why"),
     [
         ([], ["--weights", "int8"], "--weights was fp32, now it is int8"),
-        (["--chat"], [], "it was begun with --chat"),
+        (["--chat"], [], "--chat was on, now it is off"),
     ],
 )
 def test_a_run_is_resumed_with_the_options_it_was_begun_with(begun, resumed, why, folder):

@@ -172,11 +172,11 @@ def test_a_resumed_run_says_what_is_there_and_what_is_left(tmp_path, keep_order)
     (tmp_path / "out").write_bytes(b"".join(kept))
     done = batchdecode(*command, "--resume", cwd=tmp_path)
     said = "6 results, 3 of 5" if keep_order else "7 results, 2 of 5"
-    assert f"going on: out has {said} requests have none yet\n" in done.stderr
+    assert f"resuming: out has {said} requests have none yet\n" in done.stderr
     assert AGAIN not in done.stderr
     assert sorted((tmp_path / "out").read_bytes().splitlines(keepends=True)) == sorted(whole)
     again = batchdecode(*command, "--resume", "-q", cwd=tmp_path)
-    assert "going on" not in again.stderr
+    assert "resuming" not in again.stderr
 
 
 def test_a_run_that_gave_up_is_told_how_to_get_further(tmp_path):
@@ -265,11 +265,11 @@ def test_failed_samples_count_as_they_did(tmp_path, monkeypatch):
     ("change", "reason"),
     [
         ({"defaults": {"seed": 5}}, "--seed was not set, now it is 5"),
-        ({"model_settings": {"seed": 5}}, "seed was 0, now it is 5"),
+        ({"model_settings": {"seed": 5}}, "--model: seed was 0, now it is 5"),
         ({"requests": REQUESTS + b"\n"}, "the input is another one, or has changed"),
-        ({"keep_order": True}, "it was begun without --keep-order"),
+        ({"keep_order": True}, "--keep-order was off, now it is on"),
         ({"batch": 8}, "--batch was 3, now it is 8"),
-        ({"model": "other_model:f"}, "the model was simulated, now it is other_model:f"),
+        ({"model": "other_model:f"}, "--model was simulated, now it is other_model:f"),
         ({"follow": True}, "--resume and --follow exclude each other"),
         ({"output": None}, "needs --output FILE"),
     ],

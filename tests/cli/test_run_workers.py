@@ -196,7 +196,10 @@ def test_a_run_of_one_engine_is_not_continued_by_workers(folder):
     options = options_of(folder, max_errors=1)
     run_inner(options)
     again = options_of(folder, force=False, resume=True, workers=None)
-    with StopSignals() as stop, pytest.raises(BatchdecodeError, match="begun with --workers"):
+    with (
+        StopSignals() as stop,
+        pytest.raises(BatchdecodeError, match="--workers was on, now it is off"),
+    ):
         run(again, stop, "batchdecode")
 
 
