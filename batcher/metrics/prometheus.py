@@ -1,8 +1,7 @@
-"""The numbers of a run or a server as Prometheus reads them, by vLLM's names where it has them.
+"""The numbers of a run or a server as Prometheus metrics, under vLLM's names where vLLM has them.
 
-Rule: counters are fields of the summary, and histograms those that its latencies are read from, so
-nothing is counted twice, and they are equal.  Times are seconds of the engine's clock, on which a
-step lasts 1.0 unless something says otherwise.  docs/observability.md has the table.
+Counters are numbers of the summary, and histograms those of its latencies, so nothing is counted
+twice.  Times are seconds of the engine's clock.  docs/observability.md has the table.
 """
 
 from bisect import bisect_right
@@ -10,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from msgspec.structs import asdict
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,16 +19,14 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from batcher.events import Event, RunEvent
+from batcher.events import BlockedReason, Event, RunEvent
 from batcher.metrics.summary import (
-    EndedTotals,
     EngineState,
     RunMetrics,
-    RunSummary,
     RunTotals,
-    WatchedEngine,
+    Summary,
+    WatchedTotals,
     state_of,
-    summarize,
 )
 from batcher.metrics.times import MICROSECONDS, Histogram
 from batcher.request import NOTHING_UNREAD, Unread
@@ -42,10 +38,9 @@ TOKENS = [float(number * 10**power) for power in range(6) for number in (1, 2, 5
 
 
 class Number(NamedTuple):
-    """One metric: its help text, and how it is read.
+    """A metric: its help text, and how to read its value.
 
-    label: what tells several counts of one name apart.  bounds, scale: of a histogram; scale: how
-    many of the units that are counted make one of those that are told.
+    label: the key of several values.  bounds: of a histogram; scale: its counted units per unit.
     """
 
     words: str
@@ -55,122 +50,119 @@ class Number(NamedTuple):
     scale: int = MICROSECONDS
 
 
-def _at(path: str, default: int | None = None) -> Callable[..., Any]:
-    """Return what reads a number of the summary; `default` where the summary has no such part."""
-    part, _, name = path.rpartition(".")
-
-    def read(summary: RunSummary, _: EndedTotals) -> Any:
-        record = getattr(summary, part) if part else summary
-        return default if record is None else getattr(record, name)
-
-    return read
-
-
-def _success(summary: RunSummary, ended: EndedTotals) -> dict[str, int]:
-    """Return what has ended, samples that are no results included: a count never goes down."""
+def _success(summary: Summary, watched: WatchedTotals) -> dict[str, int]:
+    """Return the ended outputs, dropped samples included: a counter never decreases."""
     names = {"stop": "stop", "length": "length", "abort": "aborted", "error": "error"}
-    reasons, dropped = summary.finish_reasons, ended.dropped
-    return {name: getattr(reasons, own) + dropped[own] for name, own in names.items()}
+    reasons, dropped = summary.finish_reasons, watched.dropped
+    return {name: reasons[own] + dropped[own] for name, own in names.items()}
 
 
-def _accepted_by_position(summary: RunSummary, _: EndedTotals) -> dict[str, int] | None:
+def _accepted_by_position(summary: Summary, _: WatchedTotals) -> dict[str, int] | None:
     if summary.speculation is None:
         return None
     return {str(place): one.accepted for place, one in enumerate(summary.speculation.by_position)}
 
 
+def _blocked(summary: Summary, _: WatchedTotals) -> dict[str, int] | None:
+    blocked = summary.blocked
+    return None if blocked is None else {r: blocked.get(r, 0) for r in get_args(BlockedReason)}
+
+
 WAITING, NOT_ARRIVED = "vllm:num_requests_waiting", "batchdecode_requests_not_arrived"
 GAUGES = {  # of an EngineState
-    "vllm:num_requests_running": Number("Slots that are held.", attrgetter("num_running")),
+    "vllm:num_requests_running": Number("Occupied slots.", attrgetter("num_running")),
     WAITING: Number("Outputs that have arrived and wait for a slot.", attrgetter("num_waiting")),
-    NOT_ARRIVED: Number("Outputs that are known and have not arrived.", attrgetter("num_coming")),
+    NOT_ARRIVED: Number("Known outputs that have not arrived.", attrgetter("num_coming")),
     "vllm:kv_cache_usage_perc": Number(
         "Share of the KV blocks that sequences hold.", attrgetter("kv_share")
     ),
-    "batchdecode_slots": Number("Slots that there are.", attrgetter("num_slots")),
+    "batchdecode_slots": Number("Slots.", attrgetter("num_slots")),
 }
-COUNTS = {  # of a RunSummary and the EndedTotals; None where there is none
+COUNTS = {  # of a Summary and the WatchedTotals; None: not reported
     "vllm:prompt_tokens": Number(
-        "Tokens of the prompts of requests that have arrived.", _at("prompt_tokens")
+        "Prompt tokens of requests that have arrived.", lambda s, _: s.prompt_tokens
     ),
     "vllm:generation_tokens": Number(
-        "Tokens of outputs that have ended.",
-        lambda s, ended: s.generated_tokens + ended.lost_tokens,
+        "Tokens of outputs that have ended.", lambda s, w: s.generated_tokens + w.lost_tokens
     ),
     "vllm:request_success": Number("Outputs that have ended.", _success, "finished_reason"),
     "batchdecode_dropped_samples": Number(
         "Samples of best_of among them that are no results.",
-        lambda _, ended: ended.dropped,
+        lambda _, watched: watched.dropped,
         "finished_reason",
     ),
     "vllm:num_preemptions": Number(
-        "Times a sequence lost its slot and had to wait again.", _at("preemptions.count", 0)
+        "Preemptions.", lambda s, _: s.preemptions.count if s.preemptions else 0
     ),
     "vllm:prefix_cache_queries": Number(
-        "Tokens looked for in the prefix cache, at first admissions.", _at("prefix_cache.asked")
+        "Tokens looked for in the prefix cache, at first admissions.",
+        lambda s, _: s.prefix_cache and s.prefix_cache.asked,
     ),
-    "vllm:prefix_cache_hits": Number("How many of them were found.", _at("prefix_cache.found")),
+    "vllm:prefix_cache_hits": Number(
+        "Tokens found in the prefix cache, at first admissions.",
+        lambda s, _: s.prefix_cache and s.prefix_cache.found,
+    ),
     "vllm:spec_decode_num_drafts": Number(
-        "Times that a step verified drafts of a row.", _at("speculation.steps")
+        "Times a step verified drafts of a row.", lambda s, _: s.speculation and s.speculation.steps
     ),
-    "vllm:spec_decode_num_draft_tokens": Number("Drafts.", _at("speculation.drafted")),
-    "vllm:spec_decode_num_accepted_tokens": Number("Drafts accepted.", _at("speculation.accepted")),
+    "vllm:spec_decode_num_draft_tokens": Number(
+        "Drafts.", lambda s, _: s.speculation and s.speculation.drafted
+    ),
+    "vllm:spec_decode_num_accepted_tokens": Number(
+        "Accepted drafts.", lambda s, _: s.speculation and s.speculation.accepted
+    ),
     "vllm:spec_decode_num_accepted_tokens_per_pos": Number(
-        "Drafts accepted, by their position from 0.", _accepted_by_position, "position"
+        "Accepted drafts by their position, from 0.", _accepted_by_position, "position"
     ),
-    "batchdecode_steps": Number("Steps that were taken.", _at("steps")),
+    "batchdecode_steps": Number("Steps.", lambda s, _: s.steps),
     "batchdecode_blocked_steps": Number(
-        "Steps in which a slot was free and the first of the queue not admitted.",
-        lambda s, _: None if s.blocked is None else asdict(s.blocked),
+        "Steps with a free slot that did not admit the first request in the queue.",
+        _blocked,
         "reason",
     ),
 }
-SPREADS = {  # of the TimedTotals and the EndedTotals
-    name: Number(words, lambda timed, _, key=key: timed.times[key])
-    for name, key, words in (
-        ("vllm:time_to_first_token_seconds", "ttft", "From arrival to the first token."),
-        (
-            "vllm:inter_token_latency_seconds",
-            "itl",
-            "From a token to the next one of the same output.",
-        ),
-        (
-            "vllm:request_time_per_output_token_seconds",
-            "tpot",
-            "Mean time of a token of an output after its first.",
-        ),
-        ("vllm:e2e_request_latency_seconds", "e2e", "From arrival to the last token."),
-        ("vllm:request_queue_time_seconds", "queue", "From arrival to a slot."),
-    )
+_LATENCIES = {
+    "vllm:time_to_first_token_seconds": ("ttft", "From arrival to the first token."),
+    "vllm:inter_token_latency_seconds": ("itl", "From a token to the next one of an output."),
+    "vllm:request_time_per_output_token_seconds": ("tpot", "Mean time per token after the first."),
+    "vllm:e2e_request_latency_seconds": ("e2e", "From arrival to the last token."),
+    "vllm:request_queue_time_seconds": ("queue", "From arrival to a slot."),
+}
+SPREADS = {  # of the RunTotals and the WatchedTotals
+    name: Number(words, lambda totals, _, key=key: totals.times[key])
+    for name, (key, words) in _LATENCIES.items()
 } | {
     "vllm:request_prompt_tokens": Number(
-        "Tokens of the prompts of requests that have ended.",
-        lambda _, ended: ended.prompts,
+        "Prompt tokens of requests that have ended.",
+        lambda _, watched: watched.prompts,
         bounds=TOKENS,
         scale=1,
     ),
     "vllm:request_generation_tokens": Number(
-        "Tokens of outputs that have ended.", lambda _, ended: ended.outputs, bounds=TOKENS, scale=1
+        "Tokens of outputs that have ended.",
+        lambda _, watched: watched.outputs,
+        bounds=TOKENS,
+        scale=1,
     ),
 }
 
 
 class RunCollector:
-    """Tells Prometheus, in any thread, how a run or a server stands, whose events it is handed.
+    """Counts the events of a run or a server, and reports its metrics in any thread.
 
-    engine: what gauges are read from.  labels: the values of LABELS.  backlog: what is unread.
+    engine: for the gauges.  labels: values of LABELS.  backlog: returns the unread requests.
     """
 
     def __init__(
         self,
         metrics: RunMetrics,
-        engine: WatchedEngine,
+        engine: Any,
         labels: tuple[str, str],
         backlog: Callable[[], Unread] = lambda: NOTHING_UNREAD,
     ) -> None:
         self.metrics = metrics
         self._engine, self._labels, self._backlog = engine, labels, backlog
-        self._num_steps = 0  # that were taken when events came last; of these all are known
+        self._num_steps = 0  # at the newest events; all events of these steps are known
         self._lock = Lock()
 
     def observe(self, events: Iterable[Event]) -> None:
@@ -186,10 +178,10 @@ class RunCollector:
 
 
 class WorkersCollector:
-    """Tells Prometheus how a run of several workers stands, each of them as an engine of its own.
+    """Reports the metrics of a run of several workers in any thread, each worker as an engine.
 
-    Any thread may ask.  lock: held by whoever changes what there is to tell.
-    states: how each of them stands.  backlog: returns what is with no engine.
+    lock: held while the numbers change.  states: of the workers.  backlog: the requests of no
+    worker.
     """
 
     def __init__(
@@ -211,9 +203,8 @@ class WorkersCollector:
             engine_metrics(state, totals, run, (self._model, str(number)))
             for number, (state, totals) in enumerate(zip(states, all_totals, strict=True))
         ]
-        nobody = (self._model, "")
         engines += [
-            [_gauge(name, GAUGES[name].words, count, nobody)]
+            [_gauge(name, GAUGES[name].words, count, (self._model, ""))]
             for name, count in zip((WAITING, NOT_ARRIVED), self._backlog(), strict=True)
         ]
         yield from joined(engines)
@@ -224,27 +215,27 @@ def engine_metrics(
 ) -> Iterator[Metric]:
     for name, gauge in GAUGES.items():
         yield _gauge(name, gauge.words, gauge.read(state), labels)
-    summary, ended = summarize(totals, run), totals.ended or EndedTotals()
+    summary, watched = totals.report(run), totals.watched or WatchedTotals()
     for name, count in COUNTS.items():
-        counted = count.read(summary, ended)
+        counted = count.read(summary, watched)
         if counted is not None:
             own = [] if count.label is None else [count.label]
             counter = CounterMetricFamily(name, count.words, labels=(*LABELS, *own))
             for key, value in counted.items() if own else [("", counted)]:
                 counter.add_metric([*labels, key] if own else labels, value)
             yield counter
-    if totals.timed is not None:  # it is before any event
-        for name, spread in SPREADS.items():
-            histogram = HistogramMetricFamily(name, spread.words, labels=LABELS)
-            buckets = buckets_of(spread.read(totals.timed, ended), spread.bounds, spread.scale)
-            histogram.add_metric(labels, *buckets)
-            yield histogram
+    for name, spread in SPREADS.items() if totals.times else ():  # no times before the run event
+        histogram = HistogramMetricFamily(name, spread.words, labels=LABELS)
+        buckets = buckets_of(spread.read(totals, watched), spread.bounds, spread.scale)
+        histogram.add_metric(labels, *buckets)
+        yield histogram
 
 
 def joined(engines: Iterable[Iterable[Metric]]) -> Iterator[Metric]:
+    """Yield the metrics of several engines, the samples of one name together."""
     families: dict[str, Metric] = {}
-    for told in engines:
-        for family in told:
+    for metrics in engines:
+        for family in metrics:
             known = families.setdefault(family.name, family)
             if known is not family:
                 known.samples += family.samples
@@ -260,9 +251,9 @@ def _gauge(name: str, words: str, value: float, labels: tuple[str, str]) -> Metr
 def buckets_of(
     counted: Histogram, bounds: Sequence[float], scale: int
 ) -> tuple[list[tuple[str, float]], float]:
-    """Return for each bound how many do not exceed it, for no bound how many there are; their sum.
+    """Return the count at or below each bound, the total count as +Inf, and the sum.
 
-    A number above 4,096 units may be counted with a bound that it exceeds by less than 0.05 %.
+    A number above 4,096 units may exceed its bound by less than 0.05 %.
     """
     values = sorted(counted.counts)
     totals = [0, *accumulate(counted.counts[value] for value in values)]

@@ -1,15 +1,15 @@
-"""What a service promises of each request, or each class of them, and how many got it."""
+"""Latency targets (SLOs) for all requests or by priority, and goodput."""
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import isfinite
-from typing import Self
+from math import inf, isfinite
+from typing import ClassVar, Self
 
 from msgspec import Struct, field
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.times import EndedRequest, microseconds
+from batcher.metrics.times import EndedRequest, microseconds, share_of
 from batcher.request import MAX_INT
 from batcher.trace.run import Totals
 
@@ -20,26 +20,19 @@ METRICS = {
     "e2e": "from arrival to the last token",
 }
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
-NUM_DIGITS = 6
 
-OTHERS = "others"  # the class of what is in no other
+OTHERS = "others"  # the class of requests without a class of their own
 
-# Seconds from which on a number without a unit may have been meant in milliseconds.
-_DOUBTFUL = {"ttft": 100.0, "tpot": 1.0}
+_DOUBTFUL = {"ttft": 100.0, "tpot": 1.0}  # seconds that were probably meant as milliseconds
 
 _LIMIT = re.compile(r"([^=]*)=([^=]*)")
 _CLASS = re.compile(r"\s*priority\s*=([^:]*):(.*)", re.DOTALL)
-_PRIORITY = re.compile(r"[+-]?[0-9]{1,10}")
 _TIME = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) ?([^\d\s]*)", re.ASCII)
 _BARE = re.compile(r"(\w+)\s*=\s*([\d.eE+]+)\s*(?=,|$)")
 
 
 class Slo(Struct, frozen=True):
-    """The most seconds that each of some METRICS may take.
-
-    classes: what requests of these priorities are promised in place of that.  Without limits,
-    requests of no class are promised nothing.
-    """
+    """Limits in seconds by metric; classes: the limits of some priorities, which replace them."""
 
     limits: dict[str, float]
     classes: dict[int, "Slo"] = {}
@@ -53,7 +46,7 @@ class Slo(Struct, frozen=True):
         }
 
     def missed(self, request: EndedRequest) -> list[str]:
-        """Return which limits the times of `request` exceed; times are compared in microseconds."""
+        """Return the limits that `request` exceeds, compared in microseconds."""
         return [
             name
             for name, limit in self.limits.items()
@@ -66,15 +59,21 @@ def class_name(priority: int) -> str:
     return f"priority={priority}"
 
 
-class Goodput(Struct, frozen=True, kw_only=True):
-    """How many requests kept their limits (seconds by metric); missed: how many exceeded which."""
+class Goodput(Totals, kw_only=True):
+    """Requests that met their limits (seconds by metric); missed: requests by exceeded limit.
 
-    limits: dict[str, float]
-    requests: int
-    good: int
-    share: float
-    per_second: float
-    missed: dict[str, int]
+    Counts every request that asks for a token; without an SLO, those with a deadline.  A sample, or
+    all beams of a request, is one.
+    """
+
+    LARGEST: ClassVar = frozenset({"limits"})
+
+    limits: dict[str, float] = field(default_factory=dict)
+    requests: int = 0
+    good: int = 0
+    share: float = 0.0
+    per_second: float = 0.0
+    missed: dict[str, int] = field(default_factory=Counter)
 
     @classmethod
     def of(
@@ -89,21 +88,10 @@ class Goodput(Struct, frozen=True, kw_only=True):
             limits=limits,
             requests=requests,
             good=good,
-            share=round(good / requests, NUM_DIGITS) if requests else 0.0,
-            per_second=round(good / makespan, NUM_DIGITS) if makespan else 0.0,
+            share=share_of(good, requests),
+            per_second=share_of(good, makespan),
             missed=dict(sorted(missed.items())),
         )
-
-
-class GoodputCount(Totals):
-    """Counts good requests: all that ask for a token, or without an SLO those that have a deadline.
-
-    A sample, or all beams of a request, is one.  missed: as in Goodput.
-    """
-
-    num_requests: int = 0
-    num_good: int = 0
-    missed: Counter[str] = field(default_factory=Counter)
 
     def add(self, request: EndedRequest, slo: Slo | None) -> None:
         deadline = request.arrive.deadline
@@ -111,59 +99,53 @@ class GoodputCount(Totals):
             return
         if request.finish.reason == "lost":  # it is decoded again
             return
-        self.num_requests += 1
-        if not request.is_ok:
-            self.missed["failed"] += 1
-            return
         missed = [] if slo is None else slo.missed(request)
         if deadline is not None and microseconds(request.end - deadline) > 0:
             missed.append("deadline")
-        self.missed.update(missed)
-        self.num_good += not missed
-
-    def goodput(self, slo: Slo | None, makespan: float) -> Goodput | None:
-        if slo is None and not self.num_requests:
-            return None
-        limits = {} if slo is None else slo.limits
-        return Goodput.of(limits, self.num_requests, self.num_good, makespan, self.missed)
+        if not request.is_ok:
+            missed = ["failed"]
+        self.requests += 1
+        self.good += not missed
+        for name in missed:
+            self.missed[name] += 1
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the SLO that `text` states, in seconds unless it has a unit: `ttft=0.5,tpot=50ms`."""
+    """Return the SLO in `text`, in seconds unless it has a unit: `ttft=0.5,tpot=50ms`."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         match = _LIMIT.fullmatch(part.strip())
         if match is None:
-            raise BatchdecodeError(f"SLO {text!r}: {part!r} is no limit such as ttft=0.5")
+            raise BatchdecodeError(f"SLO {text!r}: {part!r} is not a limit such as ttft=0.5")
         name, value = (group.strip() for group in match.groups())
         if name not in METRICS:
             known = ", ".join(METRICS)
             raise BatchdecodeError(f"SLO {text!r}: unknown metric {name!r}; known: {known}")
         if name in limits:
-            raise BatchdecodeError(f"SLO {text!r}: {name} is there twice")
+            raise BatchdecodeError(f"SLO {text!r}: {name} is given twice")
         limits[name] = _seconds(value, f"SLO {text!r}: {name}")
     return Slo(limits)
 
 
 def parse_slos(texts: Sequence[str]) -> Slo | None:
-    """Return the SLO of all `texts`: one of all, and `priority=1:ttft=0.3` of classes; or None.
+    """Return the SLO of `texts`: one for all, and one per class such as `priority=1:ttft=0.3`.
 
-    Raises a BatchdecodeError if one is no list of limits, or of the same class as another.
+    Raises a BatchdecodeError if a text is not a list of limits, or a class has two.
     """
     slos: dict[int | None, Slo] = {}
     for text in texts:
         match, priority = _CLASS.fullmatch(text), None
         if match is not None:
             given = match[1].strip()
-            if not _PRIORITY.fullmatch(given) or abs(int(given)) > MAX_INT:
+            if not re.fullmatch(r"[+-]?[0-9]{1,10}", given) or abs(int(given)) > MAX_INT:
                 raise BatchdecodeError(
                     f"SLO {text!r}: priority {given!r}: expected a whole number from "
                     f"{-MAX_INT:,} to {MAX_INT:,}"
                 )
             priority = int(given)
         if priority in slos:
-            whom = "all" if priority is None else class_name(priority)
-            raise BatchdecodeError(f"SLO {text!r}: there is one of {whom} already")
+            requests = "all requests" if priority is None else class_name(priority)
+            raise BatchdecodeError(f"SLO {text!r}: a second SLO for {requests}")
         slos[priority] = parse_slo(text if match is None else match[2])
     if not slos:
         return None
@@ -172,23 +154,25 @@ def parse_slos(texts: Sequence[str]) -> Slo | None:
 
 
 def doubtful_limits(texts: Sequence[str]) -> list[str]:
-    """Return remarks on limits of valid SLOs that are more seconds than anybody promises."""
+    """Return a remark per limit of valid SLOs that is too many seconds to be meant."""
     return [
         f"{name}={number} is {number} seconds; for milliseconds: {name}={number}ms"
         for text in texts
         for name, number in _BARE.findall(text)
-        if float(number) >= _DOUBTFUL.get(name, float("inf"))
+        if float(number) >= _DOUBTFUL.get(name, inf)
     ]
 
 
 def _seconds(text: str, place: str) -> float:
     match = _TIME.fullmatch(text)
     if match is None:
-        raise BatchdecodeError(f"{place}: {text!r} is no time such as 0.5 or 500ms")
+        raise BatchdecodeError(f"{place}: {text!r} is not a time such as 0.5 or 500ms")
     number, unit = match.groups()
     if unit not in UNITS:
         known = ", ".join(name for name in UNITS if name)
-        raise BatchdecodeError(f"{place}: unknown unit {unit!r}; known: {known}, none for seconds")
+        raise BatchdecodeError(
+            f"{place}: unknown unit {unit!r}; known: {known}, or none for seconds"
+        )
     seconds = float(number) * UNITS[unit]
     if not (isfinite(seconds) and microseconds(seconds)):
         raise BatchdecodeError(f"{place}: {text} is not a time of at least a microsecond")

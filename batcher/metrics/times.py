@@ -1,13 +1,13 @@
-"""When things happened: whole steps, latencies, their distributions, and a run over time.
+"""Distributions, whole steps, latencies, and a run as a time series.
 
-Rule: a step belongs to the interval in which it ended, its end included; an interval in which
-nothing began or ended has no row.
+A step belongs to the interval in which it ended, its end included.  An interval in which nothing
+began or ended has no row.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from math import ceil
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple, get_args
 
 from msgspec import Struct, field
 
@@ -36,15 +36,15 @@ from batcher.trace.run import RequestTimeline, Totals, is_follower
 KEPT_BITS = 12
 EXACT_BELOW = 2**KEPT_BITS
 PERCENTS = (50, 90, 95, 99)
-MICROSECONDS = 10**6  # of a second
-SECONDS_DIGITS = 6  # of seconds, after the point
+MICROSECONDS = 10**6  # per second
+NUM_DIGITS = 6  # of shares and seconds, after the point
 
 
 class Distribution(Struct, frozen=True):
-    """The distribution of steps, or of times in seconds; percentiles are by nearest rank.
+    """The distribution of steps, or of times in seconds; percentiles by nearest rank.
 
-    Steps are exact below 4,096, times are known to a microsecond; percentiles above are at most
-    0.05 % low, and those of times are times that there were.
+    Steps are exact below 4,096, times to a microsecond.  Percentiles above are at most 0.05 % low.
+    A percentile of times is always one of the times.
     """
 
     count: int
@@ -60,8 +60,12 @@ def microseconds(seconds: float) -> int:
     return round(seconds * MICROSECONDS)
 
 
+def share_of(part: float, whole: float) -> float:
+    return round(part / whole, NUM_DIGITS) if whole else 0.0
+
+
 class Histogram(Totals):
-    """Counts of whole numbers >= 0, in buckets as in HdrHistogram (Tene): by their first 12 bits.
+    """Counts of whole numbers >= 0, in buckets by their first 12 bits, as in HdrHistogram (Tene).
 
     counts: by the least number of a bucket.  sum_inexact, max_inexact: of numbers of over 12 bits.
     """
@@ -73,7 +77,7 @@ class Histogram(Totals):
     max_inexact: int = 0
 
     def add(self, value: int, count: int = 1) -> None:
-        """Count `value`, `count` times over; called three times a request, so it does little."""
+        """Count `value` `count` times; called three times per request, so it does little."""
         if value >= EXACT_BELOW:
             self.sum_inexact += value * count
             if value > self.max_inexact:  # noqa: PLR1730 - max() takes twice as long
@@ -82,9 +86,9 @@ class Histogram(Totals):
         self.counts[value] += count
 
     def percentiles(self, percents: tuple[int, ...]) -> list[int]:
-        """Return for each of `percents`, ascending, the least number that so many do not exceed."""
+        """Return the least number at or below which each of `percents`, ascending, lies."""
         found: list[int] = []
-        seen, total = 0, sum(self.counts.values())
+        seen, total = 0, self.count
         for value, count in sorted(self.counts.items()):
             seen += count
             while len(found) < len(percents) and seen * 100 >= percents[len(found)] * total:
@@ -105,8 +109,7 @@ class Histogram(Totals):
         return self.max_inexact or max(self.counts)
 
     def distribution(self) -> Distribution | None:
-        count = self.count
-        if not count:
+        if not (count := self.count):
             return None
         mean = round(self.sum / count, 3)
         p50, p90, p95, p99 = self.percentiles(PERCENTS)
@@ -114,30 +117,24 @@ class Histogram(Totals):
 
 
 class SecondsHistogram(Histogram):
-    """Counts of times, in microseconds; a percentile is a time that was counted.
-
-    least: the least number that was counted in a bucket, where that is not the number itself.
-    """
+    """Counts of times in microseconds; least: the least time in each inexact bucket."""
 
     LEAST: ClassVar = frozenset({"least"})
 
     least: dict[int, int] = field(default_factory=dict)
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """Count a time, `count` times over; one below 0, which rounding can make, is 0."""
+        """Count a time `count` times; a negative one, which rounding can make, is 0."""
         value = max(0, microseconds(seconds))
         super().add(value, count)
         if value >= EXACT_BELOW:
             bucket = bucket_of(value)
-            least = self.least.get(bucket)
-            if least is None or value < least:
-                self.least[bucket] = value
+            self.least[bucket] = min(value, self.least.get(bucket, value))
 
     def distribution(self) -> Distribution | None:
-        count, least = self.count, self.least
-        if not count:
+        if not (count := self.count):
             return None
-        percentiles = [least.get(bucket, bucket) for bucket in self.percentiles(PERCENTS)]
+        percentiles = [self.least.get(bucket, bucket) for bucket in self.percentiles(PERCENTS)]
         return seconds_distribution(count, self.sum / count, percentiles, self.max)
 
 
@@ -151,11 +148,11 @@ def seconds_distribution(
     count: int, mean: float, percentiles: list[int], largest: int
 ) -> Distribution:
     p50, p90, p95, p99 = (value / MICROSECONDS for value in percentiles)
-    mean_seconds = round(mean / MICROSECONDS, SECONDS_DIGITS)
+    mean_seconds = round(mean / MICROSECONDS, NUM_DIGITS)
     return Distribution(count, mean_seconds, p50, p90, p95, p99, largest / MICROSECONDS)
 
 
-# Steps: each with its events, its start and its end, once all of these are known, and in order.
+# Steps, in order, each with its start, its end and its events once all of these are known.
 
 UNTIMED_STEP_SECONDS = 1.0
 
@@ -164,11 +161,11 @@ SEQUENCE_EVENTS = get_args(SequenceEvent)
 
 
 class WholeStep(NamedTuple):
-    """A step that is over.
+    """A finished step; start, end: seconds of the engine's clock.
 
-    start, end: in seconds of the engine's clock.  decodes ... drafts: as in a StepsEvent; blocks
-    and paddings are 0 in an untimed run.  events: those of this step, each with its
-    sequence, and with a smaller `step` those that came too late: an abort between two steps.
+    decodes ... drafts: as in a StepsEvent.  In an untimed run blocks and paddings are 0.  events:
+    each with its sequence.  An event that came late, an abort between two steps, has a smaller
+    `step`.
     """
 
     step: int
@@ -183,75 +180,74 @@ class WholeStep(NamedTuple):
     events: list[EventOfRequest]
 
 
-_COUNTS = WholeStep._fields[3:-2]  # which a StepsEvent has, too, as lists
+_COUNTS = WholeStep._fields[3:-2]  # lists of the same names in a StepsEvent
 
 
 class StepFeed:
-    """Takes events one by one and gives back the steps that are whole, of a run that tells of each.
+    """Turns events into whole steps, for a run with steps events.
 
-    Of the last step that was told of there may be more events, until something later is told.
+    A step is whole once a later event is known.
     """
 
     def __init__(self) -> None:
-        self._events: deque[EventOfRequest] = deque()  # of steps that are not over
-        self._told: deque[WholeStep] = deque()  # still without their events and starts
+        self._events: deque[EventOfRequest] = deque()  # of unfinished steps
+        self._steps: deque[WholeStep] = deque()  # still without their events and starts
         self._end = 0.0  # of the step before
 
     def take(self, event: Event, found: RequestTimeline | None) -> Iterator[WholeStep]:
-        """Take in `event`, which tells of `found`; yield the steps that are known by it."""
+        """Add the next event, which is about `found`; yield the steps that are now whole."""
         if isinstance(event, SEQUENCE_EVENTS) and found is not None:
-            yield from self._told_by(event)
+            yield from self._steps_before(event)
             self._events.append((event, found))
         elif isinstance(event, StepsEvent):
-            yield from self._tell(event)
+            yield from self._add_steps(event)
         elif isinstance(event, EndEvent):
             yield from self.catch_up(event.steps)
 
-    def go_on_from(self, step: int, time: float) -> None:  # noqa: ARG002 - each is told of
-        """Let the first step be `step`, which starts at `time`; before there was any."""
+    def go_on_from(self, step: int, time: float) -> None:  # noqa: ARG002 - steps have numbers
+        """Let the first step be `step`, which starts at `time`; call it before any event."""
         self._end = time
 
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
-        """Yield the steps before `num_steps`, of which no more events come, if they are known."""
-        while self._told and self._told[0].step < num_steps:
-            told = self._told.popleft()
-            events = self.take_events(told.step)
-            # Or later than the step before, if the clock has jumped; someone is admitted then.
-            admitted = (e.time for e, _ in events if type(e) is AdmitEvent and e.step == told.step)
+        """Yield the known steps before `num_steps`, which have no more events to come."""
+        while self._steps and self._steps[0].step < num_steps:
+            step = self._steps.popleft()
+            events = self.take_events(step.step)
+            # It starts later than the last one ended if the clock jumped to its first admission.
+            admitted = (e.time for e, _ in events if type(e) is AdmitEvent and e.step == step.step)
             start = max(self._end, next(admitted, self._end))
-            self._end = told.end
-            yield told._replace(start=start, events=events)
+            self._end = step.end
+            yield step._replace(start=start, events=events)
 
     def take_events(self, last_step: int | None = None) -> list[EventOfRequest]:
-        """Return and forget the events up to those of `last_step`; without it, all."""
+        """Remove and return the events up to those of `last_step`; without it, all."""
         events, taken = self._events, []
         while events and (last_step is None or events[0][0].step <= last_step):
             taken.append(events.popleft())
         return taken
 
-    def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
+    def _steps_before(self, event: SequenceEvent) -> Iterator[WholeStep]:
         return self.catch_up(event.step)
 
-    def _tell(self, told: StepsEvent) -> Iterator[WholeStep]:
-        """Take in what steps computed; yield those that are over by it, or raise."""
-        counts = [getattr(told, name) for name in _COUNTS]
-        counts.append([0] * len(told.ends) if told.drafts is None else told.drafts)
-        if {len(column) for column in counts} != {len(told.ends)}:
+    def _add_steps(self, event: StepsEvent) -> Iterator[WholeStep]:
+        counts = [getattr(event, name) for name in _COUNTS]
+        counts.append([0] * len(event.ends) if event.drafts is None else event.drafts)
+        if {len(column) for column in counts} != {len(event.ends)}:
             raise BatchdecodeError(
-                f"the steps event of step {told.step}: its lists differ in length"
+                f"the steps event of step {event.step}: its lists differ in length"
             )
-        for step, (end, *of_step) in enumerate(zip(told.ends, *counts, strict=True), told.step):
-            self._told.append(WholeStep._make((step, end, end, *of_step, [])))
-        return self.catch_up(told.step + len(told.ends) - 1)
+        for step, (end, *of_step) in enumerate(zip(event.ends, *counts, strict=True), event.step):
+            self._steps.append(WholeStep._make((step, end, end, *of_step, [])))
+        return self.catch_up(event.step + len(event.ends) - 1)
 
 
 class _UntimedFeed(StepFeed):
-    """The steps of a run that tells of none: each lasts 1.0, and all rows go on in it."""
+    """The steps of a run without steps events: each lasts 1.0 and advances every row."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._step, self._start = 0, 0.0  # the first that is not told of
-        self._num_rows = 0  # that go on in it
+        self._step, self._start = 0, 0.0  # the next step
+        self._num_rows = 0  # of the batch before it
 
     def go_on_from(self, step: int, time: float) -> None:
         self._step, self._start = step, time
@@ -276,7 +272,7 @@ class _UntimedFeed(StepFeed):
             counts = (num_decodes, num_prefills + num_drafts, 0, 0, 0, num_drafts)
             yield WholeStep(step, start, self._start, *counts, events)
 
-    def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
+    def _steps_before(self, event: SequenceEvent) -> Iterator[WholeStep]:
         is_end = isinstance(event, FinishEvent)
         if isinstance(event, ArriveEvent) or (is_end and event.slot is None):
             return
@@ -284,12 +280,12 @@ class _UntimedFeed(StepFeed):
         if event.step == self._step and not is_end:
             self._start = max(self._start, event.time)
 
-    def _tell(self, told: StepsEvent) -> Iterator[WholeStep]:  # noqa: ARG002 - as go_on_from
+    def _add_steps(self, event: StepsEvent) -> Iterator[WholeStep]:  # noqa: ARG002 - has none
         return iter(())
 
 
 def is_untimed(run: RunEvent) -> bool:
-    """Return whether all steps last 1.0 and compute all there is, so the trace omits them."""
+    """Return whether every step lasts 1.0 and computes all it can, so the trace omits the steps."""
     return not run.step_time and not run.scheduling and run.policy == DEFAULT_SCHEDULING.policy
 
 
@@ -297,13 +293,12 @@ def open_feed(run: RunEvent) -> StepFeed:
     return _UntimedFeed() if is_untimed(run) else StepFeed()
 
 
-# Latencies: queue time, TTFT, TPOT, ITL and E2E, as docs/metrics.md defines them.  Rows that go on
-# in lockstep share the gaps between their tokens, so a gap is counted once for all of them: nothing
-# is done per row per step.
+# Latencies as docs/metrics.md defines them.  Rows that decode together share the gaps between their
+# tokens, so a gap is counted once for all of them: no work per row and step.
 
 
 class Latencies(Struct, frozen=True, kw_only=True):
-    """How long requests waited and took, in seconds; None for what there was none of."""
+    """Latencies of requests in seconds; None without data."""
 
     queue: Distribution | None
     ttft: Distribution | None
@@ -313,7 +308,7 @@ class Latencies(Struct, frozen=True, kw_only=True):
 
 
 class GivenTokens(NamedTuple):
-    """What a step gave: tokens, how many of them were first ones, and the sum of their TTFTs."""
+    """The tokens of a step, the first tokens among them, and the sum of their TTFTs."""
 
     num_tokens: int
     num_first: int
@@ -321,7 +316,7 @@ class GivenTokens(NamedTuple):
 
 
 class EndedRequest(NamedTuple):
-    """A sample or all beams of a request that ended; queue, ttft: None if it had none."""
+    """A finished sample, or all beams of a request; queue, ttft: None if it had none."""
 
     finish: FinishEvent
     arrive: ArriveEvent
@@ -339,7 +334,7 @@ class EndedRequest(NamedTuple):
 
     @property
     def tpot(self) -> float | None:
-        """The mean time of a token after the first; None if there is none after it."""
+        """The mean time per token after the first; None without one."""
         num_tokens = self.finish.tokens
         if self.ttft is None or num_tokens < 2:  # noqa: PLR2004 - the first, and one more
             return None
@@ -347,20 +342,19 @@ class EndedRequest(NamedTuple):
 
 
 class TokenTimes:
-    """Follows all sequences from step to step; times: distributions by name of Latencies."""
+    """Follows all sequences from step to step; times: histograms by the fields of Latencies."""
 
     def __init__(self) -> None:
         self.times = {name: SecondsHistogram() for name in Latencies.__struct_fields__}
-        self._last_advance = 0.0  # when decoding rows were last given a token, all at once
-        # Of the decoding rows: how many were given their last token when.
-        self._decoding: dict[float, int] = {}
+        self._last_advance = 0.0  # the end of the last step with decoding rows
+        self._decoding: dict[float, int] = {}  # decoding rows, by the time of their last token
 
     def observe(self, step: WholeStep) -> tuple[GivenTokens, list[EndedRequest]]:
-        """Take in the next step; return what it gave, and who has ended in it."""
+        """Add the next step; return its tokens and the requests that ended in it."""
         ended, itl, end = self.interrupt(step.events, step), self.times["itl"], step.end
         num_tokens = num_first = 0
         sum_ttft = 0.0
-        if step.decodes:  # all rows that decode are given a token, at once
+        if step.decodes:  # every decoding row gets a token at once
             for last, num_rows in self._decoding.items():
                 itl.add(end - last, num_rows)
                 num_tokens += num_rows
@@ -380,7 +374,7 @@ class TokenTimes:
                 is_received = isinstance(event, ReceiveEvent)
                 num = event.tokens if isinstance(event, ReceiveEvent) else int(not event.left)
                 if not num:
-                    continue  # only its prompt is computed, at most
+                    continue  # part of its prompt only
                 num_tokens += num
                 if found.ttft is None:
                     found.ttft = end - arrive.time
@@ -400,7 +394,10 @@ class TokenTimes:
     def interrupt(
         self, events: list[EventOfRequest], step: WholeStep | None = None
     ) -> list[EndedRequest]:
-        """Take in what happens before the rows of `step`, or after all; return who ends by that."""
+        """Handle the events before the rows of `step`, or after the last step.
+
+        Return the requests that these events end.
+        """
         ended: list[EndedRequest] = []
         for event, found in events:
             arrive = found.arrive
@@ -414,7 +411,7 @@ class TokenTimes:
                 self._stop(found)
             elif isinstance(event, FinishEvent):
                 is_before = step is None or event.step < step.step
-                if not is_before and event.reason == "error":  # unless a server has sent some
+                if not is_before and event.reason == "error":  # unless a server sent some tokens
                     admission = found.admission
                     is_before = admission is None or admission.num_received is None
                 if is_before:
@@ -443,48 +440,51 @@ class TokenTimes:
         return ended
 
 
+# The time series.
+
 FIRST_INTERVAL = 1.0  # seconds, if none is given
-MAX_ROWS = 1000  # if no interval is given: beyond, it is doubled
+MAX_ROWS = 1000  # without a given interval, it is doubled beyond this
 
 
-class SeriesRow(Struct, frozen=True):
-    """An interval, which ends at `time`, in seconds; None for what cannot be told of it."""
+class SeriesRow(Totals):
+    """An interval that ends at `time`, in seconds; None without data.
 
-    time: float
-    steps: int
-    running: int
-    waiting: int
-    blocks: int
-    kv_share: float | None
-    prompt_tokens: int
-    output_tokens: int
-    tokens_per_s: float
-    arrived: int
-    admitted: int
-    finished: int
-    preemptions: int
-    ttft_mean: float | None
+    While it is counted, running and waiting are changes.  num_first, sum_ttft: for ttft_mean, and
+    not columns.
+    """
+
+    LARGEST: ClassVar = frozenset({"blocks"})
+
+    time: float = 0.0
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    kv_share: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    tokens_per_s: float = 0.0
+    arrived: int = 0
+    admitted: int = 0
+    finished: int = 0
+    preemptions: int = 0
+    ttft_mean: float | None = None
     drafted: int = 0
     accepted: int = 0
+    num_first: int = 0
+    sum_ttft: float = 0.0
 
 
-DRAFT_COLUMNS = ("drafted", "accepted")
-"""The last columns, which a run without drafts does not have."""
-
-
-_COUNTED = [  # summed up over an interval, but for `blocks`: the most
-    *("steps", "blocks", "prompt_tokens", "output_tokens", "arrived", "admitted", "finished"),
-    *("preemptions", *DRAFT_COLUMNS),
-]
+COLUMNS = SeriesRow.__struct_fields__[:-2]
+NUM_DRAFT_COLUMNS = 2  # the last ones, left out of a run without drafts
 
 
 class TimeSeries:
-    """Takes in whole steps, and gives rows as soon as nothing that is still to come changes them.
+    """Turns whole steps into rows, as soon as no later event can change them.
 
-    interval: in seconds; None: a second, doubled whenever there are more than a thousand rows. Then
-    all rows are given at the end of the run.  Otherwise those are kept whose `waiting` is not known
-    yet, since a request is read only when a slot may be free for it.
-    total_blocks: how many the run has; None for no limit.  has_drafts: whether it is to speculate.
+    interval: seconds.  None: one second, doubled whenever there are over a thousand rows, and all
+    rows come at the end.  Otherwise a row is kept until its `waiting` is known: a request is read
+    only when a slot may be free.  total_blocks: None without a limit.
     """
 
     def __init__(self, interval: float | None = None) -> None:
@@ -492,10 +492,10 @@ class TimeSeries:
         self.has_drafts = False
         self.interval = FIRST_INTERVAL if interval is None else interval
         self._is_fixed = interval is not None
-        self._bins: defaultdict[int, defaultdict[str, Any]] = defaultdict(lambda: defaultdict(int))
-        self._first_open = 0  # the first interval that was not given
-        self._num_running = self._num_waiting = 0  # at the end of the last that was
-        self._known_arrivals = self._known_steps = 0.0  # up to when all is known
+        self._rows = defaultdict[int, SeriesRow](SeriesRow)  # by the number of their interval
+        self._first_open = 0  # the first interval that is not done
+        self._num_running = self._num_waiting = 0  # at the end of the last done interval
+        self._known_arrivals = self._known_steps = 0.0  # times up to which all is known
         self._done: list[SeriesRow] = []
 
     def rows(self) -> list[SeriesRow]:
@@ -503,95 +503,97 @@ class TimeSeries:
         return rows
 
     def finish(self) -> list[SeriesRow]:
-        self._done += self._rows(sorted(self._bins))
+        self._close_before(None)
         return self.rows()
 
     def take(self, step: WholeStep, given: GivenTokens) -> None:
         for event, found in step.events:
             self._count(event, found, step)
-        at = self._bin(step.end)
-        at["steps"] += 1
-        at["blocks"] = max(at["blocks"], step.blocks)
-        at["prompt_tokens"] += step.prefills - step.drafts
-        at["drafted"] += step.drafts
-        at["output_tokens"] += given.num_tokens
-        at["num_first"] += given.num_first
-        at["sum_ttft"] += given.sum_ttft
+        row = self._row(step.end)
+        row.steps += 1
+        row.blocks = max(row.blocks, step.blocks)
+        row.prompt_tokens += step.prefills - step.drafts
+        row.drafted += step.drafts
+        row.output_tokens += given.num_tokens
+        row.num_first += given.num_first
+        row.sum_ttft += given.sum_ttft
         self._known_steps = step.end
-        if not self._is_fixed:
-            if len(self._bins) > MAX_ROWS:
-                self._double()
-            return
-        known = min(self._known_arrivals, self._known_steps)  # nothing to come is before that
-        first_open = max(ceil(known / self.interval) - 1, self._first_open, 0)
-        if first_open > self._first_open:
-            self._done += self._rows(sorted(n for n in self._bins if n < first_open))
-            self._first_open = first_open
+        if self._is_fixed:
+            known = min(self._known_arrivals, self._known_steps)
+            self._close_before(ceil(known / self.interval) - 1)
+        elif len(self._rows) > MAX_ROWS:
+            self.double_interval()
 
     def take_rest(self, events: list[EventOfRequest]) -> None:
         for event, found in events:
             self._count(event, found, None)
 
+    def double_interval(self) -> None:
+        rows, self._rows = self._rows, defaultdict(SeriesRow)
+        self.interval *= 2
+        for number, row in sorted(rows.items()):
+            self._rows[number // 2].merge(row)
+
     def _count(self, event: SequenceEvent, found: RequestTimeline, step: WholeStep | None) -> None:
-        """Count one event; `step` is the one that it is part of, None after the last."""
-        is_first, time = not is_follower(found), event.time
+        """Count an event of `step`, or after the last step."""
+        is_first = not is_follower(found)
         if isinstance(event, ArriveEvent):
-            self._add(time, arrived=1, joined_queue=1)
-            self._known_arrivals = max(self._known_arrivals, time)
-        elif isinstance(event, AdmitEvent):  # first time or again; only those that arrived count
-            self._add(time, joined_slots=1, admitted=is_first, joined_queue=-is_first)
+            row = self._row(event.time)
+            row.arrived += 1
+            row.waiting += 1
+            self._known_arrivals = max(self._known_arrivals, event.time)
+        elif isinstance(event, AdmitEvent):  # only sequences that arrived were waiting
+            row = self._row(event.time)
+            row.running += 1
+            row.admitted += is_first
+            row.waiting -= is_first
         elif isinstance(event, PreemptEvent):
-            self._add(time, joined_slots=-1, preemptions=is_first, joined_queue=is_first)
+            row = self._row(event.time)
+            row.running -= 1
+            row.preemptions += is_first
+            row.waiting += is_first
         elif isinstance(event, AcceptEvent) and step is not None:
-            self._add(step.end, accepted=event.tokens)
+            self._row(step.end).accepted += event.tokens
         elif isinstance(event, FinishEvent):
-            has_arrived = found.arrive is not None
-            is_counted = has_arrived and event.reason != "lost"
-            if event.slot is not None:  # it may be told of late: it ended with the step before
+            has_arrived, time = found.arrive is not None, event.time
+            if event.slot is not None:  # a late event: it ended with the step before
                 is_of_step = step is not None and event.step >= step.step
                 time = step.end if step is not None and is_of_step else self._known_steps
-                self._add(time, joined_slots=-1, finished=is_counted)
-            elif has_arrived:
-                self._add(time, joined_queue=-1, finished=is_counted)
+            elif not has_arrived:
+                return
+            row = self._row(time)
+            row.finished += has_arrived and event.reason != "lost"
+            if event.slot is not None:
+                row.running -= 1
+            else:
+                row.waiting -= 1
 
-    def _add(self, time: float, **counts: int) -> None:
-        at = self._bin(time)
-        for name, count in counts.items():
-            at[name] += count
+    def _row(self, time: float) -> SeriesRow:
+        return self._rows[max(ceil(time / self.interval) - 1, self._first_open, 0)]
 
-    def _bin(self, time: float) -> dict[str, Any]:
-        return self._bins[max(ceil(time / self.interval) - 1, self._first_open, 0)]
-
-    def _double(self) -> None:
-        bins, self._bins = self._bins, defaultdict(lambda: defaultdict(int))
-        self.interval *= 2
-        for index, found in sorted(bins.items()):
-            at = self._bins[index // 2]
-            blocks = max(at["blocks"], found["blocks"])
-            for name, count in found.items():
-                at[name] += count
-            at["blocks"] = blocks
-
-    def _rows(self, indexes: list[int]) -> Iterator[SeriesRow]:
-        for index in indexes:
-            found = self._bins.pop(index)
-            self._num_running += found["joined_slots"]  # sequences admitted, less those that left
-            self._num_waiting += found["joined_queue"]
-            total, num_first = self.total_blocks, found["num_first"]
-            yield SeriesRow(
-                **{name: found[name] for name in _COUNTED},
-                time=(index + 1) * self.interval,
-                running=self._num_running,
-                waiting=self._num_waiting,
-                kv_share=None if total is None else round(found["blocks"] / total, 6),
-                tokens_per_s=round(found["output_tokens"] / self.interval, 3),
-                ttft_mean=round(found["sum_ttft"] / num_first, 6) if num_first else None,
-            )
+    def _close_before(self, first_open: int | None) -> None:
+        """Finish the rows before interval `first_open`, or all."""
+        if first_open is not None:
+            if first_open <= self._first_open:
+                return
+            self._first_open = first_open
+        for number in sorted(n for n in self._rows if first_open is None or n < first_open):
+            row = self._rows.pop(number)
+            self._num_running += row.running
+            self._num_waiting += row.waiting
+            row.time = (number + 1) * self.interval
+            row.running, row.waiting = self._num_running, self._num_waiting
+            if self.total_blocks is not None:
+                row.kv_share = share_of(row.blocks, self.total_blocks)
+            row.tokens_per_s = round(row.output_tokens / self.interval, 3)
+            if row.num_first:
+                row.ttft_mean = round(row.sum_ttft / row.num_first, NUM_DIGITS)
+            self._done.append(row)
 
 
 def with_one_interval(all_series: Collection[TimeSeries]) -> None:
-    """Make the intervals of several as long as the longest, before rows are given at the end."""
+    """Double the intervals of several series to the longest of them, before any row is done."""
     widest = max(series.interval for series in all_series)
     for series in all_series:
         while series.interval < widest:
-            series._double()  # noqa: SLF001 - of this file
+            series.double_interval()

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from batcher.events import RunEvent
-from batcher.metrics.summary import RunSummary, unit_of
+from batcher.metrics.summary import Summary, unit_of
 
 _SPREAD = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 _LATENCIES = "latencies"
@@ -33,7 +33,7 @@ _TITLES = {"": "Run", "kv": "KV blocks", "wall": "Wall clock"}
 
 
 def render_report(
-    summary: RunSummary, run: RunEvent, name: str, headline: str, idle_causes: Mapping[str, str]
+    summary: Summary, run: RunEvent, name: str, headline: str, idle_causes: Mapping[str, str]
 ) -> tuple[str, str]:
     """Return a report as HTML: what is above the timeline of a run, and what is below it."""
     numbers = msgspec.to_builtins(summary)

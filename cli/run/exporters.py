@@ -17,8 +17,14 @@ from msgspec.structs import astuple
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
-from batcher.metrics.summary import RunSummary, unit_of
-from batcher.metrics.times import DRAFT_COLUMNS, SeriesRow, TimeSeries, with_one_interval
+from batcher.metrics.summary import Summary, unit_of
+from batcher.metrics.times import (
+    COLUMNS,
+    NUM_DRAFT_COLUMNS,
+    SeriesRow,
+    TimeSeries,
+    with_one_interval,
+)
 
 from ..errors import WriteError, reason_of
 from ..screen.summary import BLOCKED_CAUSES, PER, UNICODE, headline, idle_causes
@@ -149,11 +155,11 @@ class SeriesWriter:
 
     def _write(self, rows: Iterable[tuple[int, SeriesRow]]) -> None:
         has_drafts, has_workers = self.all_series[0].has_drafts, len(self.all_series) > 1
-        num_columns = len(SeriesRow.__struct_fields__) - len(DRAFT_COLUMNS) * (not has_drafts)
+        num_columns = len(COLUMNS) - NUM_DRAFT_COLUMNS * (not has_drafts)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if not self._has_header:
-            names = SeriesRow.__struct_fields__[:num_columns]
+            names = COLUMNS[:num_columns]
             writer.writerow(["worker", *names] if has_workers else names)
             self._has_header = True
         for number, row in rows:
@@ -168,7 +174,7 @@ class SeriesWriter:
 def write_report(
     file: OutFile,
     timelines: "Sequence[PageTimeline]",
-    summary: RunSummary,
+    summary: Summary,
     run: RunEvent,
     source_name: str,
 ) -> None:

@@ -56,7 +56,7 @@ from .urls import shown
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector
-    from batcher.metrics.summary import RunMetrics, RunSummary
+    from batcher.metrics.summary import RunMetrics, Summary
     from batcher.metrics.times import TimeSeries
     from batcher.page.page import PageTimeline
     from batcher.trace.run import RequestFold
@@ -480,7 +480,7 @@ class Run:
             remark = "requests failed that were to wait longer than --max-wait"
             self._tell(remark, f"continue later with: {self._command} --retry-failed")
 
-    def _write_numbers(self, summary: "RunSummary") -> dict[str, Exception]:
+    def _write_numbers(self, summary: "Summary") -> dict[str, Exception]:
         """Write --summary-json and --report; return what went wrong with them."""
         options, files, timeline = self._options, self._opened.files, self._timeline
         failures: dict[str, Exception] = {}
@@ -505,7 +505,7 @@ class Run:
         return failures
 
     def _show_summary(
-        self, summary: "RunSummary", failures: dict[str, Exception], elapsed: float
+        self, summary: "Summary", failures: dict[str, Exception], elapsed: float
     ) -> None:
         from ..screen.summary import (  # noqa: PLC0415 - a quiet run does without
             NOT_TOLD,

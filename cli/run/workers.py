@@ -469,10 +469,9 @@ class Workers(Gauges):
         if told.state is not None:
             self.states[number] = told.state
         if self.metrics is not None:
-            own = self.metrics.workers[number].counted
-            own.num_steps = max(own.num_steps, told.num_steps)
-            own.num_compiled += told.constraints[0]
-            own.num_compiled_before += told.constraints[1]
+            own = self.metrics.workers[number]
+            own.note_steps(told.num_steps)
+            own.note_constraints(*told.constraints)
         lines = told.answers
         if self._is_resumed or self._order is not None:
             lines = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batcher.events import RestartReason
-from batcher.metrics.summary import RunSummary, Unit, unit_of
+from batcher.metrics.summary import Summary, Unit, unit_of
 from batcher.metrics.times import Distribution
 
 from .terminal import (
@@ -101,7 +101,7 @@ def marks_in(encoding: str) -> Marks:
 
 
 def render_summary(
-    summary: RunSummary,
+    summary: Summary,
     files: RunFiles,
     *,
     is_complete: bool,
@@ -153,7 +153,7 @@ def render_summary(
     return "".join(f"{line}\n" for line in lines)
 
 
-def headline(summary: RunSummary, separator: str, more: Sequence[str], num_unread: int = 0) -> str:
+def headline(summary: Summary, separator: str, more: Sequence[str], num_unread: int = 0) -> str:
     unread = f"{num_unread:,} not begun" if num_unread else ""
     if not summary.requests:
         return unread or "no requests"
@@ -172,12 +172,12 @@ def headline(summary: RunSummary, separator: str, more: Sequence[str], num_unrea
     return f"{results}   {separator.join([*run, *more])}"
 
 
-def idle_causes(summary: RunSummary) -> dict[str, str]:
+def idle_causes(summary: Summary) -> dict[str, str]:
     return _IDLE_WORKERS if summary.workers else IDLE_CAUSES
 
 
 def timed_lines(
-    summary: RunSummary, kv_bytes: BytesPerToken = NOT_TOLD, unit: Unit = "seconds"
+    summary: Summary, kv_bytes: BytesPerToken = NOT_TOLD, unit: Unit = "seconds"
 ) -> list[str]:
     latencies = _fields(summary.latencies)
     times = [f"{name} {_times_of(each, unit)}" for name, each in latencies.items() if each]
@@ -194,7 +194,7 @@ def _fields(record: Any) -> dict[str, Any]:
     return {} if record is None else {n: getattr(record, n) for n in record.__struct_fields__}
 
 
-def _in_steps(summary: RunSummary) -> dict[str, Distribution | None]:
+def _in_steps(summary: Summary) -> dict[str, Distribution | None]:
     return {"queue": summary.wait, "ttft": summary.first_token, "e2e": summary.latency}
 
 
@@ -213,17 +213,17 @@ def _times_of(times: Distribution, unit: Unit) -> str:
     return f"p50 {number(times.p50 * scale)} p99 {number(times.p99 * scale)} {name}"
 
 
-def _idle(summary: RunSummary) -> str:
+def _idle(summary: Summary) -> str:
     total = summary.busy_slot_steps + summary.idle_slot_steps
-    counts = {cause: getattr(summary.idle, f) for f, cause in idle_causes(summary).items()}
-    counts["blocked"] = sum(getattr(summary.idle, reason) for reason in BLOCKED_CAUSES)
+    counts = {cause: summary.idle.get(f, 0) for f, cause in idle_causes(summary).items()}
+    counts["blocked"] = sum(summary.idle.get(reason, 0) for reason in BLOCKED_CAUSES)
     causes = [f"{percent(count, total)} {cause}" for cause, count in counts.items() if count]
     if len(causes) < 2:  # noqa: PLR2004 - one is all of it
         return f"idle: {causes[0]}" if causes else ""
     return f"idle: {percent(summary.idle_slot_steps, total)} = {', '.join(causes)}"
 
 
-def _rates(summary: RunSummary, unit: Unit) -> list[str]:
+def _rates(summary: Summary, unit: Unit) -> list[str]:
     parts = []
     if summary.throughput is not None:
         rates, per = summary.throughput, PER[unit]
@@ -247,7 +247,7 @@ def _rates(summary: RunSummary, unit: Unit) -> list[str]:
     return parts
 
 
-def _memory(summary: RunSummary, kv_bytes: BytesPerToken) -> list[str]:
+def _memory(summary: Summary, kv_bytes: BytesPerToken) -> list[str]:
     parts, kv, lost = [], summary.kv, summary.preemptions
     if kv is not None:
         used = f"{number(kv.mean_blocks)} blocks used, {kv.max_blocks:,} at most"
@@ -265,7 +265,7 @@ def _memory(summary: RunSummary, kv_bytes: BytesPerToken) -> list[str]:
     return parts
 
 
-def _steps(summary: RunSummary) -> list[str]:
+def _steps(summary: Summary) -> list[str]:
     parts, budget, blocked = [], summary.budget, _blocked(summary)
     if summary.aged:
         parts.append(f"{counted(summary.aged, 'admission')} by --aging, whatever the policy")
@@ -285,12 +285,12 @@ def _steps(summary: RunSummary) -> list[str]:
     return parts
 
 
-def _blocked(summary: RunSummary) -> list[str]:
-    steps = _fields(summary.blocked)
+def _blocked(summary: Summary) -> list[str]:
+    steps = summary.blocked or {}
     return [f"{BLOCKED_CAUSES[reason]} {count:,}" for reason, count in steps.items() if count]
 
 
-def _control(summary: RunSummary) -> list[str]:
+def _control(summary: Summary) -> list[str]:
     compiled, cache_hits = summary.constraints.compiled, summary.constraints.cache_hits
     parts = []
     if compiled or cache_hits:
@@ -303,7 +303,7 @@ def _control(summary: RunSummary) -> list[str]:
     return parts
 
 
-def _drafts(summary: RunSummary) -> list[str]:
+def _drafts(summary: Summary) -> list[str]:
     found = summary.speculation
     if found is None:
         return []
@@ -314,7 +314,7 @@ def _drafts(summary: RunSummary) -> list[str]:
     if speedup.in_time is not None:
         times += f", {number(speedup.in_time)} in time"
     is_free = found.rule == "leviathan"
-    changes = [f"{name} {count:,}" for name, count in _fields(found.changes).items() if count]
+    changes = [f"{name} {count:,}" for name, count in found.changes.items() if count]
     return [
         f"drafts: {percent(found.accepted, found.drafted)} of {found.drafted:,} accepted"
         + (" by leviathan" if is_free else ""),
@@ -329,7 +329,7 @@ def _drafts(summary: RunSummary) -> list[str]:
     ]
 
 
-def _workers(summary: RunSummary) -> list[str]:
+def _workers(summary: Summary) -> list[str]:
     own = [
         f"{counted(worker.generated_tokens, 'token')} in {counted(worker.steps, 'step')}, "
         f"{whole_percent(worker.busy_share)} busy"
@@ -342,7 +342,7 @@ def _workers(summary: RunSummary) -> list[str]:
     return [f"least of a worker: {own[least]}", f"most: {own[most]}"]
 
 
-def _files(summary: RunSummary, files: RunFiles) -> list[str]:
+def _files(summary: Summary, files: RunFiles) -> list[str]:
     from shlex import quote  # noqa: PLC0415 - most runs that must start fast write no file
 
     paths = {n: printable(p) for n, p in files._asdict().items() if p is not None}
@@ -355,7 +355,7 @@ def _files(summary: RunSummary, files: RunFiles) -> list[str]:
 
 
 def render_stats(
-    summary: RunSummary, times: "ConstraintTimes | None", *, is_timed: bool = True
+    summary: Summary, times: "ConstraintTimes | None", *, is_timed: bool = True
 ) -> str:
     """Return the tables as lines of text; times: of constraints, on the wall."""
     groups = _stats(summary, times)
@@ -379,14 +379,14 @@ def render_stats(
     return "".join(f"{INDENT}{line}\n" for line in lines)
 
 
-def _stats(summary: RunSummary, times: "ConstraintTimes | None") -> dict[str, list[str]]:
+def _stats(summary: Summary, times: "ConstraintTimes | None") -> dict[str, list[str]]:
     total = summary.busy_slot_steps + summary.idle_slot_steps
     causes = idle_causes(summary) | {r: f"blocked by {c}" for r, c in BLOCKED_CAUSES.items()}
-    idle = {cause: getattr(summary.idle, name) for name, cause in causes.items()}
+    idle = {cause: summary.idle.get(name, 0) for name, cause in causes.items()}
     positions, done, lost = summary.positions, summary.computed, summary.preemptions
     groups = {
         "finish reasons": [
-            f"{name} {count:,}" for name, count in _fields(summary.finish_reasons).items() if count
+            f"{name} {count:,}" for name, count in summary.finish_reasons.items() if count
         ],
         "tokens": [
             f"prompt {summary.prompt_tokens:,}",

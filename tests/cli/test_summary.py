@@ -8,18 +8,18 @@ from reference_schedule import Job, jobs_of, play
 from reference_units import beams, play_units, samples
 
 from batcher.events import AdmitEvent, EndEvent, FinishEvent, StepsEvent
-from batcher.metrics.counts import (
-    BlockedSteps,
+from batcher.metrics.counts import PositionAcceptance
+from batcher.metrics.slo import parse_slo
+from batcher.metrics.summary import (
     BudgetUse,
     Computed,
-    DraftChanges,
     KvUse,
-    PositionAcceptance,
     Preemptions,
     PrefixHits,
+    RunMetrics,
+    WorkerSummary,
+    unit_of,
 )
-from batcher.metrics.slo import parse_slo
-from batcher.metrics.summary import RunMetrics, WorkerSummary, unit_of
 from cli.screen.summary import RunFiles, render_summary, timed_lines
 from cli.screen.terminal import number, percent, whole_percent
 
@@ -102,7 +102,7 @@ def drafts_of(*lengths, is_timed=False):
 def test_lines_of_drafts_fit_whatever_their_numbers():
     summary = drafts_of(9)
     shares = [PositionAcceptance(10**9, 10**9, 1.0)] * 64
-    changes = DraftChanges(gain=123_456, cost=123_456, failure=12_345)
+    changes = {"gain": 123_456, "cost": 123_456, "failure": 12_345}
     found = replace(summary.speculation, by_position=shares, changes=changes, drafted=10**15)
     found = replace(found, rule="leviathan")
     lines = lines_of(replace(summary, speculation=found))
@@ -236,7 +236,7 @@ FULL = {
     "preemptions": Preemptions(count=12, recomputed_tokens=4096),
     "prefix_cache": PrefixHits(asked=100, found=61, share=0.61, asked_again=0, found_again=0),
     "budget": BudgetUse(max_batch_tokens=2048, mean_share=0.451, full_steps=1234),
-    "blocked": BlockedSteps(kv=30, tokens=12, preemption=0, batch=0),
+    "blocked": {"kv": 30, "tokens": 12, "preemption": 0, "batch": 0},
     "computed": Computed(
         prefill_tokens=100, decode_tokens=9, right_padding=0, left_padding=0, prefill_share=0.0
     ),

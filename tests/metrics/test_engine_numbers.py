@@ -71,9 +71,9 @@ def test_few_blocks_preempt_and_hold_back():
     summary = summary_of(decoded(LIMITED["few blocks"])[0])
     assert summary.preemptions.count > 5
     assert summary.preemptions.recomputed_tokens > 0
-    assert summary.blocked.kv > 0
+    assert summary.blocked["kv"] > 0
     assert summary.kv.max_share == 1.0
-    assert summary.idle.kv > 0
+    assert summary.idle["kv"] > 0
 
 
 def test_preemptions_for_who_is_more_urgent_are_told_without_a_limit_of_blocks():
@@ -101,5 +101,5 @@ def test_slots_idle_before_a_preemption_wait_for_who_arrives_next():
     events = traced(engine)
     idle = summary_of(events).idle
     assert any(isinstance(event, PreemptEvent) for event in events)
-    assert (idle.arrivals, idle.too_few) == (3, 0)
-    assert (idle.tail, idle.kv, idle.preemption) == (8, 12, 2)
+    assert (idle["arrivals"], idle["too_few"]) == (3, 0)
+    assert (idle["tail"], idle["kv"], idle["preemption"]) == (8, 12, 2)

@@ -12,8 +12,7 @@ from reference import english_requests
 
 from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
 from batcher.events import Layout
-from batcher.metrics.counts import Positions
-from batcher.metrics.summary import RunMetrics
+from batcher.metrics.summary import Positions, RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.trace.files import encode_events, read_trace

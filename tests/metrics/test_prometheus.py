@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from examples import examples
@@ -15,7 +16,7 @@ from scheduling_settings import scheduling_settings, sharing, step_times
 from test_timed_numbers import served, times_of
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.events import DropEvent, RunEvent
+from batcher.events import BlockedReason, DropEvent, RunEvent
 from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS, RunCollector
 from batcher.metrics.summary import RunMetrics
 from batcher.speculation.settings import SpeculationSettings
@@ -62,7 +63,7 @@ def counts_of(summary, dropped):
         ("batchdecode_steps_total",): summary.steps,
         ("vllm:num_preemptions_total",): summary.preemptions.count if summary.preemptions else 0,
     }
-    for reason, count in asdict(summary.finish_reasons).items():
+    for reason, count in summary.finish_reasons.items():
         told = "abort" if reason == "aborted" else reason
         counts["vllm:request_success_total", told] = count + dropped.count(reason)
     for reason in dropped:
@@ -70,7 +71,8 @@ def counts_of(summary, dropped):
     if summary.prefix_cache is not None:
         counts["vllm:prefix_cache_queries_total",] = summary.prefix_cache.asked
         counts["vllm:prefix_cache_hits_total",] = summary.prefix_cache.found
-    for reason, count in asdict(summary.blocked).items() if summary.blocked else ():
+    for reason in get_args(BlockedReason) if summary.blocked is not None else ():
+        count = summary.blocked.get(reason, 0)
         counts["batchdecode_blocked_steps_total", reason] = count
     return counts | counts_of_drafts(summary.speculation)
 
@@ -180,7 +182,7 @@ def test_a_number_is_counted_with_the_bound_that_it_meets():
     collector = RunCollector(RunMetrics(is_watched=True), NoEngine(), ("simulated", "0"))
     collector.observe([RunEvent(batch=4, model="simulated", settings={})])
     for number in (1, 2, 2, 6, 10**9):
-        collector.metrics.counted.ended.outputs.add(number)
+        collector.metrics.counted.watched.outputs.add(number)
     told = told_by(collector)
     name = "vllm:request_generation_tokens"
     counts = {bound: told[f"{name}_bucket", bound] for bound in ("1.0", "2.0", "5.0", "+Inf")}

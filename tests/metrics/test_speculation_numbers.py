@@ -21,7 +21,7 @@ from batcher.events import (
     SpeculateEvent,
     StepsEvent,
 )
-from batcher.metrics.counts import DraftChanges, PositionAcceptance
+from batcher.metrics.counts import PositionAcceptance
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics, encode_summary
 from batcher.metrics.times import TimeSeries
@@ -214,4 +214,4 @@ def test_changes_of_the_number_of_drafts_are_counted_by_their_reason():
     events = drafting([(4, 4)], [1.0, 2.0])
     changes = [SpeculateEvent(1, 1.0, "a", 0, 0, 0, why) for why in ("cost", "failure", "cost")]
     found = summary_of([*events[:-3], *changes, *events[-3:]]).speculation
-    assert found.changes == DraftChanges(gain=0, cost=2, failure=1)
+    assert found.changes == {"gain": 0, "cost": 2, "failure": 1}

@@ -18,7 +18,7 @@ from worker_runs import interleaved, worker_runs
 
 from batcher.events import FinishEvent, RunEvent
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import RunMetrics, summarize
+from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import Histogram, SecondsHistogram, TimeSeries, with_one_interval
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
@@ -64,16 +64,16 @@ def test_numbers_of_several_are_what_the_timeline_and_the_workers_tell(
     summary, of_each = metrics.summary(), list(map(totals_of, own))
     assert metrics.summary() == summary
     assert [worker.totals() for worker in metrics.workers] == of_each
-    alone = [summarize(totals, run, SLO) for totals in of_each]
+    alone = [totals.report(run, SLO) for totals in of_each]
     assert summary.batch == timeline.num_slots == num_workers * BATCH
     assert summary.steps == timeline.num_steps == max(each.steps for each in alone)
     busy = sum(stretch.total for stretch in timeline.occupied())
     assert summary.busy_slot_steps == busy
     assert summary.idle_slot_steps == summary.steps * summary.batch - busy
     causes = summary.idle
-    assert sum(getattr(causes, n) for n in causes.__struct_fields__) == summary.idle_slot_steps
+    assert sum(causes.values()) == summary.idle_slot_steps
     drained = sum((summary.steps - each.steps) * BATCH for each in alone)
-    assert causes.tail == sum(each.idle.tail for each in alone) + drained
+    assert causes["tail"] == sum(each.idle["tail"] for each in alone) + drained
     for name in ("requests", "outputs", "ok", "prompt_tokens", "generated_tokens", "unfinished"):
         assert getattr(summary, name) == sum(getattr(each, name) for each in alone)
     assert summary.positions.total == sum(each.positions.total for each in alone)
@@ -110,10 +110,10 @@ def test_histograms_of_parts_are_that_of_all(values):
 def test_workers_that_did_nothing_have_numbers(steps):
     metrics = RunMetrics(worker_series=[None, None])
     metrics.observe([RunEvent(batch=BATCH, model="simulated", settings={}, workers=2)])
-    metrics.workers[0].counted.num_steps = steps
+    metrics.workers[0].note_steps(steps)
     summary = metrics.summary()
     assert (summary.batch, summary.steps, summary.busy_share) == (2 * BATCH, steps, 0.0)
-    assert summary.idle.tail == 2 * BATCH * steps
+    assert summary.idle["tail"] == 2 * BATCH * steps
 
 
 @given(
