@@ -1,8 +1,8 @@
-"""The input: opened, read line by line, parsed, and handed to the run in the order of arrival.
+"""Read the input: open it, unpack it, read its lines, parse them, and order them by arrival.
 
-Rules: a line is held in memory only up to MAX_LINE_BYTES, and the input never as a whole.  Its
-content tells whether it is packed, never its name.  A file is surveyed first, whole: every problem
-in it is known before the first step.
+Rules: the input is never in memory as a whole, and a line only up to MAX_LINE_BYTES.  The content
+says whether an input is packed, not its name.  A file is read to its end before the first step, so
+every problem in it is known by then.
 """
 
 import io
@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, Self, TypeVar
+from shutil import copyfileobj
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -40,16 +41,10 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
 
 MAX_LINE_BYTES = 64 * 2**20
-MAX_SKIPPED_BYTES = 2**30  # of a line that is too long, before it counts as endless
-_BOM = b"\xef\xbb\xbf"
-
-Waiting = Callable[[], AbstractContextManager[None]]
-_Buffered = io.BufferedReader | io.BufferedRandom
-
-GZIP = b"\x1f\x8b"
+MAX_SKIPPED_BYTES = 2**30  # of a line that is too long; a longer one is endless
 CHUNK_BYTES = 2**20
-_HEADER_BYTES = 16  # gzip asks for 10 at most
-# What else may come: how it begins, what it is called, and what writes it to stdout.
+GZIP, _BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
+# Other compressed files: their first bytes, their name, and the command that unpacks them.
 _OTHERS = (
     (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat"),
     (b"\xfd7zXZ\x00", "xz", "xzcat"),
@@ -59,86 +54,83 @@ _OTHERS = (
     (GZIP, "gzip twice", "zcat"),
 )
 
+Waiting = Callable[[], AbstractContextManager[None]]
+
 
 class InputError(BatchdecodeError):
     """The input cannot be opened, or not be read to its end."""
 
 
 class CutOffError(InputError):
-    """A packed input ends too early; what came before was given."""
+    """A packed input ends too early; the lines before the cut were read."""
 
 
 class OpenInput:
-    """An input that is open, and closed when it is left as a context.
+    """An open input, closed when its context ends.
 
-    name: as messages call it.  is_file: it can be read again from its start, and anywhere in it.
-    is_terminal: somebody types it.
-    is_packed: such a file is compressed by gzip; of a pipe it is not known.
+    name: as messages show it.  is_file: it can be read again, and at any offset.
+    is_terminal: a person types it.
     """
 
     def __init__(self, raw: io.FileIO, name: str) -> None:
-        self.name = name
+        self.name, self._raw = name, raw
         self.status = os.fstat(raw.fileno())
         self.is_file = stat.S_ISREG(self.status.st_mode) and raw.tell() == 0
         self.is_terminal = raw.isatty()
-        self.is_packed = self.is_file and os.pread(raw.fileno(), len(GZIP), 0) == GZIP
+        self._is_packed = self.is_file and os.pread(raw.fileno(), len(GZIP), 0) == GZIP
         self._notes: list[str] = []
         self._num_taken = 0
-        self._raw = raw
-        self._stream: io.BufferedReader | None = None
-        self._unpacked: BinaryIO | None = None
+        self._pipe: io.BufferedReader | None = None
+        self._unpacked: io.BufferedRandom | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The reader of a pipe is left alone: a thread may be waiting in it, and would block us.
-        for file in (self._unpacked, self._stream if self.is_file else None, self._raw):
+        # The reader of a pipe stays open: a thread may be waiting in it, and would block us.
+        for file in (self._unpacked, self._raw):
             if file is not None:
                 file.close()
 
     def lines(self, waiting: Waiting = nullcontext) -> "LineReader":
-        """Return a reader of the whole input; of a pipe, the one and only.
+        """Return a reader of the whole input; a pipe has only one.
 
-        `waiting` is entered whenever a pipe may have nothing to give yet.
+        waiting: entered whenever a pipe may have nothing to read yet.
         """
-        stream = self._from_start(waiting)
-        return LineReader(_unpacked(stream) if self.is_packed else stream, self.name, self._notes)
+        return LineReader(self._from_start(waiting), self.name, self._notes)
 
     def seekable_lines(self) -> "LineReader":
-        """Return a reader that can go to any line; a packed file is unpacked into a temporary one.
-
-        Raises:
-            InputError: the packed file is damaged, or there is no room to unpack it.
-        """
-        if not self.is_packed:
+        """Return a reader that can go to any line; a packed file is unpacked on the disk for it."""
+        if not self._is_packed:
             return self.lines()
         import tempfile  # noqa: PLC0415 - only for a packed file that is out of order
 
-        unpacked = self._unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
-        packed = _unpacked(self._from_start())
+        self._unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
         try:
-            while chunk := packed.read(CHUNK_BYTES):
-                unpacked.write(chunk)
+            copyfileobj(self._from_start(), self._unpacked, CHUNK_BYTES)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"cannot unpack {self.name}: {_reason(error)}") from error
-        unpacked.seek(0)
-        return LineReader(unpacked, self.name, self._notes)
+        self._unpacked.seek(0)
+        return LineReader(self._unpacked, self.name, self._notes)
 
     def digest(self) -> str:
         import hashlib  # noqa: PLC0415 - only for runs that can be resumed
 
-        return hashlib.file_digest(self._from_start(), "sha256").hexdigest()
+        self._raw.seek(0)
+        return hashlib.file_digest(self._raw, "sha256").hexdigest()
 
     def _from_start(self, waiting: Waiting = nullcontext) -> io.BufferedReader:
-        if self._stream is None:
-            raw: io.RawIOBase = self._raw
-            if not self.is_file:
-                raw = PerhapsPacked(PatientPipe(self._raw, waiting))
-            self._stream = io.BufferedReader(raw, CHUNK_BYTES)
+        raw: io.RawIOBase
         if self.is_file:
-            self._stream.seek(0)
-        return self._stream
+            self._raw.seek(0)
+            raw = io.FileIO(self._raw.fileno(), closefd=False)
+            if self._is_packed:
+                raw = Unpacked(raw)
+            return io.BufferedReader(raw, CHUNK_BYTES)
+        if self._pipe is None:
+            raw = Unpacked(PatientPipe(self._raw, waiting))
+            self._pipe = io.BufferedReader(raw, CHUNK_BYTES)
+        return self._pipe
 
     def take_notes(self) -> str:
         notes = self._notes[self._num_taken :]
@@ -149,7 +141,7 @@ class OpenInput:
 def open_input(path: str | None, waiting: Waiting) -> OpenInput:
     """Return the opened input; `-` or None is stdin.
 
-    waiting: entered while a FIFO opens, or what is at a URL is copied.
+    waiting: entered while a FIFO opens or a URL is downloaded.
     """
     if path is not None and is_url(path):
         try:
@@ -157,7 +149,7 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
                 copy = copy_of(path)
         except UrlError as error:
             raise InputError(f"cannot read {shown(path)}: {error}") from error
-        # opened again, it has a place of its own in the file
+        # opened again, it has its own offset
         return OpenInput(io.FileIO(f"/dev/fd/{copy}"), shown(path))
     name = "<stdin>" if path in (None, "-") else str(path)
     try:
@@ -177,56 +169,8 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
         raise InputError(f"cannot read {name}: {reason}") from error
 
 
-# -- what is packed
-
-
-def _unpacked(packed: "io.BufferedReader | _Packets") -> io.BufferedReader:
-    """Return a reader of what gzip has packed, in one member or several.
-
-    Reading raises EOFError where it is cut off, zlib.error or BadGzipFile where it is damaged;
-    what came before can be read.
-    """
-    import gzip  # noqa: PLC0415 - only for what is compressed
-
-    class Unpacked(gzip.GzipFile):
-        def readinto(self, buffer: Any) -> int:  # a pipe is not waited for to fill the buffer
-            return self.readinto1(buffer)
-
-    unpacked: Any = Unpacked(fileobj=packed, mode="rb")  # type: ignore[arg-type]  # all it asks for
-    return io.BufferedReader(unpacked, CHUNK_BYTES)
-
-
-class PerhapsPacked(io.RawIOBase):
-    """A pipe that is unpacked if its first bytes say so; the first read waits for them."""
-
-    def __init__(self, pipe: io.RawIOBase) -> None:
-        self._pipe: io.BufferedReader = io.BufferedReader(pipe, CHUNK_BYTES)
-        self._source: io.BufferedReader | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
-        if self._source is None:
-            start = self._pipe.peek(len(GZIP))[: len(GZIP)]  # a pipe may give one byte alone
-            is_packed = start and GZIP.startswith(start)
-            self._source = _unpacked(_Packets(self._pipe)) if is_packed else self._pipe
-        return self._source.readinto1(buffer)
-
-
-class _Packets:
-    """A pipe as gzip needs it: headers whole, and of the rest what there is."""
-
-    def __init__(self, pipe: io.BufferedReader) -> None:
-        self._pipe = pipe
-
-    def read(self, size: int) -> bytes:
-        """Return `size` bytes, or, if that is more than a header has, at least one of them."""
-        return self._pipe.read(size) if size <= _HEADER_BYTES else self._pipe.read1(size)
-
-
 class PatientPipe(io.RawIOBase):
-    """A pipe that waits for its writer, in a way that a signal can break off."""
+    """A pipe that waits for its writer, until a signal comes."""
 
     def __init__(self, raw: io.FileIO, waiting: Waiting) -> None:
         self._raw, self._waiting = raw, waiting
@@ -234,19 +178,67 @@ class PatientPipe(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
+    def readinto(self, buffer: Any) -> int:
         with self._waiting():
             while (num_read := self._raw.readinto(buffer)) is None:
-                select.select([self._raw], [], [])  # somebody has made it non-blocking
+                select.select([self._raw], [], [])  # another program has made it non-blocking
             return num_read
+
+
+class Unpacked(io.RawIOBase):
+    """The bytes of `packed`, unpacked if they begin as gzip does.
+
+    A read returns what has come, so a pipe can be followed as far as it was flushed.  It raises
+    EOFError where the data is cut off, and zlib.error where it is damaged.
+    """
+
+    def __init__(self, packed: io.RawIOBase) -> None:
+        self._packed = packed
+        self._data: bytes = b""  # read, and not unpacked yet
+        self._is_begun = self._is_packed = False
+        self._unpacker = zlib.decompressobj(wbits=31)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._is_begun:
+            self._is_begun = True
+            while self._data in (b"", GZIP[:1]) and (more := self._packed.read(CHUNK_BYTES)):
+                self._data += more
+            self._is_packed = self._data.startswith(GZIP)
+        if self._is_packed:
+            piece = self._unpack(len(buffer))
+        elif self._data:
+            piece, self._data = self._data[: len(buffer)], self._data[len(buffer) :]
+        else:
+            return self._packed.readinto(buffer) or 0
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def _unpack(self, size: int) -> bytes:
+        while True:
+            if self._unpacker.eof:  # another member follows, or padding
+                self._data = self._unpacker.unused_data.lstrip(b"\0")
+                while not self._data:
+                    if not (more := self._packed.read(CHUNK_BYTES)):
+                        return b""
+                    self._data = more.lstrip(b"\0")
+                self._unpacker = zlib.decompressobj(wbits=31)
+            piece = self._unpacker.decompress(self._data, size)
+            self._data = self._unpacker.unconsumed_tail
+            if piece:
+                return piece
+            if not self._unpacker.eof:
+                self._data = self._packed.read(CHUNK_BYTES) or b""
+                if not self._data:
+                    raise EOFError
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "the compressed data is cut off"
-    if isinstance(error, zlib.error) or (isinstance(error, OSError) and error.errno is None):
-        return "the compressed data is damaged"  # the latter is gzip's own
-    return reason_of(error)
+    return "the compressed data is damaged" if isinstance(error, zlib.error) else reason_of(error)
 
 
 # -- lines
@@ -267,7 +259,9 @@ class LineReader:
     notes: takes what is odd about the input as a whole.
     """
 
-    def __init__(self, stream: _Buffered, name: str, notes: list[str]) -> None:
+    def __init__(
+        self, stream: io.BufferedReader | io.BufferedRandom, name: str, notes: list[str]
+    ) -> None:
         self.name, self.number, self.start, self.num_blank = name, 0, 0, 0
         self._stream, self._notes = stream, notes
         self._next_start, self._is_cut = 0, False
@@ -341,8 +335,9 @@ class LineReader:
         """The offset of the next line, if the last one was not cut, and its number."""
         return self._next_start, self.number + 1
 
-    def go_to(self, start: int, number: int) -> None:
-        self._stream.seek(start)
+    def skip_to(self, start: int, number: int) -> None:
+        """Skip from the beginning to a line, by its offset and number."""
+        self._stream.read(start)
         self._next_start, self.number, self._is_cut = start, number - 1, False
 
     def read_at(self, start: int) -> bytes:
@@ -829,7 +824,7 @@ class FileSource(Source):
         if is_in_order:
             lines, order = requests.lines(), range(self.total)
             if self._checksums:
-                lines.go_to(*rest)
+                lines.skip_to(*rest)
             self._rest = ((lines.number, line) for line in iter(lines.read, None))
         else:
             lines = requests.seekable_lines()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process import ROOT, batchdecode, lines_of, start
 
-from cli.run.input import PerhapsPacked
+from cli.run.input import Unpacked
 
 REQUESTS = (ROOT / "samples/requests.jsonl").read_bytes()
 PACKED = gzip.compress(REQUESTS)
@@ -67,7 +67,7 @@ class Trickle(io.RawIOBase):
 )
 def test_members_and_pieces_make_no_difference(members, sizes, padding):
     packed = b"".join(map(gzip.compress, members)) + bytes(padding)
-    read = io.BufferedReader(PerhapsPacked(Trickle(packed, sizes))).read()
+    read = io.BufferedReader(Unpacked(Trickle(packed, sizes))).read()
     assert read == b"".join(members)
 
 

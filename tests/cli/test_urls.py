@@ -214,7 +214,7 @@ BESIDE = (".run.json", ".run.sums")
 
 def kept_in(folder):
     """The results that runs have kept in the temporary folders of a machine."""
-    return [path for path in folder.glob("batchdecode-*/*") if not path.name.endswith(BESIDE)]
+    return [path for path in folder.glob("batchdecode-*/[!.]*") if not path.name.endswith(BESIDE)]
 
 
 @pytest.fixture
