@@ -1,6 +1,8 @@
-"""OpenAI Batch rows: what a row may hold, beside the fields of a request.
+"""OpenAI's and vLLM's names for the fields of a request, and rows of OpenAI Batch files.
 
 Rule: an option that would change the output and is not supported is an error, never ignored.
+A reader says which field of a request has which value. Whether the value is valid is left to
+validation.py, whichever name it has.
 """
 
 import json
@@ -15,11 +17,7 @@ from batcher.errors import EncodingError, FieldProblem, Path, describe, not_enco
 from batcher.request import REQUEST_FIELDS, TO_THE_END, PromptSegment, Request
 from batcher.requests.validation import ModelCapabilities, cut, quote, show, wrong
 
-# What a person may have meant who names a field that does not exist.
-
-HINT = "did you mean `{}`?"
-
-# What other tools call a field of ours.
+# Other tools' names of our fields.
 _OTHER_NAMES = {
     other: name
     for name, others in {
@@ -42,25 +40,19 @@ _OTHER_NAMES = {
 }
 
 
-def unknown_names(
-    value: Mapping[str, object], path: Path, allowed: tuple[str, ...]
-) -> Iterator[FieldProblem]:
-    yield from (unknown((*path, cut(name)), allowed) for name in value if name not in allowed)
-
-
-@lru_cache(maxsize=256)  # a field misspelt once is misspelt on every line
+@lru_cache(maxsize=256)  # the same typo tends to be on every line
 def suggest(name: str, allowed: tuple[str, ...]) -> str | None:
-    """Return a hint at the one of the `allowed` names that is meant; None if none is like it."""
+    """Return a hint at the allowed name that `name` may stand for, or None."""
     found = own_name(name, allowed)
-    if found is not None:
-        return HINT.format(found)
-    import difflib  # noqa: PLC0415  # only bad lines pay for it
+    if found is None:
+        import difflib  # noqa: PLC0415 - bad lines only
 
-    matches = difflib.get_close_matches(name.lower(), allowed, n=1)
-    return HINT.format(matches[0]) if matches else None
+        found = next(iter(difflib.get_close_matches(name.lower(), allowed, n=1)), None)
+    return found and f"did you mean `{found}`?"
 
 
 def own_name(name: str, allowed: tuple[str, ...]) -> str | None:
+    """Return our name of a field that other tools call `name`, or None."""
     found = _OTHER_NAMES.get(name, name)
     return found if found in allowed else None
 
@@ -70,10 +62,10 @@ CHAT_URL = "/v1/chat/completions"
 URLS = (COMPLETIONS_URL, CHAT_URL)
 
 Form = Literal["result", "completion", "echoed completion", "chat"]
-"""How a line is answered: by results of our own, or by a row; an echoed completion is one whose
-logprobs begin with those of the prompt, as its text does."""
+"""Form of the answer: our own results, or an OpenAI row. The logprobs of an echoed completion begin
+with those of the prompt, as its text does."""
 
-# The values that ask for nothing but what is done anyway; null always is one of them.
+# Option values without effect here; null is always allowed. A type allows all its values.
 Supported = dict[str, type[str] | type[dict[str, Any]] | tuple[object, ...]]
 _EVERYWHERE: Supported = {
     **dict.fromkeys(("model", "user", "service_tier", "prompt_cache_key"), str),
@@ -99,10 +91,10 @@ CHAT_OPTIONS: Supported = {
 OPTIONS: dict[str | None, Supported] = {
     COMPLETIONS_URL: COMPLETION_OPTIONS,
     CHAT_URL: CHAT_OPTIONS,
-    None: COMPLETION_OPTIONS | CHAT_OPTIONS,  # of lines that are no rows
+    None: COMPLETION_OPTIONS | CHAT_OPTIONS,  # our own lines
 }
 
-# Fields that are the server's business, where one answers: sent as they are.
+# Fields that are sent to a server unchanged:
 # OpenAI; vLLM and SGLang; llama.cpp and Ollama; OpenRouter, DeepSeek, Mistral, xAI and others.
 _PASSED_ON = """
 model tools tool_choice parallel_tool_calls allowed_tools functions function_call suffix user
@@ -126,7 +118,7 @@ web_search do_sample fallbacks reasoning_split session_id tool_stream
 """
 PASSED_ON = tuple(_PASSED_ON.split())
 
-# Fields of servers with which nothing is done here; in rows some of them may say nothing.
+# Fields of servers that have no effect here; null is allowed.
 UNSUPPORTED = frozenset((*OPTIONS[None], *PASSED_ON, "extra_body"))
 
 
@@ -162,29 +154,22 @@ def is_supported(supported: object, value: object) -> bool:
     return any(isinstance(other, bool) == is_bool and other == value for other in others)
 
 
-# The other names of a request's fields, those of OpenAI and vLLM: what a line says in them.
-#
-# Rule: a spelling only says which field of a request has which value; whether that is a good one is
-# for the rules of validation to tell, as it is for a value under the field's own name.
+# -- what the other names mean ---------------------------------------------------------------------
 
 Message = dict[str, str]
 ChatTemplate = Callable[..., Any]
-"""What makes the prompt of a chat: text, token ids, or a mapping that has them as `input_ids`."""
+"""Turns messages into text, token ids, or a mapping with token ids as `input_ids`."""
 
 MESSAGE_FIELDS = ("role", "content", "name")
 UNUSED_FIELDS = (
     *("refusal", "tool_calls", "tool_call_id", "function_call", "audio", "annotations"),
     *("reasoning", "reasoning_content", "prefix"),
 )
-PART_FIELDS = ("type", "text")
-
-_NO_TEMPLATE = "`messages` needs a model with a chat template; this one has none"
 SPECIAL = "special_tokens_in_text"
-_WHAT_NOW = "give the prompt itself, or give the model or its tokenizer `apply_chat_template`"
 
 
 class Given(NamedTuple):
-    """The value of a field of a request, and where in the line it stands."""
+    """The value of a field of a request, and its place in the line."""
 
     field: str
     value: Any
@@ -192,23 +177,14 @@ class Given(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """The object that holds the fields of a request, and what the model can do with them."""
+    """The object that holds the fields of a request, and the model's capabilities."""
 
     values: Mapping[str, Any]
     capabilities: ModelCapabilities
 
     @property
-    def is_server(self) -> bool:
-        return self.capabilities.served is not None
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether a text as the prompt is read here: into a chat, or with special tokens."""
-        return self.capabilities.takes_chats or self.allows_special
-
-    @property
     def allows_special(self) -> bool:
-        """Whether special tokens that texts spell out are special."""
+        """Whether special tokens that are spelled out in texts are read as such."""
         given = self.values.get(SPECIAL)
         is_asked = self.capabilities.defaults.get(SPECIAL) if given is None else given
         return bool(is_asked) and self.capabilities.encode_with_special is not None
@@ -216,7 +192,7 @@ class Fields(NamedTuple):
 
 Found = Iterator[Given | FieldProblem]
 Reader = Callable[[str, Any, Fields], Found]
-"""Yields what a value that is not null means: reader(name, value, fields)."""
+"""reader(name, value, fields) yields what a value other than null means."""
 
 
 def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
@@ -240,14 +216,11 @@ def _read_stop_token_ids(name: str, value: Any, _: Fields) -> Found:
         yield Given("stop_token", value, (name,))
 
 
-# -- what the output has to be ---------------------------------------------------------------------
-
-
 def _json_schema(path: Path, value: Any) -> Found:
     if not isinstance(value, str):
         yield Given("json_schema", value, path)
         return
-    from batcher.requests.json_spans import NOT_JSON, JsonError, parse  # noqa: PLC0415 - few texts
+    from batcher.requests.json_spans import NOT_JSON, JsonError, parse  # noqa: PLC0415 - rare
 
     try:
         schema = parse(value)
@@ -264,7 +237,7 @@ def _json_schema(path: Path, value: Any) -> Found:
 
 
 def _grammar(path: Path, value: Any) -> Found:
-    """Read a grammar of either kind: as in vLLM, one with `::=` is GBNF, any other is Lark."""
+    # As in vLLM, a grammar with `::=` is GBNF, any other is Lark.
     is_gbnf = isinstance(value, str) and "::=" in value
     yield Given("gbnf" if is_gbnf else "lark", value, path)
 
@@ -273,23 +246,22 @@ def _read_response_format(name: str, value: Any, _: Fields) -> Found:
     if not isinstance(value, dict):
         yield wrong("invalid-type", (name,), "an object with a `type`", value)
         return
-    allowed = ("type", "json_schema")
-    yield from unknown_names(value, (name,), allowed)
+    yield from _unknown_in(value, (name,), ("type", "json_schema"))
     kind, kinds = value.get("type"), '"text", "json_object" or "json_schema"'
     if "type" not in value:
-        yield _missing((name, "type"))
+        yield missing((name, "type"))
     elif kind == "json_object":  # some servers take a schema here
         yield Given("json_schema", value.get("schema", {"type": "object"}), (name, "type"))
     elif kind == "json_schema":
         stated, path = value.get("json_schema"), (name, "json_schema")
         if stated is None:
-            yield _missing(path)
+            yield missing(path)
         elif not isinstance(stated, dict):
             yield wrong("invalid-type", path, "an object with a `schema`", stated)
         else:
-            yield from unknown_names(stated, path, ("name", "description", "schema", "strict"))
+            yield from _unknown_in(stated, path, ("name", "description", "schema", "strict"))
             if stated.get("schema") is None:
-                yield _missing((*path, "schema"))
+                yield missing((*path, "schema"))
             else:
                 yield Given("json_schema", stated["schema"], (*path, "schema"))
     elif kind != "text":
@@ -303,7 +275,7 @@ def _read_structured_outputs(name: str, value: Any, _: Fields) -> Found:
     if not isinstance(value, dict):
         yield wrong("invalid-type", (name,), "an object", value)
         return
-    yield from unknown_names(value, (name,), _STRUCTURED)
+    yield from _unknown_in(value, (name,), _STRUCTURED)
     for key in _STRUCTURED:
         part, path = value.get(key), (name, key)
         if part is None:
@@ -323,13 +295,10 @@ def _read_structured_outputs(name: str, value: Any, _: Fields) -> Found:
 _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 
-# -- chats -----------------------------------------------------------------------------------------
-
-
 def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
     path, template = (name,), fields.capabilities.chat_template
     empty = f"{quote(path)} is empty: nobody says anything"
-    if fields.is_server:
+    if fields.capabilities.served is not None:
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             yield wrong("invalid-type", path, "a list of messages, which are objects", messages)
         elif not messages:
@@ -348,7 +317,9 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
         yield from problems
         return
     if template is None:
-        yield FieldProblem("unsupported-model", path, _NO_TEMPLATE, _WHAT_NOW)
+        message = "`messages` needs a model with a chat template; this one has none"
+        hint = "give the prompt itself, or give the model or its tokenizer `apply_chat_template`"
+        yield FieldProblem("unsupported-model", path, message, hint)
         return
     if fields.allows_special:
         template = partial(template, special_tokens_in_text=True)
@@ -373,7 +344,7 @@ def _read_passed_on(name: str, value: Any, _: Fields) -> Found:
 
 
 def _as_written(read: Reader) -> Reader:
-    """Return a reader of what a server is sent as written, and itself checks."""
+    """Return a reader that also sends the value to the server, which checks it."""
 
     def both(name: str, value: Any, fields: Fields) -> Found:
         yield from (found for found in read(name, value, fields) if isinstance(found, Given))
@@ -443,7 +414,7 @@ def _check_message(message: Any, path: Path) -> Iterator[FieldProblem]:
     if not isinstance(message, dict):
         yield wrong("invalid-type", path, "a message, an object", message)
         return
-    yield from unknown_names(message, path, (*MESSAGE_FIELDS, *UNUSED_FIELDS))
+    yield from _unknown_in(message, path, (*MESSAGE_FIELDS, *UNUSED_FIELDS))
     for name in (name for name in UNUSED_FIELDS if message.get(name)):
         problem = f"{quote((*path, name))} is not supported"
         yield FieldProblem("unsupported-option", (*path, name), problem, "leave it out")
@@ -466,7 +437,7 @@ def _check_message(message: Any, path: Path) -> Iterator[FieldProblem]:
                 message = f'{quote(place)} is {show(kind)}; only "text" is supported'
                 yield FieldProblem("unsupported-option", place, message)
             else:
-                yield from unknown_names(part, place, PART_FIELDS)
+                yield from _unknown_in(part, place, ("type", "text"))
                 if not isinstance(part.get("text"), str):
                     yield wrong("invalid-type", (*place, "text"), "a string", part.get("text"))
     elif content is not None and not isinstance(content, str):
@@ -535,17 +506,18 @@ BODY_FIELDS: dict[str, tuple[str, ...]] = {
 KNOWN_NAMES: dict[str | None, tuple[str, ...]] = {None: LINE_FIELDS} | dict(BODY_FIELDS.items())
 
 
-# Answers of servers are streamed, with their usage, whatever a row says.
+# The engine sets these itself: a server's answer is always streamed, with its usage.
 _STREAMED = (*PASSED_ON, "stream", "stream_options")
 
 
 class Reading:
-    """What a line that is an object says of a request, by the fields' own names.
+    """The fields of a request in one line, by our own names.
 
-    url: of a row, if it has an unknown one, the usual; None of a line that is none.
-    values: the object that holds the fields, {} if none does, and prefix: what leads to it.
-    named: the fields that are given, and the defaults that go with them.
-    problems: those of the names, their paths in the line; what the values are is not looked at.
+    url: of a row, /v1/completions if it is unknown; None if the line is not a row.
+    values: the object with the fields, or {}; prefix: the path to it.
+    named: the given fields, and the defaults that go with them; their values are not checked.
+    problems: of the names; paths are those in the line.
+    is_echoing: whether `echo` with `logprobs` asks for `prompt_logprobs`.
     """
 
     def __init__(self, line: dict[str, Any], capabilities: ModelCapabilities) -> None:
@@ -556,13 +528,14 @@ class Reading:
         values = line.get("body") if is_row else line
         self.values: dict[str, Any] = values if isinstance(values, dict) else {}
         self.problems: list[FieldProblem] = []
+        self.is_echoing = False
         self._paths: dict[str, Path] = {}
         fields = Fields(self.values, capabilities)
         spellings = SPELLINGS if self.url is None else _SPELLINGS_OF_ROWS[self.url]
-        if fields.is_server:
+        if self._is_server:
             written = {name: _as_written(read) for name, read in _WRITTEN.items()}
             spellings = {**spellings, **written, **dict.fromkeys(PASSED_ON, _read_passed_on)}
-        if fields.reads_text:
+        if capabilities.takes_chats or fields.allows_special:
             spellings = {**spellings, "prompt": _read_prompt}
         own = {
             name: value
@@ -573,41 +546,42 @@ class Reading:
         if is_row:
             own.pop("id", None)
             self._paths["id"] = ("custom_id",)
-            if line.get("custom_id") is not None:
-                own["id"] = line["custom_id"]
-        else:
-            for synonym, name in SYNONYMS.items():
-                if line.get(synonym) is not None:
-                    if name in own:
-                        self.problems.append(_alike((synonym,), (name,)))
-                    own[name], self._paths[name] = line[synonym], (synonym,)
+        for synonym, name in SYNONYMS.items():
+            if line.get(synonym) is not None and (name == "id" or not is_row):
+                if name in own:
+                    self.problems.append(_alike((synonym,), (name,)))
+                own[name], self._paths[name] = line[synonym], (synonym,)
         self.named = self._defaults(capabilities) | own
         if not self.values.keys().isdisjoint(spellings):
-            respelled: dict[str, Any] = {}
-            for found in find_given(fields, spellings):
-                if isinstance(found, FieldProblem):
-                    self.problems.append(replace(found, path=(*self.prefix, *found.path)))
-                    continue
-                field, value, path = found
-                other = respelled.get(field)
-                has_own_name = self.url is None or field in BODY_FIELDS[self.url]
-                if other is None and field not in spellings and has_own_name:
-                    other = own.get(field)
-                is_extra = field == "extra_body"  # it has parts of several fields
-                if other is None or other == value:
-                    respelled[field] = value
-                elif is_extra and isinstance(other, dict):
-                    respelled[field] = value | other
-                else:
-                    self.problems.append(_alike((*self.prefix, *path), self.path_of(field)))
-                    continue
+            self._read_spellings(find_given(fields, spellings), own, spellings)
+
+    def _read_spellings(
+        self, found: Found, own: dict[str, Any], spellings: Mapping[str, Reader]
+    ) -> None:
+        spelled: dict[str, Any] = {}
+        for given in found:
+            if isinstance(given, FieldProblem):
+                self.problems.append(replace(given, path=(*self.prefix, *given.path)))
+                continue
+            field, value, path = given.field, given.value, (*self.prefix, *given.path)
+            other = spelled.get(field)
+            has_own_name = self.url is None or field in BODY_FIELDS[self.url]
+            if other is None and field not in spellings and has_own_name:
+                other = own.get(field)
+            is_extra = field == "extra_body"  # it has parts of several fields
+            if is_extra and isinstance(other, dict):
+                spelled[field] = value | other
+            elif other is None or other == value:
+                spelled[field] = value
                 if not is_extra:
-                    self._paths[field] = (*self.prefix, *path)
-            self.named |= respelled
-            self.is_echoing = "prompt_logprobs" in respelled
+                    self._paths[field] = path
+            else:
+                self.problems.append(_alike(path, self.path_of(field)))
+        self.named |= spelled
+        self.is_echoing = "prompt_logprobs" in spelled
 
     def _defaults(self, capabilities: ModelCapabilities) -> dict[str, Any]:
-        """Return what is meant by leaving fields out; no default that cannot go with the others."""
+        """Return the values of fields that are left out, except those that others exclude."""
         is_text = isinstance(self.values.get("prompt"), str)
         is_chat = self.values.get("messages") is not None or (capabilities.takes_chats and is_text)
         if not (capabilities.defaults or is_chat):
@@ -624,8 +598,6 @@ class Reading:
             defaults.setdefault("max_tokens", TO_THE_END)
         return defaults
 
-    is_echoing = False  # only an echo with logprobs asks so for those of the prompt
-
     def path_of(self, field: str) -> Path:
         return self._paths.get(field, (*self.prefix, field))
 
@@ -634,10 +606,7 @@ class Reading:
         return frozenset((*self.named, *given))
 
     def find_misplaced(self) -> Iterator[FieldProblem]:
-        """Yield what is wrong with the names, and with what stands beside fields of a request.
-
-        Paths are those in the line; what the fields hold is not looked at.
-        """
+        """Yield wrong names, options and members of a row; paths are those in the line."""
         yield from self.problems
         path, line, values = self.prefix, self._line, self.values
         if self.url is not None:
@@ -655,8 +624,7 @@ class Reading:
                 yield missing(("body",))
                 return
             if not isinstance(line["body"], dict):
-                message = f"`body` must be an object, not {show(line['body'])}"
-                yield FieldProblem("invalid-type", ("body",), message)
+                yield wrong("invalid-type", ("body",), "an object", line["body"])
                 return
         elif isinstance(line.get("prompt_tokens"), str):
             message = "`prompt_tokens` must be a list of token ids, not a string"
@@ -670,7 +638,7 @@ class Reading:
         yield from misnamed
         names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
         if names[0] not in values and all(values.get(name) is None for name in names):
-            hints = {HINT.format(name) for name in names}
+            hints = {f"did you mean `{name}`?" for name in names}
             if all(problem.hint not in hints for problem in misnamed):
                 yield missing((*path, names[0]))
         options = OPTIONS[self.url]
@@ -680,13 +648,17 @@ class Reading:
                 continue
             if isinstance(supported, type):
                 kind = {str: "a string", dict: "an object"}[supported]
-                message = f"{quote(place)} must be {kind}, not {show(value)}"
-                yield FieldProblem("invalid-type", place, message)
+                yield wrong("invalid-type", place, kind, value)
             else:
                 message = f"{quote(place)} {show(value)} is not supported"
-                hint = " or ".join(["leave it out", *(f"give {json.dumps(v)}" for v in supported)])
                 own = own_name(option, Request.__struct_fields__)
-                hint = hint if own is None else HINT.format(own)
+                hint = (
+                    f"did you mean `{own}`?"
+                    if own is not None
+                    else " or ".join(
+                        ["leave it out", *(f"give {json.dumps(v)}" for v in supported)]
+                    )
+                )
                 yield FieldProblem("unsupported-option", place, message, hint)
 
 
@@ -711,13 +683,16 @@ def unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
 
 
 def missing(path: Path) -> FieldProblem:
-    return FieldProblem("missing-field", path, f"field `{path[-1]}` is missing")
+    shown = path[1:] if path[0] == "body" and path[1:] else path
+    return FieldProblem("missing-field", path, f"field {quote(shown)} is missing")
+
+
+def _unknown_in(
+    value: Mapping[str, object], path: Path, allowed: tuple[str, ...]
+) -> Iterator[FieldProblem]:
+    yield from (unknown((*path, cut(name)), allowed) for name in value if name not in allowed)
 
 
 def _alike(path: Path, other: Path) -> FieldProblem:
     message = f"{quote(path)} and {quote(other)} mean the same; give one of them"
     return FieldProblem("conflicting-fields", path, message)
-
-
-def _missing(path: Path) -> FieldProblem:
-    return FieldProblem("missing-field", path, f"field {quote(path)} is missing")
