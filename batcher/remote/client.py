@@ -1,7 +1,7 @@
-"""One server over HTTP: a body is sent, and the chunks of its answer are handed on as they come.
+"""One server over HTTP: sends a body and passes on the chunks of its answer as they come.
 
-Rule: whatever the server does, a request ends, with all its chunks or a ServerFailure; no more of
-its answer is held than an event.
+Rule: every request ends, with all its chunks or a ServerFailure.  At most one event of an answer is
+held in memory.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ MAX_ANSWER = 2**30  # bytes of a stream
 MAX_ERROR = 2**16  # bytes of the body of an error
 MAX_REDIRECTS = 5
 WHOLE = "whole answer"  # kind of event
-WITHOUT_PATH = {404, 405}  # statuses of servers for addresses that they do not know
+WITHOUT_PATH = {404, 405}  # for an unknown path
 _RESET = re.compile(rb'"x-ratelimit-reset"\s*:\s*"?([0-9]+)', re.IGNORECASE)
 _SECONDS = re.compile("[0-9]{1,19}")
-_UNSTATED = ("stream_options", "seed")  # which are sent though no row states them
-_LINE_END = re.compile(r"\r\n|\n|\r(?!\Z)")  # a \n may follow what is a \r so far
+_UNSTATED = ("stream_options", "seed")  # sent although no row states them
+_LINE_END = re.compile(r"\r\n|\n|\r(?!\Z)")  # a \n may follow a \r at the end
 
 
 class Client:
@@ -53,7 +53,7 @@ class Client:
         self._url, self._settings = url, settings
         self._key = os.environ.get(KEY_VARIABLE, "").strip()
         if not (self._key.isascii() and self._key.isprintable()):
-            raise BatchdecodeError(f"{KEY_VARIABLE} is no key that a header can hold")
+            raise BatchdecodeError(f"{KEY_VARIABLE} is not a key: a header cannot hold it")
         headers = {"User-Agent": "batchdecode", "Accept-Encoding": "identity"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -65,15 +65,15 @@ class Client:
                 verify=httpx.URL(url).scheme == "https",  # certificates take time to read
             )
         except (ImportError, ValueError) as error:
-            raise BatchdecodeError(f"the proxy of the environment is of no use: {error}") from None
+            raise BatchdecodeError(
+                f"the proxy of the environment cannot be used: {error}"
+            ) from None
 
     async def ask(self, body: dict[str, Any], take: Callable[[StreamEvent], None]) -> bool:
-        """Send a body, and call `take` with each chunk of the answer, up to its end.
-
-        A body with messages is a chat's.  Return whether the server says that it is the end.
+        """Send a body, and call `take` with each chunk; return whether the server ended the answer.
 
         Raises:
-            ServerFailure: there is no answer, or not all of it.
+            ServerFailure: the answer is missing or incomplete.
         """
         path = "/chat/completions" if "messages" in body else "/completions"
         limit = self._settings.first_token_timeout
@@ -84,7 +84,7 @@ class Client:
             ):
                 packing = response.headers.get("content-encoding", "identity").lower()
                 if packing not in {"identity", "gzip", "deflate"}:
-                    message = f"the answer is packed ({packing[:80]}), unasked"
+                    message = f"the answer is compressed ({packing[:80]}) without a request for it"
                     raise ServerFailure("answer", message, is_worth_retry=False)
                 async for kind, data in _events_of(response):
                     if data.strip() == "[DONE]":
@@ -108,18 +108,18 @@ class Client:
             raise self._hint_at_path(failure) if kind == WHOLE else failure from None
 
     async def model_names(self) -> list[str]:
-        """Return the models that the server lists, and close the client."""
+        """Return the names of the server's models, and close the client."""
         try:
             async with (
                 asyncio.timeout(self._settings.connect_timeout),
                 self._open("GET", "/models") as response,
             ):
-                told = msgspec.json.decode(await _read(response, MAX_LIST))
-                return [str(model["id"]) for model in told["data"]]
+                models = msgspec.json.decode(await _read(response, MAX_LIST))["data"]
+                return [str(model["id"]) for model in models]
         except TimeoutError:
             raise ServerFailure("timeout", "it does not answer") from None
         except (ValueError, LookupError, TypeError, RecursionError):
-            raise ServerFailure("answer", "it does not tell its models") from None
+            raise ServerFailure("answer", "it does not list its models") from None
         finally:
             await self.close()
 
@@ -130,7 +130,7 @@ class Client:
     async def _open(
         self, method: str, path: str, fields: dict[str, Any] | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """Yield an answer whose status is a success, or raise; the host may redirect to itself."""
+        """Yield a successful response, or raise; follow redirects to the same host."""
         url = httpx.URL(self._url + path)
         try:
             for _ in range(MAX_REDIRECTS):
@@ -146,7 +146,7 @@ class Client:
                     if not is_here:
                         raise await self._refused(response)
         except httpx.DecodingError as error:
-            raise ServerFailure("answer", f"it cannot be unpacked: {error}") from None
+            raise ServerFailure("answer", f"the answer cannot be decompressed: {error}") from None
         except (httpx.HTTPError, httpx.StreamError) as error:
             said = str(error) or type(error).__name__
             is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
@@ -161,9 +161,9 @@ class Client:
         said, headers = await _read(response, MAX_ERROR), response.headers
         failure = refusal(response.status_code, said, retry_after_of(headers))
         if failure.retry_after is None and response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            within = _RESET.search(said)  # OpenRouter repeats headers there
+            within = _RESET.search(said)  # OpenRouter's form
             given = within[1].decode() if within else headers.get("x-ratelimit-reset", "")
-            if _SECONDS.fullmatch(given):  # of time, or since 1970, then maybe in ms
+            if _SECONDS.fullmatch(given):  # seconds, or a time since 1970 in s or ms
                 number, now = float(given), time.time()
                 number = number / 1000 if number > 100 * now else number
                 failure.retry_after = max(number - now, 0.0) if number > now / 2 else number
@@ -186,16 +186,16 @@ class Client:
         return failure if has_path else failure.note(f"; is it {PREFIX}{self._url}/v1?")
 
     def without_key(self, failure: ServerFailure) -> ServerFailure:
-        """Return a failure that does not show the key, which a server may have repeated."""
+        """Mask the key in a message, as a server may repeat it."""
         if self._key:
             failure.args = (str(failure).replace(self._key, "***"),)
         return failure
 
 
 async def _events_of(response: httpx.Response) -> AsyncIterator[tuple[str, str]]:
-    """Yield the kind and data of each event (SSE); no answer is endless, and no event.
+    """Yield the kind and data of each server-sent event; limit the length of events and answers.
 
-    An answer that begins like no stream is one event of the kind WHOLE.
+    An answer that is not a stream is one event of the kind WHOLE.
 
     Raises:
         ServerFailure: it is too long, or not UTF-8, or ends with an error in llama.cpp's form.
@@ -203,8 +203,8 @@ async def _events_of(response: httpx.Response) -> AsyncIterator[tuple[str, str]]
     decode = getincrementaldecoder("utf-8")().decode
     rest = kind = last_line = ""
     data = list[str]()
-    num_bytes = begin = 0  # of the answer, and of those before the event
-    is_whole: bool | None = None  # nothing has come
+    num_bytes = begin = 0  # of the answer, and before the event
+    is_whole: bool | None = None  # until something comes
     async for part in _with_end(response.aiter_bytes()):
         num_bytes += len(part)
         if num_bytes - begin > MAX_EVENT:
@@ -258,7 +258,7 @@ async def _read(response: httpx.Response, limit: int) -> bytes:
 
 
 def remote_model_of(name: str, given: Mapping[str, Any]) -> RemoteModel:
-    """Return the model that `openai:URL[#NAME]` names; without a name, the server lists its models.
+    """Return the model `openai:URL[#NAME]`; without a name, ask the server for its models.
 
     Raises:
         BatchdecodeError: a setting is wrong, or the server cannot be reached or refuses the key.
@@ -274,4 +274,4 @@ def remote_model_of(name: str, given: Mapping[str, Any]) -> RemoteModel:
         client.without_key(failure)
         if failure.reason in {"connection", "timeout"} or failure.is_final:
             raise LostModelError(f"{url}: {failure}") from None
-        return RemoteModel(url, settings)  # a server without a list of its models needs no name
+        return RemoteModel(url, settings)  # a server without a list of models needs no name

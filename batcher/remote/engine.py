@@ -1,8 +1,8 @@
-"""The loop over a server: which requests are sent when, what has arrived and what has finished.
+"""The loop over a server: sends requests, waits, and settles what has finished.
 
-Each slot is a request in flight, and a step lasts until something happens: tokens come, an answer
-ends or fails, a request arrives or may be sent again.  So rows are not in lockstep, and none waits
-for another.  Queue, policies, events and results are those of any run.
+Each slot is a request in flight.  A step lasts until something happens: tokens come, an answer ends
+or fails, a request arrives or may be sent again.  So rows are not in lockstep.  Queue, policies,
+events and results are those of any run.
 
 The requests in flight are tasks of one event loop, which runs only while a step waits.  Rule: tasks
 only record what arrives; the next step decides what it means for a row.  An attempt that fails
@@ -72,10 +72,10 @@ MAX_FORBIDDEN = 8  # requests that may be answered 403 before one has had anothe
 
 
 class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
-    """One output of a request; of what Schedulable has, that of slots and queues alone is used.
+    """One output of a request.
 
-    replayed: what an earlier run found; the server is not asked again.
-    reply: what has come of its answer.
+    replayed: the result of an earlier run, which replaces an answer.
+    reply: the answer so far.
     num_attempts: how often it was sent; sent: when it last was.
     """
 
@@ -88,24 +88,24 @@ class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
 
 class Conversation(Session[RemoteSequence]):
-    """A session; said: the text, or the messages, of the turns that have ended."""
+    """A session; history: the text or messages of the finished turns."""
 
-    said: Any = None
+    history: Any = None
 
 
 class RemoteEngine(DrivenEngine):
     """Sends requests to a server, at most `batch_size` at once, one `step()` at a time.
 
-    settings: the policy and the aging; the server decides all else of a schedule.
-    is_streaming: whether the outcome of a step tells the tokens that have come.
-    waiting: entered while nothing comes; what breaks it off ends the step, and leaves all requests
-    in flight.  measure: the time on the wall, in seconds.
+    settings: the policy and the aging limit; the server decides the rest of a schedule.
+    is_streaming: whether steps return the new tokens.
+    waiting: entered while nothing comes; if it raises, the step ends and all requests stay in
+    flight.  measure: the wall clock, in seconds.
 
     Raises:
-        BatchdecodeError: the policy is for engines of our own, or the key is none.
+        BatchdecodeError: the policy needs a local model, or the key is not valid in a header.
     """
 
-    block_use, constraint_times = None, None  # blocks and constraints are the server's business
+    block_use, constraint_times = None, None  # the server has blocks and constraints
     constraint_counts = 0, 0
     _clock: WallClock
 
@@ -120,7 +120,7 @@ class RemoteEngine(DrivenEngine):
         measure: Callable[[], float] = time.monotonic,
     ) -> None:
         if settings.policy == LONGEST_PREFIX_MATCH:
-            raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
+            raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} needs a local model")
         is_one_model = model.served_model or "model" in model.settings.extra_body
         self.capabilities = ModelCapabilities(
             num_slots=batch_size,
@@ -133,14 +133,17 @@ class RemoteEngine(DrivenEngine):
         super().__init__(settings, WallClock(measure, self._sleep), queue, batch)
         self._model, self._is_streaming = model, is_streaming
         self._waiting, self._measure = waiting, measure
-        self._limit, self._decreased = float(batch_size), -1.0  # in flight; when it last was
+        self._limit, self._decreased = (
+            float(batch_size),
+            -1.0,
+        )  # requests in flight; when it was last lowered
         self._next_start = 0.0  # when the next request may be sent, at max_rate
         self._sessions: dict[str, Conversation] = {}
-        self._blocked: tuple[str, int, BlockedReason] | None = None  # by the last such event
+        self._blocked: tuple[str, int, BlockedReason] | None = None  # as last reported
         self._forbidden: list[ServerFailure] | None = []  # None after any other answer
         self._reported_until = -math.inf  # when the last reported wait is over
-        self._lost: LostModelError | None = None  # raised by the next step: others have answers
-        # Of the tasks, and what they have recorded since the last step.
+        self._lost: LostModelError | None = None  # raised by the next step, after results
+        # The tasks, and what they have recorded since the last step.
         self._client = Client(model.url, model.settings)
         self._loop, self._has_news = asyncio.new_event_loop(), asyncio.Event()
         self._tasks: dict[RemoteSequence, asyncio.Task[None]] = {}
@@ -148,11 +151,8 @@ class RemoteEngine(DrivenEngine):
         self._received: dict[RemoteSequence, int] = {}  # how many tokens
         self._ended: dict[RemoteSequence, ServerFailure | None] = {}  # why it failed
 
-    # -- what a driver looks at ------------------------------------------------------------------
-
     @property
     def now(self) -> float:
-        """When the next step starts; while nothing is in flight, that is now."""
         if not self.num_running:
             self._clock.catch_up()
         return self._clock.now
@@ -175,8 +175,6 @@ class RemoteEngine(DrivenEngine):
             defaults=dict(self.capabilities.defaults),
         )
 
-    # -- what a driver does ----------------------------------------------------------------------
-
     def enqueue(
         self,
         request: Request,
@@ -185,12 +183,12 @@ class RemoteEngine(DrivenEngine):
         reason: ArriveReason = "input",
         replayed: Mapping[int, Result] = NOTHING_REPLAYED,
     ) -> str:
-        """Take in a request in which `find_problems` has found none; return its id.
+        """Queue a valid request; return its id.
 
-        replayed: what an earlier run found, by index: the server is not asked again.
+        replayed: results of an earlier run, by index; the server does not repeat them.
 
         Raises:
-            RequestError: its id is that of a request that has not ended.
+            RequestError: a request with this id has not ended.
         """
         if not self.num_running:
             self._clock.catch_up()
@@ -201,7 +199,7 @@ class RemoteEngine(DrivenEngine):
         self._num_requests += 1
         self._num_open[request_id] = request.n
         self._latest_arrival = max(self._latest_arrival, request.arrival_time)
-        is_text = isinstance(request.prompt, str)  # only the server knows how long it is, in tokens
+        is_text = isinstance(request.prompt, str)  # only the server knows its tokens
         for index in range(request.n):
             row = RemoteSequence(
                 id=request_id,
@@ -228,9 +226,9 @@ class RemoteEngine(DrivenEngine):
         return request_id
 
     def step(self) -> StepOutcome:
-        """Send what may be sent, wait until something happens, and return what it was.
+        """Send requests, wait until something happens, and return what it was.
 
-        If nothing can be sent but something will be, the clock goes on to then first.
+        If nothing can be sent now but later, the clock advances first.
 
         Raises:
             LostModelError: the server refuses the key, or all requests from the first one on.
@@ -243,7 +241,7 @@ class RemoteEngine(DrivenEngine):
             self._admit()
             if batch.num_occupied or self._is_halted or not queue.num_waiting:
                 break
-            self._sleep(self._next_start - self._measure())  # it is too soon for the rate
+            self._sleep(self._next_start - self._measure())  # for --max-rate
             clock.catch_up()
         if self._forbidden and not batch.num_occupied:
             raise LostModelError(
@@ -265,9 +263,9 @@ class RemoteEngine(DrivenEngine):
                 row.first_token_step = step
             self._tell(ReceiveEvent, step, row, received[row])
         tokens = list[TokenEvent]()
-        rows = {*received, *(row for row in ended if row.reply.has_untold)}
+        rows = {*received, *(row for row in ended if row.reply.has_untaken)}
         for row in sorted(rows if self._is_streaming else (), key=lambda row: row.slot):
-            tokens.append(TokenEvent(step, row.id, row.index, *row.reply.take_untold()))
+            tokens.append(TokenEvent(step, row.id, row.index, *row.reply.take_new()))
         for row in sorted(ended, key=lambda row: row.slot):
             self._settle(row, ended[row], step)
         return self._outcome(tokens)
@@ -277,15 +275,15 @@ class RemoteEngine(DrivenEngine):
         return self._outcome([])
 
     def wake(self) -> None:
-        """End the wait of a step now; any thread may call this."""
-        with suppress(RuntimeError):  # all is over already
+        """End the wait of a step; any thread may call this."""
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._has_news.set)
 
     def close(self) -> None:
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
-        with suppress(RuntimeError):  # what broke off a step may have left the loop as if it ran
+        with suppress(RuntimeError):  # an interrupted step may leave the loop running
             if tasks:
                 self._loop.run_until_complete(asyncio.wait(tasks))
             self._loop.run_until_complete(self._client.close())
@@ -293,7 +291,7 @@ class RemoteEngine(DrivenEngine):
             self._loop.close()
 
     def _outcome(self, tokens: list[TokenEvent]) -> StepOutcome:
-        """Return what has happened; results wait until a 403 is known not to be the key's."""
+        """Return what happened; results wait until a 403 is known not to concern the key."""
         results: list[Result] = []
         if not self._forbidden:
             results, self._results = self._results, results
@@ -303,8 +301,6 @@ class RemoteEngine(DrivenEngine):
     def _tell(self, kind: type[Any], step: int, row: RemoteSequence, *more: Any) -> None:
         slot = None if row.slot == NO_SLOT else row.slot
         self._events.append(kind(step, self._clock.start_of(step), row.id, row.index, slot, *more))
-
-    # -- into the slots --------------------------------------------------------------------------
 
     @property
     def _is_halted(self) -> bool:
@@ -318,12 +314,12 @@ class RemoteEngine(DrivenEngine):
             self._finish(row, row.replayed.finish_reason)
 
     def _begin_turns(self, session: Conversation) -> None:
-        """Begin the turns of a session, or fail them, up to one that takes its time."""
+        """Begin or fail the turns of a session, up to one that has to wait for its answer."""
         while session.turns and session.active is None:
             row = session.turns.popleft()
-            request, said = row.request, session.said
-            if said is not None and isinstance(said, str) == is_chat(request):
-                session.failure = "its session goes on from texts, or from messages, not from both"
+            request, history = row.request, session.history
+            if history is not None and isinstance(history, str) == is_chat(request):
+                session.failure = "its session mixes texts and messages"
             if session.failure is not None:
                 self._finish(row, "error", Failure("session-failed", session.failure))
                 continue
@@ -351,7 +347,7 @@ class RemoteEngine(DrivenEngine):
                 queue.push(row)
 
     def _admit(self) -> None:
-        """Send what may be sent: first what is sent again, then what waits for a slot."""
+        """Send requests: first those to repeat, then those that wait for a slot."""
         queue, clock, batch = self._queue, self._clock, self._batch
         while self._returning and self._why_not() is None:
             self._send(self._returning.popleft())
@@ -372,7 +368,6 @@ class RemoteEngine(DrivenEngine):
             self._send(row)
 
     def _why_not(self) -> BlockedReason | None:
-        """Return why nothing may be sent now; None if something may."""
         if len(self._tasks) >= int(self._limit):
             return "concurrency"
         return "rate" if self._measure() < self._next_start else None
@@ -381,7 +376,7 @@ class RemoteEngine(DrivenEngine):
         extra, row.sent = self._model.settings.extra_body, self._measure()
         named = extra.get("model") or (row.request.extra_body or {}).get("model")
         session = row.request.session
-        history = None if session is None else self._sessions[session].said
+        history = None if session is None else self._sessions[session].history
         body = body_of(row.request, row.index, self._model.model_for(named), extra, history)
         row.reply, row.num_attempts = Reply(row.request, body), row.num_attempts + 1
         interval = 1 / (self._model.settings.max_rate or math.inf)
@@ -392,8 +387,6 @@ class RemoteEngine(DrivenEngine):
         if seconds > 0:
             with self._waiting():
                 time.sleep(seconds)
-
-    # -- in the tasks, and while they run --------------------------------------------------------
 
     async def _ask(self, row: RemoteSequence, body: dict[str, Any]) -> None:
         reply, failure = row.reply, None
@@ -418,7 +411,7 @@ class RemoteEngine(DrivenEngine):
         self._has_news.set()
 
     def _wait(self) -> None:
-        """Run the tasks until one has recorded something, or a request may be sent, or arrives."""
+        """Run the tasks until one has news, or a request arrives or may be sent."""
         queue, measure = self._queue, self._measure
         until, arrival = math.inf, queue.next_arrival
         if arrival is not None:
@@ -439,18 +432,16 @@ class RemoteEngine(DrivenEngine):
                 self._loop.run_until_complete(wait(until - measure()))
         self._has_news.clear()
 
-    # -- out of the slots ------------------------------------------------------------------------
-
     def _settle(self, row: RemoteSequence, failure: ServerFailure | None, step: int) -> None:
-        """Send a row again whose attempt is over, or end it.
+        """Repeat or finish a row whose attempt has ended.
 
         The limit of requests in flight follows additive increase, multiplicative decrease (Chiu and
-        Jain, 1989): as many answers as it is raise it by one, and a refusal halves it.  What was
-        sent before it was last lowered says nothing of the limit that holds.
+        Jain, 1989): a full round of answers raises it by one, a refusal halves it.  A refusal of a
+        request that was sent before the last decrease does not count.
         """
         settings, limit = self._model.settings, int(self._limit)
         wait, is_overlong, pause = 0.0, False, None
-        self._tasks.pop(row).result()  # raises what is a bug of ours
+        self._tasks.pop(row).result()  # raises our own bugs
         if failure is None:
             failure = row.reply.find_lack()
         if failure is not None:
@@ -482,7 +473,7 @@ class RemoteEngine(DrivenEngine):
         elif self._forbidden is not None:
             self._forbidden.append(failure)
         if failure is None:
-            if not row.reply.num_tokens:  # an answer without a token has come, all the same
+            if not row.reply.num_tokens:  # an answer without tokens
                 self._tell(ReceiveEvent, step, row, 0)
             self._finish(row, row.reply.outcome)
         elif failure.is_final:
@@ -513,7 +504,7 @@ class RemoteEngine(DrivenEngine):
     def _finish(
         self, row: RemoteSequence, reason: FinishReason, failure: Failure | None = None
     ) -> None:
-        """End a row: with its result, unless an earlier run has it, and with its turn."""
+        """Finish a row and its turn; a replayed row has its result already."""
         step, request, result = self._clock.step, row.request, row.replayed
         if row.slot == NO_SLOT:
             row.state = FINISH[row.state]
@@ -541,9 +532,9 @@ class RemoteEngine(DrivenEngine):
             answer: dict[str, Any] = {"role": "assistant", "content": result.text}
             answer |= {name: call for name, call in calls.items() if call is not None}
             messages = (request.extra_body or {})["messages"]
-            session.said = [*(session.said or []), *messages, answer]
+            session.history = [*(session.history or []), *messages, answer]
         else:
-            session.said = (session.said or "") + str(request.prompt) + result.text
+            session.history = (session.history or "") + str(request.prompt) + result.text
         self._begin_turns(session)
 
 
@@ -578,8 +569,6 @@ def _result_of(
     )
 
 
-# An answer is checked against its constraint, which many servers ignore.
-
 _verifier_of = lru_cache(MAX_CACHED)(Verifier)
 
 
@@ -589,19 +578,21 @@ def _grammars() -> ConstraintCompiler:
 
 
 def _judge(reply: Reply, reason: FinishReason) -> Judgement:
-    """Return what the second check of our own outputs says of an answer.
+    """Check an answer against its constraint, which many servers ignore.
 
-    llguidance judges where that has no opinion, as it had no part in making this output.
+    llguidance decides where our own check has no opinion: it had no part in this output.
     """
     source = reply.constraint
-    if source is None or reply.tool_calls or reply.function_call:  # calls of tools are no texts
+    if source is None or reply.tool_calls or reply.function_call:  # a tool call is not text
         return Judgement()
     verifier, look = _verifier_of(source), UNDECIDED
     stop = reply.stop_reason if isinstance(reply.stop_reason, str) else ""
     output = (reply.text.removesuffix(stop) + stop).encode(errors="replace")
-    with suppress(BatchdecodeError, ImportError):  # the server may know other dialects
+    with suppress(BatchdecodeError, ImportError):  # another dialect
         look = verifier.look(output)
-        if not look.is_decided and source.kind != "json_schema":  # it has one way to write
+        if (
+            not look.is_decided and source.kind != "json_schema"
+        ):  # its matcher accepts only one layout
             matcher = _grammars().compile(source).matcher.deep_copy()
             is_kept = matcher.try_consume_tokens([*output]) == len(output)
             is_kept = is_kept and matcher.is_accepting()

@@ -13,19 +13,19 @@ from batcher.foreign import meant_server
 from batcher.requests.validation import MAX_MODELS, OF_STREAMS
 
 PREFIX = "openai:"
-REMOTE_SCHEDULING = frozenset({"policy", "aging"})  # all else a server decides itself
+REMOTE_SCHEDULING = frozenset({"policy", "aging"})  # the server decides the rest
 
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 
 
 class ServerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a server is asked; all times are in seconds.
+    """Settings of requests to a server; times are in seconds.
 
-    max_rate: requests in a second, at most.  max_attempts: how often a request is sent, as long as
-    no token has come.  backoff: before the second attempt; twice as long before each other one.
-    connect_timeout: for a connection.  first_token_timeout: from there to the first token.
-    idle_timeout: from a token to the next one.  max_wait: of the pauses that a server asks for; a
-    request that has to wait longer fails.  extra_body: goes into every body.
+    max_rate: requests per second.  max_attempts: of a request without a token so far.  backoff: the
+    first pause between attempts, which doubles.  connect_timeout: for a connection.
+    first_token_timeout: from there to the first token.  idle_timeout: between tokens.  max_wait:
+    the longest pause that a server may ask for; else the request fails.  extra_body: merged into
+    every body.
     """
 
     max_rate: Annotated[float, Meta(gt=0, le=1e6)] | None = None
@@ -43,10 +43,10 @@ def is_server(name: str) -> bool:
 
 
 def address_of(name: str) -> tuple[str, str | None]:
-    """Return what `openai:URL[#NAME]` says: where the server is, and which of its models is meant.
+    """Return the URL and the name in `openai:URL[#NAME]`.
 
     Raises:
-        BatchdecodeError: it is no such address.
+        BatchdecodeError: the URL is not usable.
     """
     url, _, model = name.removeprefix(PREFIX).partition("#")
     try:
@@ -68,9 +68,9 @@ def address_of(name: str) -> tuple[str, str | None]:
 class RemoteModel:
     """A model that a server runs.
 
-    listed: the models that the server lists; empty if it lists none or #NAME names one.
-    served_model: the model for requests that name none, or another one than those listed; None if
-    the server lists several or none.  replaced: the first models that it was used instead of.
+    listed: the server's models, if no #NAME is given.
+    served_model: the model for requests that name none or an unlisted one; None if the server lists
+    several or none.  replaced: the first names that it replaced.
     report: shows a message to the user.  has_refused_waits: whether requests failed because the
     server asked for a longer wait than `max_wait`.
     """
@@ -92,7 +92,7 @@ class RemoteModel:
             self.name += f"#{self.served_model}"
 
     def model_for(self, named: Any) -> str | None:
-        """Return the model to use instead of the one that a request names, or None."""
+        """Return the model that replaces the one that a request names, or None."""
         served = self.served_model
         if served is None or named in self.listed:
             return None

@@ -1,9 +1,8 @@
-"""OpenAI's protocol: what a request asks for, as a body, and what comes back, as a Reply.
+"""OpenAI's protocol: a request as a body, and the chunks of its answer as a Reply.
 
-Rule: a body holds what the row states and nothing else, but for what a stream needs.  What no
-server has a field for is refused before anything is sent, see SERVED.  What a server cut short,
-refused or mangled is a ServerFailure that keeps what has come, and never an answer.  A field of no
-known form is ignored only if nothing of the answer is in it.
+Rule: a body holds what the row states, and what a stream needs.  Fields that no server knows are
+refused before anything is sent, see SERVED.  An answer that a server cut short, refused or mangled
+is a ServerFailure; its partial text is kept.  Content of an unknown form is an error.
 """
 
 import json
@@ -25,16 +24,22 @@ from batcher.requests.result_rows import read_token
 from batcher.requests.validation import ModelCapabilities, check_field
 from batcher.result import LOWEST_LOGPROB, NUM_DIGITS, FinishReason, TokenLogprob, TopLogprob
 
-# Failures of a server: why an answer is missing or cut off, and whether to retry.
-
-MAX_SHOWN = 500  # characters of what a server says
+MAX_SHOWN = 500  # characters of a server's message
 OVERLOADED = {429, 503, 529}
-REPEATABLE = OVERLOADED | {408, 409, 425, 500, 502, 504, *range(520, 528)}  # Cloudflare's last
+REPEATABLE = OVERLOADED | {
+    408,
+    409,
+    425,
+    500,
+    502,
+    504,
+    *range(520, 528),
+}  # up to Cloudflare's codes
 UNAUTHORIZED, FORBIDDEN = 401, 403
 
 _TOO_LONG = ("context_length", "context length", "exceed_context_size", "maximum context")
 _FILTERED = ("content_filter", "content_policy", "moderation", "flagged")
-_NEVER = "insufficient_quota"  # a 429 that waiting does not mend
+_NEVER = "insufficient_quota"  # a 429 where waiting does not help
 _WORDS = (
     *("message", "msg", "error", "errors", "detail", "status_msg", "base_resp", "metadata", "raw"),
 )
@@ -43,12 +48,11 @@ _TITLE = re.compile("<title[^<>]*>([^<]*)", re.IGNORECASE)  # of a page
 _TAG = re.compile("<[^<>]*>")
 
 
-class ServerFailure(Exception):  # noqa: N818 - it is passed on more often than raised
+class ServerFailure(Exception):  # noqa: N818 - mostly returned, not raised
     """Why an attempt has no answer.
 
-    code: one of RUN_ERROR_CODES or FIT_ERROR_CODES.  is_worth_retry: whether the same request may
-    be answered later.  retry_after: the seconds that the server asks to wait.
-    status: of the answer, if it is an error by that.
+    code: one of RUN_ERROR_CODES or FIT_ERROR_CODES.  is_worth_retry: whether another attempt may
+    succeed.  retry_after: the wait in seconds that the server asks for.  status: of an HTTP error.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ def refusal(status: int, body: bytes, retry_after: float | None = None) -> Serve
 
 
 def error_text(body: bytes) -> str:
-    """Return what the body of an error says, on one line and not too long."""
+    """Return the message in the body of an error, on one line, cut to MAX_SHOWN."""
     text = body.decode("utf-8", "replace")
     try:
         parts = list(_texts_in(json.loads(text)))
@@ -104,26 +108,26 @@ def error_text(body: bytes) -> str:
     return said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}…"
 
 
-def _texts_in(told: Any) -> Iterator[str]:
-    """Yield the texts of an error, whoever wrote it: OpenAI, vLLM, FastAPI, OpenRouter, Gemini."""
-    if isinstance(told, str):
-        yield told
-    elif isinstance(told, list):
-        for each in told:
-            yield from _texts_in(each)
-    elif isinstance(told, dict):
-        place = told.get("loc")
+def _texts_in(error: Any) -> Iterator[str]:
+    """Yield the texts of an error in the forms of OpenAI, vLLM, FastAPI, OpenRouter and Gemini."""
+    if isinstance(error, str):
+        yield error
+    elif isinstance(error, list):
+        for part in error:
+            yield from _texts_in(part)
+    elif isinstance(error, dict):
+        place = error.get("loc")
         if isinstance(place, list):
-            yield f"{'.'.join(map(str, place))}: {told.get('msg')}"
+            yield f"{'.'.join(map(str, place))}: {error.get('msg')}"
         else:
-            yield from _texts_in([told.get(name) for name in _WORDS])
-        kinds = (told.get("code"), told.get("type"))
+            yield from _texts_in([error.get(name) for name in _WORDS])
+        kinds = (error.get("code"), error.get("type"))
         yield from (f"({kind})" for kind in kinds if isinstance(kind, str))
 
 
-# The body of a request.
+# -- the body of a request -------------------------------------------------------------------------
 
-# What the queue acts on itself, what servers know by the same name, and what by another one.
+# Fields that the queue uses, fields with the same name in a body, and fields with another one.
 _OURS = ("prompt", "id", "arrival_time", "priority", "deadline", "session", "think_time", "n")
 _SENT = (
     *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed"),
@@ -143,11 +147,11 @@ def is_chat(request: Request) -> bool:
 def body_of(
     request: Request, index: int, model: str | None, extra_body: dict[str, Any], history: Any
 ) -> dict[str, Any]:
-    """Return what is sent for sample `index` of a request.
+    """Return the body for sample `index` of a request.
 
-    model: goes before the one that the request names.  extra_body: of all requests; it goes before
-    the fields of a request, but for those in an extra_body of its own, and null removes any.
-    history: the text, or the messages, that the request goes on from.
+    model: replaces the model that the request names.  extra_body: of the run; it overrides the
+    fields of a request, but not its own extra_body; null removes a field.
+    history: text or messages of the session's earlier turns.
     """
     own = request.extra_body or {}
     stated = request.stated if isinstance(request, ServerRequest) else frozenset()
@@ -173,20 +177,20 @@ def body_of(
             if (value := getattr(request, name)) is not None:
                 fields["structured_outputs"] = {key: value}
     fields |= own
-    chats, num_told = is_chat(request), request.logprobs
+    chats, num_top = is_chat(request), request.logprobs
     if not chats:
         fields["prompt"] = history + request.prompt if history else request.prompt
-    if num_told is not None:
-        fields["logprobs"] = True if chats else num_told
-    if num_told and chats:
-        fields["top_logprobs"] = num_told
+    if num_top is not None:
+        fields["logprobs"] = True if chats else num_top
+    if num_top and chats:
+        fields["top_logprobs"] = num_top
     fields |= extra_body
     fields |= {name: value for name, value in own.items() if name not in stated}
     if chats and history:
         fields["messages"] = [*history, *fields["messages"]]
     if model is not None:
         fields["model"] = model
-    if index:  # samples differ even if a server repeats itself, and a second run gets the same ones
+    if index:  # samples differ, and are the same in a second run, even on a deterministic server
         seed = fields.setdefault("seed", crc32(str(request.id).encode(errors="replace")) >> 1)
         if isinstance(seed, int):
             fields["seed"] = seed + index
@@ -195,13 +199,12 @@ def body_of(
 
 
 def listed(stops: Any) -> list[Any]:
-    """Return stops as a list, whether they are given as one, by themselves or not at all."""
     if stops is None:
         return []
     return stops if isinstance(stops, list) else [stops]
 
 
-# The answer of a server: the chunks of a stream, or one whole object, gathered into a Reply.
+# -- the answer ------------------------------------------------------------------------------------
 
 MAX_COUNT = 2**31  # of tokens, and of ids
 CALLING = ("tool_calls", "function_call")
@@ -214,8 +217,6 @@ _KEEPS_STOP = ("include_stop_str_in_output", "no_stop_trim")  # of vLLM, and of 
 
 
 class _Message(Struct):
-    """What an answer says, or a part of it."""
-
     content: Any = None
     reasoning: Any = None
     reasoning_content: Any = None
@@ -243,23 +244,19 @@ class StreamEvent(Struct):
     usage: Any = None
     error: Any = None
     object: Any = None
-    message: Any = None
-    msg: Any = None
-    detail: Any = None
-    errors: Any = None
-    base_resp: Any = None
 
 
+_ERRORS = ("message", "msg", "detail", "errors", "base_resp")  # of answers without choices
 _decode = msgspec.json.Decoder(StreamEvent).decode
 
 
 def read_chunk(data: str, *, is_error: bool = False, is_whole: bool = False) -> StreamEvent:
-    """Return the chunk that an event of a stream is.
+    """Return the chunk in an event of a stream.
 
-    is_error: the event says that it is one.  is_whole: it is not an event, but all of an answer.
+    is_error: whether the event's name says so.  is_whole: whether `data` is a whole answer.
 
     Raises:
-        ServerFailure: it is not a chunk, or an error.
+        ServerFailure: `data` is not a chunk, or is an error.
     """
     try:
         chunk = _decode(data)
@@ -269,28 +266,25 @@ def read_chunk(data: str, *, is_error: bool = False, is_whole: bool = False) -> 
         message = f"{what} is not in OpenAI's form{why}: {error_text(data.encode())}"
         is_cut = data.startswith("{") and not data.rstrip().endswith("}")
         raise ServerFailure("answer", message, is_worth_retry=is_cut or not is_whole) from None
-    words = chunk.message, chunk.msg, chunk.detail, chunk.errors, chunk.base_resp
-    is_error |= bool(chunk.error) or chunk.object == "error"
-    is_error |= chunk.choices is None and any(words)
-    if is_error or (is_whole and not chunk.choices):
-        told = json.loads(data)  # an error within an answer of status 200
-        holders = [holder for holder in (told.get("error"), told) if isinstance(holder, dict)]
-        found = (str(holder.get(name)) for holder in holders for name in ("code", "status"))
-        usual = "400" if is_whole else "500"  # of a stream another attempt may help
-        status = next(filter(_STATUS.fullmatch, found), usual)
-        failure = refusal(int(status), json.dumps(told).encode())
-        said = str(failure).removeprefix(f"HTTP {status}").removeprefix(": ")
-        failure.args, failure.status = (f"the server sent an error: {said}",), None
-        failure.is_worth_retry &= "invalid_request" not in said
-        raise failure
-    return chunk
+    is_error |= bool(chunk.error) or chunk.object == "error" or (is_whole and not chunk.choices)
+    if not is_error and chunk.choices is not None:
+        return chunk
+    given = json.loads(data)
+    if not is_error and not any(given.get(name) for name in _ERRORS):
+        return chunk
+    holders = [holder for holder in (given.get("error"), given) if isinstance(holder, dict)]
+    found = (str(holder.get(name)) for holder in holders for name in ("code", "status"))
+    usual = "400" if is_whole else "500"  # of a stream another attempt may help
+    status = next(filter(_STATUS.fullmatch, found), usual)
+    failure = refusal(int(status), json.dumps(given).encode())
+    said = str(failure).removeprefix(f"HTTP {status}").removeprefix(": ")
+    failure.args, failure.status = (f"the server sent an error: {said}",), None
+    failure.is_worth_retry &= "invalid_request" not in said
+    raise failure
 
 
 class _Call:
-    """A call of a tool or a function, whose parts come one after another.
-
-    kind: function or custom, as OpenAI names the types of tools.
-    """
+    """A call of a tool or function; kind: OpenAI's type of the tool, function or custom."""
 
     def __init__(self, call_id: str | None = None, kind: str = "function") -> None:
         self.call_id, self.kind, self.name = call_id, kind, ""
@@ -301,14 +295,14 @@ class _Call:
             self.name += name
         self._arguments.append(arguments)
 
-    def goes_on(self, call_id: str | None, name: str, arguments: str) -> bool:
+    def continues(self, call_id: str | None, name: str, arguments: str) -> bool:
         """Return whether a part belongs to this call.
 
-        Another call has a name, and an id of its own unless the arguments here are complete.
+        Another call has a name, and either another id, or follows complete arguments.
         """
         has_other_id = bool(call_id and self.call_id and call_id != self.call_id)
         if name and arguments and not has_other_id:
-            with suppress(ValueError, RecursionError):  # those here are not complete
+            with suppress(ValueError, RecursionError):  # the arguments are not complete
                 json.loads("".join(self._arguments))
                 return False
         return not (name and has_other_id)
@@ -320,13 +314,13 @@ class _Call:
 
 
 class Reply:
-    """What has come of the answer to a request that was sent as a body with these fields.
+    """The answer so far to a request that was sent as a body with these fields.
 
-    A text that the server lets pass a stop ends there.
+    The text ends at the first stop, even if the server sends more.
 
     num_tokens: by the usage in a chunk, else one for each chunk with text.
-    token_ids: None as soon as some are not known.  prompt_tokens: None until a usage comes.
-    finish_reason: in the server's words; None until it comes.
+    token_ids: None if some are unknown.  prompt_tokens: None until the usage comes.
+    finish_reason: the server's word; None until it comes.
     """
 
     def __init__(self, request: Request, fields: dict[str, Any]) -> None:
@@ -345,7 +339,7 @@ class Reply:
         self._keeps_stop = True in (fields.get(name) for name in _KEEPS_STOP)
         self._num_held = max(map(len, self._stops), default=1) - 1  # characters that may begin one
         self._held = ""
-        self._num_told, self._num_ids_told = 0, 0  # parts of the text, and token ids
+        self._num_taken, self._num_ids_taken = 0, 0  # parts of the text, and token ids
         self._has_stopped = self._has_deltas = False
         self._said: dict[str, list[str]] = {"text": [], "reasoning": [], "refusal": []}
         self._calls: list[_Call] = []
@@ -390,9 +384,9 @@ class Reply:
 
     @property
     def constraint(self) -> ConstraintSource | None:
-        """What the answer has to be: as the request states it, or the body in a server's words."""
+        """The constraint of the request, or of the body in a server's words."""
         capabilities = ModelCapabilities()
-        with suppress(GrammarError):  # half of a character, which no server understands either
+        with suppress(GrammarError):  # half of a character
             if (stated := constraint_source(self._request)) is not None:
                 return stated
             for given in find_given(Fields(self._fields, capabilities), _CONSTRAINTS):
@@ -403,29 +397,28 @@ class Reply:
         return None
 
     def end(self) -> None:
-        """Take note that the server says that this is all; not all servers say why."""
+        # Not all servers send a finish_reason.
         if self.finish_reason is None and not self.is_blank:
             self.finish_reason = "stop"
 
     def flush(self) -> None:
-        """Let the text that was kept back be part of the output, as no stop has come of it."""
         self._said["text"] += [self._held] if self._held else []
         self._held = ""
 
     @property
-    def has_untold(self) -> bool:
-        return len(self._said["text"]) > self._num_told
+    def has_untaken(self) -> bool:
+        return len(self._said["text"]) > self._num_taken
 
-    def take_untold(self) -> tuple[list[int] | None, str]:
-        """Return the token ids, if they are known, and the text since the last call."""
+    def take_new(self) -> tuple[list[int] | None, str]:
+        """Return the token ids, or None, and the text since the last call."""
         ids, texts = self.token_ids, self._said["text"]
-        own = None if ids is None else ids[self._num_ids_told :]
-        text = "".join(texts[self._num_told :])
-        self._num_told, self._num_ids_told = len(texts), len(ids or ())
+        own = None if ids is None else ids[self._num_ids_taken :]
+        text = "".join(texts[self._num_taken :])
+        self._num_taken, self._num_ids_taken = len(texts), len(ids or ())
         return own, text
 
     def find_lack(self) -> ServerFailure | None:
-        """Return why this is not the whole of an answer, None if it is."""
+        """Return why the answer is not complete, or None."""
         if not self.is_over:
             return ServerFailure("connection", "the stream broke off before its end")
         code, is_worth_retry = "server-error", False
@@ -447,13 +440,13 @@ class Reply:
         return ServerFailure("answer", message, code=code, is_worth_retry=is_worth_retry)
 
     def take(self, chunk: StreamEvent) -> int:
-        """Take in the next chunk; return how many tokens it brings.
+        """Add a chunk; return its number of tokens.
 
-        What may be the beginning of a stop is kept back, up to `flush` at the end.
+        Text that may be the beginning of a stop is held back until `flush`.
         """
         before = self.num_tokens
         for choice in chunk.choices or ():
-            if not (isinstance(choice.index, int) and choice.index > 0):  # one was asked for
+            if not (isinstance(choice.index, int) and choice.index > 0):  # one choice was asked for
                 self._take_choice(choice)
         usage = chunk.usage if isinstance(chunk.usage, dict) else {}
         for ours, theirs in (("prompt_tokens",) * 2, ("num_tokens", "completion_tokens")):
@@ -462,7 +455,7 @@ class Reply:
         return max(self.num_tokens - before, 0)
 
     def _take_choice(self, choice: _Choice) -> None:
-        whole = None if self._has_deltas else choice.message  # which some send again at the end
+        whole = None if self._has_deltas else choice.message  # some servers repeat it at the end
         said: _Message = choice.delta or whole or choice
         parts = [*_said_in(said.content or choice.text)]
         thought = said.reasoning or said.reasoning_content  # some servers send both
@@ -478,14 +471,14 @@ class Reply:
         if isinstance(said.function_call, dict):
             self._function_call = self._function_call or _Call()
             self._function_call.add(*_called(said.function_call))
-        told = _read_logprobs(choice.logprobs) if choice.logprobs else []
-        self.logprobs += told
+        logprobs = _read_logprobs(choice.logprobs) if choice.logprobs else []
+        self.logprobs += logprobs
         ids, has_any = choice.token_ids, bool(parts or said.tool_calls or said.function_call)
-        known = [one.token for one in told if isinstance(one.token, int)]
-        if ids is None and told and len(known) == len(told):
+        known = [one.token for one in logprobs if isinstance(one.token, int)]
+        if ids is None and logprobs and len(known) == len(logprobs):
             ids = known
         self._has_deltas |= has_any and said is choice.delta
-        num_tokens = len(told) or int(has_any) if ids is None else len(ids)
+        num_tokens = len(logprobs) or int(has_any) if ids is None else len(ids)
         if num_tokens and ids is None:
             self.token_ids = None
         elif ids and self.token_ids is not None:
@@ -497,17 +490,14 @@ class Reply:
             reason = ": ".join(word for word in why if isinstance(word, str))
         if choice.error:  # OpenRouter's form
             reason = f"error: {error_text(msgspec.json.encode(choice.error))}"
-        if reason and not (self.finish_reason and self.outcome == "error"):  # which nothing mends
+        if reason and not (self.finish_reason and self.outcome == "error"):  # an error stays one
             self.finish_reason = str(reason)
         if stop in (*self._stops, *self._stop_ids) and not self._has_stopped:
             self.stop_reason = stop
         self._take_text(text)
 
     def _take_text(self, text: str) -> None:
-        """Take in more text, up to a stop.
-
-        Of several stops the first to end counts, then the longest, then the first in their order.
-        """
+        """Add text up to a stop: the first to end, then the longest, then the first in order."""
         if self._has_stopped:
             self.token_ids = None if text else self.token_ids
             return
@@ -527,7 +517,7 @@ class Reply:
         self._said["text"] += [sure_text] if sure_text else []
 
     def _take_call(self, call: Any) -> None:
-        """Take in a part; servers number calls (some all 0), give them ids, or both."""
+        # Servers number calls (some all 0), give them ids, or both.
         if not isinstance(call, dict):
             raise ServerFailure("answer", f"a tool call has no known form: {call!r:.80}")
         index, call_id = call.get("index"), str(call.get("id") or "") or None
@@ -537,7 +527,7 @@ class Reply:
         name, arguments = _called(function if isinstance(function, dict) else call)
         last = self._calls[-1] if self._calls and index is None else None
         known = self._by_id.get((index, call_id or "")) or self._latest.get(index, last)
-        if known is None or not known.goes_on(call_id, name, arguments):
+        if known is None or not known.continues(call_id, name, arguments):
             known = _Call(call_id, kind)
             self._calls.append(known)
         known.call_id = known.call_id or call_id
@@ -548,11 +538,11 @@ class Reply:
 
 
 def _read_other(name: str, value: Any, fields: Fields) -> Iterator[Given | FieldProblem]:
-    """Read a constraint by a name of llama.cpp, SGLang or TGI, which writes its type beside it."""
+    """Read a constraint of llama.cpp, SGLang or TGI; TGI's is an object with type and value."""
     if isinstance(value, dict) and "value" in value:
         name, value = str(value.get("type")), value["value"]
     read = CONSTRAINT_SPELLINGS.get(_SPELLED.get(name, name))
-    if read is not None:  # of another type, the server knows it
+    if read is not None:  # the server knows other types
         yield from read(name, value, fields)
 
 
@@ -590,16 +580,16 @@ def _called(function: dict[str, Any]) -> tuple[str, str]:
 
 
 def _read_logprobs(logprobs: dict[str, Any]) -> list[TokenLogprob]:
-    """Return what a chunk tells of its tokens, in the form of chats or of completions."""
+    """Return the logprobs of a chunk, in the form of chats or of completions."""
 
     def bounded(value: float) -> float:
         return max(round(float(value), NUM_DIGITS), LOWEST_LOGPROB)
 
-    def pair(told: dict[str, Any]) -> tuple[int | str, float]:  # llama.cpp tells ids
-        token = told.get("id")
+    def pair(item: dict[str, Any]) -> tuple[int | str, float]:
+        token = item.get("id")  # llama.cpp's
         if not isinstance(token, int) or token < 0:
-            token = read_token(told["token"])
-        return token, bounded(told["logprob"])
+            token = read_token(item["token"])
+        return token, bounded(item["logprob"])
 
     try:
         if (content := logprobs.get("content")) is not None:
@@ -611,8 +601,11 @@ def _read_logprobs(logprobs: dict[str, Any]) -> list[TokenLogprob]:
                 for one in content
             ]
         tokens = [read_token(token) for token in logprobs.get("tokens") or []]
-        told = logprobs.get("top_logprobs") or [None] * len(tokens)
-        tops = [[TopLogprob(read_token(o), bounded(v)) for o, v in (t or {}).items()] for t in told]
+        given = logprobs.get("top_logprobs") or [None] * len(tokens)
+        tops = [
+            [TopLogprob(read_token(other), bounded(value)) for other, value in (top or {}).items()]
+            for top in given
+        ]
         values = map(bounded, logprobs.get("token_logprobs") or ())
         return [TokenLogprob(*one) for one in zip(tokens, values, tops, strict=True)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -385,7 +385,7 @@ def test_a_policy_that_asks_for_our_cache_is_refused():
     settings = SchedulingSettings(policy="lpm")
     with (
         FaultServer() as server,
-        pytest.raises(BatchdecodeError, match="of our own"),
+        pytest.raises(BatchdecodeError, match="needs a local model"),
         engine_of(server, settings=settings),
     ):
         pass

@@ -343,7 +343,7 @@ DETAIL = {"loc": ["body", "messages", 0, "role"], "msg": "unexpected value", "ty
         (sent("", '{"message": {"content": "Hi"}, "done": true}'), '"done": true', 1),
         (sent("", PAGE), "Log in please", 1),
         (sent("Content-Encoding: br\r\n", "packed"), "packed (br)", 1),
-        (sent("Content-Encoding: gzip\r\n", "not packed"), "cannot be unpacked", 2),
+        (sent("Content-Encoding: gzip\r\n", "not packed"), "cannot be decompressed", 2),
         (sent("", 'event: error\ndata: {"message": "boom"}\n\n'), "boom", 2),
         (chunks({"object": "error", "message": "boom", "code": 500}), "boom", 2),
         (chunks({"error": {"message": "context length is 8"}}), "context length is 8", 1),
