@@ -255,8 +255,8 @@ def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("OPENAI_API_KEY", "sk-very\nsecret", "no key that a header can hold"),
-        ("OPENAI_API_KEY", "sk-very-sécret", "no key that a header can hold"),
+        ("OPENAI_API_KEY", "sk-very\nsecret", "not a key"),
+        ("OPENAI_API_KEY", "sk-very-sécret", "not a key"),
         ("HTTP_PROXY", "gopher://127.0.0.1", r"the proxy of the environment .*gopher"),
     ],
 )
@@ -342,7 +342,7 @@ DETAIL = {"loc": ["body", "messages", 0, "role"], "msg": "unexpected value", "ty
         (sent("", '{"error": {"code": "503", "message": "later"}}'), "later", 2),
         (sent("", '{"message": {"content": "Hi"}, "done": true}'), '"done": true', 1),
         (sent("", PAGE), "Log in please", 1),
-        (sent("Content-Encoding: br\r\n", "packed"), "packed (br)", 1),
+        (sent("Content-Encoding: br\r\n", "packed"), "compressed (br)", 1),
         (sent("Content-Encoding: gzip\r\n", "not packed"), "cannot be decompressed", 2),
         (sent("", 'event: error\ndata: {"message": "boom"}\n\n'), "boom", 2),
         (chunks({"object": "error", "message": "boom", "code": 500}), "boom", 2),
