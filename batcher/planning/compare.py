@@ -1,12 +1,11 @@
-"""A grid of deployments, each simulated, with the knees: where more slots hardly serve more.
+"""A grid of simulated deployments, with the knees, beyond which more slots gain little.
 
-Rule: nothing is fitted.  A size is the knee if it is the smallest of its row of sizes that no
-larger one beats: by the asked share of what it serves for each doubling; or, where arrivals bind,
-by a shorter tail of TTFT.  For where arrivals bind, what is served is what arrives, whatever the
-size (job flow balance: Denning and Buzen, The Operational Analysis of Queueing Network Models, ACM
-Computing Surveys 10(3), 1978), so only times tell sizes apart; the knee is where more gains little
-throughput and response times are still short (Jain, The Art of Computer Systems Performance
-Analysis, 1991, section 3.3).
+Rule: nothing is fitted.  The knee is the smallest batch size that no larger one beats, by the
+`growth` of throughput for each doubling or, where arrivals bind, by a shorter tail of TTFT.  Where
+arrivals bind, throughput is the arrival rate for any size (job flow balance: Denning and Buzen, The
+Operational Analysis of Queueing Network Models, ACM Computing Surveys 10(3), 1978), so only times
+differ; the knee has high throughput and still short response times (Jain, The Art of Computer
+Systems Performance Analysis, 1991, section 3.3).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +22,7 @@ DEFAULT_GROWTH = 0.1  # for each doubling of the batch
 
 
 class Size(Struct, frozen=True, kw_only=True):
-    """A batch size and its results.
-
-    served: per second.  ttft: its p99, or None.  is_fed: it serves all that arrives, so that more
-    slots could hardly serve more.
-    """
+    """A batch size: served per second, p99 of TTFT, and whether it serves all that arrives."""
 
     batch: int
     served: float
@@ -36,10 +31,9 @@ class Size(Struct, frozen=True, kw_only=True):
 
 
 def knee_of(sizes: Sequence[Size], growth: float) -> int | None:
-    """Return the place of the knee among `sizes`, which ascend; None if there is none.
+    """Return the index of the knee among ascending `sizes`, or None.
 
-    There is none if nothing is served, or if only the last one would be it: what comes after it is
-    not known.
+    The last one is not a knee, as larger ones are unknown.
     """
     if not any(size.served for size in sizes):
         return None
@@ -58,10 +52,7 @@ def _beats(larger: Size, size: Size, growth: float) -> bool:
 
 
 def knees_of(cells: Sequence[tuple[Deployment, Size | None]], growth: float) -> set[int]:
-    """Return the places of the cells that are knees, each among those that differ in batch only.
-
-    cells: in any order, each with its size, None if that is not known.
-    """
+    """Return the indices of the knees, each among cells that differ in batch only."""
     batch = AXES["batch"]
     families: dict[Deployment, list[tuple[Size, int]]] = {}
     for place, (deployment, size) in enumerate(cells):
@@ -76,15 +67,13 @@ def knees_of(cells: Sequence[tuple[Deployment, Size | None]], growth: float) -> 
     return knees
 
 
-SMALL = 2_000  # samples to simulate, over all cells: fewer are done before a process has started
+SMALL = 2_000  # samples over all cells: fewer are simulated before a process has started
 
 
 class GridCell(Struct, frozen=True, kw_only=True):
-    """A deployment of a grid and what it comes to.
+    """A deployment of a grid with its outcome, or the problem of its settings.
 
-    problem: why its settings make no sense; then there is no outcome.
-    is_knee: see batcher.planning.compare.
-    speedup: over the same without drafts, None if it has none, or that is not in the grid.
+    speedup: over the same deployment without drafts, if that is in the grid.
     """
 
     deployment: Deployment
@@ -105,17 +94,17 @@ def compare(
 ) -> list[GridCell]:
     """Return the outcome of each deployment of `grid`, in its order.
 
-    The answer does not depend on `num_jobs`, the processes that work on it.
-    growth: a doubled batch that gains less is past the knee.  small: below so many simulated
-    samples no process is started.  on_done: called with how many deployments are done.
+    The answer does not depend on `num_jobs`, the number of processes.
+    growth: minimum gain of a doubled batch before the knee.  small: with fewer samples no process
+    is started.  on_done: called with the number of deployments done.
 
     Raises:
-        BatchdecodeError: no deployment makes sense, or a process was killed.
+        BatchdecodeError: all settings contradict, or a process was killed.
     """
     problems = [problem_of(deployment) for deployment in grid]
     places = [place for place, problem in enumerate(problems) if problem is None]
     if not places:
-        raise BatchdecodeError(f"no combination of settings makes sense: {problems[0]}")
+        raise BatchdecodeError(f"no combination of settings is valid: {problems[0]}")
     if question.workload.num_samples * len(places) < small:
         num_jobs = 1
     with WorkerProcesses(measure, question, num_jobs) as workers:
@@ -159,15 +148,10 @@ def varied(deployments: Iterable[Deployment]) -> list[str]:
 
 
 def _size(question: Question, deployment: Deployment, outcome: Outcome, growth: float) -> Size:
-    """Return what the knee is looked for by.
-
-    An engine that takes no time would serve what arrives: with an SLO the requests, else their
-    output tokens, per second.  What comes at once has no rate.
-    """
     workload, ttft = question.workload, outcome.latencies.ttft
     served = outcome.tokens_per_s if outcome.goodput is None else outcome.goodput.per_second
     most = workload.num_output_tokens if question.slo is None else workload.num_samples
-    arriving = most / workload.span if workload.span else inf
+    arriving = most / workload.span if workload.span else inf  # served by an infinitely fast engine
     has_no_wait = outcome.binding.constraint == "arrivals"
     return Size(
         batch=deployment.batch,

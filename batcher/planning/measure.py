@@ -1,8 +1,8 @@
-"""What a deployment makes of a workload: one simulation, the numbers asked of it, and what binds.
+"""The outcome of a deployment: one simulation, its numbers, its costs, and what binds.
 
-Rule: the same workload and deployment give the same outcome, in whatever process.  The time from
-the first arrival to the end is shared out among what was lacking, and the largest share binds;
-docs/compare.md has the definition.
+Rule: the same workload and deployment have the same outcome in any process.  The time from the
+first arrival to the end is divided among the limits that requests waited for, and the largest share
+binds; docs/compare.md has the definition.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,11 +33,11 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 
 Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
 
-WORTH_DOUBLING = 0.1  # a doubled step that gains less is as good as none
+WORTH_DOUBLING = 0.1  # a doubled step that gains less is not worth more capacity
 NUM_DIGITS = 6
-CHECKED_AT_ONCE = 1024  # requests that have ended, for whether too many have missed the SLO
+CHECKED_AT_ONCE = 1024  # ended requests, between checks of whether too many have missed the SLO
 
-# What the simulator says kept the first of the queue out -> what there was too little of.
+# What the simulator reports kept the head of the queue out -> the limit.
 _LACKS: dict[str, Constraint] = {
     "slots": "slots",
     "kv": "kv",
@@ -45,14 +45,11 @@ _LACKS: dict[str, Constraint] = {
     "tokens": "tokens",
     "batch": "static",
 }
-_IS_ROOM = ("slots", "kv", "tokens")  # with more of them, steps would be larger
+_ENLARGE_STEPS = ("slots", "kv", "tokens")
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """The price and the power of one GPU, from a user's file: no price is known here.
-
-    busy_watts: while a step is computed.  idle_watts: in between; None: as when it is busy.
-    """
+    """The price and the power of one GPU; idle_watts: between steps, busy_watts if None."""
 
     dollars_per_hour: catalog.Amount
     busy_watts: catalog.Positive | None = None
@@ -61,7 +58,7 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 def read_prices(path: str) -> dict[str, Price]:
-    """Return the prices of a YAML file by the names of GPUs; raise a CatalogError."""
+    """Return the prices of a YAML file by GPU, or raise a CatalogError."""
     prices = {}
     for name, values in catalog.read_mapping(path).items():
         place = f"{path}: {name}"
@@ -72,13 +69,13 @@ def read_prices(path: str) -> dict[str, Price]:
 
 
 def price_of(profile: str, prices: Mapping[str, Price]) -> tuple[Setup, Price]:
-    """Return the GPUs of the step time called `profile`, and the price of one of them."""
+    """Return the GPUs of a profile, and the price of one of them."""
     setup = setup_of(profile)
     name = setup.gpu
     if name is None:
         raise BatchdecodeError(
-            f"--prices: nothing says which GPU {profile} runs on: give a --profile with "
-            "`hardware: NAME` in its file, or roofline:MODEL:GPU"
+            f"--prices: the GPU of {profile} is unknown: use a --profile with `hardware: NAME` in "
+            "its file, or roofline:MODEL:GPU"
         )
     if name.endswith(FILE_SUFFIXES):
         name = Path(name).stem
@@ -86,12 +83,10 @@ def price_of(profile: str, prices: Mapping[str, Price]) -> tuple[Setup, Price]:
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """The cost of serving a workload.
+    """The cost of serving a workload, from the first arrival to the end of the last step.
 
-    gpus: of all replicas, paid from the first arrival to the end of the last step; where replicas
-    come and go those that are there, on average and rounded up.  dollars_per_million_tokens,
-    kwh_per_million_tokens: of output tokens; None if there were none.  The energy, of GPUs alone,
-    is None if the prices have no watts.  price_sources: as their file states them.
+    gpus: of all replicas; with autoscaling on average, rounded up.  dollars_per_million_tokens,
+    kwh_per_million_tokens: of output tokens; energy is None if the prices have no watts.
     """
 
     gpus: int
@@ -108,9 +103,9 @@ def cost_of(
     makespan: float,
     num_tokens: int,
 ) -> Cost:
-    """Return the cost of a run of `makespan` seconds with so many output tokens.
+    """Return the cost of a run of `makespan` seconds with `num_tokens` output tokens.
 
-    parts: a step time and the replicas that have it.  All GPUs of a replica are busy in a step.
+    parts: profiles with their replicas.  All GPUs of a replica are busy in a step.
     """
     num_gpus, gpu_seconds, per_hour, joules, has_watts = 0, 0.0, 0.0, 0.0, True
     sources = dict[str, None]()
@@ -149,10 +144,7 @@ def _rounded(number: float) -> float:
 
 
 class Question(Struct, frozen=True):
-    """What is to be served, the promise, and for which share of the requests.
-
-    prices: of GPUs, by name; None: costs are not asked.
-    """
+    """A workload, an SLO with the share of requests that must meet it, and prices by GPU."""
 
     workload: AnyWorkload
     slo: Slo | None = None
@@ -168,14 +160,14 @@ def problem_of(deployment: Deployment) -> str | None:
         except BatchdecodeError as error:
             problem = str(error)
         if group.role == "decode" and group.engine.scheduling.kv_blocks is None:
-            problem = "--kv-blocks is needed where requests decode"
+            problem = "--kv-blocks is needed with role: decode"
         if problem is not None:
             return f"group {group.name}: {problem}" if group.name else problem
     return None
 
 
-class GivenUp(Exception):  # noqa: N818 - it is no error
-    """Too many requests have missed the SLO for the rest to matter."""
+class GivenUp(Exception):  # noqa: N818 - not an error
+    """Too many requests have missed the SLO."""
 
 
 def run(
@@ -184,11 +176,10 @@ def run(
     on_part: OnPart = lambda _: None,
     given_up_by: Question | None = None,
 ) -> FleetResult:
-    """Return what the replicas of a deployment do; one alone needs no router.
+    """Return the result of simulating a deployment.
 
-    on_part: called with the share of the samples that have ended, again and again.  given_up_by: a
-    question without classes, of which no more is to be known than whether enough meet the SLO; then
-    a fleet raises GivenUp where they do not.
+    on_part: called with the share of the samples that have ended.  given_up_by: raise GivenUp in a
+    fleet as soon as too few requests can meet the SLO of this question, which has no classes.
     """
     workload = workload.at_rate(deployment.rate)
     replicas = [
@@ -242,29 +233,28 @@ def run(
 
     trial = [each.of_trial for each in replicas if each.of_trial is not None]
     is_plain = management is None and transfer is None and workload.shares_nothing
-    # A router of one's own is asked by no fleet that may be given up: it may count.
+    # A custom router may count its calls, so no trial calls it.
     if is_plain and len(trial) == len(replicas) and deployment.router in ROUTERS:
         with suppress(Preempted):
             return run_fleet(trial)
     return run_fleet(replicas)
 
 
-# -- what it comes to ------------------------------------------------------------------------------
+# -- outcomes, whose fields docs/compare.md explains -----------------------------------------------
 
 
 class ClassOutcome(Struct, frozen=True, kw_only=True):
-    """The results of a class of requests with the same promise."""
+    """The numbers of a class of requests with the same SLO."""
 
     latencies: Latencies
     goodput: Goodput
 
 
 class GroupUse(Struct, frozen=True, kw_only=True):
-    """The work of the replicas of a group.
+    """The numbers of a group of replicas.
 
-    replicas: all there ever were.  most_replicas: at once.  served, failed: samples; a prompt that
-    continues elsewhere counts as served.  busy: the share of their time in which they took steps.
-    slots_used, kv_used: shares over their steps, None without such a limit.
+    replicas: ever started; most_replicas: at once.  served: samples, including prompts that are
+    decoded elsewhere.  busy: the share of time in steps.
     """
 
     name: str
@@ -282,13 +272,7 @@ class GroupUse(Struct, frozen=True, kw_only=True):
 
 
 class FleetUse(Struct, frozen=True, kw_only=True):
-    """How the replicas of a managed fleet came and went.
-
-    failures: of replicas.  lost: samples lost with one.  replica_seconds: in which replicas were
-    paid for.  mean_replicas, most_replicas: paid for.  serving: the share of these seconds.
-    refusals: samples by reason.  timeline: a time, and how many serve and are paid for from then
-    on.
-    """
+    """The numbers of a managed fleet; docs/managed-fleets.md explains the fields."""
 
     failures: int
     lost: int
@@ -301,11 +285,10 @@ class FleetUse(Struct, frozen=True, kw_only=True):
 
 
 class Binding(Struct, frozen=True):
-    """What binds, and how time is shared out.
+    """The binding constraint, and the shares of time of all constraints.
 
-    shares: of the time from the first arrival to the end, 1 together; of those above 0.  doubling:
-    how much the tokens per second of the mean step would grow if it were twice as large, from 0
-    (its time doubles, too) to 1 (it takes no longer); the mean over busy time if replicas differ.
+    doubling: the gain in tokens per second of a mean step twice as large, from 0 (it takes twice as
+    long) to 1 (it takes no longer).
     """
 
     constraint: Constraint
@@ -315,11 +298,7 @@ class Binding(Struct, frozen=True):
 
 
 class DraftUse(Struct, frozen=True):
-    """The use of drafts.
-
-    acceptance: of those verified.  tokens_per_step: of a row, in steps with drafts.  making: the
-    share of the time of all steps in which they were made.
-    """
+    """The use of drafts; making: the share of the time of all steps spent on drafting."""
 
     verified: int
     accepted: int
@@ -329,15 +308,11 @@ class DraftUse(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """The results of a deployment; latencies and goodput as docs/metrics.md defines them.
+    """The numbers of a deployment.
 
     served, failed, refused: samples that ended, could never run, and were refused by the router.
-    makespan: in seconds.  requests_per_s, tokens_per_s: served, and output tokens, over it.
-    slots_used, kv_used, budget_used: shares over the steps, None without such a limit.
-    prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.  tails: by
-    limit of the SLO, the time that no more requests than may miss it exceed; None if fewer were
-    served.  drafts: None without any.  fleet: None if it is not managed.  groups: of a fleet file,
-    else None.  cost: None without prices.
+    slots_used, kv_used, budget_used: shares over the steps, None without a limit.  tails: by limit
+    of the SLO, the percentile that must meet it, None if too few were served.
     """
 
     served: int
@@ -364,7 +339,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     cost: Cost | None
 
     def times(self, name: str) -> Distribution | None:
-        """Return the times of a limit, named as in Slo.all_limits, or of a metric."""
+        """Return the times of a metric, or of a limit named as in Slo.all_limits."""
         of_class, _, metric = name.rpartition(":")
         latencies = self.classes[of_class or OTHERS].latencies if self.classes else self.latencies
         found: Distribution | None = getattr(latencies, metric)
@@ -379,7 +354,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
         return min((part.good / part.requests for part in parts if part.requests), default=0.0)
 
     def score(self, limits: Mapping[str, float]) -> tuple[float, float]:
-        """Return the good share, and how near the worst tail is to its limit."""
+        """Return the good share, and the negative excess of the worst tail over its limit."""
         tails = [(self.tails[metric], limit) for metric, limit in limits.items()]
         excesses = [inf if tail is None else tail / limit for tail, limit in tails]
         return self.good_share, -max(excesses, default=0.0)
@@ -388,13 +363,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 def measure(
     question: Question, deployment: Deployment, on_part: OnPart = lambda _: None
 ) -> Outcome:
-    """Return the outcome of `deployment` for the workload of `question`.
-
-    on_part: called with the share of the samples that have ended, again and again.
-
-    Raises:
-        BatchdecodeError: its settings make no sense, or its GPUs have no price.
-    """
+    """Return the outcome of `deployment`, or raise a BatchdecodeError for invalid settings."""
     return outcome_of(question, deployment, run(question.workload, deployment, on_part))
 
 
@@ -458,7 +427,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
                 busy=_rounded(part.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
                 **_shares(part),
                 preemptions=part.totals.num_preemptions,
-                # a fleet that is managed has one group
+                # a managed fleet has one group
                 most_replicas=len(part.replicas) if use is None else use.most_replicas,
             )
             for group, part in parts
@@ -469,7 +438,6 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
 
 
 def _shares(part: FleetResult) -> dict[str, Any]:
-    """Return the shares of slots and blocks used, 0 and None where nothing limits them."""
     slots = part.share_used(lambda own: own.num_slots, part.totals.slot_steps)
     blocks = part.share_used(lambda own: own.scheduling.kv_blocks, part.totals.block_steps)
     kv_used = None if blocks is None else _rounded(blocks)
@@ -479,10 +447,10 @@ def _shares(part: FleetResult) -> dict[str, Any]:
 def _kept(
     slo: Slo | None, result: FleetResult, asked: float
 ) -> tuple[Goodput | None, dict[str, ClassOutcome], dict[str, float | None]]:
-    """Return the goodput of all, that of each class (none without classes), and the tails.
+    """Return the goodput of all requests, the outcome of each class, and the tails.
 
-    A request is of one class at most: that of its priority, or of the others, if these are promised
-    anything.  A request without an end of its own has missed all that was promised.
+    A request is in the class of its priority, or in that of the others if they have an SLO.  A
+    refused or failed request misses its SLO.
     """
     if slo is None:
         return None, {}, {}
@@ -536,32 +504,30 @@ def _fleet_use(result: FleetResult) -> FleetUse | None:
     )
 
 
-StepTicks = Callable[[int, int, int, int], int]
-"""The duration of a step, see StepTime.ticks."""
+StepTicks = Callable[[int, int, int, int], int]  # see StepTime.ticks
 
 
 def _binding(result: FleetResult, parts: Sequence[tuple[FleetResult, StepTicks]]) -> Binding:
-    """Return what bound a simulated run; of a fleet, what did mostly.
+    """Return what bound a run; the time divided is that of all replicas.
 
-    The time shared out is, for each replica, all in which it was there.  parts: replicas with the
-    same step time, and that.
+    parts: replicas with their step time.
     """
     replicas = result.replicas
     num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
     if result.failed.total() > result.refused.total() and not num_admitted:
-        return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
+        return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to divide
     ticks = dict.fromkeys(get_args(Constraint), 0)
     doubling, num_busy = 0.0, result.busy_ticks
     for part, ticks_of in parts:
         gain = _gain_of_doubling(part, ticks_of)
         doubling += gain * (part.busy_ticks / num_busy if num_busy else 0.0)
         for reason, lacking in _LACKS.items():
-            is_useless = lacking in _IS_ROOM and gain < WORTH_DOUBLING
+            is_useless = lacking in _ENLARGE_STEPS and gain < WORTH_DOUBLING
             named: Constraint = "compute" if is_useless else lacking
             ticks[named] += part.totals.binding_ticks[reason]
         ticks["kv"] += part.totals.stalled_ticks
     num_waiting_ticks = sum(ticks.values())
-    # After its last first admission a replica drains, as far as nobody waited.
+    # After its last first admission a replica drains, while no request waits.
     drain = sum(
         min(each.end_ticks - each.last_admission_ticks, each.binding_ticks["arrivals"])
         for each in replicas
@@ -577,7 +543,7 @@ def _binding(result: FleetResult, parts: Sequence[tuple[FleetResult, StepTicks]]
 
 
 def _gain_of_doubling(result: FleetResult, ticks_of: StepTicks) -> float:
-    """Return how much more tokens per second a step twice as large as the mean one gives."""
+    """Return the gain in tokens per second of a step twice as large as the mean one."""
     totals = result.totals
     num_steps = totals.num_steps
     if not num_steps:

@@ -36,12 +36,11 @@ from batcher.planning.workers import OnPart, WorkerProcesses
 from batcher.planning.workload import AnyWorkload
 from batcher.speculation.settings import expected_speedup, simple_return
 
-# -- what is searched ------------------------------------------------------------------------------
+# -- the search ------------------------------------------------------------------------------------
 #
-# The numbers that are searched are whole, the smaller the better; a rate is tried at steps of a
-# 64th of a doubling, 1.1 %, all else at every whole number.  It is assumed that what is enough is
-# enough for all that is larger, too; that is checked around the answer, and whatever was seen
-# against it is reported.
+# Searched numbers are whole, the smaller the better.  A rate is tried in steps of a 64th of a
+# doubling (1.1 %), everything else at every whole number.  The search assumes that if a number is
+# enough, all larger ones are; it checks this around the answer and reports contradictions.
 
 Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "replicas", "rate"]
 
@@ -50,9 +49,9 @@ MAX_DOUBLINGS = 10  # of a rate, up and down
 
 
 class Ladder:
-    """The values of what is `searched` in deployments that are as `base` otherwise.
+    """The deployments that a search tries: `base` with different values of `searched`.
 
-    rungs: the numbers of the first tries, ascending, and the bounds; start: the place of the first.
+    rungs: the numbers to try first, ascending, with the bounds; start: the index of the first.
     """
 
     def __init__(self, workload: AnyWorkload, base: Deployment, searched: Searched) -> None:
@@ -83,7 +82,7 @@ class Ladder:
         return number * self._num_replicas if self.searched == "replicas" else number
 
     def step_at(self, number: int) -> int:
-        """Return how far away the next number is that differs by about a hundredth."""
+        """Return the distance to the next number that differs by about a hundredth."""
         return 1 if self.searched == "rate" else max(1, number // STEPS_OF_DOUBLING)
 
     def deployment_of(self, number: int, base: Deployment | None = None) -> Deployment:
@@ -103,18 +102,17 @@ def doublings(first: int, last: int) -> list[int]:
     return [*rungs, last]
 
 
-Score = tuple[float, float]  # what counts, and which of equal ones is nearer; the larger the better
+Score = tuple[float, float]  # the good share, and a tie-break; larger is better
 
-NEAR = (1, 2, 4, 8)  # how far from the answer it is checked
+NEAR = (1, 2, 4, 8)  # distances from the answer at which it is checked
 NUM_PROBES = 8  # between rungs of which none is enough
-MAX_ROUNDS = 8  # of finding a smaller one by a check
+MAX_ROUNDS = 8  # of smaller answers found by a check
 
 
 class LeastSearch:
-    """Looks for the least number of whose score the first part reaches `asked`.
+    """A search for the least number whose score[0] reaches `asked`.
 
-    rungs: ascending; the first is the least that may be tried, the last the largest.  scores: of
-    all that were tried.
+    rungs: ascending, from the least to the largest number allowed.  scores: of the numbers tried.
     """
 
     def __init__(self, asked: float, rungs: Sequence[int]) -> None:
@@ -127,7 +125,7 @@ class LeastSearch:
 
     @property
     def contradictions(self) -> list[int]:
-        """The numbers tried that are larger than the least, and yet not enough, ascending."""
+        """The numbers tried that are larger than the least but not enough, ascending."""
         least = self.least
         if least is None:
             return []
@@ -138,12 +136,12 @@ class LeastSearch:
         return max(self.scores, key=lambda number: (self.scores[number], -number))
 
     def asks(self, place: int) -> Iterator[int]:
-        """Yield each number whose score must be in `scores` before the search goes on.
+        """Yield each number whose score must be in `scores` before the search continues.
 
-        From the rung at `place` on it climbs to the first that is enough, or descends as long as
-        they are.  If none is, it tries some numbers between the rungs around the best one.  Then,
-        again and again, it halves the distance to the largest smaller number that is not enough,
-        down to 1, and tries numbers near the answer and the rung after it.
+        It climbs from the rung at `place` to the first that is enough, or descends while they are.
+        If none is, it tries numbers between the rungs around the best one.  Then it repeatedly
+        halves the distance to the largest smaller number that is not enough, down to 1, and tries
+        numbers near the answer and the next rung.
         """
         rungs = self._rungs
         if (yield from self._tries(rungs[place])):
@@ -188,9 +186,9 @@ class LeastSearch:
 def likely(
     known: Mapping[int, Score], asked: float, rungs: Sequence[int], start: int, count: int
 ) -> list[int]:
-    """Return up to `count` numbers whose scores a LeastSearch asks for next, or soon.
+    """Return up to `count` numbers that a LeastSearch may ask for next, the surest first.
 
-    The first is the next; then come those after it, whether it is enough or not, and so on.
+    The first is the next one; then those after it in either case, and so on.
     """
     found = dict[int, None]()
     branches: deque[dict[int, Score]] = deque([{}])
@@ -206,7 +204,7 @@ def likely(
     return list(found)
 
 
-# -- limits, and deployments in which they are changed ---------------------------------------------
+# -- limits, and deployments with other limits -----------------------------------------------------
 
 Limit = Literal["slots", "kv", "tokens", "threshold", "static"]
 
@@ -217,27 +215,45 @@ SETTING_OF: dict[Limit, str] = {
     "threshold": "long_prefill_threshold",
     "static": "batching",
 }
-FIRST_BUDGET = 2048  # tokens of a step: what is tried where there is no limit of them
+FIRST_BUDGET = 2048  # tokens, tried where a step has no token budget
 
-# Doublings, or halvings, of a limit; of a token budget more, as several may change nothing before
-# one sets prompts apart from those that decode.
+# Doublings or halvings of a limit; more of a token budget, as several may change nothing before one
+# separates prompts from decoding rows.
 MAX_CHANGES: dict[Limit, int] = {"slots": 3, "kv": 3, "tokens": 5, "threshold": 3, "static": 1}
-MIN_GAIN = 0.5  # of the share of the requests that is lacking: what gives less does not bind
-MAX_REACHES = 4  # limits, in a direction, of which it is found how far changing them reaches
+MIN_GAIN = 0.5  # of the share of requests that is lacking: a change that gains less does not bind
+MAX_REACHES = 4  # directions that are followed to the best value they reach
 
 
 def value_at(deployment: Deployment, limit: Limit) -> Value:
-    """Return the setting of `limit`; a list with that of each group if they differ."""
+    """Return the setting of `limit`, or the list of those of all groups if they differ."""
     axis = AXES[SETTING_OF[limit]]
     values = [axis.value_of(engine) for engine in engines_of([deployment])]
     return values if any(value != values[0] for value in values) else values[0]
 
 
-def _limits(limit: Limit, engine: Deployment) -> bool:
-    return value_at(engine, limit) not in (None, "continuous")
+def changed_limit(deployment: Deployment, limit: Limit, *, is_wider: bool) -> Deployment:
+    """Return `deployment` with `limit` doubled or halved in each group, unchanged if impossible.
 
+    Wider static batching is continuous.  A token budget has at least one token per slot; a step
+    without one gets a budget if it is to be narrower.
+    """
+    axis = AXES[SETTING_OF[limit]]
 
-def _in_each(deployment: Deployment, change: Callable[[Deployment], Deployment]) -> Deployment:
+    def change(engine: Deployment) -> Deployment:
+        value, budget = axis.value_of(engine), engine.scheduling.max_batch_tokens
+        if limit == "tokens" and value is None and not is_wider:
+            value = 2 * max(FIRST_BUDGET, engine.batch)
+        if value in (None, "continuous") or (limit == "static" and not is_wider):
+            return engine
+        if limit == "static":
+            return axis.set(engine, "continuous")
+        if is_wider:
+            engine = axis.set(engine, min(2 * value, MAX_BATCH if limit == "slots" else MAX_COUNT))
+            if budget is None or limit == "tokens":
+                return engine
+            return AXES["max_batch_tokens"].set(engine, max(budget, engine.batch))
+        return axis.set(engine, max(value // 2, 1))
+
     fleet = deployment.fleet
     if fleet is None:
         return change(deployment)
@@ -254,62 +270,11 @@ def _in_each(deployment: Deployment, change: Callable[[Deployment], Deployment])
     return replace(deployment, fleet=replace(fleet, groups=tuple(groups)))
 
 
-def changed_limit(deployment: Deployment, limit: Limit, *, is_wider: bool) -> Deployment:
-    """Return `deployment` with twice, or half, of what `limit` limits, the same if it cannot be.
-
-    Static batching is continuous when it is wider, and a token budget at least one token for each
-    slot.  Steps without a token budget are given one that is narrower.
-    """
-
-    def change(engine: Deployment) -> Deployment:
-        axis, value = AXES[SETTING_OF[limit]], value_at(engine, limit)
-        if limit == "tokens" and value is None and not is_wider:
-            value = 2 * max(FIRST_BUDGET, engine.batch)
-        if value in (None, "continuous"):
-            return engine
-        if limit == "static":
-            return axis.set(engine, "continuous") if is_wider else engine
-        if not is_wider:
-            return axis.set(engine, max(value // 2, 1))
-        most = MAX_BATCH if limit == "slots" else MAX_COUNT
-        return _with_a_token_for_each(axis.set(engine, min(2 * value, most)))
-
-    return _in_each(deployment, change)
-
-
-def without(deployment: Deployment, limits: Collection[Limit], workload: AnyWorkload) -> Deployment:
-    """Return `deployment` with as much of what `limits` limit as `workload` can ever use."""
-
-    def change(engine: Deployment) -> Deployment:
-        bounds: dict[Limit, int] = {
-            "slots": min(workload.num_samples, MAX_BATCH),
-            "kv": workload.num_blocks(engine.scheduling.block_size),
-            "tokens": workload.num_tokens,
-        }
-        for limit in limits:
-            if _limits(limit, engine):
-                free = "continuous" if limit == "static" else None
-                if limit in bounds:
-                    free = max(value_at(engine, limit), bounds[limit])
-                engine = AXES[SETTING_OF[limit]].set(engine, free)
-        return _with_a_token_for_each(engine)
-
-    return _in_each(deployment, change)
-
-
-def _with_a_token_for_each(deployment: Deployment) -> Deployment:
-    budget = deployment.scheduling.max_batch_tokens
-    if budget is None or budget >= deployment.batch:
-        return deployment
-    return AXES["max_batch_tokens"].set(deployment, deployment.batch)
-
-
 class Tried(Struct, frozen=True, kw_only=True):
-    """What a deployment came to, and how far it came to its limits.
+    """The outcome of a deployment, None if it was given up, and its use of limits if `is_known`.
 
-    outcome: None: it was given up.  is_known: whether the rest is.  slots, blocks, tokens: the most
-    of any step of a replica.  request: the tokens of the longest request.  lacking: what the first
-    of a waiting queue lacked.
+    slots, blocks, tokens: the most of any step of a replica.  request: the tokens of the longest
+    request.  lacking: what kept the head of a waiting queue out.
     """
 
     deployment: Deployment
@@ -325,10 +290,10 @@ class Tried(Struct, frozen=True, kw_only=True):
         return (-1.0, 0.0) if self.outcome is None else self.outcome.score(limits)
 
     def binds(self, limit: Limit, changed: Deployment) -> bool:
-        """Return whether `changed`, the same but for `limit`, may come to something else.
+        """Return whether `changed`, which differs in `limit`, may have another outcome.
 
-        It cannot if neither keeps anything out that the other one does not.  A router of one's own
-        may look at limits, and a prefix cache holds more in more blocks.
+        It cannot if no step reached the limit, before or after.  A custom router may look at
+        limits, and more blocks keep more prefixes.
         """
         base, scheduling = self.deployment, changed.scheduling
         if not self.is_known or base.fleet is not None or base.router not in ROUTERS:
@@ -338,7 +303,7 @@ class Tried(Struct, frozen=True, kw_only=True):
         if limit == "slots":
             is_same_otherwise = base.scheduling == scheduling
             return not (is_same_otherwise and self.slots < min(base.batch, changed.batch + 1))
-        if limit == "tokens":  # what is left of a budget may be too little for a block
+        if limit == "tokens":  # the rest of a budget may be too small for a block
             num_tokens = self.tokens + scheduling.block_size
             budgets = base.scheduling.max_batch_tokens, scheduling.max_batch_tokens
             return "tokens" in self.lacking or num_tokens > min(filter(None, budgets))
@@ -353,7 +318,7 @@ class Tried(Struct, frozen=True, kw_only=True):
 def try_deployment(
     question: Question, task: tuple[Deployment, bool], on_part: OnPart = lambda _: None
 ) -> Tried:
-    """Simulate a deployment; the second of `task`: it is given up if it is surely not enough."""
+    """Simulate the deployment of `task`, (deployment, give up if it cannot be enough)."""
     deployment, may_give_up = task
     workload, slo = question.workload, question.slo
     has_limit = may_give_up and slo is not None and not slo.classes
@@ -374,18 +339,18 @@ def try_deployment(
     )
 
 
-# -- what binds, and what would help ---------------------------------------------------------------
+# -- binding limits, and changes that help ---------------------------------------------------------
 
 Found = TypeVar("Found")
 Chain = Generator[Deployment, Outcome, Found]
-"""Asks for one deployment after the other, is told what each comes to, returns what it found."""
+"""Yields deployments, receives the outcome of each, returns a result."""
 
 
 class Relief(Struct, frozen=True, kw_only=True):
-    """A setting that was changed to a value.
+    """A changed setting.
 
-    share: of the requests that meet the SLO so, where the search ended.  reached: the best value of
-    what is searched that meets the SLO so, if it is beyond.
+    share: of the requests that meet the SLO with it where the search ended.  reached: the best
+    searched value that meets the SLO with it, if it is beyond that.
     """
 
     constraint: Limit
@@ -395,16 +360,7 @@ class Relief(Struct, frozen=True, kw_only=True):
     reached: Value | None = None
 
 
-class Removal(Struct, frozen=True, kw_only=True):
-    """Limits that were out of the way together, and the share that meets the SLO so."""
-
-    constraints: list[Limit]
-    share: float
-
-
 class _Attempt(Struct, frozen=True, kw_only=True):
-    """A limit, `base` with it wider or narrower, and the score of that at an edge."""
-
     limit: Limit
     is_wider: bool
     base: Deployment
@@ -413,11 +369,10 @@ class _Attempt(Struct, frozen=True, kw_only=True):
 
 
 class Edge(Struct, frozen=True, kw_only=True):
-    """The end of a search: `number` comes to `outcome`, which is not enough.
+    """The end of a search: `number` has the `outcome`, which is not enough.
 
-    enough: the least number that is, the next larger one; None if nothing is enough.  drive:
-    returns what chains find, whose deployments may be simulated in any order.  tried: how far
-    `number` came to its limits, if known.
+    enough: the least number that is enough, or None.  drive: runs chains, whose deployments may be
+    simulated in any order.  tried: the use of limits at `number`, if known.
     """
 
     question: Question
@@ -428,16 +383,15 @@ class Edge(Struct, frozen=True, kw_only=True):
     drive: Callable[[Sequence[Chain[Any]]], list[Any]]
     tried: Tried | None = None
 
-    def analyse(self) -> tuple[list[Limit | Literal["compute"]], list[Relief], Removal | None]:
-        """Return what binds there, so that more do not meet the SLO, and what would help.
+    def analyse(self) -> tuple[list[Limit | Literal["compute"]], list[Relief]]:
+        """Return the binding limits, which keep more requests from meeting the SLO, and reliefs.
 
-        Of a setting it is that setting: one more of it is enough.  Of a rate it is the limit whose
-        change reaches furthest; if none reaches further, or nothing meets the SLO, the one whose
-        change lets most requests meet it; if none lets more by MIN_GAIN, the fewest that together
-        do if nobody meets them; if these do not either, the time that steps take.  Where too many
-        requests can never run there are too few blocks, whatever else.
+        A searched setting binds: one more is enough.  Otherwise it is the limit whose change
+        reaches furthest; if none reaches further, the one whose change lets most requests meet the
+        SLO, if it gains MIN_GAIN; else compute.  KV binds if too many requests can never run.
         """
         asked, ladder, enough = self.question.asked, self.ladder, self.enough
+        before = self.outcome.good_share
         chains = [
             self._changes(limit, is_wider=is_wider)
             for limit, setting in SETTING_OF.items()
@@ -465,15 +419,13 @@ class Edge(Struct, frozen=True, kw_only=True):
         furthest = min((one.reached for one in attempts if one.reached is not None), default=None)
         candidates = [one for one in attempts if one.reached == furthest]
         best = max(candidates, key=lambda one: one.score, default=None)
-        searched = {limit for limit, setting in SETTING_OF.items() if setting == ladder.searched}
-        removal, binding = None, set[Limit]()
-        if enough is not None and searched:
-            binding = searched
-        elif best is not None and self._is_gain(best.score[0]):
-            binding = {best.limit}
-        else:
-            (removal,) = self.drive([self._removal()])
-            binding.update(removal.constraints if removal else ())
+        binding = set[Limit]()
+        if enough is not None and ladder.searched in SETTING_OF.values():
+            binding = {limit for limit, setting in SETTING_OF.items() if setting == ladder.searched}
+        elif best is not None:
+            gain = best.score[0] - before
+            if gain > 0 and gain >= MIN_GAIN * (asked - before):
+                binding = {best.limit}
         num_samples = self.outcome.served + self.outcome.failed
         if self.outcome.failed > floor((1 - asked) * num_samples + 1e-9):
             binding.add("kv")
@@ -487,21 +439,17 @@ class Edge(Struct, frozen=True, kw_only=True):
             )
             for one in attempts
         ]
-        return [limit for limit in SETTING_OF if limit in binding] or ["compute"], reliefs, removal
-
-    def _is_gain(self, share: float) -> bool:
-        before = self.outcome.good_share
-        return share > before and share - before >= MIN_GAIN * (self.question.asked - before)
+        return [limit for limit in SETTING_OF if limit in binding] or ["compute"], reliefs
 
     def _changes(self, limit: Limit, *, is_wider: bool) -> Chain[list[_Attempt]]:
-        """Yield one limit changed further and further; return what each change comes to.
+        """Change one limit further and further; return the score of each change.
 
-        One that changes nothing when it is wider was not reached: it is not widened further.
+        A limit that changes nothing when it is wider was not reached: it is not widened further.
         """
         attempts: list[_Attempt] = []
         base, before = self.ladder.base, self.outcome
         limits = {} if self.question.slo is None else self.question.slo.all_limits
-        # The shares of limits differ where nothing else does.
+        # Shares of limits differ even if nothing else does.
         unused = {"slots_used": 0.0, "kv_used": None, "budget_used": None}
         for _ in range(MAX_CHANGES[limit]):
             changed = changed_limit(base, limit, is_wider=is_wider)
@@ -521,9 +469,9 @@ class Edge(Struct, frozen=True, kw_only=True):
         return attempts
 
     def _furthest(self, tried: list[_Attempt]) -> Chain[tuple[Deployment, int]]:
-        """Return which of `tried` reaches furthest, and how far.
+        """Return the base that reaches furthest, and the least number enough with it.
 
-        Only attempts that are enough beyond the reach of one before are looked at.
+        Only attempts that are enough beyond the reach of an earlier one are followed.
         """
         step = self.ladder.step_at(self.number)
         best = tried[0].base
@@ -536,9 +484,9 @@ class Edge(Struct, frozen=True, kw_only=True):
         return best, reached
 
     def _reach(self, base: Deployment, enough: int) -> Chain[int]:
-        """Return the least number found to be enough with `base`, with which `enough` is.
+        """Return the least number found to be enough with `base`, starting from `enough`.
 
-        The distance is doubled until a number is not enough, and then halved, to about a hundredth.
+        The distance is doubled until a number is not enough, then halved to about a hundredth.
         """
         bound, step = self.ladder.rungs[0], self.ladder.step_at(self.number)
         distance, too_small = step, bound - 1
@@ -562,32 +510,17 @@ class Edge(Struct, frozen=True, kw_only=True):
             return False
         return (yield deployment).good_share >= self.question.asked
 
-    def _removal(self) -> Chain[Removal | None]:
-        """Return the fewest limits without which more meet the SLO, or None."""
-        deployment, workload = self.ladder.deployment_of(self.number), self.question.workload
-        engines = engines_of([deployment])
-        limits = [limit for limit in SETTING_OF if any(_limits(limit, each) for each in engines)]
-        reached = (yield without(deployment, limits, workload)).good_share
-        if not self._is_gain(reached):
-            return None
-        for limit in list(limits):
-            others = [other for other in limits if other != limit]
-            if others and (yield without(deployment, others, workload)).good_share >= reached:
-                limits = others
-        return Removal(constraints=limits, share=reached)
 
-
-# -- what drafts gain ------------------------------------------------------------------------------
+# -- the gain of drafts ----------------------------------------------------------------------------
 
 
 class Gain(Struct, frozen=True, kw_only=True):
-    """The gain of drafts in a deployment, measured by two simulations that differ in them alone.
+    """The gain of drafts: two simulations that differ in drafts alone.
 
     tokens_per_s, without: with and without drafts; speedup: their quotient.  expected, simple: by
     the formulas (1-a^(k+1))/((1-a)(1+ck)) and ka/(1+c) (Leviathan et al., "Fast Inference from
-    Transformers via Speculative Decoding", 2023), which know neither what verifying costs nor that
-    requests wait.  off_from: the least batch tried, each twice the one before, from which on drafts
-    gain nothing; None if all gain.
+    Transformers via Speculative Decoding", 2023), which ignore waiting and the cost of verifying.
+    off_from: the least batch tried, each twice the one before, from which drafts gain nothing.
     """
 
     tokens_per_s: float
@@ -599,7 +532,7 @@ class Gain(Struct, frozen=True, kw_only=True):
 
 
 def off_from(gains: Iterable[tuple[int, float]]) -> int | None:
-    """Return the least batch from which on no speedup is above 1; gains: (batch, speedup)."""
+    """Return the least batch from which no (batch, speedup) is above 1, or None."""
     least = None
     for batch, speedup in sorted(gains, reverse=True):
         if speedup > 1:
@@ -611,9 +544,9 @@ def off_from(gains: Iterable[tuple[int, float]]) -> int | None:
 def gain_of(
     deployment: Deployment, most_slots: int, tokens_per_s: Callable[[Deployment], float]
 ) -> Gain | None:
-    """Return the gain of drafts in `deployment`, None without drafts or tokens, or for fleet files.
+    """Return the gain of drafts, None without drafts or tokens, or for fleet files.
 
-    most_slots: how many are of any use.  tokens_per_s: measures a deployment.
+    most_slots: the largest useful batch.  tokens_per_s: measures a deployment.
     """
     drafts = deployment.drafts
     if drafts is None or deployment.fleet is not None:
@@ -650,10 +583,7 @@ SMALL = 2_000  # samples: fewer are simulated before a process has started
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A value that was tried; share: Outcome.good_share.  tokens_per_s, tails: see Outcome.
-
-    If it was given up, as it cannot be enough, all of them are None or empty.
-    """
+    """A value that was tried, with numbers of its outcome; without them if it was given up."""
 
     value: Value
     share: float | None = None
@@ -662,16 +592,11 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The result of a search.
+    """The result of a search; docs/plan.md explains its fields.
 
-    asked: the share of the requests, of each class, that must meet the SLO.  is_met: `value` does,
-    and is the best found; else it is the nearest.  file_rate: mean arrivals per second in the file,
-    None if all come at once.  is_last: no better value could be tried.  next_value, next_outcome:
-    the value after it that is not enough, or None.  binding_classes: of several, those of which too
-    few meet their SLO there.  binding: what binds there, in the order of SETTING_OF; reliefs: what
-    was tried against it; removal: the fewest limits that have to go together, None if changing one
-    of them helps.  contradictions: values that are easier than `value`, and yet not enough.
-    trials: all, in the order of their values.  gain: of drafts, or None.
+    is_met: `value` meets the SLO and is the best found; else it is the nearest.  file_rate: mean
+    arrivals per second, None if all arrive at once.  is_last: no better value could be tried.
+    next_value, next_outcome: the next better value, which is not enough, or None.
     """
 
     searched: Searched
@@ -688,7 +613,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     binding_classes: list[str]
     binding: list[Limit | Literal["compute"]] = []
     reliefs: list[Relief] = []
-    removal: Removal | None = None
     contradictions: list[Trial]
     trials: list[Trial]
     gain: Gain | None = None
@@ -707,17 +631,17 @@ def find_plan(
     small: int = SMALL,
     has_all_trials: bool = True,
 ) -> Plan:
-    """Return the best value of what is `searched`, all else as in `base`.
+    """Return the best value of `searched`, everything else as in `base`.
 
-    The answer does not depend on `num_jobs`, the processes that work on it.
-    on_tried: called again and again with how many values were tried, the next value, and the share
-    of its simulation that is done.  on_relief: called with how many simulations of reliefs are
-    done.  on_found: called before that with the plan, without what binds, helps and gains.
-    on_trial: called with each value that the search has tried.  small: below so many samples no
-    process is started.  has_all_trials: what cannot be enough is simulated to its end, too.
+    The answer does not depend on `num_jobs`, the number of processes.
+    on_tried: called repeatedly with the number of values tried, the next value, and the share of
+    its simulation done.  on_relief: called with the number of relief simulations done.  on_found:
+    called with the plan before reliefs and gain are known.  on_trial: called with each value tried.
+    small: with fewer samples no process is started.  has_all_trials: simulate values that cannot be
+    enough to their end.
 
     Raises:
-        BatchdecodeError: the settings make no sense, or there is nothing to search.
+        BatchdecodeError: the settings contradict, or there is nothing to search.
     """
     if question.slo is None:
         raise BatchdecodeError("a plan needs an SLO")
@@ -728,8 +652,11 @@ def find_plan(
     if problem is not None:
         raise BatchdecodeError(problem)
     num_jobs = 1 if workload.num_samples < small else num_jobs
-    tried: dict[int, Tried] = {}  # those that were asked for, and some of the next
+    tried: dict[int, Tried] = {}  # numbers asked for, and some that may be next
     search, may_give_up = LeastSearch(asked, rungs), not has_all_trials
+    running, ahead = set[int](), list[int]()  # ahead: of the search, until the next answer
+    asks = search.asks(ladder.start)
+    wanted = next(asks, None)
 
     def is_done(number: int) -> bool:
         return number in tried and (may_give_up or tried[number].outcome is not None)
@@ -741,60 +668,60 @@ def find_plan(
         share, tokens_per_s = outcome.good_share, outcome.tokens_per_s
         return Trial(value=value, share=share, tokens_per_s=tokens_per_s, tails=outcome.tails)
 
-    with WorkerProcesses(try_deployment, question, num_jobs) as workers:
-        asks, running = search.asks(ladder.start), set[int]()
-        wanted = next(asks, None)
-        coming: list[int] | None = None  # what may be asked for soon, until there is an answer
+    def numbers_of_search() -> list[int]:
+        """Continue the search; return the numbers to simulate, [] if there are none."""
+        nonlocal wanted
+        while wanted is not None and is_done(wanted) and wanted not in search.scores:
+            search.scores[wanted] = tried[wanted].score(limits)
+            on_trial(trial_of(wanted))
+            if wanted == rungs[-1] and search.least is None:
+                break  # the nearest has to be known first
+            wanted = next(asks, None)
+        if wanted is None or wanted in search.scores:
+            return []
+        if not ahead:
+            known = {each: one.score(limits) for each, one in tried.items() if is_done(each)}
+            ahead.extend(likely(known, asked, rungs, ladder.start, num_jobs))
+        return ahead
 
-        def task_of(number: int) -> tuple[int, tuple[Deployment, bool]]:
-            running.add(number)  # the one before the least is the edge
-            gives_up = may_give_up and number + 1 != search.least
+    def simulate(find_numbers: Callable[[], list[int]], most: int) -> None:
+        def choose() -> tuple[int, tuple[Deployment, bool]] | None:
+            numbers = find_numbers()
+            if not numbers:
+                raise StopIteration
+            number = next((number for number in numbers if number not in running), None)
+            if number is None:
+                return None
+            running.add(number)
+            gives_up = may_give_up and number + 1 != search.least  # else it is the edge
             return number, (ladder.deployment_of(number), gives_up)
 
-        def choose() -> tuple[int, tuple[Deployment, bool]] | None:
-            """Go on with the search; return what it asks for next, or soon."""
-            nonlocal wanted, coming
-            while wanted is not None and is_done(wanted) and wanted not in search.scores:
-                search.scores[wanted] = tried[wanted].score(limits)
-                on_trial(trial_of(wanted))
-                if wanted == rungs[-1] and search.least is None:
-                    break  # which is nearest, then?
-                wanted = next(asks, None)
-            if wanted is None or wanted in search.scores:
-                raise StopIteration
-            if coming is None:
-                known = {each: one.score(limits) for each, one in tried.items() if is_done(each)}
-                coming = likely(known, asked, rungs, ladder.start, num_jobs)
-            return next((task_of(number) for number in coming if number not in running), None)
-
         def take(number: int, answer: Tried) -> None:
-            nonlocal coming
             running.remove(number)
-            tried[number], coming = answer, None
+            tried[number] = answer
+            ahead.clear()
 
         def note(number: int, share: float) -> None:
             if number == wanted:
                 on_tried(len(search.scores), ladder.value_of(number), share)
 
-        def complete(numbers: Collection[int]) -> None:
-            nonlocal may_give_up, coming
-            may_give_up, coming = False, None
+        workers.compute(choose, take, note, most)
 
-            def choose_left() -> tuple[int, tuple[Deployment, bool]] | None:
-                left = [number for number in numbers if not is_done(number)]
-                if not left:
-                    raise StopIteration
-                return next((task_of(number) for number in left if number not in running), None)
+    def complete(numbers: Collection[int]) -> None:
+        """Simulate `numbers` to their end, even those that were given up."""
+        nonlocal may_give_up
+        may_give_up = False
+        ahead.clear()
+        simulate(lambda: [number for number in numbers if not is_done(number)], len(numbers))
+        for number in search.scores:
+            search.scores[number] = tried[number].score(limits)
 
-            workers.compute(choose_left, take, note, len(numbers))
-            for number in search.scores:
-                search.scores[number] = tried[number].score(limits)
-
-        workers.compute(choose, take, note, num_jobs)
-        if wanted is not None:  # nothing is enough: what is nearest is looked for
+    with WorkerProcesses(try_deployment, question, num_jobs) as workers:
+        simulate(numbers_of_search, num_jobs)
+        if wanted is not None:  # nothing is enough: look for the nearest
             complete([*search.scores])
             wanted = next(asks, None)
-            workers.compute(choose, take, note, num_jobs)
+            simulate(numbers_of_search, num_jobs)
         is_met = search.least is not None
         best = search.nearest if search.least is None else search.least
         after = max((number for number in search.scores if number < best and is_met), default=None)
@@ -826,7 +753,7 @@ def find_plan(
     on_found(plan)
     if edge is not None and at_edge is not None:
         with WorkerProcesses(measure, question, num_jobs) as others:
-            binding, reliefs, removal = Edge(
+            binding, reliefs = Edge(
                 question=question,
                 ladder=ladder,
                 number=edge,
@@ -835,7 +762,7 @@ def find_plan(
                 drive=lambda chains: others.drive(chains, on_relief),
                 tried=tried[edge],
             ).analyse()
-        plan = replace(plan, binding=binding, reliefs=reliefs, removal=removal)
+        plan = replace(plan, binding=binding, reliefs=reliefs)
     gain = gain_of(
         plan.deployment,
         workload.num_samples,

@@ -1,6 +1,6 @@
-"""Work spread over processes: the same answers in the same order, however many there are.
+"""Tasks spread over processes: the same answers in the same order for any number of processes.
 
-Rule: processes are spawned, hold what all tasks share once, and die with the one that started them.
+Rule: processes are spawned, receive the shared value once, and die with their parent.
 """
 
 import time
@@ -23,26 +23,24 @@ Answer = TypeVar("Answer")
 Found = TypeVar("Found")
 Key = TypeVar("Key")
 
-OnPart = Callable[[float], object]
-"""Called with how much of a task is done, a share of 1."""
-
+OnPart = Callable[[float], object]  # called with the share of a task that is done
 Work = Callable[[Shared, Task, OnPart], Answer]
 
-PART_INTERVAL = 0.5  # seconds between what a task tells of itself
+PART_INTERVAL = 0.5  # seconds between progress reports of a task
 
 
 class WorkerProcesses(Generic[Shared, Task, Answer]):
     """Computes `work(shared, task, on_part)` for many tasks; a context manager.
 
-    work: a function of a module; all its values can be pickled.  num_jobs: 1 is this process, more
-    are others.
+    work: a module-level function with picklable values.  num_jobs: 1 is this process, more are
+    others.
     """
 
     def __init__(self, work: Work[Shared, Task, Answer], shared: Shared, num_jobs: int) -> None:
         self._work, self._shared, self._num_jobs = work, shared, num_jobs
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
-        self._busy: dict[Connection, Any] = {}  # with what they work on
+        self._busy: dict[Connection, Any] = {}  # with the key of the task
         self._num_done = 0
 
     def __enter__(self) -> Self:
@@ -72,16 +70,15 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         chains: Sequence[Generator[Task, Answer, Found]],
         on_done: Callable[[float], object] = lambda _: None,
     ) -> list[Found]:
-        """Return what each chain returns, which asks for one answer after the other.
+        """Return the results of chains, which yield tasks and receive the answers.
 
-        on_done: called now and then with how many answers there are by now, of all chains ever
-        driven, with the shares of those under way.
+        on_done: called with the number of answers so far, including the shares of running tasks.
         """
         found: dict[int, Found] = {}
         ahead: deque[tuple[int, Task]] = deque()
         shares: dict[int, float] = {}
 
-        def go_on(place: int, answer: Answer | None) -> None:
+        def resume(place: int, answer: Answer | None) -> None:
             try:
                 chain = chains[place]
                 ahead.append((place, next(chain) if answer is None else chain.send(answer)))
@@ -96,10 +93,10 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
             self._num_done += 1
             shares.pop(place, None)
             on_done(self._num_done + sum(shares.values()))
-            go_on(place, answer)
+            resume(place, answer)
 
         for place in range(len(chains)):
-            go_on(place, None)
+            resume(place, None)
         self.compute(lambda: ahead.popleft() if ahead else None, end, note, len(ahead))
         return [found[place] for place in range(len(chains))]
 
@@ -110,15 +107,15 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
         on_part: Callable[[Key, float], object],
         most: int,
     ) -> None:
-        """Work as long as `choose` names a task, by a key; `take` gets each answer.
+        """Compute the tasks that `choose` returns, each with a key; `take` receives each answer.
 
-        choose: asked whenever one of up to `most` processes is idle; None: there is no task at
-        present; raises StopIteration if no answer is wanted any more, even of what is under way.
-        on_part: called now and then with the share that is done.
+        choose: called when one of up to `most` processes is idle.  It returns None if there is no
+        task at present, and raises StopIteration to stop without waiting for running tasks.
+        on_part: called with the share of a task that is done.
 
         Raises:
-            BatchdecodeError: a task has raised it, or a process was killed.
-            InvariantError: a task has raised something else.
+            BatchdecodeError: a task raised it, or a process was killed.
+            InvariantError: a task raised another exception.
         """
         if self._num_jobs == 1:
             with suppress(StopIteration):
@@ -141,13 +138,13 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
                 return
             for connection in cast(list[Connection], wait(list(busy))):
                 with _killed():
-                    told, content = connection.recv()
-                if told == "part":
+                    kind, content = connection.recv()
+                if kind == "part":
                     on_part(busy[connection], content)
-                elif told == "answer":
+                elif kind == "answer":
                     take(busy.pop(connection), content)
                 else:
-                    raise (BatchdecodeError if told == "error" else InvariantError)(content)
+                    raise (BatchdecodeError if kind == "error" else InvariantError)(content)
 
     def _start(self, number: int) -> None:
         context = get_context("spawn")
@@ -164,7 +161,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
 
 
 def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
-    """Take what is shared, and answer the tasks that come: the loop of a process."""
+    """Receive the shared value, then answer tasks: the loop of a process."""
     become_helper()
     with suppress(EOFError, OSError):
         shared = connection.recv()
@@ -176,13 +173,13 @@ def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
                 message: tuple[str, Any] = "answer", work(shared, task, on_part)
             except BatchdecodeError as error:
                 message = "error", str(error)
-            except Exception:  # noqa: BLE001 - it is raised again where the others are
+            except Exception:  # noqa: BLE001 - raised again in the parent
                 message = "bug", traceback.format_exc()
             connection.send(message)
 
 
 def _seldom(on_part: OnPart) -> OnPart:
-    """Return what calls `on_part` at most once in PART_INTERVAL; the share never falls."""
+    """Return a function that calls `on_part` at most once in PART_INTERVAL, never with less."""
     last, most = time.monotonic(), 0.0
 
     def call(share: float) -> None:
@@ -205,5 +202,5 @@ def _killed() -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError):
-        message = "a process was killed, perhaps for want of memory: give fewer --jobs"
+        message = "a process was killed, perhaps for lack of memory: use fewer --jobs"
         raise BatchdecodeError(message) from None

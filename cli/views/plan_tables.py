@@ -20,7 +20,7 @@ from batcher.planning.deployments import (
     show_value,
 )
 from batcher.planning.measure import Cost, FleetUse, Outcome
-from batcher.planning.plan import Limit, Plan, Relief, Searched, off_from
+from batcher.planning.plan import Plan, Relief, Searched, off_from
 
 from ..screen.terminal import (
     aligned,
@@ -79,13 +79,6 @@ _REASONS = {
     "no_replica": "came while no replica served",
 }
 WIDTH, TITLE_WIDTH = 80, 11
-_LIMITS: dict[Limit, str] = {
-    "slots": "slots",
-    "kv": "blocks",
-    "tokens": "tokens",
-    "threshold": "prompt tokens",
-    "static": "batches",
-}
 MAX_SHOWN = 5  # of what contradicts the assumption
 
 
@@ -440,11 +433,8 @@ def _relief(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     reaching = [(relief.reached, relief) for relief in plan.reliefs if relief.reached is not None]
     if plan.binding:
         binds = f"{' and '.join(BINDS[limit] for limit in plan.binding)} at {place}"
-        if plan.removal is not None:
-            limits = " and ".join(_LIMITS[limit] for limit in plan.removal.constraints)
-            binds = f"{binds}: {good_percent(plan.removal.share)} without a limit of {limits}"
-        elif plan.binding == ["compute"]:
-            binds += ": what helps is not enough" if better else ": no change of a limit helps"
+        if plan.binding == ["compute"]:
+            binds += ": no change helps enough" if better else ": no change of a limit helps"
         yield "binds", [binds]
     if reaching:
         reaching.sort(key=lambda found: found[0], reverse=plan.searched == "rate")

@@ -162,7 +162,7 @@ COMMANDS = [
     ("compare in --block-size 4,8", "--block-size has no effect without --kv-blocks or"),
     ("compare in --profile wall", "wall, the time that steps really take, is for run"),
     ("compare in --sort speed", "unknown column 'speed'; did you mean speedup? (known: throughput"),
-    ("compare in --batch 8 --max-batch-tokens 4", "no combination of settings makes sense"),
+    ("compare in --batch 8 --max-batch-tokens 4", "no combination of settings is valid"),
     (f"compare in --fleet {WHAT_IF}/fleet.yaml --replicas 4", "has no effect with --fleet"),
     ("compare in --json --csv", "--json and --csv exclude each other"),
     ("compare -", "has no requests"),

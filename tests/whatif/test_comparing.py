@@ -82,7 +82,7 @@ def test_a_combination_that_makes_no_sense_is_told_of_and_the_others_go_on():
     cells = compare(question_of(*ROWS), grid(batch="2,8", max_batch_tokens="4"), growth=0.1)
     assert [cell.outcome is None for cell in cells] == [False, True]
     assert "--max-batch-tokens 4 is less than the 8 slots" in cells[1].problem
-    with pytest.raises(BatchdecodeError, match="no combination of settings makes sense"):
+    with pytest.raises(BatchdecodeError, match="no combination of settings is valid"):
         compare(question_of(*ROWS), grid(batch="8", max_batch_tokens="4"), growth=0.1)
 
 

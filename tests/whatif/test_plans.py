@@ -24,7 +24,6 @@ from batcher.planning.plan import (
     Edge,
     Ladder,
     LeastSearch,
-    Removal,
     changed_limit,
     doublings,
     find_plan,
@@ -103,30 +102,6 @@ def test_requests_that_can_never_run_are_bound_by_kv():
     assert (found.outcome.failed, found.binding) == (4, ["kv"])
 
 
-def edge_at(question, ladder, number, outcome, told, enough=None):
-    return Edge(
-        question=question,
-        ladder=ladder,
-        number=number,
-        outcome=outcome,
-        enough=enough,
-        drive=driving(told),
-    )
-
-
-def test_limits_that_only_help_together_are_named_together():
-    # with 4 slots there are blocks for one, with more blocks there is one slot
-    question = question_of(*[(0, 4, 5)] * 4, slo=parse_slo("e2e=5"), asked=1.0)
-    base = deployment_of(1, kv_blocks=2, block_size=4, prefix_cache=False)
-    ladder = Ladder(question.workload, base, "max_batch_tokens")
-    outcome = measure(question, ladder.deployment_of(100))
-    edge = edge_at(question, ladder, 100, outcome, lambda one: measure(question, one))
-    binding, reliefs, removal = edge.analyse()
-    assert binding == ["slots", "kv"]
-    assert removal == Removal(constraints=["slots", "kv"], share=1.0)
-    assert max(relief.share for relief in reliefs) == 0.25
-
-
 @pytest.mark.parametrize(("num_gained", "binding"), [(24, ["compute"]), (25, ["tokens"])])
 def test_a_change_that_helps_a_few_of_many_does_not_bind(num_gained, binding):
     # a hundred a time where only the first half is in time; a budget is said to help some more
@@ -145,7 +120,14 @@ def test_a_change_that_helps_a_few_of_many_does_not_bind(num_gained, binding):
 
     outcome = measured(ladder.deployment_of(1))
     assert outcome.goodput.good == 50
-    edge = edge_at(question, ladder, 1, outcome, told, enough=2)
+    edge = Edge(
+        question=question,
+        ladder=ladder,
+        number=1,
+        outcome=outcome,
+        enough=2,
+        drive=driving(told),
+    )
     assert edge.analyse()[0] == binding
 
 
