@@ -1,8 +1,8 @@
 """Beam search over the rows of one request, with the semantics of Hugging Face's `generate`.
 
-A *place* is a beam's slot.  The best child of a beam stays in its parent's place and the others go
-to places whose beam has no child, so that only a real fork copies a cache.  Ranks, not places,
-decide: of two equal candidates the one of the better beam comes first, then the lower token id.
+A *place* is the slot of a beam. The best child of a beam stays in its parent's place. Other
+children go to places without children, so that only a real fork copies a cache. Of two equal
+candidates the one of the better beam comes first, then the lower token id.
 
 Sums and scores are float32, as in `generate`, so that both cut at the same candidates.
 """
@@ -24,8 +24,8 @@ _Path = tuple["_Path", int] | None  # a beam's tokens, last one outside; forks s
 class Hypothesis(NamedTuple):
     """A sequence that the search found.
 
-    score: the sum of its log probs / (number of its tokens)^length_penalty.
-    has_ended: an EOS or a stop completed; False for one that was cut short.
+    score: sum of its log probs / (number of its tokens)^length_penalty.
+    has_ended: an EOS or a stop completed; False if it was cut short.
     """
 
     tokens: list[int]
@@ -34,10 +34,10 @@ class Hypothesis(NamedTuple):
 
 
 class BeamStep(NamedTuple):
-    """How every place goes on: with the row of the place `parents[place]`, then `tokens[place]`.
+    """The next token of every place: the row of `parents[place]` continues with `tokens[place]`.
 
-    tokens, parents: [num_beams].  A place p with parents[p] != p is never a parent itself.  A place
-    that no beam needs doubles the best beam, so that its row is always one that may be computed.
+    tokens, parents: [num_beams]. A place p with parents[p] != p is never a parent itself. An unused
+    place repeats the best beam, so that its row can always be computed.
     """
 
     tokens: list[int]
@@ -45,21 +45,19 @@ class BeamStep(NamedTuple):
 
 
 class _Beam(NamedTuple):
-    """A hypothesis that goes on; its row is the one at `place`."""
-
     place: int
     path: _Path
     total: np.float32  # the sum of its log probs
 
 
 class BeamSearch:
-    """Chooses, step by step, how the beams of one request go on; it holds no model and no cache.
+    """Chooses step by step how the beams of one request continue; holds no model and no cache.
 
-    The search is that of transformers 5 (`GenerationMixin._beam_search`), but for the candidates
-    it has only because a tensor must be filled, at -1e9 or -inf: here they do not exist, so there
-    may be fewer beams than places, and fewer results than asked for.  One beam decodes greedily.
+    The search is that of transformers 5 (`GenerationMixin._beam_search`), without the candidates at
+    -1e9 or -inf that only fill a tensor. So there may be fewer beams than places, and fewer results
+    than requested. One beam decodes greedily.
 
-    has_failed: every beam came to where each token is impossible, and none had finished.
+    has_failed: every token of every beam became impossible before any beam finished.
     """
 
     def __init__(
@@ -86,10 +84,10 @@ class BeamSearch:
         self._finished: list[Hypothesis] = []  # best first
 
     def advance(self, log_probs: FloatArray, ends: Callable[[int, int], bool]) -> BeamStep | None:
-        """Return how every place goes on, or None: the search is done.
+        """Return the next step of every place, or None if the search is done.
 
         log_probs: [num_beams, vocab] float32 by place, after the processors, without NaN; -inf is
-        an impossible token.  The first step needs [1, vocab] only: one place has a beam.
+        an impossible token. The first step needs [1, vocab] only.
         ends: whether a token chosen at a place ends that hypothesis.
         """
         totals = np.array([beam.total for beam in self._running], np.float32)
@@ -151,10 +149,7 @@ class BeamSearch:
         return BeamStep([token for _, token, _ in chosen], [beam.place for beam, _, _ in chosen])
 
     def running_tokens(self) -> list[list[int]]:
-        """Return the tokens of each beam that goes on, by place; before the first step, of one.
-
-        When the search is done nothing goes on; there is an empty list then.
-        """
+        """Return the tokens of each running beam, by place; one empty list if there is none."""
         if not self._num_tokens or not self._running:
             return [[]]
         best = self._running[0].path
@@ -162,9 +157,9 @@ class BeamSearch:
         return [_tokens(paths.get(place, best)) for place in range(self._num_beams)]
 
     def results(self) -> list[Hypothesis]:
-        """Return the `num_results` best hypotheses, best first; fewer if there are not as many.
+        """Return the `num_results` best hypotheses, best first, or as many as there are.
 
-        Of a search that was broken off, or has failed, beams that had not finished come last.
+        After an aborted or failed search, unfinished beams come last.
         """
         length = max(1, self._num_tokens)
         cut = [

@@ -1,17 +1,15 @@
-"""Constraints of rows: which tokens may come next, by llguidance's grammars, and their compiler.
+"""Constraints of rows: the tokens allowed next, by llguidance's grammars, and their compiler.
 
-A grammar follows the output token by token.  Tokens that it forces are found ahead of the row, so
-that a row takes any number of them at once.
-
-llguidance is an optional dependency (`pip install 'batchdecode[grammar]'`), imported when the first
-constraint is compiled.
+A grammar follows the output token by token. Forced tokens are found ahead, so that a row takes any
+number of them in one step. llguidance is optional (`pip install 'batchdecode[grammar]'`) and
+imported with the first constraint.
 """
 
 import json
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -39,16 +37,14 @@ if TYPE_CHECKING:
 
 # -- healing ---------------------------------------------------------------------------------------
 #
-# A prompt that ends in `http:` makes a model that knows `://` as one token stumble, since `:` was
-# cut off from it.  So the last tokens are backed up, and the output has to begin with their bytes,
-# in whatever tokens (S. Lundberg, "The Art of Prompt Design: Prompt Boundaries and Token Healing",
+# A prompt that ends in `http:` cuts `:` off the token `://`, and a model that knows `://` stumbles.
+# So the last tokens are removed, and the output has to begin with their bytes, in whatever tokens
+# (S. Lundberg, "The Art of Prompt Design: Prompt Boundaries and Token Healing",
 # 2023).
-
-MAX_KEPT_BEGINNINGS = 1 << 16  # of texts
 
 
 class VocabularyIndex:
-    """The tokens of a vocabulary by their bytes, but for EOS and those without any."""
+    """The tokens of a vocabulary by their bytes, without EOS and tokens without bytes."""
 
     def __init__(
         self, token_bytes: Sequence[bytes], vocab_size: int, eos_token_ids: Sequence[int]
@@ -62,7 +58,6 @@ class VocabularyIndex:
         ids.sort(key=self._bytes_of.__getitem__)
         self._sorted = [self._bytes_of[token_id] for token_id in ids]
         self._ids = np.array(ids, np.int64)
-        self.only_beginning = lru_cache(MAX_KEPT_BEGINNINGS)(self._only_beginning)
         self.max_length = max(map(len, self._sorted), default=0)  # bytes of the longest token
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -71,17 +66,10 @@ class VocabularyIndex:
     def is_proper_prefix(self, text: bytes) -> bool:
         return self._starting_with(text).stop > self._equal_to(text).stop
 
-    def _only_beginning(self, text: bytes) -> int | None:
-        """Return the one token that all texts starting with `text` begin with; None if unsure."""
-        found = [self._equal_to(text[:size]) for size in range(1, len(text) + 1)]
-        places = [place for equal in found for place in equal]
-        is_sure = len(places) == 1 and not self.is_proper_prefix(text)
-        return int(self._ids[places[0]]) if is_sure else None
-
     def next_tokens(self, text: bytes) -> IntArray:
-        """Return the ids of the tokens that the output can begin with, if `text` begins it.
+        """Return the tokens that an output starting with `text` can begin with.
 
-        Of the beginnings of `text`, those after which the vocabulary can write the rest.
+        A token that covers only a part of `text` counts if the vocabulary can write the rest.
         """
         size = len(text)
         can_write = [True] * size
@@ -94,12 +82,11 @@ class VocabularyIndex:
         return np.concatenate([self._ids[places.start : places.stop] for places in found])
 
     def heal(self, prompt_tokens: Sequence[int]) -> tuple[list[int], bytes]:
-        """Return the tokens of the prompt that are kept, and the bytes the output begins with.
+        """Return the prompt tokens to keep, and the bytes that the output has to begin with.
 
-        Backs up to the earliest token from which on the prompt is the beginning, but not the whole,
-        of some token: there a longer token may have been meant.  Special tokens are never given
-        back, nor is the first token, since a model may have nothing to compute from without one.
-        Where no longer token exists the whole prompt is kept, and b"" returned.
+        Backs up to the earliest token from which the prompt is a proper prefix of some token.
+        Special tokens and the first token are never removed. Returns the whole prompt and b"" if no
+        token is longer.
         """
         num_kept, forced, tail = len(prompt_tokens), b"", b""
         for place in range(len(prompt_tokens) - 1, 0, -1):
@@ -122,7 +109,7 @@ class VocabularyIndex:
 
 
 class HealingRow:
-    """A row whose output begins with the bytes `remaining`; its methods are a GrammarRow's."""
+    """A row whose output begins with the bytes `remaining`; it has the methods of a GrammarRow."""
 
     __slots__ = ("_index", "remaining")
 
@@ -148,7 +135,7 @@ class HealingRow:
         return np.packbits(is_allowed, bitorder="little").tobytes()
 
     def forced_tokens(self, most: int) -> Sequence[int]:
-        """Return the tokens that come next whatever is chosen, at most so many."""
+        """Return at most `most` tokens that follow whatever is chosen."""
         forced: list[int] = []
         remaining = self.remaining
         while remaining and len(forced) < most:
@@ -163,7 +150,7 @@ class HealingRow:
         if not self.remaining:
             return
         if token not in self._index.next_tokens(self.remaining):
-            raise InvariantError(f"token {token} does not go on with {self.remaining!r}")
+            raise InvariantError(f"token {token} does not continue {self.remaining!r}")
         self.remaining = self.remaining[len(self._index.bytes_of(token)) :]
 
     def advance_forced(self, num_tokens: int) -> None:
@@ -176,31 +163,31 @@ class HealingRow:
 
 # -- grammars --------------------------------------------------------------------------------------
 
-MIN_POOLED_VOCABULARY = 1 << 15  # tokens: masks of fewer take less than to hand them to threads
-MAX_RUN = 256  # tokens that are found ahead, since some grammars have no end
+MIN_POOLED_VOCABULARY = 1 << 15  # tokens: smaller masks take less time than handing them over
+MAX_RUN = 256  # forced tokens found ahead: some grammars force tokens forever
 MAX_CACHED = 256  # constraints
-MAX_CACHED_CHARS = 8 * 1024 * 1024  # compiled, a text takes some 20 times its size
-WORDS = ["[a-z]{1,20}", " [a-z]{1,20}"]  # as patterns; what JSON is quick with is the default
+MAX_CACHED_CHARS = 8 * 1024 * 1024  # a compiled text takes about 20 times its size
+WORDS = ["[a-z]{1,20}", " [a-z]{1,20}"]  # slices for regexes; the default slices suit JSON
 _NEEDED_MODULES = ("llguidance", "jsonschema", "regex")
 
 
 class GrammarRow:
-    """What a compiled grammar allows a row, at the place that its output has reached.
+    """The tokens that a compiled grammar allows at the current place of an output.
 
-    run: the tokens that come next whatever is chosen; the matcher has read them already.
-    mask: the tokens allowed after them, bit i % 8 of byte i // 8 is token i; None until asked for.
-    is_cut: whether the mask has but one token as well, and the run was cut for being too long.
+    run: forced tokens, which the matcher has read already.
+    mask: the tokens allowed after them, token i as bit i % 8 of byte i // 8; None until computed.
+    is_cut: the mask allows one token as well, but the run reached its maximum length.
     """
 
-    __slots__ = ("_failure", "_is_cut", "_matcher", "_run", "eos_token_ids", "mask", "vocabulary")
+    __slots__ = ("_failure", "_is_cut", "_run", "eos_token_ids", "mask", "matcher", "vocabulary")
 
     is_active = True
 
     def __init__(
         self, matcher: "LLMatcher", vocabulary: VocabularyIndex, eos_token_ids: Collection[int]
     ) -> None:
-        """matcher: at the start of an output, moved by nobody else."""
-        self._matcher, self.vocabulary = matcher, vocabulary
+        """matcher: at the start of an output; owned by this row."""
+        self.matcher, self.vocabulary = matcher, vocabulary
         self.eos_token_ids = frozenset(eos_token_ids)
         self._run: list[int] = []
         self.mask: bytes | None = None
@@ -209,7 +196,7 @@ class GrammarRow:
 
     @property
     def may_force(self) -> bool:
-        """Whether `forced_tokens` may return any, or `is_active` have changed."""
+        """Whether `forced_tokens` may return any, or `is_active` has changed."""
         find_masks([self])
         return bool(self._run)
 
@@ -219,7 +206,7 @@ class GrammarRow:
         return None if self._run else self._failure
 
     def packed_mask(self) -> bytes:
-        """Return the allowed tokens, token i as bit i % 8 of byte i // 8; EOS if it is whole."""
+        """Return the allowed tokens, token i as bit i % 8 of byte i // 8; EOS at the end."""
         find_masks([self])
         mask = self.mask or b""
         if not self._run:
@@ -231,24 +218,24 @@ class GrammarRow:
         return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
     def forced_tokens(self, most: int) -> Sequence[int]:
-        """Return the tokens that come next whatever is chosen, at most so many; EOS is none.
+        """Return at most `most` forced tokens, never EOS.
 
-        Each is the only one allowed after those before it, so that appending them without asking
+        Each is the only token allowed after those before it, so that appending them without asking
         the model changes no output.
         """
         find_masks([self])
         return self._run[:most]
 
     def advance(self, token: int) -> None:
-        """Follow the output by `token`, which is allowed and not EOS; at a limit the row fails."""
-        # EOS is never fed: llguidance would take it, and count it in what it undoes
+        """Append `token`, which is allowed and not EOS; at a limit of llguidance the row fails."""
+        # llguidance would accept EOS, and count it as a token to undo
         if token in self.eos_token_ids or not self.allows(token):
-            raise InvariantError(f"token {token} is not one that the grammar allows")
+            raise InvariantError(f"the grammar does not allow token {token}")
         if self._run:
             self.advance_forced(1)
             return
-        if not self._matcher.consume_token(token) and not self._matcher.is_error():
-            raise InvariantError(f"token {token} is allowed, but cannot be followed")
+        if not self.matcher.consume_token(token) and not self.matcher.is_error():
+            raise InvariantError(f"the matcher rejects the allowed token {token}")
         self.mask = None
 
     def advance_forced(self, num_tokens: int) -> None:
@@ -259,33 +246,15 @@ class GrammarRow:
             self._is_cut, self.mask = False, None
 
     def fork(self) -> "GrammarRow":
-        fork = GrammarRow(self._matcher.deep_copy(), self.vocabulary, self.eos_token_ids)
+        fork = GrammarRow(self.matcher.deep_copy(), self.vocabulary, self.eos_token_ids)
         fork._run, fork.mask = self._run.copy(), self.mask
         fork._is_cut, fork._failure = self._is_cut, self._failure
         return fork
 
-    def read_forced_bytes(self) -> "LLMatcher":
-        """Let the matcher read what bytes alone show to be forced, and return it.
-
-        Where the text goes on in one way, a mask holds the tokens that begin it, unless there are
-        some that begin with all of it.
-        """
-        matcher, size = self._matcher, self.vocabulary.max_length
-        while text := matcher.compute_ff_bytes():
-            begin = 0
-            while (token := self.vocabulary.only_beginning(text[begin : begin + size])) is not None:
-                self._run.append(token)
-                if not matcher.consume_token(token) or len(self._run) >= MAX_RUN:
-                    return matcher
-                begin += len(self.vocabulary.bytes_of(token))
-            if begin < len(text):
-                break
-        return matcher
-
     def take_mask(self, mask: bytes) -> bool:
-        """Take in the matcher's mask; return whether that forces a token, which is read."""
-        if self._matcher.is_error():  # it never raises, and the mask holds EOS
-            failure = self._matcher.get_error().partition("\n")[0]
+        """Store the matcher's mask; return whether it forces a token, which is then read."""
+        if self.matcher.is_error():  # it never raises, and the mask holds EOS
+            failure = self.matcher.get_error().partition("\n")[0]
             is_usual = failure.startswith("NoExtension")
             self._failure = "the grammar allows nothing here" if is_usual else failure
             self.mask = b""
@@ -296,7 +265,7 @@ class GrammarRow:
         if not is_forced or len(self._run) >= MAX_RUN:
             self.mask, self._is_cut = mask, bool(is_forced)
             return False
-        self._matcher.consume_token(token)
+        self.matcher.consume_token(token)
         self._run.append(token)
         return True
 
@@ -312,10 +281,10 @@ def _thread_pool() -> "LLExecutor":
 
 
 def find_masks(rows: Iterable[RowConstraint]) -> None:
-    """Compute the masks of rows that have moved, in llguidance's threads if they take long."""
+    """Compute the masks of rows that have moved, in llguidance's threads for a large vocabulary."""
     waiting = [row for row in rows if isinstance(row, GrammarRow) and row.mask is None]
     while waiting:
-        matchers = [row.read_forced_bytes() for row in waiting]
+        matchers = [row.matcher for row in waiting]
         if len(waiting) == 1 or waiting[0].vocabulary.vocab_size < MIN_POOLED_VOCABULARY:
             masks = [matcher.compute_bitmask() for matcher in matchers]
         else:
@@ -333,9 +302,9 @@ def find_masks(rows: Iterable[RowConstraint]) -> None:
 
 
 def allowed_tokens(rows: Sequence[RowConstraint], vocab_size: int) -> NDArray[np.bool_]:
-    """Return the tokens each of `rows` allows: [rows, vocab], C-contiguous.
+    """Return the tokens that each of `rows` allows: [rows, vocab], C-contiguous.
 
-    A row without any True is at its end (without an EOS token) or has failed.
+    A row without any True is complete (and has no EOS token) or has failed.
     """
     find_masks(rows)
     width = (vocab_size + 7) // 8
@@ -350,7 +319,7 @@ def allowed_tokens(rows: Sequence[RowConstraint], vocab_size: int) -> NDArray[np
 
 
 class CompiledConstraint:
-    """A constraint ready for any number of rows; only copies of its matcher move."""
+    """A compiled constraint for any number of rows; only copies of its matcher move."""
 
     def __init__(
         self,
@@ -376,7 +345,7 @@ class CompiledConstraint:
 
 
 class MissingGrammarError(BatchdecodeError):
-    """Constraints need packages that are not installed."""
+    """A constraint needs packages that are not installed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -391,10 +360,9 @@ def need_grammar_packages() -> None:
 
 
 class ConstraintTimes(Struct):
-    """Seconds that constraints took on the wall; so they are no part of results or traces.
+    """Wall-clock seconds spent on constraints; never part of results or traces.
 
-    compile: all that were compiled.  longest_compile: one of them.  masks: what `num_masks` tokens
-    were chosen from.
+    compile: of all compilations; longest_compile: of one. masks: of `num_masks` tokens.
     """
 
     compile: float = 0.0
@@ -406,10 +374,9 @@ class ConstraintTimes(Struct):
 class ConstraintCompiler:
     """Compiles constraints for one tokenizer, each distinct one once, and keeps the latest.
 
-    times: what that, and the use of them, has taken.
-    num_misses: how often one was compiled; what cannot be compiled is remembered as well.
+    num_misses: compilations, failed ones included.
     timeout: seconds of processor time for one.
-    is_strict: whether a schema is refused of which a part could only be checked afterwards.
+    is_strict: refuse a schema that is only partly enforced while decoding.
     """
 
     def __init__(
@@ -431,7 +398,7 @@ class ConstraintCompiler:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many constraints were compiled, and for how many rows one was there already."""
+        """The number of compilations, and of rows that found theirs compiled."""
         return self.num_misses, max(0, self._num_rows - self.num_misses)
 
     @cached_property
@@ -443,7 +410,7 @@ class ConstraintCompiler:
         self.compile(stated_source(field, value))
 
     def of_row(self, request: Request) -> CompiledConstraint | None:
-        """Return the constraint of a row of `request`, compiled; None if it has none."""
+        """Return the compiled constraint of a row of `request`, or None."""
         source = constraint_source(request)
         if source is None:
             return None
@@ -451,8 +418,8 @@ class ConstraintCompiler:
         return self.compile(source)
 
     def compile(self, source: ConstraintSource) -> CompiledConstraint:
-        """Return `source`, compiled; raise a GrammarError if it or no output can be."""
-        known = self._known.pop(source, None)  # put back last: a thread that reads requests may ask
+        """Return the compiled `source`; raise a GrammarError if it is invalid or has no output."""
+        known = self._known.pop(source, None)  # put back last, as the latest; threads may race
         if known is None:
             began = perf_counter()
             try:
@@ -467,7 +434,7 @@ class ConstraintCompiler:
         num_chars = sum(len(each.text) for each in [*self._known])
         while len(self._known) > 1 and (
             len(self._known) > MAX_CACHED or num_chars > MAX_CACHED_CHARS
-        ):  # what was used longest ago is forgotten
+        ):  # drop the least recently used
             forgotten, _ = self._known.popitem(last=False)
             num_chars -= len(forgotten.text)
         if isinstance(known, GrammarError):
@@ -499,7 +466,7 @@ class ConstraintCompiler:
 
     @cached_property
     def _tokenizer_of_words(self) -> "LLTokenizer":
-        # masks that hold all words are quicker: half of what a regex's mask takes
+        # masks that hold all words take half the time
         return self._llguidance_tokenizer.with_slices(WORDS)
 
     @cached_property
@@ -510,21 +477,21 @@ class ConstraintCompiler:
         ends = self._eos_token_ids
         vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, ends)
         return LLTokenizer(
-            vocabulary,  # type: ignore[arg-type] # it asks for no more
+            vocabulary,  # type: ignore[arg-type] # it needs no more
             eos_token=[*ends] or None,
         )
 
 
 class _Vocabulary:
-    """What llguidance reads of a tokenizer.
+    """The attributes of a tokenizer that llguidance reads.
 
-    Only ids with text are ever allowed: not the special ones, not those the model alone knows.
-    EOS ends an output and has no text, whatever the tokenizer says.
+    Only ids with text are ever allowed. EOS ends an output and has no text, whatever the tokenizer
+    says.
     """
 
-    is_tokenizer_wrapper = True  # what llguidance goes by
+    is_tokenizer_wrapper = True  # tells llguidance to read the attributes
     bos_token_id = None
-    special_token_ids = ()  # those without text are anyway
+    special_token_ids = ()  # tokens without text count as special anyway
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
@@ -537,5 +504,5 @@ class _Vocabulary:
         self.eos_token_id = eos_token_ids[0] if eos_token_ids else None
 
     def __call__(self, text: str) -> list[int]:
-        """Refuse to tokenize: masks that force nothing never ask."""
+        """Refuse to tokenize: masks that force nothing never need it."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Settings of sampling, and what they do to logits: bad words, bias, penalties, guidance, filters.
+"""Sampling settings and their effect on logits: bad words, bias, penalties, guidance, filters.
 
 Rows with equal settings form a group.
 """
@@ -17,15 +17,14 @@ from batcher.models.base import FloatArray, IntArray, bytes_of
 from batcher.request import REQUEST_FIELDS, SAMPLING_FIELDS, PromptInput, Request
 from batcher.tokens import Tokens
 
-# Bad words, whatever the tokens that they are cut into: the automaton of a trie over bytes, lifted
-# to the tokens of a vocabulary for the states that are reached.  All that a row's text means for
-# what follows is one number.
+# Bad words, however they are cut into tokens: the automaton of a trie over bytes, lifted to the
+# tokens of a vocabulary for the states that rows reach.  The state of a row is one number.
 
-MAX_LINES = 256  # of states, the latest in use
+MAX_LINES = 256  # of states, least recently used dropped
 
 
 class Vocabulary:
-    """The bytes of all tokens; ids from the tokenizer's last to vocab_size show as U+FFFD."""
+    """The bytes of all tokens; ids beyond the tokenizer's up to vocab_size are U+FFFD."""
 
     def __init__(self, token_bytes: Sequence[bytes], vocab_size: int) -> None:
         self.token_bytes, self.size = token_bytes, vocab_size
@@ -45,7 +44,7 @@ class Vocabulary:
 
 
 class BadWords:
-    """Finds `words`, none of them empty, in tokens of `vocabulary`; state 0 is the start."""
+    """Finds non-empty `words` in tokens of `vocabulary`; state 0 is the start."""
 
     def __init__(self, words: Iterable[str], vocabulary: Vocabulary) -> None:
         self._token_bytes = vocabulary.token_bytes
@@ -67,7 +66,7 @@ class BadWords:
         self._line = line_of
 
     def completes(self, states: Iterable[int]) -> NDArray[np.bool_]:
-        """Return [states, vocab]: whether a word comes to its end with any byte of a token."""
+        """Return [states, vocab]: whether a word ends at any byte of a token."""
         return np.stack([self._line(state) for state in states])
 
     def next_state(self, state: int, token: int) -> int:
@@ -76,7 +75,7 @@ class BadWords:
         return state
 
 
-# The numbers that choose tokens; those that need no logits only say how one is drawn.
+# Numbers that choose tokens; those that need no logits only matter for a draw.
 _NUMBERS = {
     name: REQUEST_FIELDS[name]
     for name in SAMPLING_FIELDS
@@ -85,11 +84,11 @@ _NUMBERS = {
 
 
 class SamplingParams(Request, frozen=True, kw_only=True, eq=True, cache_hash=True):
-    """A request reduced to what chooses its tokens; rows with equal ones form a group.
+    """The fields of a request that choose its tokens; rows with equal ones form a group.
 
-    What has no effect stands at its default, so that rows of requests that differ in nothing else
-    are equal.  Whether a row has a negative prompt's row beside it is told by cfg_scale alone.
-    logit_bias: (token id, what is added), ids ascending; allowed_token_ids are, too.
+    A field without effect has its default, so that more rows are equal. cfg_scale alone shows
+    whether a row has a negative prompt.
+    logit_bias: (token id, bias), ids ascending, as in allowed_token_ids.
     """
 
     prompt: PromptInput = ""
@@ -144,11 +143,11 @@ def sampling_params(request: Request) -> SamplingParams:
 
 
 class Group:
-    """Rows with equal settings, all beams or none, and what is made of their settings once.
+    """Rows with equal settings, all beams or none, and the arrays made of their settings.
 
-    is_refused: [vocab], None if nothing is ruled out by allowed ids.
+    is_refused: [vocab], None if all ids are allowed.
     can_edit: whether the settings may change any logit.
-    remembers: whether what a row has counts for what it is given.
+    remembers: whether earlier tokens of a row change its logits.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class Group:
     ) -> None:
         self.params, self.is_beam, self.bad_words = params, is_beam, bad_words
         self.members: set[int] = set()
-        self.slots: IntArray | None = None  # of the members, ascending, if it is known
+        self.slots: IntArray | None = None  # the members, ascending, or not computed yet
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self.bias = np.array([value for _, value in params.logit_bias], np.float32)
         self.is_refused: NDArray[np.bool_] | None = None
@@ -172,26 +171,24 @@ class Group:
         )
 
 
-# Penalties for repeating, and how often each row has generated each token; guidance.
+# Penalties for repetition, and guidance.
 
-NONE = -1  # where a row has no further token
-MIN_WIDTH = 64
-HIGHEST = np.finfo(np.float32).max  # what no penalty goes beyond, since inf is no logit
+HIGHEST = np.finfo(np.float32).max  # limit of penalized logits, which are finite
 
 
 def penalize(
     logits: FloatArray, seen: tuple[IntArray, IntArray, IntArray], params: SamplingParams
 ) -> None:
-    """Make tokens that a row has already less likely, or more if a penalty is below its neutral.
+    """Penalize tokens that a row already has, in place.
 
-    logits: [rows, vocab], changed in place.
-    seen: row, token id and how often it was generated of every token that a row has; 0 for those
-    in its prompt only.  Repetition (Keskar et al. 2019, CTRL, section 4.1) looks at all of them,
-    frequency and presence (OpenAI) at what was generated.
+    logits: [rows, vocab].
+    seen: row, token id and number of times it was generated, of every token of a row; 0 for tokens
+    of the prompt. Repetition (Keskar et al. 2019, CTRL, section 4.1) counts all of them, frequency
+    and presence (OpenAI) only generated ones.
     """
     rows, token_ids, counts = seen
     values = logits[rows, token_ids].astype(np.float64)
-    with np.errstate(over="ignore"):  # a tiny repetition makes it infinite, which HIGHEST cuts
+    with np.errstate(over="ignore"):  # HIGHEST cuts an infinite one
         repetition = params.repetition_penalty
         values = np.where(values < 0, values * repetition, values / repetition)
         values -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
@@ -199,10 +196,10 @@ def penalize(
 
 
 def guide(logits: FloatArray, negative: FloatArray, scale: float) -> FloatArray:
-    """Return log-probabilities [rows, vocab] led away from those of `negative`, same shape.
+    """Return log-probabilities [rows, vocab] guided away from those of `negative`, same shape.
 
-    Classifier-free guidance (Sanchez et al. 2023, section 2.2): l_n + scale * (l - l_n).  A token
-    that has no probability in either stays out.  Changes neither argument.
+    Classifier-free guidance (Sanchez et al. 2023, section 2.2): l_n + scale * (l - l_n). A token
+    without probability in either stays out. Changes neither argument.
     """
     away = log_softmax(negative)
     with np.errstate(invalid="ignore"):
@@ -213,86 +210,56 @@ def guide(logits: FloatArray, negative: FloatArray, scale: float) -> FloatArray:
 
 
 class SeenTokens:
-    """The distinct tokens of every slot's row, in the order in which they came, and their counts.
+    """By slot, how often a row has generated each of its tokens; 0 for prompt tokens."""
 
-    A token is looked for along the row: far less memory than a count of the whole vocabulary.
-    """
-
-    def __init__(self, num_slots: int) -> None:
-        # [token id and how often it was generated, num_slots, width], wider when needed
-        self._table: IntArray = np.zeros((2, num_slots, 0), np.int64)
-        self._sizes: IntArray = np.zeros(num_slots, np.int64)
+    def __init__(self) -> None:
+        self.counts: dict[int, dict[int, int]] = {}
 
     def open(self, slot: int, prompt_tokens: Tokens) -> None:
-        token_ids = np.array(list(dict.fromkeys(prompt_tokens)), np.int64)
-        self.resume(slot, np.stack([token_ids, np.zeros_like(token_ids)]))
-
-    def read(self, slot: int) -> IntArray:
-        """Return [2, tokens] the token ids of a row, and how often it has generated each."""
-        return self._table[:, slot, : self._sizes[slot]].copy()
-
-    def resume(self, slot: int, seen: IntArray) -> None:
-        size = seen.shape[1]
-        self._widen(size)
-        self._table[:, slot] = [[NONE], [0]]
-        self._table[:, slot, :size] = seen
-        self._sizes[slot] = size
+        self.counts[slot] = dict.fromkeys(prompt_tokens, 0)
 
     def fork(self, source: int, target: int) -> None:
-        self._table[:, target] = self._table[:, source]
-        self._sizes[target] = self._sizes[source]
+        if source in self.counts:
+            self.counts[target] = self.counts[source].copy()
 
     def add(self, slots: IntArray, tokens: IntArray) -> None:
         """Count one generated token for each of `slots`, tokens: [slots]."""
-        columns = self._sizes[slots]
-        width = int(columns.max()) + 1
-        self._widen(width)
-        is_same = self._table[0, slots, :width] == tokens[:, None]
-        is_known = is_same.any(axis=1)
-        columns[is_known] = is_same[is_known].argmax(axis=1)
-        self._table[0, slots, columns] = tokens
-        self._table[1, slots, columns] += 1
-        self._sizes[slots] += ~is_known
+        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+            counts = self.counts[slot]
+            counts[token] = counts.get(token, 0) + 1
 
     def of(self, slots: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return (place in `slots`, token id, how often it was generated) of every seen token."""
-        width = int(self._sizes[slots].max())
-        rows, columns = (self._table[0, slots, :width] != NONE).nonzero()
-        token_ids, counts = self._table[:, slots[rows], columns]
-        return rows, token_ids, counts
-
-    def _widen(self, width: int) -> None:
-        missing = width - self._table.shape[2]
-        if missing > 0:
-            more = np.zeros((2, len(self._sizes), max(MIN_WIDTH, missing + width)), np.int64)
-            more[0] = NONE
-            self._table = np.concatenate([self._table, more], axis=2)
+        """Return (index in `slots`, token id, times generated) of every seen token."""
+        counts = [self.counts[slot] for slot in slots.tolist()]
+        rows = np.arange(len(slots)).repeat([len(own) for own in counts])
+        token_ids = np.fromiter((token for own in counts for token in own), np.int64, len(rows))
+        values = (count for own in counts for count in own.values())
+        return rows, token_ids, np.fromiter(values, np.int64, len(rows))
 
 
-# Which tokens stay in the draw: temperature and the filters of the sampling literature.
+# Temperature and the filters of the sampling literature.
 #
 # `logits` is [rows, width] float64, of the vocabulary or of candidates in the order of their ids.
-# A filter sets what it drops to -inf, in place, and never drops all of a row that has any.
+# A filter sets dropped logits to -inf, in place, and keeps at least one of each row.
 #
-# Mirostat is a filter that steers the surprise of what is generated (Basu et al. 2021): every row
-# has a bound mu [rows] in bits, 2 * tau at first, that moves after each token towards what would
-# have given a surprise of tau.
+# Mirostat controls the surprise of the output (Basu et al. 2021): every row has a bound mu [rows]
+# in bits, 2 * tau at first, which moves after each token towards the one for a surprise of tau.
 
 LOWEST = np.finfo(np.float32).min
-BLOCK = 1 << 14  # about so many numbers at a time stay in a processor's cache
-CHUNKS_PER_CANDIDATE = 4  # more cost time in finding the bound, fewer let more through it
-WIDE = 1 << 12  # of rows from so many numbers on only those near a cut are sorted
-ROUNDING = 2.0**-50  # of a sum, for each of its numbers: more than all roundings in a comparison
+BLOCK = 1 << 14  # numbers that fit into a processor's cache
+CHUNKS_PER_CANDIDATE = 4  # more take longer to find the bound, fewer make it looser
+WIDE = 1 << 12  # numbers from which only those near a cut are sorted
+ROUNDING = 2.0**-50  # bound of all rounding errors of a sum, per number
 
 TINY = 1e-9
-NUM_ESTIMATED = 100  # m of the paper: from so many tokens the shape of the tail is estimated
+NUM_ESTIMATED = 100  # m of the paper: tokens from which the tail is estimated
 
 
 class Candidates(NamedTuple):
     """Some tokens of some rows.
 
-    rows: [n] which rows.  token_ids: [n, width], ascending in each row.  logits: [n, width]
-    float64, -inf where there is no candidate.
+    rows: [n]. token_ids: [n, width], ascending in each row. logits: [n, width] float64, -inf where
+    there is no candidate.
     """
 
     rows: IntArray
@@ -312,10 +279,10 @@ def all_candidates(logits: FloatArray) -> Iterator[Candidates]:
 
 
 def top_candidates(logits: FloatArray, top_k: int) -> Iterator[Candidates]:
-    """Yield the tokens of each row that are among its `top_k` largest, ties at the end kept.
+    """Yield the tokens of each row that are among its `top_k` largest, ties at the end included.
 
-    What rounds later depends on the width, so that of a row depends on this row alone: top_k, or,
-    if ties make it more, the next power of two.
+    Rounding depends on the width, so the width of a row depends on this row alone: top_k, or, if
+    ties make it more, the next power of two.
     """
     num_rows, vocab_size = logits.shape
     top_k = min(top_k, vocab_size)
@@ -352,9 +319,9 @@ def _columns(rows: IntArray, counts: IntArray) -> IntArray:
 
 
 def _lower_bound(logits: FloatArray, top_k: int) -> FloatArray:
-    """Return [rows, 1]: at most the top_k-th largest of each row, near it, and finite.
+    """Return [rows, 1]: a finite bound near the top_k-th largest of each row, and at most that.
 
-    The top_k-th largest of the maxima of many chunks: far fewer numbers to select from.
+    It is the top_k-th largest of the maxima of many chunks.
     """
     num_rows, vocab_size = logits.shape
     size = vocab_size // (CHUNKS_PER_CANDIDATE * top_k)
@@ -394,18 +361,18 @@ def keep_top_p(logits: Floats, top_p: float) -> None:
     for row in logits:
         weights = np.exp(row - row.max())
         total = weights.sum()
-        # all that are not in it have less together than is to be dropped
+        # all others together have less than is to be dropped
         (head,) = (weights >= (1 - top_p) * total / len(row)).nonzero()
         scores = row[head]
         descending = -np.sort(-scores)
         sums, mass = np.exp(descending - descending[0]).cumsum(), top_p * total
         if np.abs(sums - mass).min() <= total * len(row) * ROUNDING:
-            _keep_sorted_top_p(row[None], top_p)  # it counts in which order they are added
+            _keep_sorted_top_p(row[None], top_p)  # the order of the sum matters
             continue
         num_kept = int(sums.searchsorted(mass)) + 1
         cut = descending[num_kept - 1]
         (kept,) = (scores > cut).nonzero()
-        (equal,) = (scores == cut).nonzero()  # of which the lower ids stay
+        (equal,) = (scores == cut).nonzero()  # the lower ids stay
         kept = np.concatenate([kept, equal[: num_kept - len(kept)]])
         row.fill(-np.inf)
         row[head[kept]] = scores[kept]
@@ -426,7 +393,7 @@ def _keep_sorted_top_p(logits: Floats, top_p: float) -> None:
 
 
 def keep_typical(logits: Floats, typical_p: float) -> None:
-    """Keep what is near the expected surprise, to `typical_p` (Meister et al. 2022, 5)."""
+    """Keep tokens near the expected surprise, up to `typical_p` (Meister et al. 2022, 5)."""
     if typical_p >= 1:
         return
     for row in logits:
@@ -437,7 +404,7 @@ def keep_typical(logits: Floats, typical_p: float) -> None:
             probabilities, logprobs, where=probabilities > 0, out=np.zeros(len(row))
         )
         distances = np.abs(logprobs + -terms.sum())
-        nearest = distances.argsort(kind="stable")  # it counts in which order they are added
+        nearest = distances.argsort(kind="stable")  # the order of the sum matters
         last = np.count_nonzero(probabilities[nearest].cumsum()[:-1] < typical_p)
         row[distances > distances[nearest[last]]] = -np.inf
 
@@ -451,9 +418,9 @@ def surprises(logits: Floats) -> Floats:
 def zipf_sizes(logprobs: Floats, mu: Floats) -> IntArray:
     """Return k [rows], at least 1; logprobs: [rows, width], descending.
 
-    So many have a surprise below mu if probabilities fall by Zipf's law: version 1 of Mirostat,
-    algorithm 1 of the paper.  With the exponent s and e = s - 1,
-    k = (e * 2^mu / (1 - width^-e))^(1/s), in logarithms, as a nearly even one has an s near 0.
+    Under Zipf's law k tokens have a surprise below mu: version 1 of Mirostat, algorithm 1 of the
+    paper. With the exponent s and e = s - 1, k = (e * 2^mu / (1 - width^-e))^(1/s), computed in
+    logarithms, since an even distribution has an s near 0.
     """
     width = logprobs.shape[-1]
     if width == 1:
@@ -466,7 +433,7 @@ def zipf_sizes(logprobs: Floats, mu: Floats) -> IntArray:
     squares = np.where(is_finite, steps * steps, 0).sum(axis=-1)
     exponent = (steps * falls).sum(axis=-1) / np.maximum(squares, TINY)
     excess = exponent - 1
-    excess[np.abs(excess) < TINY] = TINY  # near the gap of the formula, where it has a limit
+    excess[np.abs(excess) < TINY] = TINY  # the formula has a limit at 0
     with np.errstate(over="ignore"):
         scale = np.log(excess / -np.expm1(-excess * np.log(width)))
         log_size = (scale + mu * np.log(2)) / np.maximum(exponent, TINY)

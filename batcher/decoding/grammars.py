@@ -1,9 +1,8 @@
-"""From each kind of constraint to llguidance's matcher, by way of its Lark, and what it refuses.
+"""Translates each kind of constraint to Lark for llguidance, and its errors to messages.
 
-Outputs of a JSON schema are written without white space, so that a model cannot fill its output
-with blanks and most of the punctuation is forced; `x-guidance` in a schema changes that.  Limits
-keep one grammar from stalling a run.  What llguidance says of a grammar that it cannot compile is
-told in our words, with the place.
+Outputs of a JSON schema have no white space, so that a model cannot fill its output with blanks and
+most of the punctuation is forced; `x-guidance` in a schema changes that. Limits keep one grammar
+from stalling a run.
 """
 
 import json
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class ConstraintSource(Struct, frozen=True, cache_hash=True):
-    """A constraint before it is compiled; equal ones are compiled once.
+    """A constraint before it is compiled.
 
-    kind: the field that states it.
-    text: the regex or the grammar; of a schema or a list of choices, its JSON.
+    kind: the field of the request.
+    text: the regex or the grammar; the JSON of a schema or a list of choices.
     """
 
     kind: ConstraintField
@@ -37,13 +36,13 @@ class ConstraintSource(Struct, frozen=True, cache_hash=True):
 
 
 def constraint_source(request: Request) -> ConstraintSource | None:
-    """Return the constraint of a valid `request`, None if it has none."""
+    """Return the constraint of a valid `request`, or None."""
     fields = constraint_fields_of(request)
     return stated_source(fields[0], getattr(request, fields[0])) if fields else None
 
 
 def stated_source(field: ConstraintField, stated: Any) -> ConstraintSource:
-    """Return the constraint that `field` states; raise a GrammarError if it is no text."""
+    """Return the constraint of a field; raise a GrammarError if it is not valid text."""
     text = stated if isinstance(stated, str) else canonical_json(stated)
     if not is_text(text):
         raise GrammarError((field,), "a text holds half of a surrogate pair")
@@ -55,12 +54,12 @@ def schema_source(schema: Any) -> ConstraintSource:
 
 
 def canonical_json(value: object) -> str:
-    """Return `value` as JSON without spaces, keys in their order: properties are written in it."""
+    """Return `value` as JSON without spaces; keys keep their order, which is that of the output."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def parts_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the path of every object in `value` that may be a schema, and it; outer ones first."""
+    """Yield the path and value of every object that may be a schema, outer ones first."""
     items: Any = ()
     if isinstance(value, dict):
         items = value.items()
@@ -72,18 +71,18 @@ def parts_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]
 
 
 def place_in(text: str, offset: int) -> str:
-    """Return where `offset` is in `text`, as a person counts: lines and columns from 1."""
+    """Return the line and column of `offset` in `text`, from 1."""
     line_break = text.rfind("\n", 0, offset)  # -1 in the first line
     line = text.count("\n", 0, offset) + 1
     return f"line {line}, column {offset - line_break}"
 
 
-# From GBNF, the grammars of llama.cpp, to the Lark of llguidance, language for language.
+# GBNF, the grammars of llama.cpp, as Lark of the same language.
 #
-# llguidance splits text into lexemes, always the longest, before it parses; GBNF has none.  So the
-# translation leaves the lexer nothing to choose: a grammar without recursion becomes one lexeme,
-# and in one with recursion every lexeme is a single character.  The syntax is that of llama.cpp's
-# grammars/README.md, but for token references (`<think>`, `<[1000]>`).
+# llguidance splits text into the longest lexemes before it parses; GBNF has no lexemes.  So the
+# translation leaves the lexer no choice: a grammar without recursion becomes one lexeme, and in one
+# with recursion every lexeme is a single character.  The syntax is that of llama.cpp's
+# grammars/README.md, without token references (`<think>`, `<[1000]>`).
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -96,20 +95,20 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 _RANGE = re.compile(r"-(?!\])")
 _REFERENCE = re.compile(rf"<({_NAME.pattern})>")  # as _Parser writes it
 _MAX_DIGITS = 9  # of how often an item is repeated
-_MAX_NESTING = 25  # groups within groups; llguidance takes hardly more
+_MAX_NESTING = 25  # groups within groups; llguidance allows few more
 _LAST_SCALAR = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
 
 class GbnfError(Exception):
-    """What is wrong with a grammar, and where."""
+    """An error in a GBNF grammar, with its line and column."""
 
     def __init__(self, text: str, offset: int, message: str) -> None:
         super().__init__(f"{place_in(text, offset)}: {message}")
 
 
 def gbnf_to_lark(text: str) -> str:
-    """Return the Lark of the same language, with a rule `start`; raise a GbnfError."""
+    """Return Lark of the same language, with a rule `start`; raise a GbnfError."""
     parser = _Parser(text)
     rules = parser.rules()
     uses: dict[str, list[str]] = {name: [] for name in rules}
@@ -120,7 +119,7 @@ def gbnf_to_lark(text: str) -> str:
     if "root" not in rules:
         raise GbnfError(text, len(text), "no rule is called 'root'")
     numbers, queue = {"root": 0}, ["root"]  # of the rules that root leads to, in order
-    for name in queue:  # which grows
+    for name in queue:  # it grows
         for other in uses[name]:
             if other not in numbers:
                 numbers[other] = len(numbers)
@@ -138,9 +137,9 @@ def gbnf_to_lark(text: str) -> str:
 
 
 class _Parser:
-    """Reads a grammar by recursive descent, as llama.cpp's src/llama-grammar.cpp does.
+    """Parses a grammar by recursive descent, as llama.cpp's src/llama-grammar.cpp does.
 
-    references: the rule that another one is named in, that one's name, and where.
+    references: (rule, name of the rule that it uses, offset).
     """
 
     def __init__(self, text: str) -> None:
@@ -281,22 +280,21 @@ class _Parser:
 
 T = TypeVar("T")
 
-# How long a row of Earley items may be.  A schema puts all its optional properties in one, four
-# items each; it is never ambiguous, and a row of 10,000 takes some 40 ms.
+# Longest row of Earley items.  A schema has all its optional properties in one, four items each; it
+# is never ambiguous, and a row of 10,000 takes about 40 ms.
 _MAX_ITEMS = 10_000
-# In an ambiguous grammar rows grow with the output, and a step takes time as their square: 70 ms at
-# 1,000.  They grow as well where a rule ends in itself, and with what there is to choose from.
+# In an ambiguous grammar rows grow with the output, and a step takes quadratic time: 70 ms at 1,000.
+# They also grow with right recursion and with the number of choices.
 _MIN_ITEMS, _ITEMS_PER_CHOICE = 2000, 4
-# Compiling takes up to 13 KiB of stack for each rule of a chain, of at most 7,000.
+# Compiling takes up to 13 KiB of stack per rule of a chain of at most _MAX_DEPTH.
 STACK_SIZE = 256 * 1024 * 1024
 _stack_size_lock = threading.Lock()  # the size is one for the whole process
-# A mask has to hold every token that keeps the grammar; by default llguidance leaves in it only
-# the tokenizer's own choice where the text is forced.  It stands last: there it outdoes the
-# grammar's own options, and moves no line.
+# By default llguidance masks all but the tokenizer's own choice where the text is forced.  At the
+# end this option overrides the grammar's own options and moves no line.
 _OPTIONS = '\n%llguidance {"no_forcing": true}'
-# Rules and schemas lead to one another; llguidance follows by recursion, and ends the process
-# where the stack ends.  A rule takes a line at least, and a schema a brace.
-_MAX_DEPTH = 7_000  # 8,000 terminals need more than llguidance has; 9,900 keep it busy for minutes
+# llguidance follows rules and schemas recursively, and a stack overflow ends the process.  A rule
+# takes at least a line, a schema a brace.
+_MAX_DEPTH = 7_000  # 8,000 terminals are over a limit of llguidance; 9,900 take minutes
 _WHITESPACE_OPTIONS = {
     "item_separator",
     "key_separator",
@@ -306,8 +304,7 @@ _WHITESPACE_OPTIONS = {
 _TRAILING_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
 _MARK = re.compile(r"\\?([/\n\r\t])|\\.", re.DOTALL)
 _DASH = re.compile(r"(\\.)|-(?=\\[dDwWsS])", re.DOTALL)
-# How a regex is written between slashes.  Its classes are those of RE2, as far as ASCII goes, where
-# llguidance would take Unicode's.
+# A regex between slashes, with ASCII classes where llguidance has Unicode ones.
 _MARKS = {
     "/": r"\/",
     "\n": r"\n",
@@ -322,7 +319,7 @@ _MARKS = {
 }
 _LARK_TOKENS = re.compile(
     r"""
-    "(?:\\.|[^"\\\n])*"            # texts, regexes and comments: whatever is in them
+    "(?:\\.|[^"\\\n])*"            # texts, comments and regexes, which are skipped
     | //[^\n]* | \#[^\n]*
     | /(?:\\.|[^/\\\n])+/
     | (?P<reference><[^<>\s]*>)    # <|name|>, <[3]>
@@ -340,11 +337,11 @@ _INVALID_REGEX = re.compile(r'\Ainvalid regex ".*" \(in regex\): (?P<what>.*)\Z'
 _IN_REGEX = re.compile(r" in regex /.*/\Z", re.DOTALL)
 _TOO_DEEP = re.compile(r"\Afailed to parse .*recursion limit exceeded.*\Z")
 NESTED = "the schema is nested too deeply"
-_MAX_CANDIDATES = 500  # parts of a schema that are tried on their own to find the fault
+_MAX_CANDIDATES = 500  # parts of a schema that are compiled to find the fault
 
 
 def compile_source(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher":
-    """Return the matcher of a constraint, or raise a GrammarError; see with_large_stack."""
+    """Return the matcher of a constraint, or raise a GrammarError; call under with_large_stack."""
     matcher = matcher_of(tokenizer, source)
     if matcher.is_error():
         raise grammar_error(tokenizer, source, matcher.get_error())
@@ -365,7 +362,7 @@ def matcher_of(tokenizer: "LLTokenizer", source: ConstraintSource) -> "LLMatcher
 
 
 def with_large_stack(function: Callable[[], T]) -> T:
-    """Return what `function` does, called in a thread with a stack of STACK_SIZE."""
+    """Return the result of `function`, called in a thread with a stack of STACK_SIZE."""
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - slow to import
 
     with ThreadPoolExecutor(1) as pool:
@@ -397,7 +394,7 @@ def _lark_grammar(source: ConstraintSource) -> str:
             options = {"lenient": True, "whitespace_flexible": False, **given}
             grammar = f"start: %json {canonical_json({**fields, 'x-guidance': options})}"
         case "choice":
-            # one lexeme, so one automaton: a rule would try each of the texts at each token
+            # one lexeme, so one automaton: a rule would try each text at each token
             texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source.text)]
             grammar = f"start: CHOICE\nCHOICE: {' | '.join(texts)}"
         case "regex":
@@ -407,7 +404,7 @@ def _lark_grammar(source: ConstraintSource) -> str:
             grammar = f"start: /{_lark_regex(source.text)}/"
         case "lark":
             grammar = source.text
-            for match in _LARK_TOKENS.finditer(grammar):  # a constraint is about text alone
+            for match in _LARK_TOKENS.finditer(grammar):  # a constraint is about text
                 message = "max_tokens belongs to the request, not to a rule"
                 if match["reference"]:
                     message = f"{match['reference']}: references to tokens are not supported"
@@ -428,7 +425,7 @@ def _lark_grammar(source: ConstraintSource) -> str:
 
 
 def ascii_classes(regex: str) -> str:
-    """Return a regex that can stand between slashes, with the ASCII classes of RE2."""
+    """Return a regex to put between slashes, with ASCII classes."""
     return _MARK.sub(lambda match: _MARKS.get(match[1] or match[0], match[0]), regex)
 
 
@@ -437,24 +434,21 @@ def _lark_regex(regex: str) -> str:
 
 
 def with_literal_dashes(regex: str) -> str:
-    r"""Return `regex` with a dash before a class, as in `[+-\d]`, as the character that it is.
-
-    llguidance writes `[+-[0-9]]` there, and takes that for a range up to the inner bracket.
-    """
+    r"""Escape a dash before a class, as in `[+-\d]`; llguidance would start a range there."""
     return _DASH.sub(lambda match: match[1] or r"\-", regex)
 
 
 def grammar_error(tokenizer: "LLTokenizer", source: ConstraintSource, said: str) -> GrammarError:
     if source.kind == "json_schema":
         message = _schema_message(said)
-        if message == NESTED:  # each part of it would be as well, down to some depth
+        if message == NESTED:  # so are its parts
             return GrammarError(("json_schema",), message)
         path = _path_of_fault(tokenizer, json.loads(source.text), message)
         return GrammarError(("json_schema", *path), message)
     message, line, column = _split(said)
     if source.kind == "regex":
         return GrammarError(("regex",), _regex_message(source.text, message))
-    if source.kind != "lark" or line is None:  # of other kinds it is a grammar the user never saw
+    if source.kind != "lark" or line is None:  # others are Lark that the user never saw
         return GrammarError((source.kind,), _regex_message(None, message))
     num_lines = source.text.count("\n") + 1
     place = f"line {line}, column {column}" if line <= num_lines else "the end"
@@ -485,13 +479,13 @@ def _schema_message(said: str) -> str:
     message = _split(said)[0].removeprefix("failed to compile JSON schema: ")
     if _TOO_DEEP.match(message):
         return NESTED
-    return _regex_message(None, message).partition("\n")[0]  # the rest is where llguidance was
+    return _regex_message(None, message).partition("\n")[0]  # the rest is a trace of llguidance
 
 
 def _path_of_fault(tokenizer: "LLTokenizer", schema: Any, message: str) -> Path:
     found: Path = ()
     for path, part in islice(parts_of(schema), 1, _MAX_CANDIDATES):
-        if path[: len(found)] != found:  # of several, the first is followed inwards
+        if path[: len(found)] != found:  # follow the first fault inwards
             continue
         try:
             said = matcher_of(tokenizer, schema_source(part)).get_error()

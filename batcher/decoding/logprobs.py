@@ -1,4 +1,4 @@
-"""Log-probabilities: of whole rows, and of the tokens, of a prompt too, that a result tells."""
+"""Log-probabilities of rows, and of the output and prompt tokens in a result."""
 
 from collections.abc import Iterable
 
@@ -20,10 +20,10 @@ def log_softmax(logits: FloatArray | Floats) -> Floats:
 
 
 def token_logprob(logprobs: Floats, token_ids: IntArray, column: int, num_top: int) -> TokenLogprob:
-    """Return what a result tells about the token at `column`, and the `num_top` most likely.
+    """Return the log-probability of the token at `column`, and the `num_top` most likely.
 
-    logprobs: [width], of the tokens token_ids, [width] ascending.  Those that cannot be chosen are
-    not among the top ones, so there may be fewer; of equal ones the lower ids come first.
+    logprobs: [width], of token_ids [width], ascending. Impossible tokens are not among the top
+    ones, so there may be fewer; of equal ones the lower ids come first.
     """
     top: list[TopLogprob] = []
     if num_top:
@@ -37,14 +37,14 @@ def token_logprob(logprobs: Floats, token_ids: IntArray, column: int, num_top: i
 
 
 def as_told(logprob: float) -> float:
-    """Return `logprob` as results state it: to digits that every processor agrees on."""
+    """Return `logprob` as in results: rounded to digits that every processor agrees on."""
     return round(max(float(logprob), LOWEST_LOGPROB), NUM_DIGITS)
 
 
 class PromptLogprobs:
-    """What one request is told of its prompt, whichever of its samples computes that.
+    """The log-probabilities of the prompt of one request, whichever of its samples computes them.
 
-    Rule: each token is taken in once, in order; what is computed again is passed over.
+    Each token is recorded once, in order; recomputed tokens are skipped.
     """
 
     __slots__ = ("_num_tokens", "_num_top", "_prompt", "_told")
@@ -56,7 +56,7 @@ class PromptLogprobs:
 
     @property
     def told(self) -> list[PromptLogprob]:
-        """What is told of the tokens so far, the first of which nothing goes before."""
+        """The records of the tokens so far; the first one has no log-probability."""
         if self._num_tokens and not self._told:
             self._told.append(PromptLogprob(self._prompt.tokens[0], None, []))
         return self._told
@@ -69,7 +69,7 @@ class PromptLogprobs:
         return not self.is_complete and start < len(self.told) <= stop
 
     def take(self, start: int, pieces: Iterable[FloatArray]) -> str | None:
-        """Take in `pieces` of logits [tokens, vocab] from `start` on; return why that fails."""
+        """Record `pieces` of logits [tokens, vocab] from `start` on; return an error, or None."""
         position = start  # of the token after which the next row of logits stands
         for piece in pieces:
             end = min(position + len(piece), self._num_tokens - 1)

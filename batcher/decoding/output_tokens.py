@@ -1,4 +1,4 @@
-"""The tokens of running rows: written once a step for all, cut out once, when a row leaves."""
+"""Output tokens of running rows."""
 
 from array import array
 
@@ -13,16 +13,15 @@ NO_TOKEN = -1  # where a row has none in a line of the page
 
 
 class OutputTokens:
-    """The tokens of all rows: written once a step for all, cut out once, when a row leaves.
+    """The tokens of all rows: written once per step for all, read when a row finishes.
 
-    They are a time-major page [page_steps, num_slots].  When it is full, each open row puts its
-    part aside and the page starts over, so a long row costs its own tokens and not a longer page
-    for everybody.  Where a step gives some rows more than one token, it has further lines, in which
-    the others have gaps.
+    They are a time-major page [page_steps, num_slots]. When it is full, each open row moves its
+    part aside and the page starts over. So a long row does not lengthen the page for all. A step
+    that gives rows several tokens has further lines, with gaps for the others.
 
     row: the next step's row in the page.
     first_rows: open slot -> the page's row of its first token there.
-    aside: open slot -> its tokens that are not in the page, if there are any.
+    aside: open slot -> its tokens outside the page.
     """
 
     __slots__ = ("_has_gaps", "_page_steps", "aside", "first_rows", "page", "row")
@@ -36,16 +35,16 @@ class OutputTokens:
         self.aside: dict[int, array[int]] = {}
 
     def append(self, tokens: IntArray) -> None:
-        """Keep one step's tokens: [num_slots], whatever stands at slots that are not open."""
+        """Append one step's tokens: [num_slots]; slots that are not open are ignored."""
         if self.row == self._page_steps:
             self._start_over()
         self.page[self.row] = tokens
         self.row += 1
 
     def append_more(self, slots: IntArray, tokens: IntArray) -> None:
-        """Keep what some rows were given beside the last step's tokens.
+        """Append further tokens of some rows to the last step.
 
-        slots: [rows].  tokens: [most of a row, rows], NO_TOKEN behind those that a row was given.
+        slots: [rows]. tokens: [most of a row, rows], filled up with NO_TOKEN.
         """
         for line in tokens:
             self.append(np.full(self.page.shape[1], NO_TOKEN))
@@ -53,7 +52,7 @@ class OutputTokens:
             self._has_gaps = True
 
     def extend(self, slot: int, tokens: list[int]) -> None:
-        """Put `tokens` behind those that the row in `slot` has, as if steps had given them."""
+        """Append `tokens` to the row in `slot`."""
         self._put_aside(slot, self.row).extend(tokens)
 
     def close(self, slot: int, num_tokens: int) -> list[int]:
@@ -72,7 +71,7 @@ class OutputTokens:
             self.aside[slot] = array("q", tokens)
 
     def read(self, slot: int, start: int, stop: int) -> "array[int]":
-        """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
+        """Return tokens `start` to `stop`, exclusive, of the row in `slot`."""
         first = self.first_rows[slot]
         if self._has_gaps:
             return self._put_aside(slot, self.row)[start:stop]

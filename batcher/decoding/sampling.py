@@ -1,8 +1,7 @@
-"""Sampler: the sampling state of all running rows, and one call a step that chooses their tokens.
+"""Sampler: the sampling state of all running rows; one call per step chooses their tokens.
 
-Arrays are indexed by slot.  Rows with equal settings form a group, kept up to date when rows come
-and go, and a step is done group by group.  Only log-probabilities, which are records, bad words and
-min_tokens are looked after row by row.
+Arrays are indexed by slot. Rows with equal settings form a group, and a step samples group by
+group. Only log-probabilities, bad words and min_tokens are handled row by row.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,19 +31,18 @@ from batcher.result import TokenLogprob
 from batcher.splitmix64 import GAMMA, MASK, Bits, mix, mix_in_place
 from batcher.tokens import Tokens
 
-# Noise that depends on who asks, never on when: a hash of row, position and token.
-#
-# Sums and products of hashes are modulo 2^64.
+# Noise is a hash of row, position and token, and so independent of the batch.  Sums and products of
+# hashes are modulo 2^64.
 
 _BITS = 52
-_HIGHEST = np.float32(_BITS * np.log(2) + 1e-3)  # more than what rounding takes of it in float32
+_HIGHEST = np.float32(_BITS * np.log(2) + 1e-3)  # more than float32 rounding takes off
 
-# as if they were positions, which no row comes to
+# instead of positions, which no row reaches
 _ACCEPTANCE, _DRAFTS = (np.uint64(number * GAMMA & MASK) for number in (2**63, 2**63 + 1))
 
 
 def row_key(seed: int, request_id: str, sample: int) -> int:
-    """Return the 64 bits that all the randomness of one sample of a request comes from."""
+    """Return the 64 bits from which all randomness of one sample of a request derives."""
     name = blake2b(request_id.encode(errors="surrogatepass"), digest_size=8).digest()
     key = int.from_bytes(name, "little")
     for number in (seed, sample):
@@ -67,7 +65,7 @@ def draft_keys(keys: Bits, positions: IntArray) -> Bits:
 
 
 def acceptance_noise(keys: Bits, positions: IntArray) -> Floats:
-    """Return numbers [rows], even in (0, 1), that know nothing of other noise of the rows."""
+    """Return numbers [rows], uniform in (0, 1), independent of other noise of the rows."""
     return _uniform(_at(mix_in_place(keys + _ACCEPTANCE), positions))
 
 
@@ -89,25 +87,24 @@ def _at(keys: Bits, positions: IntArray) -> Bits:
 
 
 def _uniform(hashes: Bits) -> Floats:
-    """Return the middle of the part of (0, 1) of each hash: never 0 or 1, and exact."""
+    """Return the middle of each hash's interval of (0, 1): never 0 or 1, and exact."""
     uniform: Floats = _places(hashes) + np.float64(0.5)
     uniform *= 2.0**-_BITS
     return uniform
 
 
 def _places(hashes: Bits) -> IntArray:
-    return (hashes >> np.uint64(64 - _BITS)).view(np.int64)  # turned into floats far faster
+    return (hashes >> np.uint64(64 - _BITS)).view(np.int64)  # far faster to convert to floats
 
 
-# Drafts that are drawn from one distribution, and verified so that samples of another come of it:
-# speculative sampling (Leviathan et al. 2023, section 2.3; Chen et al. 2023, algorithm 2).  A draft
-# drawn from q is accepted with the probability min(1, p / q), where p is what the token is to be
-# drawn from; else another token is drawn from what of p is above q.  What comes of both is a sample
-# of p, if the noise of the draft, of its acceptance and of the other token are independent.
+# Speculative sampling (Leviathan et al. 2023, section 2.3; Chen et al. 2023, algorithm 2): a draft
+# drawn from q is accepted with probability min(1, p / q), where p is the distribution of the token.
+# Otherwise another token is drawn from max(p - q, 0).  The result is a sample of p, if the noise of
+# the draft, of its acceptance and of the other token are independent.
 
 
 class DrawnDraft(NamedTuple):
-    """A draft; probabilities: [vocab] float32, what it was drawn from."""
+    """A draft; probabilities: [vocab] float32, the distribution it was drawn from."""
 
     token: int
     probabilities: FloatArray
@@ -118,11 +115,12 @@ def verify(
 ) -> Floats:
     """Return scores [rows, width] to draw from, so that the drafts of rows are accepted or not.
 
-    A row whose draft is accepted has that alone, and another what of its probabilities is above
-    those that the draft was drawn from.
+    A row whose draft is accepted has that token alone. A row whose draft is rejected has the part
+    of its probabilities above those of the draft.
 
-    scores: their softmax is what the token of each row is to be drawn from, and that of a row
-    without a draft still is; token_ids: [rows, width].  noise: [rows], even in (0, 1).
+    scores: their softmax is the distribution of the token of each row; rows without a draft keep
+    it.
+    token_ids: [rows, width]. noise: [rows], uniform in (0, 1).
     """
     here = {row: draft for row, draft in enumerate(drafts) if draft is not None}
     if not here:
@@ -135,7 +133,7 @@ def verify(
     of_draft = np.where(is_draft, wanted, 0.0)
     is_accepted = noise[rows] * drawn_from[np.arange(len(rows)), tokens] < of_draft.sum(axis=-1)
     above = np.maximum(wanted - np.take_along_axis(drawn_from, token_ids[rows], axis=-1), 0.0)
-    is_empty = ~above.any(axis=-1)  # both are the same but for rounding
+    is_empty = ~above.any(axis=-1)  # both are equal except for rounding
     above[is_empty] = wanted[is_empty]
     verified = scores.copy()
     with np.errstate(divide="ignore"):
@@ -143,15 +141,12 @@ def verify(
     return verified
 
 
-# One token for each row of one group, from logits that penalties and masks have been through.
-#
-# Nothing here knows of slots; the state of Mirostat comes in and goes out.  The Gumbel-max trick
-# makes a draw of noise: the largest of logit + noise is a sample of the softmax (Gumbel 1954;
-# Maddison, Tarlow, Minka 2014).
+# One token for each row of a group, after penalties and masks.  The Gumbel-max trick draws: the
+# largest of logit + noise is a sample of the softmax (Gumbel 1954; Maddison, Tarlow, Minka 2014).
 
 
 class DrawStates(NamedTuple):
-    """What a draw depends on beside the logits, [rows] each."""
+    """The state of a draw in addition to the logits, [rows] each."""
 
     keys: Bits
     positions: IntArray
@@ -159,7 +154,7 @@ class DrawStates(NamedTuple):
 
 
 class DrawnTokens(NamedTuple):
-    """tokens, mu: [rows].  logprobs: of each row, what it was drawn from; empty if not asked."""
+    """tokens, mu: [rows]. logprobs: row -> of the distribution it was drawn from, if requested."""
 
     tokens: IntArray
     mu: Floats
@@ -172,7 +167,7 @@ def draw(
     params: SamplingParams,
     drafts: Sequence[DrawnDraft | None] = (),
 ) -> DrawnTokens:
-    """Return one token of each row of `logits` [rows, vocab]; drafts: those to verify, if any."""
+    """Return one token of each row of `logits` [rows, vocab]; drafts: those to verify."""
     drawn = DrawnTokens(np.zeros(len(logits), np.int64), states.mu.copy(), {})
     for candidates in _narrow(logits, params):
         rows, token_ids, scores = candidates
@@ -191,8 +186,8 @@ def draw(
             if params.mirostat:
                 surprise = filters.surprises(tempered)[np.arange(len(rows)), columns]
                 moved = own.mu - params.mirostat_eta * (surprise - params.mirostat_tau)
-                # Where tau is out of reach mu would wind away, and take as long to come back; at 0
-                # it leaves one token, at twice the bits of an even distribution all that matter.
+                # Without limits mu would drift away where tau is out of reach.  At 0 it leaves one
+                # token, at twice the bits of an even distribution all that matter.
                 drawn.mu[rows] = np.clip(moved, 0, 2 * np.log2(max(logits.shape[-1], 2)))
         drawn.tokens[rows] = token_ids[np.arange(len(rows)), columns]
         if params.num_logprobs is not None and params.has_processed_logprobs:
@@ -203,7 +198,7 @@ def draw(
 
 
 def probabilities(logits: FloatArray, mu: Floats, params: SamplingParams) -> Floats:
-    """Return [rows, vocab] what `draw` draws a token of each row from; mu: [rows]."""
+    """Return [rows, vocab] the distribution from which `draw` draws; mu: [rows]."""
     found: Floats = np.zeros(logits.shape)
     if params.is_greedy:
         found[np.arange(len(found)), logits.argmax(axis=-1)] = 1.0
@@ -217,14 +212,14 @@ def probabilities(logits: FloatArray, mu: Floats, params: SamplingParams) -> Flo
 
 
 def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
-    # top_k and the temperature commute: the temperature does not change which are largest
+    # top_k and temperature commute
     if params.top_k:
         return filters.top_candidates(logits, params.top_k)
     return filters.all_candidates(logits)
 
 
 def _filter(scores: Floats, mu: Floats, params: SamplingParams) -> None:
-    """Drop what is not drawn, in the order of transformers; vLLM applies min_p first."""
+    """Drop tokens in the order of transformers; vLLM applies min_p first."""
     if params.mirostat == 1:
         logprobs = -np.sort(filters.surprises(scores), axis=-1) * np.log(2)
         filters.keep_top_k(scores, filters.zipf_sizes(logprobs, mu)[:, None])
@@ -241,8 +236,7 @@ def _filter(scores: Floats, mu: Floats, params: SamplingParams) -> None:
 def _choose(scores: Floats, token_ids: IntArray, states: DrawStates) -> IntArray:
     """Return the column of a sample of the softmax of every row of `scores`.
 
-    Noise takes the longest, so it is made only for the tokens that would win with the most that
-    theirs can be.
+    Noise is expensive, so only tokens that could win with the largest possible noise get it.
     """
     is_left = np.logical_or.reduce(scores > -np.inf)
     chosen: IntArray
@@ -264,18 +258,18 @@ def _choose(scores: Floats, token_ids: IntArray, states: DrawStates) -> IntArray
     return chosen
 
 
-MAX_BAD_WORDS = 32  # lists of them, the latest in use
+MAX_BAD_WORDS = 32  # lists, least recently used dropped
 NONE_LEFT = "no token is left that the request's settings allow"
-_NO_CHANCE = np.float32(-np.inf).view(np.uint32)  # the logit of a token that is ruled out
-NONE = -1  # where a row has no partner, or no mask
-KEPT_MEMORY = 1 << 24  # bytes, more than a step has in hand of one row
+_IMPOSSIBLE = np.float32(-np.inf)
+NONE = -1  # no partner, or no mask
+KEPT_MEMORY = 1 << 24  # bytes, more than a step allocates for one row
 
 
 class SamplingRow(NamedTuple):
-    """What the sampler has to know of a row.
+    """A row as the sampler opens it.
 
-    key: see noise.row_key.  stop_token_ids: the ids that are held off until min_tokens, EOS among
-    them.  partner: the slot of the negative prompt's row, exactly if params.cfg_scale is not 1.
+    key: see row_key. stop_token_ids: ids held off until min_tokens, EOS included.
+    partner: the slot of the negative prompt's row; set exactly if params.cfg_scale is not 1.
     """
 
     params: SamplingParams
@@ -287,11 +281,11 @@ class SamplingRow(NamedTuple):
 
 
 class SuspendedSampling(NamedTuple):
-    """A row out of the sampler: its numbers in the arrays by slot, and its SeenTokens."""
+    """A row outside the sampler: its entries in the arrays by slot, and its SeenTokens."""
 
     row: SamplingRow
     numbers: list[float]
-    seen: IntArray | None
+    seen: dict[int, int] | None
 
     @property
     def cumulative_logprob(self) -> float:
@@ -300,20 +294,20 @@ class SuspendedSampling(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """What constraints leave this step; slots: [k]; allowed: [k, vocab] bool."""
+    """Allowed tokens by constraints in a step; slots: [k]; allowed: [k, vocab] bool."""
 
     slots: IntArray
     allowed: NDArray[np.bool_]
 
 
 class Sampled(NamedTuple):
-    """What a step has chosen.
+    """The choices of a step.
 
-    tokens: [num_slots], a partner's slot has the token of the sample; 0 where nothing was chosen.
-    failed: slot -> why its row has no token, without those of partners.
-    logprobs: slot -> of its token, for rows that asked.
-    beam_scores: slot -> [vocab] float32 log-probabilities after bias, penalties and masks, of rows
-    that are beams; -inf for what is ruled out.
+    tokens: [num_slots], 0 where nothing was chosen; a partner's slot has the token of the sample.
+    failed: slot -> why its row has no token, without partners.
+    logprobs: slot -> of its token, if requested.
+    beam_scores: slot -> [vocab] float32 log-probabilities of beams after bias, penalties and masks;
+    -inf for impossible tokens.
     """
 
     tokens: IntArray
@@ -323,14 +317,14 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Chooses the tokens of the rows that are open."""
+    """Chooses the tokens of open rows."""
 
     def __init__(self, num_slots: int, vocab_size: int, tokenizer: Tokenizer) -> None:
-        self._slots: IntArray | None = None  # until somebody asks
+        self._slots: IntArray | None = None  # computed when needed
         self._vocab_size = vocab_size
-        # The C library of Linux gives back at once whatever is larger than all that it was given
-        # back before, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD), and to get it anew takes longer
-        # than what is done with it.  So let it keep arrays of a vocabulary, which come and go.
+        # glibc returns a block to the system at once if it is larger than all freed before, up to
+        # 32 MB (mallopt(3), M_MMAP_THRESHOLD), and mapping it again takes longer than using it.
+        # Freeing a large one here makes it keep arrays of a vocabulary.
         np.empty(KEPT_MEMORY, np.uint8)
         vocabulary = Vocabulary(tokenizer.token_bytes, vocab_size)
         self._bad_words = lru_cache(MAX_BAD_WORDS)(partial(BadWords, vocabulary=vocabulary))
@@ -344,8 +338,8 @@ class Sampler:
         self._mu = np.zeros(num_slots)
         self._bad_word_states: IntArray = np.zeros(num_slots, np.int64)
         self._cumulative = np.zeros(num_slots)
-        self._seen = SeenTokens(num_slots)
-        # by slot and by how many tokens the row has before: those to be verified, and those drawn
+        self._seen = SeenTokens()
+        # by slot and position: drafts to verify, and drafts drawn now
         self._drafts: dict[tuple[int, int], DrawnDraft] = {}
         self._drafted: dict[tuple[int, int], DrawnDraft] | None = None
         self._states = (
@@ -362,16 +356,16 @@ class Sampler:
 
     @property
     def slots(self) -> IntArray:
-        """[logit rows] the slots, ascending, whose logits `sample` wants: of rows and partners."""
+        """[logit rows] the slots, ascending, whose logits `sample` needs: of rows and partners."""
         if self._slots is None:
             (slots,) = self._is_wanted.nonzero()
-            slots.flags.writeable = False  # models are shown it
+            slots.flags.writeable = False  # models receive it
             self._logit_rows[slots] = np.arange(len(slots))
             self._slots = slots
         return self._slots
 
     def open(self, slot: int, row: SamplingRow) -> None:
-        """Let `slot` begin a new row, and its partner's slot with it."""
+        """Open a row in `slot`, and its partner's slot."""
         if (row.partner is None) != (row.params.cfg_scale == 1):
             raise InvariantError(f"cfg_scale {row.params.cfg_scale}, partner {row.partner}")
         self._enter(slot, row)
@@ -384,7 +378,7 @@ class Sampler:
             self._seen.open(slot, row.prompt_tokens)
 
     def close(self, slot: int) -> None:
-        """Forget the row in `slot` and its partner; a slot without a row of its own is let be."""
+        """Forget the row in `slot` and its partner; do nothing for an empty or a partner's slot."""
         if self._drafts:
             self._drafts = {at: draft for at, draft in self._drafts.items() if at[0] != slot}
         entry = self._rows[slot]
@@ -396,6 +390,7 @@ class Sampler:
                 del self._groups[row.params, row.is_beam]
             self._rows[slot] = None
             self._partners[slot] = NONE
+            self._seen.counts.pop(slot, None)
             self._set_wanted(slot, row, is_wanted=False)
 
     def suspend(self, slot: int) -> SuspendedSampling | None:
@@ -405,20 +400,20 @@ class Sampler:
             return None
         [row, _] = entry
         numbers = [state.item(slot) for state in self._states]
-        seen = self._seen.read(slot) if row.params.has_penalties else None
+        seen = self._seen.counts.get(slot)
         self.close(slot)
         return SuspendedSampling(row, numbers, seen)
 
     def resume(self, slot: int, suspended: SuspendedSampling, partner: int | None) -> None:
-        """Let a row go on in `slot`; partner: that of its partner by now."""
+        """Resume a row in `slot`; partner: the current slot of its partner."""
         self._enter(slot, suspended.row._replace(partner=partner))
         for state, number in zip(self._states, suspended.numbers, strict=True):
             state[slot] = number
         if suspended.seen is not None:
-            self._seen.resume(slot, suspended.seen)
+            self._seen.counts[slot] = suspended.seen
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target`, whose row is forgotten, hold a copy of the row in `source`."""
+        """Copy the row in `source` to `target`, whose row is forgotten."""
         entry = self._rows[source]
         if entry is None or entry[0].partner is not None:
             raise InvariantError(f"slot {source} cannot be forked")
@@ -429,7 +424,7 @@ class Sampler:
         self._seen.fork(source, target)
 
     def extend(self, given: Mapping[int, Sequence[int]]) -> None:
-        """Let rows move on by tokens that `sample` has not chosen; given: slot -> its tokens."""
+        """Append tokens that `sample` has not chosen; given: slot -> its tokens."""
         self._positions[[*given]] += [len(tokens) for tokens in given.values()]
         for slot, tokens in given.items():
             entry = self._rows[slot]
@@ -444,12 +439,11 @@ class Sampler:
         skip: Collection[int] = (),
         some: IntArray | None = None,
     ) -> Sampled:
-        """Choose a token for every open row and move the rows on; beams wait for `extend`.
+        """Choose a token for every open row and advance the rows; beams wait for `extend`.
 
-        logits: [len(self.slots), vocab] in the order of `slots`, left as they are.
-        skip: slots whose rows have no logits worth looking at, because the model failed them.
-        some: [rows] the slots, without partners, of the only rows to do that for; the logits are
-        [rows, vocab] then.
+        logits: [len(self.slots), vocab] in the order of `slots`; unchanged.
+        skip: slots whose rows have no usable logits, because the model failed them.
+        some: [rows] the only slots to sample, without partners; the logits are [rows, vocab] then.
         """
         wanted = self.slots if some is None else some
         places = self._logit_rows
@@ -482,7 +476,7 @@ class Sampler:
             if params.cfg_scale != 1:
                 negative = logits[places[self._partners[slots]]]
             edited = self._edit(group, slots, raw, negative, masks, mask_rows[slots])
-            if group.is_beam:  # it may come to a dead end
+            if group.is_beam:  # all may be impossible
                 sampled.beam_scores.update(zip(slots.tolist(), edited, strict=True))
                 continue
             chosen: IntArray | None = None
@@ -528,9 +522,9 @@ class Sampler:
         return sampled
 
     def probabilities(self, slot: int, logits: FloatArray) -> Floats:
-        """Return [vocab] what the row in `slot` would draw its next token from; logits: [vocab].
+        """Return [vocab] the distribution of the next token of the row in `slot`; logits: [vocab].
 
-        It has neither a partner nor a mask, and is left where it is.
+        The row has neither a partner nor a mask, and does not advance.
         """
         entry = self._rows[slot]
         if entry is None:
@@ -545,29 +539,23 @@ class Sampler:
 
     @contextmanager
     def undone(self, slots: IntArray) -> Iterator[None]:
-        """Let rows move on inside, and stand where they stood afterwards; slots: [rows]."""
+        """Undo inside changes of rows at the end; slots: [rows]."""
         numbers = [state[slots] for state in self._states]
-        seen = {
-            slot: self._seen.read(slot)
-            for slot in slots.tolist()
-            if (entry := self._rows[slot]) is not None and entry[0].params.has_penalties
-        }
+        counts = self._seen.counts
+        seen = {slot: counts[slot].copy() for slot in slots.tolist() if slot in counts}
         try:
             yield
         finally:
             for state, before in zip(self._states, numbers, strict=True):
                 state[slots] = before
-            for slot, before_seen in seen.items():
-                self._seen.resume(slot, before_seen)
+            counts |= seen
 
     @contextmanager
     def drafting(self, slots: IntArray) -> Iterator[None]:
-        """Let what rows are given inside be drafts, which they have not been given afterwards.
+        """Treat tokens chosen inside as drafts, and undo them at the end; slots: [rows].
 
-        Those that are drawn have noise of their own, and `sample` accepts or replaces them, until
+        Drafts that are drawn have noise of their own; `sample` accepts or replaces them, until
         `forget_drafts`: see `verify`.
-
-        slots: [rows].
         """
         self.forget_drafts()
         drafted: dict[tuple[int, int], DrawnDraft] = {}
@@ -641,10 +629,10 @@ class Sampler:
         masks: Masks | None,
         mask_rows: IntArray,
     ) -> FloatArray:
-        """Return the logits that tokens of the group are chosen by; `raw` itself if unchanged.
+        """Return the logits from which tokens of the group are chosen; `raw` itself if unchanged.
 
-        negative: those of the partners, of rows that have some.
-        mask_rows: [slots] where in `masks` that of a row is, or NONE.
+        negative: logits of the partners.
+        mask_rows: [slots] index of a row's mask in `masks`, or NONE.
 
         The order is that of Hugging Face and vLLM: guidance, constraint, allowed ids, bad words,
         min_tokens, bias, then the penalties.
@@ -657,11 +645,11 @@ class Sampler:
         elif group.can_edit:
             logits = raw.copy()
         if masks is not None and is_masked.all():
-            logits = _only(logits, masks.allowed.take(mask_rows, 0))
+            logits = np.where(masks.allowed.take(mask_rows, 0), logits, _IMPOSSIBLE)
         elif masks is not None and is_masked.any():
             logits = logits.copy()
             allowed = masks.allowed[mask_rows[is_masked]]
-            logits[is_masked] = _only(logits[is_masked], allowed)
+            logits[is_masked] = np.where(allowed, logits[is_masked], _IMPOSSIBLE)
         if group.can_edit:
             if group.is_refused is not None:
                 logits[:, group.is_refused] = -np.inf
@@ -690,12 +678,3 @@ class Sampler:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
                 state = int(self._bad_word_states[slot])
                 self._bad_word_states[slot] = group.bad_words.next_state(state, token)
-
-
-def _only(logits: FloatArray, allowed: NDArray[np.bool_]) -> FloatArray:
-    """Return `logits` with -inf where `allowed` is False, in a third of np.where's time."""
-    bits = allowed.astype(np.uint32)
-    bits -= np.uint32(1)  # all of them set where a token is ruled out, else none
-    bits &= _NO_CHANCE
-    penalties = bits.view(np.float32)
-    return np.add(logits, penalties, penalties)

@@ -1,12 +1,11 @@
-"""Stops and states of running rows, matched as one table: an add, a gather and a compare a step.
+"""Stops and states of running rows, matched in one table: an add, a gather and a compare per step.
 
-A row's whole state is one number: where in the flattened table the line of its StopProgress begins.
-Lines and entries are made when a row first needs them, by a StopReader, and then serve every row
-whose request has an equal automaton; so no product of states is ever laid out, as in the lazy
-automata of Cox, "Regular Expression Matching in the Wild" (2010).
+The state of a row is one number: where the line of its StopProgress begins in the flattened table.
+A StopReader fills lines and entries when a row first needs them; rows with equal automata share
+them. So no product of states is laid out, as in the lazy automata of Cox, "Regular Expression
+Matching in the Wild" (2010).
 
-The table only shows that a row has come to the end of its automaton.  How is found out once, from
-its tokens, by the definition: `read_output`.
+The table only shows that a row has ended. `read_output` finds the reason once, from the tokens.
 """
 
 from codecs import getincrementaldecoder
@@ -32,35 +31,35 @@ from batcher.errors import InvariantError
 from batcher.models.base import REPLACEMENT, IntArray, Tokenizer, bytes_of, join_bytes
 from batcher.result import StopReason
 
-FREE_LINE = 0  # of rows that have nothing to watch for: every token leads back to it
+FREE_LINE = 0  # of rows without stops: every token leads back to it
 FIRST_LINE = 1
 ENDED = -1  # the entry of a token that ends generation
-UNKNOWN = -2  # that of a token which no row has had there yet, or that is always read
-MAX_BEYOND = 2**16  # ids beyond the tokenizer's that have columns of their own
-MAX_ENTRIES = 1 << 22  # of 8 bytes; memory is taken as lines are made
+UNKNOWN = -2  # the entry of a token that no row has read there yet, or that is always read
+MAX_BEYOND = 2**16  # ids beyond the tokenizer's with columns of their own
+MAX_ENTRIES = 1 << 22  # of 8 bytes; memory is used as lines are made
 START = StopProgress()
 
 
 class AutomatonPlace(NamedTuple):
-    """Where a row stands in its automaton."""
+    """An automaton, and the progress of a row in it."""
 
     automaton: StopAutomaton
     progress: StopProgress
 
 
 class StopMatcher:
-    """Finds the rows that have just come to the end of their automaton.
+    """Finds the rows that have just reached the end of their automaton.
 
-    Every id has a column of its own, unless the model takes any id, or many more than the tokenizer
-    knows: then those beyond the tokenizer's share the last column, which is read token by token for
-    automata that have such ids.
+    Every id has its own column, unless the model takes any id, or many more than the tokenizer
+    knows. Then ids beyond the tokenizer's share the last column, which is read token by token for
+    automata with such ids.
 
     vocab_size: None for a model that takes any id.
 
-    What a row's coming and going takes is done in place by the ModelRunner, for which these are:
-    starts: automaton -> the state in which its rows begin, of automata that have a line.
-    states: [num_slots] of every row; FREE_LINE where nothing is watched for.
-    watched: the slots of rows that have not come to their end, or are not closed yet.
+    The ModelRunner opens and closes plain rows itself, by these:
+    starts: automaton -> the initial state of its rows, if it has a line.
+    states: [num_slots] of every row; FREE_LINE without stops.
+    watched: the slots of rows that have not ended, or are not closed yet.
     """
 
     def __init__(self, num_slots: int, vocab_size: int | None, tokenizer: Tokenizer) -> None:
@@ -77,21 +76,23 @@ class StopMatcher:
             self._width = vocab_size
         self._index = np.zeros(num_slots, np.int64)
         self._zeros = np.zeros(num_slots, np.int64)  # numpy is slower with a scalar
-        self._flags = bytearray(num_slots)  # 1 where a row needs a look; searched faster than numpy
+        self._flags = bytearray(
+            num_slots
+        )  # 1 where a row needs a look; faster to search than an array
         self._is_special = np.frombuffer(self._flags, np.bool_)
         self._reader_of = cache(partial(StopReader, token_bytes=self._token_bytes))
         self._lines: dict[AutomatonPlace, int] = {}
-        self._places: list[AutomatonPlace] = []  # what each line stands for
+        self._places: list[AutomatonPlace] = []  # of each line
         # twice as many lines as all rows can need at once
         num_lines = max(FIRST_LINE + 4 * num_slots, MAX_ENTRIES // self._width)
         self._table: IntArray = np.empty((num_lines, self._width), np.int64)
         self._table[FREE_LINE] = FREE_LINE
         self._flat = self._table.reshape(-1)
 
-    # -- a row comes and goes --------------------------------------------------------------------
+    # -- rows ------------------------------------------------------------------------------------
 
     def open(self, slot: int, automaton: StopAutomaton, progress: StopProgress = START) -> None:
-        """Let `slot`, whose row is forgotten, begin one at `progress` in `automaton`."""
+        """Begin a row in `slot` at `progress` in `automaton`; an earlier row is forgotten."""
         if not any(automaton.exits):
             return
         if self._is_full:
@@ -107,7 +108,7 @@ class StopMatcher:
         self.states[slot] = FREE_LINE
 
     def suspend(self, slot: int) -> AutomatonPlace | None:
-        """Forget the row in `slot`; return where it stands, None if it watches for nothing."""
+        """Forget the row in `slot`; return its place, None if it has no stops."""
         is_standing = slot in self.watched and self.states.item(slot) != FREE_LINE
         place = self._place_of(slot) if is_standing else None
         self.close(slot)
@@ -125,7 +126,7 @@ class StopMatcher:
             self.close(target)
 
     def switch(self, slot: int, automaton: StopAutomaton) -> None:
-        """Let the row in `slot` go on in `automaton`, the endless one of its own or the reverse."""
+        """Continue the row in `slot` in `automaton`, the endless one of its own or the reverse."""
         if slot in self.watched:
             self.open(slot, automaton, self._place_of(slot).progress)
 
@@ -169,7 +170,7 @@ class StopMatcher:
         return ended
 
     def advance_row(self, slot: int, token_ids: Sequence[int]) -> int:
-        """Let one row read tokens, up to one that would end it; return how many it has read."""
+        """Let one row read tokens up to one that would end it; return how many it has read."""
         if slot not in self.watched:
             return len(token_ids)
         state, flat, shared = self.states.item(slot), self._flat, self._shared
@@ -224,10 +225,10 @@ class StopMatcher:
             self.states[slot] = self._state_of(place)
 
     def _state_of(self, place: AutomatonPlace) -> int:
-        """Return the state of a row that stands at `place`, whose line is made if there is none.
+        """Return the state of a row at `place`, whose line is made if needed.
 
-        A line begins with what is known of many tokens at once: from most places, most tokens lead
-        to where they lead from the root.
+        From most places, most tokens lead where they lead from the root, so a line starts as a
+        copy.
         """
         line = self._lines.get(place)
         if line is not None:
@@ -249,7 +250,7 @@ class StopMatcher:
         return line * self._width
 
     def _to_be_read(self, place: AutomatonPlace) -> Iterator[IntArray | list[int]]:
-        """Yield the columns of tokens that may not lead to where they lead from the root."""
+        """Yield the columns of tokens that may not lead where they lead from the root."""
         automaton, (state, id_node, text_node, skip) = place
         last = self._width - 1
         if skip:
@@ -284,13 +285,13 @@ class StopMatcher:
         return ByteIndex([*known, *[REPLACEMENT] * (self._width - len(known))])
 
 
-# -- what an output is -----------------------------------------------------------------------------
+# -- outputs ---------------------------------------------------------------------------------------
 
 
 class StateText(NamedTuple):
-    """The text of one segment, which a state has generated, without the pattern that ended it.
+    """The text that one state has generated, without the pattern that ended it.
 
-    tokens: those with a byte in `text`, and those without bytes that stand before its end.
+    tokens: those with a byte in `text`, and those without bytes before its end.
     """
 
     state: str
@@ -299,9 +300,9 @@ class StateText(NamedTuple):
 
 
 class Output(Struct, frozen=True, gc=False):
-    """The text before the stop, what stopped it, and, if there are named states, text by state.
+    """The text before the stop, the stop, and the text by named state.
 
-    segments: in order, those that are empty left out; if all are, the one in which it ended.
+    segments: in order, without empty ones; if all are empty, the last one.
     """
 
     text: bytes
@@ -318,17 +319,18 @@ def read_output(
     skip: int = 0,
     keeps_stop: bool = False,
 ) -> Output:
-    """Return what `tokens` are an output of.
+    """Return the output of `tokens`.
 
-    has_stopped: whether the last token brought the automaton to its end, if it could; a stop that
-    was completed before that token, or in spite of it, is text.
-    skip: how many of the first bytes belong to the prompt; so do tokens with no byte after them.
-    keeps_stop: whether the text ends with the stop, not before it; not where there are states.
+    has_stopped: whether the last token brought the automaton to its end; an earlier or overridden
+    stop is text.
+    skip: how many of the first bytes belong to the prompt, with tokens that have no byte after
+    them.
+    keeps_stop: whether the text includes the stop; ignored if there are states.
     """
     text = join_bytes(tokens, tokenizer.token_bytes)
     if skip:
         text = text[skip:]
-        while tokens and skip:  # leave out the tokens without a byte after those of the prompt
+        while tokens and skip:  # skip tokens without a byte after the prompt
             size = len(bytes_of(tokens[0], tokenizer.token_bytes))
             if size > skip:
                 break
@@ -345,10 +347,10 @@ def read_output(
 def _final_stop(
     automaton: StopAutomaton, tokens: list[int], text: bytes, tokenizer: Tokenizer
 ) -> tuple[int, int, StopReason]:
-    """Return where in the text the stop is that the last of `tokens` completes, and what it is.
+    """Return begin and end in the text of the stop that the last token completes, and its reason.
 
-    Where none is completed, which a table cannot tell of, it is at the end.  Only for an automaton
-    with one state: there, nothing but the last token has to be looked at.
+    Both are the end of the text if there is none. Only for an automaton with one state: there only
+    the last token matters.
     """
     token_bytes, num_text, last = tokenizer.token_bytes, len(text), tokens[-1]
     num_before = num_text - len(bytes_of(last, token_bytes))
@@ -421,8 +423,8 @@ def _with_segments(
 
 # -- text while it is generated --------------------------------------------------------------------
 #
-# As soon as it can no longer be taken back, and not before.  Kept back is what a pattern that has
-# begun can still take away, and what has come of a character.
+# Text is sent as soon as it is final.  Held back is text that a pattern in progress may still cut,
+# and an incomplete character.
 
 BAD_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
@@ -430,8 +432,8 @@ BAD_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 class TextPiece(NamedTuple):
     """Text of one segment.
 
-    state: that it was generated in, None if there are no named states.
-    segment: its number, from 0, so that two of one state can be told apart.
+    state: its named state, or None.
+    segment: its number, from 0.
     """
 
     state: str | None
@@ -440,13 +442,13 @@ class TextPiece(NamedTuple):
 
 
 class TextStream:
-    """The text of one output as pieces that are certain; joined, those of a segment are its text.
+    """The text of one output as pieces that are final; joined, those of a segment are its text.
 
-    An output without named states is one segment, and an empty one has no pieces.
+    An output without named states is one segment. An empty segment has no pieces.
 
-    skip: how many of the first bytes belong to the prompt, and are no text.
+    skip: how many of the first bytes belong to the prompt.
     min_tokens: the number, from 1, of the first token that may end the output.
-    keeps_stop: whether the text ends with the stop, not before it; not where there are states.
+    keeps_stop: whether the text includes the stop; ignored if there are states.
     """
 
     def __init__(
@@ -466,12 +468,12 @@ class TextStream:
             self._endless = StopReader(automaton.endless, tokenizer.token_bytes)
         self._progress: StopProgress | None = StopProgress(skip=skip)
         self._decoder = getincrementaldecoder("utf-8")("replace")
-        self._has_told_bad = False  # the decoder has yet to yield a bad character told already
+        self._has_told_bad = False  # the decoder will yield a bad character that was sent already
         self._held = b""
         self._state = self._segment = 0
 
     def push(self, token_id: int) -> list[TextPiece]:
-        """Return the text that is certain now that `token_id` was generated."""
+        """Return the text that is final after `token_id`."""
         if self._progress is None:
             raise InvariantError("a token after the end of the automaton")
         reader = self._endless if self._num_endless else self._ending
@@ -493,7 +495,7 @@ class TextStream:
         return told + self._piece(text[begin:num_certain], is_final=False)
 
     def finish(self) -> list[TextPiece]:
-        """Return the text that was kept back, when nothing more is generated."""
+        """Return the text held back, at the end of the output."""
         text, self._held = self._held, b""
         return self._piece(text, is_final=True)
 
@@ -505,7 +507,7 @@ class TextStream:
         begun, _ = self._decoder.getstate()
         if begun and self._held and not self._has_told_bad:
             going_on = getincrementaldecoder("utf-8")("replace").decode(begun + self._held)
-            if going_on.startswith(BAD_CHARACTER):  # it is bad whether the held text follows or not
+            if going_on.startswith(BAD_CHARACTER):  # bad with or without the held text
                 self._has_told_bad = True
                 text += BAD_CHARACTER
         state = self._names[self._state] if self._names else None
@@ -519,14 +521,14 @@ class TextStream:
         for pattern, num_there in ids.begun(progress.id_node):
             tokens = [(int(token_id), ending.bytes_of(token_id)) for token_id in pattern]
             if sum(len(text) for _, text in tokens[:num_there]) <= most:
-                break  # those that follow have even less to cut
+                break  # the following ones cut less
             readers = [first] * min(self._num_endless, len(pattern)) + [ending] * len(pattern)
             most = max(most, _num_cut(progress, tokens[num_there:], readers))
         for pattern, num_there in texts.begun(progress.text_node):
             if num_there <= most:
                 break
-            # In whatever tokens.  While the output may not end, all but the last byte come before
-            # it may: a vocabulary may have tokens without bytes, so there is time.
+            # In any tokens.  While the output may not end, all but the last byte are read before
+            # that changes: tokens without bytes may follow.
             rest = bytes(pattern[num_there:])
             parts = [(NO_ID, rest[:-1]), (NO_ID, rest[-1:])]
             readers = [first if self._num_endless else ending, ending]
@@ -537,13 +539,13 @@ class TextStream:
 def _num_cut(
     progress: StopProgress, parts: Sequence[tuple[int, bytes]], readers: Sequence[StopReader]
 ) -> int:
-    """Return how many bytes that are there are cut if this comes next; parts: ids and bytes."""
+    """Return how many of the held bytes are cut if this comes next; parts: ids and bytes."""
     position = 0
     for (token_id, text), reader in zip(parts, readers, strict=False):
         then, matches = reader.read_text(progress, token_id, text)
         if matches:
             return max(0, matches[0].size - position - matches[0].end)
         if then is None:
-            raise InvariantError("the end of the automaton without a match")
+            raise InvariantError("the automaton ended without a match")
         progress, position = then, position + len(text)
     return 0

@@ -1,10 +1,10 @@
 """Stops and states of a request as an automaton, and the exact rule by which it reads tokens.
 
-A request without states has one, whose every way out ends generation: those are its stops.
+A request without states has one state, all of whose exits end generation: its stops.
 
-Text is matched byte by byte inside the token, so one token may lead through several states; ids
-match at a token's end.  After a match nothing before it counts, and ids count from the next token.
-The table of stop_matcher.py repeats this rule for all rows at once.
+Text is matched byte by byte inside a token, so one token may pass through several states; ids match
+at the end of a token. After a match the matching restarts, for ids with the next token.
+stop_matcher.py repeats this rule in a table for all rows.
 """
 
 from collections import deque
@@ -20,19 +20,19 @@ from batcher.request import Request
 from batcher.requests.validation import ANY_STATE
 from batcher.result import StopReason
 
-END = -1  # where a way out leads that ends generation
-NO_ID = -1  # of a token that no pattern has
-NOWHERE = -2  # where it leads while the row may not end: it is watched for, and does nothing
+END = -1  # target of an exit that ends generation
+NO_ID = -1  # a token in no pattern
+NOWHERE = -2  # target of an exit while the row may not end: matched without effect
 
 Pattern = bytes | tuple[int, ...]
 
 
 class Exit(Struct, frozen=True):
-    """A way out of a state.
+    """An exit of a state.
 
     pattern: the text, or the token ids, to be generated in that state.
-    target: the index of the state it leads to, END or NOWHERE.
-    given: what the request wrote, an id list as a tuple; None for EOS.
+    target: the index of the next state, END or NOWHERE.
+    given: as written in the request, an id list as a tuple; None for EOS.
     """
 
     pattern: Pattern
@@ -47,8 +47,8 @@ class Exit(Struct, frozen=True):
 class StopAutomaton(Struct, frozen=True, cache_hash=True):
     """The states of a request, hashable so that equal ones share one table.
 
-    exits: of each state, first the initial one, by precedence (see `precedence`).
-    names: what the request calls its states; empty if it names none.
+    exits: of each state, the initial one first, by precedence (see `precedence`).
+    names: of the states in the request; empty if there are none.
     """
 
     exits: tuple[tuple[Exit, ...], ...]
@@ -58,8 +58,8 @@ class StopAutomaton(Struct, frozen=True, cache_hash=True):
     def endless(self) -> "StopAutomaton":
         """This automaton while the row may not end.
 
-        It knows the same patterns, so that a stop begun in it can be completed in the other: a
-        StopProgress of one is a StopProgress of the other.
+        It has the same patterns and so the same StopProgress: a stop begun in one can complete in
+        the other.
         """
         return self._without(lambda way: way.target == END)
 
@@ -80,11 +80,11 @@ class StopAutomaton(Struct, frozen=True, cache_hash=True):
 
 
 class StopProgress(NamedTuple):
-    """How far a row has come in its automaton: all that what it generated means for what follows.
+    """The progress of a row in its automaton: all of its past that matters.
 
-    id_node, text_node: the longest suffix of the ids, and of the text, since the state was entered
-    that begins a pattern; a node of a trie.
-    skip: how many of the next bytes belong to the prompt; so do tokens with no byte after them.
+    id_node, text_node: the longest suffix, since the state was entered, that begins a pattern; a
+    node of a trie.
+    skip: how many of the next bytes belong to the prompt, with tokens that have no byte after them.
     """
 
     state: int = 0
@@ -94,10 +94,10 @@ class StopProgress(NamedTuple):
 
 
 def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
-    """Return what ranks, ascending, exits whose patterns end at one byte of one token.
+    """Return the rank, ascending, of exits whose patterns end at the same byte of a token.
 
-    size: of the pattern in bytes; the longest goes first.  place: its own in the exits of its
-    state.  An exit that ends at an earlier byte goes before all of them; ids end with their token.
+    size: of the pattern in bytes; the longest goes first. place: its index in the exits of its
+    state. An exit that ends at an earlier byte goes first; ids end with their token.
     """
     is_text = isinstance(way.pattern, bytes)
     num_ids = 0 if is_text or way.given is None else len(way.pattern)  # EOS gives way, as text does
@@ -105,7 +105,7 @@ def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
 
 
 def stop_automaton(request: Request, eos_token_ids: tuple[int, ...]) -> StopAutomaton:
-    """Return what the output of a valid `request` is watched for; EOS is any of the ids."""
+    """Return the automaton of a valid `request`; EOS is any of the ids."""
     token, sequence, text = request.stop_token, request.stop_sequence, request.stop
     ends = () if request.ignore_eos else eos_token_ids
     if token is None and sequence is None and text is None and request.states is None:
@@ -166,7 +166,7 @@ def _only_stops(
 
 
 class Match(NamedTuple):
-    """An exit that a token completed; end: how many bytes of the token that took."""
+    """An exit that a token completed; end: how many bytes of the token were needed."""
 
     exit: Exit
     end: int
@@ -174,14 +174,14 @@ class Match(NamedTuple):
 
 
 class StopReading(NamedTuple):
-    """What a token led to: through `matches`, in order, to `progress`, None at the end."""
+    """The result of a token: the `matches`, in order, and the `progress`, None at the end."""
 
     progress: StopProgress | None
     matches: list[Match]
 
 
 class RankedExit(NamedTuple):
-    """An exit as it ranks in its state, smaller first; size: of its pattern, in bytes."""
+    """An exit and its rank in its state, smaller first; size: of its pattern, in bytes."""
 
     rank: tuple[int, int, int]
     exit: Exit
@@ -189,12 +189,12 @@ class RankedExit(NamedTuple):
 
 
 class Trie:
-    """The patterns of one kind, ids or text, of one state, after Aho and Corasick.
+    """The patterns of one kind, ids or text, of one state (Aho and Corasick, CACM 18(6), 1975).
 
-    Node 0 is the root, any other is a symbol after its parent's (CACM 18(6), 1975).
-    best: the way taken at each node, if a pattern ends there.
-    settled: the node that is as good for all that follows; a complete pattern has no node of its
-    own unless another one goes on from it.
+    Node 0 is the root; any other is a symbol after its parent's.
+    best: the exit taken at each node, if a pattern ends there.
+    settled: the node that is equivalent for all that follows; a complete pattern has no node of its
+    own unless another one extends it.
     """
 
     __slots__ = ("_begun", "_children", "_fallback", "best", "settled")
@@ -240,12 +240,12 @@ class Trie:
         return children[node][symbol]
 
     def begun(self, node: int) -> Iterator[tuple[Pattern, int]]:
-        """Yield the patterns begun at `node`, each with how much of it is there; most first."""
+        """Yield the patterns begun at `node`, each with its matched length; longest first."""
         for suffix in self._suffixes(node):
             yield from self._begun[suffix]
 
     def own_symbols(self, node: int) -> set[int]:
-        """Return the symbols that may lead from `node` to where they do not lead from the root."""
+        """Return the symbols that may not lead from `node` where they lead from the root."""
         return {symbol for suffix in self._suffixes(node) for symbol in self._children[suffix]}
 
     def _suffixes(self, node: int) -> Iterator[int]:
@@ -254,7 +254,7 @@ class Trie:
             node = self._fallback[node]
 
     def next_nodes(self) -> IntArray:
-        """Return what `step` returns for every node and byte: [nodes, 256], of text only."""
+        """Return the result of `step` for every node and byte: [nodes, 256]; for text only."""
         table = np.zeros((len(self._children), 256), np.int64)
         queue = deque([0])
         while queue:  # breadth first: the line of the fallback, which is shorter, is complete
@@ -267,7 +267,7 @@ class Trie:
 
 
 class StopReader:
-    """An automaton made ready to read tokens; tries: of each state, (ids, text)."""
+    """An automaton that reads tokens; tries: of each state, (ids, text)."""
 
     def __init__(self, automaton: StopAutomaton, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes
@@ -288,7 +288,7 @@ class StopReader:
         return self.read_text(progress, token_id, self.bytes_of(token_id))
 
     def read_text(self, progress: StopProgress, token_id: int, token: bytes) -> StopReading:
-        """Return what a token with these bytes leads to; token_id: NO_ID if it may be any."""
+        """Return the result of a token with these bytes; token_id: NO_ID if it may be any."""
         state, id_node, text_node, skip = progress
         if skip:
             if len(token) <= skip:  # it is the prompt's
@@ -319,7 +319,7 @@ class StopReader:
 
 
 class ByteIndex:
-    """Finds texts by the bytes in them; having: for each byte the places of those that have it."""
+    """Finds texts by their bytes; having: for each byte the indices of texts that have it."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         lengths = np.array([len(text) for text in texts])
