@@ -283,7 +283,8 @@ T = TypeVar("T")
 # Longest row of Earley items.  A schema has all its optional properties in one, four items each; it
 # is never ambiguous, and a row of 10,000 takes about 40 ms.
 _MAX_ITEMS = 10_000
-# In an ambiguous grammar rows grow with the output, and a step takes quadratic time: 70 ms at 1,000.
+# In an ambiguous grammar rows grow with the output, and a step takes quadratic time: 70 ms at
+# 1,000.
 # They also grow with right recursion and with the number of choices.
 _MIN_ITEMS, _ITEMS_PER_CHOICE = 2000, 4
 # Compiling takes up to 13 KiB of stack per rule of a chain of at most _MAX_DEPTH.
