@@ -628,12 +628,12 @@ def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
     metrics.observe(events)
     state.catch_up()
     assert encode_summary(metrics.summary()) == encode_summary(alone.summary())
-    assert [(slot.label, slot.end, slot.outcome, slot.num_steps) for slot in state.slots] == [
-        (slot.label, slot.end, slot.outcome, slot.num_steps) for slot in own.slots
+    assert list(map(state.stays, range(state.num_slots))) == [
+        own.stays(slot) for slot in range(own.num_slots)
     ]
     assert list(state.notes) == list(own.notes)
     assert [found.finish for found in state.ends] == [found.finish for found in own.ends]
-    assert [slot.mark for slot in state.slots] == [slot.mark for slot in own.slots]
+    assert state.marks == own.marks
     assert np.array_equal(state.history.used(99, 9, []), own.history.used(99, 9, []))
     assert (
         state.num_done,

@@ -5,14 +5,25 @@ While the loop is in a step that takes long, another thread draws; a lock keeps 
 
 import math
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from threading import RLock
 
 from ..signals import stop_by_key
-from .live_picture import BROWSING_KEYS, Browser, Scene, Strips, help_lines, last_picture, picture
+from .live_picture import (
+    BROWSING_KEYS,
+    SHOWN_SECONDS,
+    Browser,
+    Scene,
+    Strips,
+    help_lines,
+    last_picture,
+    picture,
+)
 from .live_state import GAP, Moment, RunState
 from .terminal import Keyboard, Pace, Pasted, Terminal, can_print
 from .theme import ASCII, LABEL, UNICODE, Line, colored, line_width
@@ -245,9 +256,8 @@ class LiveView(View):
             plan,
             gauges.read_gauges(),
             glyphs,
-            Strips(run.slots, glyphs),
+            Strips(run, glyphs),
             Moment(-1, 0, 0.0, 0.0, 0.0),
-            marks=[""] * plan.batch_size,
         )
         self._display = display
         self._controls = None if keyboard is None else Controls(keyboard, pace, gauges)
@@ -261,7 +271,8 @@ class LiveView(View):
         self._has_results = False  # among what is pending, or was
         self._started = self._looked = started = clock()
         self._samples = deque([(-1, 0, started)], maxlen=NUM_SAMPLES)  # step, tokens, time
-        self._seconds = 0.0  # for which it was looked at, pauses not counted
+        self._seconds = 0.0  # since the first frame, pauses not counted
+        self._frames: list[tuple[float, int]] = []  # their seconds, and the step after each
         self._cost = self._next_ends = 0.0
         first_frame = started if self._shows_every_step else started + MIN_RUN
         self._earliest_frame = self._next_frame = self._tick = first_frame
@@ -445,10 +456,22 @@ class LiveView(View):
         elapsed = now - self._started
         computing = None if self._computing is None else now - self._computing
         scene.moment = Moment(step, num_tokens, rate, speed, elapsed, computing, self._is_waiting)
-        scene.watch(step, seconds)
+        if step >= scene.strips.ends(0)[-1]:
+            busy = sum(run.is_busy(number, step) for number in range(run.num_slots))
+            scene.busy.append(busy / run.num_slots)
+            scene.strips.extend(step)
+        frames, old = self._frames, seconds - max(SHOWN_SECONDS.values())
+        frames.append((seconds, step + 1))
+        del frames[: max(bisect_right(frames, old, key=itemgetter(0)) - 1, 0)]
+        scene.since = {kind: self._first_step(seconds - ago) for kind, ago in SHOWN_SECONDS.items()}
         if seconds >= self._next_ends:
             self._next_ends = seconds + END_SECONDS
             scene.read_ends()
+
+    def _first_step(self, seconds: float) -> int:
+        """Return the first step that was shown later than `seconds`."""
+        place = bisect_right(self._frames, seconds, key=itemgetter(0))
+        return self._frames[place - 1][1] if place else 0
 
     def _read_gauges(self) -> None:
         """Ask the gauges, but not during a step, which may be in another thread."""

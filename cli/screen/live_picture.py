@@ -8,14 +8,14 @@ all been looked at.
 import re
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
-from batcher.events import FinishEvent, Role, RunEvent
+from batcher.events import FinishEvent, RunEvent
 from batcher.trace.run import FAILURES, RequestTimeline, label_of
 
 from .live_state import (
@@ -24,15 +24,16 @@ from .live_state import (
     Moment,
     Note,
     QueueDepths,
+    Row,
     RunState,
-    SlotState,
-    SlotUse,
+    Stay,
     counts,
     kept,
     next_up,
     progress,
     rates,
     short,
+    use_of,
 )
 from .terminal import (
     InputLine,
@@ -62,8 +63,6 @@ from .theme import (
 )
 from .view import GaugeReading, RunPlan
 
-PHASES: dict[Role, str] = {"sample": "decode", "beam": "beam", "negative": "partner"}
-"""What a row does after its prefill."""
 STYLES = dict.fromkeys(("beam", "partner"), "decode")
 STYLES |= dict.fromkeys(("error", "aborted", "lost"), "failed")
 STYLES |= dict.fromkeys(("length", "unused"), "stop")
@@ -87,15 +86,11 @@ MIN_PANEL = 34
 MIN_LABELLED = 30
 MAX_CELL = 12
 PER_ROW = (8, 16, 32, 64, 128, 256, 512)
-DOTS = 8
-BRAILLE = 0x2800
 _RUNS = re.compile(r"(.)\1*")
 
-MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
-"""How long it is to be seen at a slot what has happened there."""
-NOTE_SECONDS = 10.0
-MAX_NOTED = 16
-MAX_TREND = 256
+SHOWN_SECONDS = {"admitted": 0.5, "preempted": 3.0, "failed": 5.0, "note": 10.0}
+"""How long marks of slots and notes are shown."""
+MAX_TREND = MAX_BAR // 2
 MAX_NEWEST = 8
 
 MAX_CELLS_PER_STEP = 4
@@ -106,68 +101,83 @@ HEADER_SHARE = 4  # the header has one of so many lines, at least one
 MANY_SLOTS = 256  # so many are a map, whatever room there is: rows of as many cannot be read
 
 
+def cell_parts(glyphs: Glyphs) -> dict[str, Part]:
+    """Return the glyph and the style of each character of a strip, as `strip_cell` makes them."""
+    styles = {
+        glyphs.marks["preempted"]: "preempted",
+        glyphs.marks["failed"]: "failed",
+        glyphs.admitted: "admitted",
+        glyphs.nothing: "idle",
+        **dict.fromkeys(glyphs.shades[:-1], "bubble"),
+        glyphs.shades[-1]: "bar",
+    }
+    in_hue = [(glyph, hue) for hue in HUES for glyph in (*glyphs.turns, glyphs.prefill)]
+    parts: dict[str, Part] = {glyph: (glyph, style) for glyph, style in styles.items()}
+    return parts | {chr(FIRST_IN_HUE + n): part for n, part in enumerate(in_hue)}
+
+
+def strip_cell(stays: Sequence[Stay], steps: range, glyphs: Glyphs) -> str:
+    """Return the cell of a strip that stands for `steps` of a slot."""
+    share, num_admitted, kind, stay = use_of(stays, steps)
+    if kind:
+        return glyphs.marks[kind]
+    if num_admitted:
+        return glyphs.admitted if num_admitted < MANY else shade(share, glyphs)
+    if 2 * share < 1 or stay is None:
+        return glyphs.nothing
+    place = 2 if stay.is_prefilling(steps.stop - 1) else stay.turn % 2
+    return chr(FIRST_IN_HUE + HUES.index(hue_of(stay.request_id)) * 3 + place)
+
+
 class Strips:
-    """What slots did between the last frames: a cell of text for each slot and each time between.
+    """The cells of all slots, one for the steps between two frames."""
 
-    cells: by slot, of the steps after `step`.  steps: the first of each cell, and one more.
-    parts: the glyph and the style of each character; it is the glyph, but for one of a request.
-    """
+    def __init__(self, run: RunState, glyphs: Glyphs) -> None:
+        self._run, self._glyphs = run, glyphs
+        self._max_cells = max(1, min(MAX_CELLS, MAX_ALL_CELLS // run.num_slots))
+        self._ends: deque[int] = deque([0], maxlen=self._max_cells + 1)
+        self._cells = [""] * run.num_slots
 
-    def __init__(
-        self,
-        slots: Sequence[SlotState],
-        glyphs: Glyphs,
-        step: int = -1,
-        max_cells: int | None = None,
-    ) -> None:
-        self.cells = [""] * len(slots)
-        most = max_cells or MAX_CELLS
-        self.steps: deque[int] = deque([step + 1], maxlen=most + 1)
-        self._slots, self._glyphs = slots, glyphs
-        self._max_cells = max(1, min(most, MAX_ALL_CELLS // len(slots)))
-        styles = {
-            glyphs.marks["preempted"]: "preempted",
-            glyphs.marks["failed"]: "failed",
-            glyphs.admitted: "admitted",
-            glyphs.nothing: "idle",
-            **dict.fromkeys(glyphs.shades[:-1], "bubble"),
-            glyphs.shades[-1]: "bar",
-        }
-        self.parts: dict[str, Part] = {glyph: (glyph, style) for glyph, style in styles.items()}
-        self._in_hue: dict[Part, str] = {}
-        for hue in HUES:
-            for glyph in (*glyphs.turns, glyphs.prefill):
-                cell = chr(FIRST_IN_HUE + len(self._in_hue))
-                self.parts[cell], self._in_hue[glyph, hue] = (glyph, hue), cell
-        self._before = [slot.use_until(step) for slot in slots]
-        # The cell of one that decodes, by how many had come with it: it stays the same.
-        self._decoding = [(0, "")] * len(slots)
+    def extend(self, step: int) -> None:
+        """Add a cell for the steps up to `step`."""
+        run, most, first = self._run, self._max_cells, self._ends[-1]
+        for slot in range(run.num_slots):
+            steps = range(run.own_step(slot, first - 1) + 1, run.own_step(slot, step) + 1)
+            cell = strip_cell(run.stays(slot), steps, self._glyphs)
+            self._cells[slot] = (self._cells[slot] + cell)[-most:]
+        self._ends.append(step + 1)
+        run.forget(first)  # the next cells do not need what has ended before
 
-    def extend(self, step: int, marks: Sequence[str], uses: Sequence[SlotUse]) -> None:
-        """Add a cell for the steps up to `step`; uses: of each slot until then, as `use_until`."""
-        self.steps.append(step + 1)
-        glyphs, before, most = self._glyphs, self._before, self._max_cells
-        for place, (slot, mark, use) in enumerate(zip(self._slots, marks, uses, strict=True)):
-            made, busy, admitted, is_busy = use
-            made_before, busy_before, admitted_before, _ = before[place]
-            before[place], num_new = use, admitted - admitted_before
-            num_made = made - made_before  # by its worker, which may have made none
-            share = (busy - busy_before) / num_made if num_made else is_busy
-            if mark in ("preempted", "failed"):
-                cell = glyphs.marks[mark]
-            elif num_new:
-                cell = glyphs.admitted if num_new < MANY else shade(share, glyphs)
-            elif 2 * share < 1:
-                cell = glyphs.nothing
-            elif self._decoding[place][0] == admitted:
-                cell = self._decoding[place][1]
-            else:
-                is_prefill = slot.has_long_prefill(step)
-                glyph = glyphs.prefill if is_prefill else glyphs.turns[(admitted - 1) % 2]
-                cell = self._in_hue[glyph, hue_of(slot.request.id)]
-                if not is_prefill:
-                    self._decoding[place] = admitted, cell
-            self.cells[place] = (self.cells[place] + cell)[-most:]
+    def last(self, number: int, width: int) -> str:
+        """Return the last `width` cells of a slot."""
+        return self._cells[number][-width:]
+
+    def ends(self, width: int) -> list[int]:
+        """Return the first step of each of the last `width` cells, and the one after them."""
+        return list(self._ends)[-width - 1 :]
+
+
+class StepStrips(Strips):
+    """Strips with a cell for each step, made from recent stays when they are asked for."""
+
+    def __init__(self, run: RunState, glyphs: Glyphs, step: int) -> None:
+        self._run, self._glyphs, self._step = run, glyphs, step
+
+    def last(self, number: int, width: int) -> str:
+        stays, (first, *_, stop) = self._run.stays(number), self.ends(width)
+        changes = {first}
+        for stay in stays:
+            after_prefill = stop if stay.first_token is None else stay.first_token + 1
+            end = stop if stay.end is None else stay.end
+            changes.update((stay.start, stay.start + 1, after_prefill, end - 1, end, end + 1))
+        points = [*sorted(step for step in changes if first <= step < stop), stop]
+        cells = (
+            (strip_cell(stays, range(a, a + 1), self._glyphs), b - a) for a, b in pairwise(points)
+        )
+        return "".join(cell * length for cell, length in cells)
+
+    def ends(self, width: int) -> list[int]:
+        return list(range(max(self._step + 1 - min(width, MAX_CELLS), 0), self._step + 2))
 
 
 class Longest:
@@ -176,22 +186,21 @@ class Longest:
     def __init__(self) -> None:
         self.request, self.tokens, self.drafts = MIN_REQUEST, len("tokens"), 0
 
-    def see(self, scene: "Scene", numbers: Sequence[int]) -> None:
-        slots = [scene.run.slots[place] for place in numbers]
-        for slot in slots:
-            self.request = max(self.request, min(cell_width(scene.request(slot)), MAX_REQUEST))
-            self.tokens = max(self.tokens, len(scene.progress(slot)))
-        if scene.run.fold.drafts.num_drafted:
-            self.drafts = max(self.drafts, len("drafts"), *map(len, map(scene.drafts, slots)))
+    def see(self, scene: "Scene", rows: Iterable[Row]) -> None:
+        for row in rows:
+            self.request = max(self.request, min(cell_width(scene.request(row)), MAX_REQUEST))
+            self.tokens = max(self.tokens, len(progress_of(row)))
+            if scene.run.fold.drafts.num_drafted:
+                self.drafts = max(self.drafts, len("drafts"), len(drafts_of(row)))
 
 
 @dataclass
 class Scene:
-    """A run as it stands.
+    """A run as a picture shows it.
 
-    marks: by slot, until marked.  notes, ends: of late, newest first; noted: until when.  busy,
-    queued: the share of slots in use, and the queue, from frame to frame; depths: in all of the
-    run.  found: the slot of the request that was looked for.
+    since: the first step whose preemptions, failures, ... are still shown.  ends: the newest.
+    busy, queued: the share of slots in use and the length of the queue, frame by frame; depths:
+    over the whole run.  found: the slot of the request that was looked for.
     """
 
     run: RunState
@@ -200,45 +209,38 @@ class Scene:
     glyphs: Glyphs
     strips: Strips
     moment: Moment
-    marks: list[str] = field(default_factory=list)
-    notes: Sequence[Note] = ()
+    since: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(SHOWN_SECONDS, 0))
     ends: Sequence[FinishEvent] = ()
     busy: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TREND))
     queued: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_TREND))
     depths: QueueDepths = field(default_factory=QueueDepths)
     found: int | None = None
     longest: Longest = field(default_factory=Longest)
-    marked: dict[int, float] = field(default_factory=dict)
-    noted: deque[tuple[float, Note]] = field(default_factory=partial(deque, maxlen=MAX_NOTED))
-
-    def watch(self, step: int, now: float) -> None:
-        """Take in what has happened since it was last looked at; now: in seconds."""
-        run, marks, until = self.run, self.marks, self.marked
-        uses = [slot.use_until(step) for slot in run.slots]
-        fresh = [slot.take_mark(use[2]) for slot, use in zip(run.slots, uses, strict=True)]
-        if step >= self.strips.steps[-1]:
-            self.busy.append(sum(use[3] for use in uses) / len(uses))
-            self.strips.extend(step, fresh, uses)
-        for place in [place for place, end in until.items() if end <= now]:
-            marks[place] = ""
-            del until[place]
-        for place, mark in enumerate(fresh):
-            if not mark:
-                continue
-            is_new = place not in until or mark == marks[place]
-            if mark in ("preempted", "failed") or is_new:
-                marks[place], until[place] = mark, now + MARK_SECONDS[mark]
-        while run.notes:
-            self.noted.appendleft((now + NOTE_SECONDS, run.notes.popleft()))
-        self.notes = [note for end, note in self.noted if end > now]
 
     def read_ends(self) -> None:
         ends = (found.finish for found in reversed(self.run.ends) if found.finish is not None)
         self.ends = list(islice((e for e in ends if e.reason not in FAILURES), MAX_NEWEST))
 
     @property
+    def notes(self) -> list[Note]:
+        return [note for note in reversed(self.run.notes) if note.step >= self.since["note"]]
+
+    def row(self, number: int) -> Row:
+        return self.run.row(number, self.moment.step, self.moment.slot_step)
+
+    def is_busy(self, number: int) -> bool:
+        return self.run.is_busy(number, self.moment.slot_step)
+
+    def mark(self, number: int) -> str:
+        """Return what has happened in a slot of late, "" for nothing."""
+        kind, step = self.run.marks.get(number, ("failed", -1))
+        if step >= self.since[kind]:
+            return kind
+        return "admitted" if self.run.admitted(number) >= self.since["admitted"] else ""
+
+    @property
     def has_unicode(self) -> bool:
-        return bool(self.glyphs.dots)
+        return not self.glyphs.cut.isascii()
 
     def name(self, text: str) -> str:
         name = printable(text)
@@ -247,34 +249,12 @@ class Scene:
     def cut(self, text: str, width: int) -> str:
         return cut_middle(text, width, self.glyphs.cut)
 
-    def is_busy(self, slot: SlotState) -> bool:
-        return slot.is_busy(self.moment.slot_step)
-
-    def request(self, slot: SlotState) -> str:
-        return self.name(slot.label) if self.is_busy(slot) else NOBODY
-
-    def phase(self, slot: SlotState) -> str:
-        if not self.is_busy(slot):
-            return "idle"
-        if slot.outcome is not None:
-            return slot.outcome
-        return "prefill" if slot.is_prefilling(self.moment.step) else PHASES[slot.request.role]
-
-    def progress(self, slot: SlotState) -> str:
-        most = slot.request.max_tokens if self.is_busy(slot) else 0
-        return f"{slot.tokens_after(self.moment.step)}/{most}" if most else ""
-
-    def drafts(self, slot: SlotState) -> str:
-        found = slot.drafts_of(self.moment.slot_step)
-        return f"{found.accepted}/{found.drafted}" if found is not None else ""
-
-    def share(self, slot: SlotState) -> float:
-        most = slot.request.max_tokens if self.is_busy(slot) else 0
-        return slot.tokens_after(self.moment.step) / most if most else 0.0
+    def request(self, row: Row) -> str:
+        return NOBODY if row.request is None else self.name(row.label)
 
     def note(self, note: Note) -> Part:
         name = self.cut(self.name(note.label), MAX_NAME)
-        return f"{self.glyphs.marks[note.kind]} {name} {self.name(note.what)}", note.kind
+        return f"{self.glyphs.marks[note.kind]} {name} {self.name(note.text)}", note.kind
 
 
 # -- above the slots: requests, tokens, memory, the queue and notes -------------------------------
@@ -444,43 +424,58 @@ def grid(
     scene: Scene, width: int, num_rows: int, numbers: Sequence[int], *, has_titles: bool
 ) -> list[Line]:
     """Return slots in at most `num_rows`, down the first column, then down the next."""
-    scene.longest.see(scene, numbers)
+    shown = {number: scene.row(number) for number in numbers}
+    scene.longest.see(scene, shown.values())
     num_columns = -(-len(numbers) // num_rows)
     height = -(-len(numbers) // num_columns)
     column = (width + COLUMN_GAP) // num_columns - COLUMN_GAP
-    columns = plan_columns(column, len(scene.run.slots[-1].name), scene.longest)
+    columns = plan_columns(column, slot_width(scene), scene.longest)
     rows = [[_titles(scene, columns)] * num_columns] if has_titles else []
     rows += [
-        [_row(scene, place, columns) for place in numbers[first::height]] for first in range(height)
+        [_row(scene, number, shown[number], columns) for number in numbers[first::height]]
+        for first in range(height)
     ]
     gap = (" " * COLUMN_GAP, "")
     return [[part for cell in cells for part in (gap, *cell)][1:] for cells in rows]
 
 
-def _row(scene: Scene, place: int, columns: Columns) -> Line:
-    slot, mark, is_found = scene.run.slots[place], scene.marks[place], place == scene.found
-    phase, name = scene.phase(slot), scene.cut(scene.request(slot), columns.request)
+def slot_width(scene: Scene) -> int:
+    return len(scene.run.name_of(scene.run.num_slots - 1))
+
+
+def progress_of(row: Row) -> str:
+    return f"{row.num_tokens}/{row.max_tokens}" if row.max_tokens else ""
+
+
+def drafts_of(row: Row) -> str:
+    return "" if row.drafts is None else f"{row.drafts.accepted}/{row.drafts.drafted}"
+
+
+def _row(scene: Scene, number: int, row: Row, columns: Columns) -> Line:
+    mark, is_found = scene.mark(number), number == scene.found
+    name = scene.cut(scene.request(row), columns.request)
     line: Line = [
-        (f"{slot.name:>{columns.slot}}", LABEL),
+        (f"{scene.run.name_of(number):>{columns.slot}}", LABEL),
         (scene.glyphs.marks[mark], mark),
         (pad(name, columns.request), "found" if is_found else ""),
         (scene.glyphs.found if is_found else " ", ""),
     ]
-    if scene.is_busy(slot):
-        line += bar(scene.share(slot), columns.bar, scene.glyphs, hue_of(slot.request.id))
+    if row.request is not None:
+        line += bar(row.share, columns.bar, scene.glyphs, hue_of(row.request.id))
     else:
         line.append((" " * columns.bar, ""))
     if columns.tokens:
-        line.append((f" {scene.progress(slot):>{columns.tokens}}", ""))
+        line.append((f" {progress_of(row):>{columns.tokens}}", ""))
     if columns.drafts:
-        line += [("  ", ""), (f"{scene.drafts(slot):>{columns.drafts}}", "drafts")]
+        line += [("  ", ""), (f"{drafts_of(row):>{columns.drafts}}", "drafts")]
     if columns.phase:
-        line += [("  ", ""), (f"{phase:<{columns.phase}}", STYLES.get(phase, phase))]
-    if columns.strip:  # its last cells: they grow to the right, then scroll
-        cells = scene.strips.cells[place][-columns.strip :]
+        style = STYLES.get(row.phase, row.phase)
+        line += [("  ", ""), (f"{row.phase:<{columns.phase}}", style)]
+    if columns.strip:  # it grows to the right, then scrolls
+        cells, parts = scene.strips.last(number, columns.strip), cell_parts(scene.glyphs)
         line.append(("  ", ""))
         for same in _RUNS.finditer(cells):
-            glyph, style = scene.strips.parts[same.group(1)]
+            glyph, style = parts[same.group(1)]
             line.append((glyph * len(same.group()), style))
         line.append((" " * (columns.strip - len(cells)), ""))
     return line
@@ -495,7 +490,7 @@ def _titles(scene: Scene, columns: Columns) -> Line:
     if columns.phase:
         text += f"  {'phase':<{columns.phase}}"
     if columns.strip:  # how many steps it shows, and how many of them a cell stands for
-        steps = list(scene.strips.steps)[-columns.strip - 1 :]
+        steps = scene.strips.ends(columns.strip)
         num_steps, num_cells = steps[-1] - steps[0], max(len(steps) - 1, 1)
         each = -(-num_steps // num_cells)
         shown = f"last {counted(num_steps, 'step')}"
@@ -542,15 +537,12 @@ def plan_map(num_slots: int, width: int, num_rows: int) -> Map:
 
 
 def heat_map(scene: Scene, width: int, num_rows: int) -> list[Line]:
-    num_slots, lines = len(scene.run.slots), list[Line]()
+    num_slots, lines = scene.run.num_slots, list[Line]()
     has_title = num_rows > 1
     shape = plan_map(num_slots, width, num_rows - has_title)
-    has_dots = shape.num_slots <= DOTS and scene.has_unicode
     if has_title:
-        what = short = f"{shape.num_slots} slots a cell" if shape.num_slots > 1 else "a cell a slot"
-        if has_dots and shape.num_slots > 1:
-            what = f"a dot a busy slot, {shape.num_slots} a cell"
-        texts = (f"{counted(num_slots, 'slot')}, {what}", what, short, short[:width])
+        what = f"{shape.num_slots} slots a cell" if shape.num_slots > 1 else "a cell a slot"
+        texts = (f"{counted(num_slots, 'slot')}, {what}", what, what[:width])
         room = max(shape.width, min(width, MIN_PANEL)) if width >= MIN_LABELLED else width
         lines.append([(next(text for text in texts if len(text) <= room), LABEL)])
     for first in range(0, num_slots, shape.per_row * shape.num_slots):
@@ -561,7 +553,7 @@ def heat_map(scene: Scene, width: int, num_rows: int) -> list[Line]:
                 line += _cell(scene, start, shape.size)
             else:
                 numbers = range(start, min(start + shape.num_slots, num_slots))
-                line.append(_shared_cell(scene, numbers, has_dots=has_dots))
+                line.append(_shared_cell(scene, numbers))
         lines.append(joined(line))
     panel_width, below = width - shape.width - COLUMN_GAP, num_rows - len(lines)
     if panel_width < MIN_PANEL:
@@ -576,17 +568,17 @@ def heat_map(scene: Scene, width: int, num_rows: int) -> list[Line]:
     return lines
 
 
-def _cell(scene: Scene, place: int, size: int) -> Line:
+def _cell(scene: Scene, number: int, size: int) -> Line:
     """Return the cell of one slot: the progress of its sequence, or what has happened to it."""
-    slot, mark, glyphs = scene.run.slots[place], scene.marks[place], scene.glyphs
+    mark, glyphs, row = scene.mark(number), scene.glyphs, scene.row(number)
     is_marked = mark in ("preempted", "failed")
     width = size - (size > 1)
     gap: Line = [(" " * (size - width), "")]
-    if not scene.is_busy(slot):
+    if row.request is None:
         text, style = (glyphs.marks[mark], mark) if is_marked else (glyphs.nothing, "idle")
         return [(text.ljust(width), style), *gap]
-    style = hue_of(slot.request.id)
-    share = max(scene.share(slot), 1 - ALL)  # what has just come is there, too
+    style = hue_of(row.request.id)
+    share = max(row.share, 1 - ALL)  # a new sequence is visible as well
     if width == 1:
         return [(level(share, glyphs), mark if is_marked else style), *gap]
     if is_marked:
@@ -594,37 +586,36 @@ def _cell(scene: Scene, place: int, size: int) -> Line:
     return [*bar(share, width, glyphs, style), *gap]
 
 
-def _shared_cell(scene: Scene, numbers: Sequence[int], *, has_dots: bool) -> Part:
-    """Return a cell with a dot for each busy slot, up to eight, or a shade, solid if all are."""
-    busy, glyphs = [scene.is_busy(scene.run.slots[place]) for place in numbers], scene.glyphs
-    if not any(busy):
+def _shared_cell(scene: Scene, numbers: Sequence[int]) -> Part:
+    """Return the shade of several slots, solid if all are busy."""
+    busy, glyphs = sum(map(scene.is_busy, numbers)), scene.glyphs
+    if not busy:
         return glyphs.nothing, "idle"
-    marks = {scene.marks[place] for place in numbers}
+    marks = set(map(scene.mark, numbers))
     style = next((mark for mark in ("failed", "preempted") if mark in marks), "bar")
-    if not has_dots:
-        return shade(sum(busy) / len(busy), glyphs), style
-    dots = sum(dot for is_on, dot in zip(busy, glyphs.dots, strict=False) if is_on)
-    return chr(BRAILLE + dots), style
+    return shade(busy / len(numbers), glyphs), style
 
 
 def worth_seeing(scene: Scene, width: int, num_lines: int) -> list[Line]:
     lines: list[Line] = []
-    if scene.notes and num_lines > 2 * MANY:
+    notes = scene.notes[: max(num_lines // 4, 1)]
+    if notes and num_lines > 2 * MANY:
         lines = [[("preempted or failed", LABEL)]]
-        for text, style in map(scene.note, scene.notes[: max(num_lines // 4, 1)]):
-            lines.append([(scene.cut(text, width), style)])
-    step, slots = scene.moment.step, scene.run.slots
-    running = [n for n, slot in enumerate(slots) if slot.end is None and slot.request.max_tokens]
+        lines += [[(scene.cut(text, width), style)] for text, style in map(scene.note, notes)]
+    rows = {number: scene.row(number) for number in range(scene.run.num_slots)}
+    running = [
+        n for n, row in rows.items() if row.max_tokens and row.request and not row.request.finish
+    ]
     each = max((num_lines - len(lines)) // 2 - 1, 1)
-    done = {n: slots[n].tokens_after(step) for n in running}
-    ending = nsmallest(each, running, key=lambda n: slots[n].request.max_tokens - done[n])
-    longest_first = nsmallest(each, running, key=lambda n: -done[n])
-    for title, numbers in (("about to end", ending), ("longest", longest_first)):
+    ending = nsmallest(each, running, key=lambda n: rows[n].max_tokens - rows[n].num_tokens)
+    longest = nsmallest(each, running, key=lambda n: -rows[n].num_tokens)
+    for title, numbers in (("about to end", ending), ("longest", longest)):
         if not numbers:
             continue
-        scene.longest.see(scene, numbers)
-        columns = plan_columns(width, len(slots[-1].name), scene.longest)
-        lines += [[(title, LABEL)], *(_row(scene, place, columns) for place in numbers)]
+        scene.longest.see(scene, [rows[number] for number in numbers])
+        columns = plan_columns(width, slot_width(scene), scene.longest)
+        lines.append([(title, LABEL)])
+        lines += [_row(scene, number, rows[number], columns) for number in numbers]
     return lines[:num_lines]
 
 
@@ -688,7 +679,7 @@ class Browser:
                 place = bisect_right(slots, here) if key == "n" else bisect_left(slots, here) - 1
             self.found, self._followed = held[place % len(held)], None
         else:
-            num_slots, page = len(scene.run.slots), max(self._num_rows - 1, 1)
+            num_slots, page = scene.run.num_slots, max(self._num_rows - 1, 1)
             steps = {"up": -1, "down": 1, "page-up": -page, "page-down": page}
             steps |= {"left": -page, "right": page, "home": -num_slots, "end": num_slots}
             if key not in steps:
@@ -739,8 +730,8 @@ class Browser:
         elif self._message:
             text = self._message
         elif self._first_slot is not None:
-            last = min(self._first_slot + self._num_rows, len(scene.run.slots)) - 1
-            text = f"slots {self._first_slot:,} to {last:,} of {len(scene.run.slots):,}"
+            last = min(self._first_slot + self._num_rows, scene.run.num_slots) - 1
+            text = f"slots {self._first_slot:,} to {last:,} of {scene.run.num_slots:,}"
         else:
             return []
         return [(scene.cut(text, width), "found")]
@@ -838,7 +829,7 @@ def picture(
         return [*lines, *[[]] * spare, footer()]
     blank: list[Line] = [[]] if height >= ROOMY else []
     top = [*blank, *header(scene, width, max(1, height // HEADER_SHARE))][:height]
-    room, num_slots = height - len(top), len(scene.run.slots)
+    room, num_slots = height - len(top), scene.run.num_slots
     if room < 1:
         return top
     if overlay:

@@ -5,6 +5,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +17,9 @@ from batcher.events import (
     FinishEvent,
     PreemptEvent,
     RejectEvent,
+    RequestEvent,
     RestartEvent,
+    Role,
     RunEvent,
 )
 from batcher.trace.run import (
@@ -136,141 +139,109 @@ class QueueDepths:
         return found
 
 
-# The slots of a run now, kept from its events alone: nothing here is done per step.
+MAX_LABEL = 200  # characters of an id that are kept; a column shows fewer
+MAX_NOTES = 64
+MAX_PAST = 1024  # stays of a slot that are kept
+MAX_ENDS = 5_000  # finished sequences that are kept
+MAX_UNSEEN = 500  # events that may wait for the next frame
 
-MAX_LABEL = 200  # the most of an id that is shown; a column shows less of it
-MAX_NOTES = 64  # the most notes that are kept until they are shown
-MAX_ENDS = 5_000  # the most sequences that are kept after their end
-MAX_UNSEEN = 500  # news of the fold wait for the next frame, but no more than so much
+PHASES: dict[Role, str] = {"sample": "decode", "beam": "beam", "negative": "partner"}
+"""The phase of a row after its prefill, by role."""
 
-NOBODY = RequestTimeline("", 0, "sample")
-
-SlotUse = tuple[int, int, int, bool]
-"""How many steps were made, how many used the slot, how many sequences came; is it in use?"""
-
-Mark = Literal["", "ended", "admitted", "preempted", "failed"]
-"""What has happened in a slot; a later one of these hides those before it."""
+Kind = Literal["preempted", "failed"]
 
 
-class SlotState:
-    """A slot's newest sequence, and how busy the slot was before it, by the steps of its worker.
+class Stay(NamedTuple):
+    """The steps [start, end) of a sequence in a slot; end is None while it holds the slot.
 
-    name: its number, with its worker if there are several.  mark: the newest thing that happened,
-    but for an admission.  num_left, num_steps: the sequences that have left the slot, and for how
-    many steps they held it.
+    turn: 0, 1, 2, ... in each slot.  kind: "" for a normal end.
     """
 
-    def __init__(self, number: int, run: "RunState", worker: int) -> None:
-        self._number, self._run, self._worker = number, run, worker
-        self.name = f"w{worker} {number}" if len(run.paces) > 1 else str(number)
-        self.num_left = self.num_steps = self._num_seen = 0
-        self.mark: Mark = ""
+    request_id: str
+    turn: int
+    start: int
+    end: int | None
+    first_token: int | None
+    kind: Kind | Literal[""] = ""
 
-    def own_step(self, step: int) -> int:
-        return min(step, self._run.paces[self._worker])
+    def is_prefilling(self, step: int) -> bool:
+        """Return whether `step` computed a part of a prompt that takes several steps."""
+        if self.first_token is None:
+            return True
+        return self.start < self.first_token and step <= self.first_token
 
-    @property
-    def request(self) -> RequestTimeline:
-        return self._run.fold.slots.get(self._number, NOBODY)
 
-    @property
-    def _admission(self) -> AdmissionRecord | None:
-        request = self._run.fold.slots.get(self._number)
-        for admission in reversed(request.admissions) if request is not None else ():
-            if admission.event.slot == self._number:
-                return admission
-        return None
+class Use(NamedTuple):
+    """How a slot was used over some steps.  share: of these steps.  stay: the newest one."""
 
-    @property
-    def end(self) -> int | None:
-        """The step after its last one here; None while it holds the slot."""
-        admission = self._admission
-        if admission is None:
-            return 0
-        if admission.preempt is not None:
-            return admission.preempt.step
-        finish = self._run.fold.slots[self._number].finish
-        return None if finish is None else finish.step + 1
+    share: float
+    num_admitted: int
+    kind: Kind | Literal[""]
+    stay: Stay | None
 
-    @property
-    def outcome(self) -> str | None:
-        admission, finish = self._admission, self.request.finish
-        if admission is not None and admission.preempt is not None:
-            return "preempted"
-        return None if finish is None else finish.reason
 
-    def has_long_prefill(self, step: int) -> bool:
-        """Return whether `step` prefilled its newest sequence, and not by its admission alone."""
-        admission = self._admission
-        first = None if admission is None else admission.first_token
-        if admission is None or first == admission.event.step:
-            return False
-        return first is None or first >= self.own_step(step)
+def use_of(stays: Sequence[Stay], steps: range) -> Use:
+    """Return the use of a slot over `steps`; without a step, whether it is held."""
+    busy = num_admitted = 0
+    kind: Kind | Literal[""] = ""
+    newest: Stay | None = None
+    for place in range(bisect_right(stays, steps.stop - 1, key=attrgetter("start")) - 1, -1, -1):
+        stay = stays[place]
+        end = steps.stop if stay.end is None else min(stay.end, steps.stop)
+        if end < steps.start:
+            break
+        newest = newest or stay
+        busy += end - max(stay.start, steps.start)
+        num_admitted += stay.start >= steps.start
+        if stay.kind and not kind and stay.end is not None:
+            ended = stay.end - (stay.kind == "failed")  # a preempted one skips its last step
+            kind = stay.kind if ended in steps else ""
+    if not steps:
+        return Use(float(newest is not None and newest.end is None), 0, "", newest)
+    return Use(busy / len(steps), num_admitted, kind, newest)
 
-    def drafts_of(self, step: int) -> StepDrafts | None:
-        """Return the drafts that `step` verified here; only the newest step with any is known."""
-        admission = self._admission
-        drafts = None if admission is None else admission.drafts
-        latest = None if drafts is None else drafts.latest
-        return latest if latest is not None and latest.step == self.own_step(step) else None
+
+class Row(NamedTuple):
+    """A slot after a step.  request: the sequence that used the slot in this step, or None."""
+
+    request: RequestTimeline | None
+    phase: str = "idle"
+    num_tokens: int = 0
+    drafts: StepDrafts | None = None
 
     @property
     def label(self) -> str:
-        label = self.request.label
+        label = "" if self.request is None else self.request.label
         if len(label) > MAX_LABEL:
             return label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
         return label
 
-    def use_until(self, step: int) -> SlotUse:
-        own, admission, end = self.own_step(step), self._admission, self.end
-        if admission is None or end is not None:
-            return own + 1, self.num_steps, self.num_left, end is not None and end > max(own, 0)
-        return own + 1, self.num_steps + own + 1 - admission.event.step, self.num_left + 1, True
+    @property
+    def max_tokens(self) -> int:
+        return 0 if self.request is None else self.request.max_tokens
 
-    def take_mark(self, num_admitted: int) -> Mark:
-        mark, self.mark = self.mark, ""
-        num_seen, self._num_seen = self._num_seen, num_admitted
-        is_hidden = mark in ("preempted", "failed")
-        return "admitted" if num_admitted > num_seen and not is_hidden else mark
-
-    def is_prefilling(self, step: int) -> bool:
-        first_token = None if self._admission is None else self._admission.first_token
-        return first_token is None or first_token >= self.own_step(step)
-
-    def is_busy(self, step: int) -> bool:
-        """Return whether the slot was used in `step`, the last one made; -1 is before the first."""
-        end = self.end
-        return end is None or end > max(self.own_step(step), 0)
-
-    def tokens_after(self, step: int) -> int:
-        admission = self._admission
-        lost = None if admission is None else admission.preempt
-        return self.request.tokens_after(self.own_step(step)) if lost is None else lost.generated
-
-    def leave(self, admission: AdmissionRecord, until: int, mark: Mark) -> None:
-        if (mark != "ended" and self.mark != "failed") or not self.mark:
-            self.mark = mark
-        self.num_left += 1
-        self.num_steps += until - admission.event.step
-        self._run.history.held(self._number, admission.event.step, until)
+    @property
+    def share(self) -> float:
+        return self.num_tokens / self.max_tokens if self.max_tokens else 0.0
 
 
 class Note(NamedTuple):
-    """Something to notice: what happened to which sequence."""
+    """A preemption or failure, for the header."""
 
-    kind: Literal["preempted", "failed"]
+    step: int
+    kind: Kind
     label: str
-    what: str
+    text: str
 
 
 class RunState:
-    """The slots of a run, and what has become of the requests so far.
+    """What the views of a run need in addition to its fold: counts, recent stays, its history.
 
-    num_done: requests that have ended, num_failed: outputs that failed.  num_preempted: without
-    followers.  most_done: the largest share that was shown as done.  notes: the newest; a view
-    takes them out.  ends: the newest sequences that have ended.  history: the whole run, in little.
-    fold: the sequences of the run; the owner of its events feeds it, before `catch_up`.  paces: the
-    last step of each of several workers, set by the owner of the events.
+    The owner of the events feeds `fold` before `catch_up`.  paces: the last step of each of several
+    workers, set by the same owner.  num_done: requests that have ended.  num_failed: failed
+    outputs.  num_preempted: without followers.  most_done: the largest share shown as done.
+    ends: the newest sequences that have ended.  marks: the newest preemption or failure in a slot,
+    with its step.
     """
 
     def __init__(self, batch_size: int, num_workers: int = 1) -> None:
@@ -279,22 +250,29 @@ class RunState:
         self.keep_ends(MAX_ENDS)
         self.paces = [MAX_STEPS] * num_workers
         self.history = RunHistory(batch_size)
-        self.slots = [
-            SlotState(place, self, place * num_workers // batch_size) for place in range(batch_size)
-        ]
+        self.num_slots = batch_size
+        self._past: list[list[Stay]] = [[] for _ in range(batch_size)]  # recent stays, by slot
+        self._num_left = [0] * batch_size  # all stays that have ended, by slot
+        self.marks: dict[int, tuple[Kind, int]] = {}
         self.num_done = self.num_failed = self.num_preempted = 0
         self.most_done = 0.0
         self.restarts: list[RestartEvent] = []
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self._num_others = Counter[str]()  # samples of a request that end before its last
-        self._preempted: list[RequestTimeline] = []  # those that may not be back
+        self._preempted: list[RequestTimeline] = []  # some may be running again
         self._num_finished_tokens = self._num_finished_max = 0
 
     def keep_ends(self, most: int) -> None:
-        """Keep so many of the sequences that end, and of what `timeline` shows of them."""
+        """Keep at most `most` of the sequences that have ended."""
         self.ends: deque[RequestTimeline] = deque(maxlen=most)
         self._dropped: deque[tuple[str, int]] = deque(maxlen=most)
         self.fold.step_drafts = deque(maxlen=most)
+
+    def forget(self, step: int) -> None:
+        """Drop the stays that ended before `step`."""
+        for past in self._past:
+            while past and (past[0].end or 0) < step:
+                del past[0]
 
     def keep_up(self) -> None:
         if len(self.fold.news or ()) >= MAX_UNSEEN:
@@ -304,7 +282,7 @@ class RunState:
         news, self.fold.news = self.fold.news or [], []
         for event, found in news:
             match event:
-                case ArriveEvent():  # of a sample beside the first
+                case ArriveEvent():  # a sample other than the first
                     self._num_others[event.id] += 1
                 case FinishEvent() if found is not None:
                     self._end(found, event)
@@ -313,28 +291,42 @@ class RunState:
                 case RejectEvent():
                     self.num_done += 1
                     self.num_failed += 1
-                    self.notes.append(Note("failed", event.id, f"failed: {event.reason}"))
+                    self._note(event, "failed", event.id, f"failed: {event.reason}")
                 case DropEvent():
                     self.num_failed -= event.reason == "error"
                     self._dropped.append((event.id, event.index))
                 case RestartEvent():
                     self.restarts.append(event)
-                    what = f"replaced: {RESTART_REASONS[event.reason]}"
-                    self.notes.append(Note("failed", f"w{event.worker or 0}", what))
+                    text = f"replaced: {RESTART_REASONS[event.reason]}"
+                    self._note(event, "failed", f"w{event.worker or 0}", text)
                 case _:
                     pass
 
+    def _note(self, event: RequestEvent, kind: Kind, label: str, text: str) -> None:
+        self.notes.append(Note(event.step, kind, label, text))
+
+    def _leave(self, admission: AdmissionRecord, end: int, kind: Kind | Literal[""]) -> None:
+        admit = admission.event
+        if kind:
+            self.marks[admit.slot] = kind, end - (kind == "failed")
+        past, turn = self._past[admit.slot], self._num_left[admit.slot]
+        past.append(Stay(admit.id, turn, admit.step, end, admission.first_token, kind))
+        if len(past) > MAX_PAST:
+            del past[0]
+        self._num_left[admit.slot] += 1
+        self.history.held(admit.slot, admit.step, end)
+
     def _preempt(self, request: RequestTimeline, preempt: PreemptEvent) -> None:
         lost = next(one for one in request.admissions if one.preempt is preempt)
-        self.slots[preempt.slot].leave(lost, preempt.step, "preempted")
+        self._leave(lost, preempt.step, "preempted")
         if request not in self._preempted:
             self._preempted.append(request)
         if not is_follower(request):
             self.num_preempted += 1
             other = label_of(preempt.for_id, preempt.for_index, "sample")
-            gave_way = f"preempted for {other}"
-            what = "preempted: no block left" if other == request.label else gave_way
-            self.notes.append(Note("preempted", request.label, what))
+            text = "no block left" if other == request.label else f"for {other}"
+            separator = ": " if other == request.label else " "
+            self._note(preempt, "preempted", request.label, f"preempted{separator}{text}")
 
     def _end(self, request: RequestTimeline, end: FinishEvent) -> None:
         is_lost, others = end.reason == "lost", self._num_others
@@ -342,12 +334,12 @@ class RunState:
         self._num_finished_tokens += request.tokens_after(end.step)
         if request.admission is not None:
             self._num_finished_max += 0 if is_lost else request.max_tokens
-            mark: Mark = "failed" if is_lost or end.reason in FAILURES else "ended"
-            self.slots[request.admission.event.slot].leave(request.admission, end.step + 1, mark)
+            has_failed = is_lost or end.reason in FAILURES
+            self._leave(request.admission, end.step + 1, "failed" if has_failed else "")
         if end.reason in FAILURES:
             self.num_failed += end.reason == "error"
-            what = "failed" if end.reason == "error" else end.reason
-            self.notes.append(Note("failed", request.label, what))
+            text = "failed" if end.reason == "error" else end.reason
+            self._note(end, "failed", request.label, text)
         if request.role != "sample" and is_follower(request):
             return
         if others.get(end.id):
@@ -355,7 +347,75 @@ class RunState:
             if not others[end.id]:
                 del others[end.id]
         elif not is_lost and (request.arrive is not None or end.index == 0):
-            self.num_done += 1  # of what never arrived, the first stands for all
+            self.num_done += 1  # the first sample of an aborted request counts for all
+
+    def own_step(self, number: int, step: int) -> int:
+        """Return the last step up to `step` of the worker that has the slot."""
+        return min(step, self.paces[number * len(self.paces) // self.num_slots])
+
+    def _newest(self, number: int) -> tuple[RequestTimeline, AdmissionRecord] | None:
+        request = self.fold.slots.get(number)
+        for admission in reversed(request.admissions) if request is not None else ():
+            if request is not None and admission.event.slot == number:
+                return request, admission
+        return None
+
+    def stays(self, number: int) -> list[Stay]:
+        """Return the recent stays in a slot, the oldest first."""
+        past, newest = self._past[number], self._newest(number)
+        if newest is None:
+            return past
+        request, admission = newest
+        if admission.preempt is not None or request.finish is not None:
+            return past
+        start, turn = admission.event.step, self._num_left[number]
+        return [*past, Stay(request.id, turn, start, None, admission.first_token)]
+
+    def admitted(self, number: int) -> int:
+        """Return the step of the newest admission to a slot, -1 if there was none."""
+        found = self._newest(number)
+        return -1 if found is None else found[1].event.step
+
+    def is_busy(self, number: int, step: int) -> bool:
+        """Return whether `step`, the last one made, used the slot; -1 is before the first."""
+        found = self._newest(number)
+        if found is None:
+            return False
+        request, admission = found
+        own = max(self.own_step(number, step), 0)
+        if admission.preempt is not None:
+            return admission.preempt.step > own
+        return request.finish is None or request.finish.step >= own
+
+    def row(self, number: int, step: int, slot_step: int) -> Row:
+        """Return a slot after `step`; slot_step: `step`, or the next one while the run waits."""
+        found = self._newest(number) if self.is_busy(number, slot_step) else None
+        if found is None:
+            return Row(None)
+        request, admission = found
+        own, lost = self.own_step(number, step), admission.preempt
+        latest = None if admission.drafts is None else admission.drafts.latest
+        if lost is not None:
+            phase = "preempted"
+        elif request.finish is not None:
+            phase = request.finish.reason
+        elif admission.first_token is None or admission.first_token >= own:
+            phase = "prefill"
+        else:
+            phase = PHASES[request.role]
+        return Row(
+            request,
+            phase,
+            request.tokens_after(own) if lost is None else lost.generated,
+            latest
+            if latest is not None and latest.step == self.own_step(number, slot_step)
+            else None,
+        )
+
+    def name_of(self, number: int) -> str:
+        if len(self.paces) == 1:
+            return str(number)
+        return f"w{number * len(self.paces) // self.num_slots} {number}"
 
     def timeline(self, run: RunEvent, num_steps: int) -> Timeline:
         sequences = [*self.ends, *self.fold.open]
@@ -363,8 +423,7 @@ class RunState:
         return Timeline.from_sequences(run, num_steps, sequences, drafts, self.restarts, dropped)
 
     def num_tokens(self, step: int) -> int:
-        slots = self.slots
-        running = sum(r.tokens_after(slots[n].own_step(step)) for n, r in self._running())
+        running = sum(r.tokens_after(self.own_step(n, step)) for n, r in self._running())
         return self._num_finished_tokens + self._num_kept() + running
 
     def num_tokens_left(self, step: int, num_queued: int) -> float:
@@ -380,7 +439,7 @@ class RunState:
         fold = self.fold
         usual = fold.num_wanted / fold.num_arrived if fold.num_arrived else 0.0
         left = sum(
-            max(request.max_tokens * used - self.slots[number].tokens_after(step), 0.0)
+            max(request.max_tokens * used - request.tokens_after(self.own_step(number, step)), 0.0)
             for number, request in running
         )
         return left + max(num_queued * usual * used - self._num_kept(), 0.0)
@@ -519,7 +578,7 @@ def next_up(run: RunState, gauges: GaugeReading) -> str:
         return ""
     if gauges.num_free:
         return f"{first}: with the next step"
-    num_slots = len(run.slots)
+    num_slots = run.num_slots
     taken = f"all {num_slots:,} slots are" if num_slots > 1 else "the slot is"
     return f"{first}: {taken} taken"
 

@@ -27,8 +27,7 @@ class Glyphs:
 
     turns: those of a slot's requests by turns.  shades, levels: from nothing to all.  blocks: a
     cell of a bar.  bars: used, cached and free blocks.  marks: what has happened in a slot.  found:
-    after what was looked for.  dots: slots 0 to 7 of a cell that shows eight; empty where they are
-    counted instead.
+    after what was looked for.
     """
 
     admitted: str
@@ -41,7 +40,6 @@ class Glyphs:
     blocks: str
     bars: str
     marks: Mapping[str, str]
-    dots: tuple[int, ...]
     found: str
     cut: str
     separator: str
@@ -58,7 +56,6 @@ UNICODE = Glyphs(
     " ▏▎▍▌▋▊▉█",
     "█▒░",
     {"": " ", "ended": " ", "admitted": "▸", "preempted": "«", "failed": "✗"},
-    (0x01, 0x02, 0x04, 0x40, 0x08, 0x10, 0x20, 0x80),
     "◂",
     "…",
     " · ",
@@ -74,7 +71,6 @@ ASCII = Glyphs(
     " -=#",
     "#+.",
     {"": " ", "ended": " ", "admitted": ">", "preempted": "<", "failed": "x"},
-    (),
     "*",
     "~",
     ", ",

@@ -1,10 +1,8 @@
-"""A run that was recorded, kept so that any step of it is shown at once.
+"""A recorded run, whose steps the player shows in any order.
 
-Rule: what is kept is the state that a live view folds from events, packed every few thousand of
-them, with the events between.  So a step is shown by the code that shows it live, folded from
-somewhere near; an event takes about 25 bytes, and nothing is looked up in a second description.
-What is shown depends on the step alone, not on where one came from.  So what a view remembers from
-frame to frame is made again from the NUM_WATCHED steps before.
+The recording keeps the state that the live view folds from events, packed every few thousand
+events, and the events in between (about 25 bytes each).  A step is shown by folding the events from
+the nearest packed state on.  The picture of a step depends on that state alone.
 """
 
 import gc
@@ -34,28 +32,33 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
-from batcher.trace.run import FAILURES, RequestTimeline, SequenceKey, is_follower, key_of, label_of
+from batcher.trace.run import FAILURES, RequestTimeline, SequenceKey, is_follower, key_of
 from batcher.trace.timeline import MAX_STEPS, Timeline, worst_bubble
 
 from ..screen.live import NUM_SAMPLES
-from ..screen.live_picture import MAX_CELLS, MAX_REQUEST, Longest, Scene, Strips
+from ..screen.live_picture import (
+    MAX_CELLS,
+    MAX_REQUEST,
+    MAX_TREND,
+    SHOWN_SECONDS,
+    Longest,
+    Scene,
+    StepStrips,
+    Strips,
+)
 from ..screen.live_state import MAX_LABEL, Moment, QueueDepths, RunState
 from ..screen.terminal import cell_width, printable
 from ..screen.theme import Glyphs
 from ..screen.view import GaugeReading, HeldBlocks, RunPlan
 
-MIN_EVENTS = 4096  # the fewest events of a chapter; there are more where more requests wait at once
-MAX_ENDS = 64  # so many of those that have ended are known after each step
+MIN_EVENTS = 4096  # of a chapter; more if more requests wait at once
+MAX_ENDS = 64  # sequences that have ended, kept for each step
 
-MAX_SLOTS = 2**16  # each takes an object, and a trace of a few bytes may state any number
-NUM_WATCHED = MAX_CELLS
-"""As many steps as a strip has cells; fewer of many slots, but more than notes are shown for."""
-MAX_WATCHED, MIN_WATCHED = 2**14, 96  # cells, steps
-SECONDS_PER_STEP = 0.125
-"""Marks and notes are shown for as long as in a live view that makes a step in this time."""
+MAX_SLOTS = 2**16  # a trace of a few bytes may state any number
+SECONDS_PER_STEP = 0.125  # marks and notes are shown as in a live view at this pace
 
 Chapter = tuple[int, bytes, bytes]
-"""The step with which its first event was told, the state before that, and its events, packed."""
+"""The step of its first event, the state before that event, and its events, packed."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[list[int], list[Event]])
@@ -77,13 +80,14 @@ class Recording:
                 "--format gantt"
             )
         self._run = RunState(run.batch)
-        self._run.keep_ends(MAX_ENDS)  # each chapter has them
+        self._run.keep_ends(MAX_ENDS)
         self.timeline = Timeline(self._run.fold)
         self.timeline.add(run)
         self._points = set[int]()
         self.longest = Longest()
         self.chapters: list[Chapter] = []
         self._arrive_steps = array("q")  # of what waits on its own account; sorted in the end
+        self._admissions: list[tuple[int, int, str]] = []  # step, wait from, label
         self._step = 0
         self._is_measured = False
         self._early: list[Event] = []  # arrivals, until the next event tells their step
@@ -115,15 +119,15 @@ class Recording:
                 pass
             case _:
                 step = event.step
-        self._step = max(self._step, step)
-        self._take_early()
+        before, self._step = self._step, max(self._step, step)
+        self._take_early(event, before)
         if isinstance(event, EndEvent):
             self.timeline.add(event)
         else:
             self._take(event)
 
     def close(self) -> None:
-        self._take_early()
+        self._take_early(None, self._step)
         for found in self._run.fold.open:
             self._see_tokens(found, found.max_tokens)
         self._end_chapter()
@@ -133,21 +137,30 @@ class Recording:
         if not self.num_steps:
             raise BatchdecodeError("there is nothing to play: no request took a slot")
 
-    def _take_early(self) -> None:
+    def _take_early(self, event: Event | None, before: int) -> None:
+        """Take the arrivals between the last event, of the step `before`, and `event`.
+
+        A request that was read for a free slot arrives with its admission, others in their step.
+        """
         early, self._early = self._early, []
-        for event in early:
-            self._take(event)
+        was_read = isinstance(event, AdmitEvent) and event.id in {each.id for each in early}
+        last, current = before, self._step
+        for each in early:
+            is_told = last < each.step < current and not was_read
+            self._step = last = each.step if is_told else current
+            self._take(each)
+        self._step = current
 
     def _take(self, event: Event) -> None:
         step, run, longest = self._step, self._run, self.longest
         # Packing the state costs as much as some events: a chapter has at least so many.
-        size = max(MIN_EVENTS, 2 * len(run.fold.open), len(run.slots))
+        size = max(MIN_EVENTS, 2 * len(run.fold.open), run.num_slots)
         if len(self._events) >= size and step > self._steps[-1]:
             self._end_chapter()
         self._steps.append(step)
         self._events.append(event)
-        if isinstance(event, AdmitEvent) and not 0 <= event.slot < len(run.slots):
-            raise InvariantError(f"{event.id!r} is in slot {event.slot} of {len(run.slots)}")
+        if isinstance(event, AdmitEvent) and not 0 <= event.slot < run.num_slots:
+            raise InvariantError(f"{event.id!r} is in slot {event.slot} of {run.num_slots}")
         found = self.timeline.add(event)
         run.keep_up()
         if found is not None and found.first_event is event:
@@ -157,7 +170,9 @@ class Recording:
                 self._arrive_steps.append(found.waits_from)
             width = cell_width(printable(found.label[: MAX_LABEL + 1]))
             longest.request = max(longest.request, min(width, MAX_REQUEST))
-        if isinstance(event, DraftEvent):
+        if isinstance(event, AdmitEvent) and found is not None and not is_follower(found):
+            self._admissions.append((step, found.waits_from, found.label))
+        elif isinstance(event, DraftEvent):
             longest.drafts = max(longest.drafts, len("drafts"), 2 * len(str(event.tokens)) + 1)
         elif isinstance(event, FinishEvent) and found is not None:
             self._see_tokens(found, event.tokens)
@@ -175,7 +190,8 @@ class Recording:
         packed = zlib.compress(_encoder.encode((self._steps, self._events)), 1)
         self.chapters.append((self._steps[0] if self.chapters else 0, self._state, packed))
         self._run.catch_up()
-        self._run.num_tokens(self._step)  # by which it forgets what it need not know any more
+        self._run.num_tokens(self._step)  # drops what it no longer needs
+        self._run.forget(self._step - MAX_CELLS)
         self._state = _packed(self._run)
         self._steps, self._events = [], []
 
@@ -197,6 +213,14 @@ class Recording:
 
     def num_coming(self, step: int) -> int:
         return len(self._arrive_steps) - bisect_right(self._arrive_steps, step)
+
+    def next_up(self, step: int, *, has_free: bool) -> str | None:
+        """Return the label of the next request to be admitted after `step`, if it waits already."""
+        place = bisect_right(self._admissions, step, key=itemgetter(0))
+        for admitted, waits_from, label in self._admissions[place : place + 1]:
+            if waits_from <= step and not (has_free and admitted > step + 1):
+                return label
+        return None
 
     def find(self, text: str) -> dict[int, str]:
         """Return labels by the steps of their admission: called `text`, else with it in them."""
@@ -231,34 +255,29 @@ def _key(found: RequestTimeline) -> SequenceKey:
 
 
 class Playback:
-    """Shows a recording; `scene` is that of `step`, once one was sought."""
+    """Shows a recording; `scene` is that of `step`, after the first `seek`."""
 
     def __init__(self, recording: Recording, title: str, glyphs: Glyphs) -> None:
         run, timeline = recording.timeline.run, recording.timeline
-        self.recording, self.step = recording, -1
+        self.recording = recording
         self._num_blocks = run.scheduling.get("kv_blocks")
         self._has_blocks = self._num_blocks is not None or any(timeline.figures.blocks)
-        watched = max(MAX_WATCHED // timeline.num_slots, MIN_WATCHED)
-        self._num_watched = min(NUM_WATCHED, watched)
         self._open(0)
-        is_timed = bool(run.step_time)
+        batch_size, is_timed = timeline.num_slots, bool(run.step_time)
         self.scene = Scene(
             self._state,
-            RunPlan(
-                title, run.policy, timeline.num_slots, timeline.num_requests, is_timed=is_timed
-            ),
-            GaugeReading(0.0, timeline.num_slots, None, None),
+            RunPlan(title, run.policy, batch_size, timeline.num_requests, is_timed=is_timed),
+            GaugeReading(0.0, batch_size, None, None),
             glyphs,
-            Strips(self._state.slots, glyphs),
+            Strips(self._state, glyphs),
             Moment(-1, 0, 0.0, None, None),
             depths=recording.depths,
             longest=recording.longest,
         )
-        self._begin(0)
 
     def seek(self, step: int) -> Scene:
-        first = max(step - self._num_watched + 1, 0)
-        # What is unpacked lives on: looking for garbage in it would take half of the time.
+        first = max(step - NUM_SAMPLES + 1, 0)
+        # Unpacked objects live on: collecting garbage would take half of the time.
         is_collecting = gc.isenabled()
         gc.disable()
         try:
@@ -267,99 +286,67 @@ class Playback:
                 chapter = bisect_right(chapters, first, key=itemgetter(0)) - 1
                 if not chapters[chapter][0] <= self.step + 1 <= first:
                     self._open(chapter)
-                self._begin(first)
+                self._fold_up_to(first - 1)
+                self._samples.clear()
+                self._samples.append((self.step, self._state.num_tokens(self.step)))
             while self.step < step:
-                self._watch(self.step + 1, is_sampled=self.step + 1 >= step - NUM_SAMPLES)
+                self._fold_up_to(self.step + 1)
+                self._samples.append((self.step, self._state.num_tokens(self.step)))
         finally:
             if is_collecting:
                 gc.enable()
-        self._look()
+        self._state.forget(step - MAX_CELLS)
+        self._update()
         return self.scene
 
     def _open(self, chapter: int) -> None:
         self._state = self.recording.state_before(chapter)
-        self._told = self.recording.events_from(chapter)
-        self._ahead = deque[tuple[int, list[Event]]]()  # of steps that are still to be shown
-        # The first after the step, once it was looked for, with the step that it was told with.
-        self._next_admission: tuple[int, AdmitEvent | None] = -1, None
+        self._events = self.recording.events_from(chapter)
+        self._next = next(self._events, None)
+        self.step = -1
+        # The newest steps, with the tokens after each.
+        self._samples = deque([(-1, 0)], maxlen=NUM_SAMPLES + 1)
 
-    def _peek(self, place: int) -> tuple[int, list[Event]] | None:
-        """Return what a later step is told of, and its number; the next one for 0."""
-        if place == len(self._ahead):
-            self._ahead.extend(filter(None, [next(self._told, None)]))
-        return self._ahead[place] if place < len(self._ahead) else None
-
-    def _take_before(self, step: int) -> None:
-        while (told := self._peek(0)) is not None and told[0] < step:
-            for event in told[1]:
+    def _fold_up_to(self, step: int) -> None:
+        self.step = step
+        last = MAX_STEPS if step == self.recording.num_steps - 1 else step
+        while self._next is not None and self._next[0] <= last:
+            for event in self._next[1]:
                 self._state.fold.take(event)
             self._state.keep_up()
-            self._ahead.popleft()
+            self._next = next(self._events, None)
         self._state.catch_up()
 
-    def _begin(self, step: int) -> None:
-        """Take in the steps before `step`, and forget what was seen in them."""
-        self._take_before(step)
-        state, scene = self._state, self.scene
-        self.step = step - 1
-        state.notes.clear()
-        for slot in state.slots:
-            slot.take_mark(slot.use_until(self.step)[2])
-        # The newest steps, with the tokens after each.
-        self._samples = deque([(self.step, state.num_tokens(self.step))], maxlen=NUM_SAMPLES + 1)
-        scene.run, scene.marks = state, [""] * len(state.slots)
-        scene.strips = Strips(state.slots, scene.glyphs, self.step, self._num_watched)
-        for seen in (scene.busy, scene.queued, scene.marked, scene.noted):
-            seen.clear()
-
-    def _watch(self, step: int, *, is_sampled: bool) -> None:
-        self.step = step
-        is_last = step == self.recording.num_steps - 1
-        self._take_before(MAX_STEPS if is_last else step + 1)
-        self.scene.watch(step, step * SECONDS_PER_STEP)
-        self.scene.queued.append(self.recording.depths.at(step))
-        if is_sampled:
-            self._samples.append((step, self._state.num_tokens(step)))
-
-    def _look(self) -> None:
-        """Let the scene show what the trace has of `step`, and what a live view asks gauges for."""
+    def _update(self) -> None:
+        """Set the scene to what the live view shows after `step`."""
         scene, state, step = self.scene, self._state, self.step
         figures, depths = self.recording.timeline.figures, self.recording.depths
-        now = figures.end_of(step)
+        scene.run, scene.strips = state, StepStrips(state, scene.glyphs, step)
+        scene.since = {
+            kind: max(step + 1 - int(seconds / SECONDS_PER_STEP), 0)
+            for kind, seconds in SHOWN_SECONDS.items()
+        }
         scene.read_ends()
+        trend = range(max(step + 1 - MAX_TREND, 0), step + 1)
+        busy = [0] * len(trend)
+        for slot in range(state.num_slots):
+            for stay in state.stays(slot):
+                end = step + 1 if stay.end is None else min(stay.end, step + 1)
+                for each in range(max(stay.start, trend.start), end):
+                    busy[each - trend.start] += 1
+        scene.busy = deque(num / state.num_slots for num in busy)
+        scene.queued = deque(map(depths.at, trend))
         (first_step, first_tokens), (_, num_tokens) = self._samples[0], self._samples[-1]
-        num_new, speed = num_tokens - first_tokens, None
+        num_new, speed, now = num_tokens - first_tokens, None, figures.end_of(step)
         if scene.plan.is_timed:
             begun = figures.end_of(first_step) if first_step >= 0 else 0.0
             speed = num_new / max(now - begun, 1e-9)
         rate = num_new / max(1, step - first_step)
         scene.moment = Moment(step, num_tokens, rate, speed, None)
-        num_free, use = sum(slot.end is not None for slot in state.slots), None
+        num_free, use = state.num_slots - state.num_running, None
         if self._has_blocks and step < len(figures.blocks):
             held = figures.blocks[step]
             use = HeldBlocks(held, None if self._num_blocks is None else self._num_blocks - held)
+        next_up = self.recording.next_up(step, has_free=num_free > 0)
         queue = depths.at(step), self.recording.num_coming(step)
-        scene.gauges = GaugeReading(now, num_free, self._next_up(num_free), use, *queue)
-
-    def _next_up(self, num_free: int) -> str | None:
-        """Return the label of the next to be admitted, if it waits already."""
-        place, (step, admit) = 0, self._next_admission
-        while step <= self.step:
-            told = self._peek(place)
-            step, events = (MAX_STEPS, []) if told is None else told
-            admitted = (e for e in events if isinstance(e, AdmitEvent) and not is_follower(e))
-            admit, place = next(admitted, None), place + 1
-            step = self.step if told is not None and admit is None else step
-            self._next_admission = step, admit
-        if admit is None or (num_free and step > self.step + 1):
-            return None
-        name = admit.id, admit.index
-        waiting = (r for r in self._state.fold.open if (r.id, r.index) == name)
-        known = next((r for r in waiting if not is_follower(r)), None)
-        if known is None:  # its arrival may be told later
-            later = chain.from_iterable(events for _, events in self._ahead)
-            arrivals = (e for e in later if isinstance(e, ArriveEvent) and e.step <= self.step)
-            is_waiting = any((e.id, e.index) == name for e in arrivals)
-        else:
-            is_waiting = known.admission is None
-        return label_of(*name, "sample") if is_waiting else None
+        scene.gauges = GaugeReading(now, num_free, next_up, use, *queue)

@@ -35,6 +35,7 @@ _REQUESTS = st.fixed_dictionaries(
         "priority": st.integers(0, 2),
         "n": st.integers(1, 3),
         "ignore_eos": st.just(value=True),
+        "session": st.sampled_from("st"),
     },
 )
 

@@ -17,7 +17,7 @@ from worker_runs import worker_runs
 
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, JumpEvent, RejectEvent
 from batcher.trace.run import event_of_worker
-from cli.screen.live_picture import Scene, Strips, picture
+from cli.screen.live_picture import Scene, Strips, cell_parts, picture
 from cli.screen.live_state import MAX_UNSEEN, Moment, QueueDepths, RunHistory, RunState
 from cli.screen.theme import UNICODE
 from cli.screen.view import GaugeReading, RunPlan
@@ -37,22 +37,16 @@ def test_requests_are_done_when_all_their_samples_are(workload, seed):
     ends = {unit.id: [] for unit in units}
     for stay in run.stays:
         ends[stay.id].append(stay.end)
-    rows = [stay for stay in run.stays if stay.role != "negative"]
+    stays = [stay for stay in run.stays if stay.role != "negative"]
     jumps = [event for event in run.events if isinstance(event, JumpEvent)]
     for step in range(len(run.labels)):
         observe(state, [e for e in run.events[1:-1] if e.step == step])
         assert state.num_done == sum(max(ended) <= step + 1 for ended in ends.values())
-        assert sum(slot.is_busy(step) for slot in state.slots) == batch - run.labels[step].count(
-            None
-        )
-        num_chosen = sum(max(0, min(row.end, step + 1) - row.start) for row in rows)
+        rows = [state.row(slot, step, step) for slot in range(batch)]
+        assert [row.request is None for row in rows] == [not label for label in run.labels[step]]
+        num_chosen = sum(max(0, min(stay.end, step + 1) - stay.start) for stay in stays)
         num_forced = sum(jump.tokens for jump in jumps if jump.step <= step)
         assert state.num_tokens(step) == num_chosen + num_forced
-        busy = [slot.use_until(step)[1] for slot in state.slots]
-        assert busy == [
-            sum(labels[slot] is not None for labels in run.labels[: step + 1])
-            for slot in range(batch)
-        ]
     errors = [stay.outcome for stay in run.stays].count("error")
     assert state.num_failed == errors
     assert not list(state.fold.open)
@@ -77,14 +71,14 @@ def test_a_preempted_row_leaves_its_slot_and_keeps_its_tokens(workload):
     lengths = {job.id: job.length for job in jobs}
     for step, labels in enumerate(run.slots):
         observe(state, by_step.get(step, []))
-        shown = [slot.label if slot.is_busy(step) else None for slot in state.slots]
-        assert shown == labels
-        for slot in state.slots:
-            if slot.is_busy(step):
-                assert slot.tokens_after(step) == run.tokens[step][slot.label]
-                assert slot.request.max_tokens == lengths[slot.label]
-                is_prefill = run.states[slot.label][step].phase == "prefill"
-                assert slot.is_prefilling(step) == is_prefill
+        rows = [state.row(slot, step, step) for slot in range(limits.batch)]
+        assert [row.label or None for row in rows] == labels
+        for row in rows:
+            if row.request is not None:
+                assert row.num_tokens == run.tokens[step][row.label]
+                assert row.max_tokens == lengths[row.label]
+                is_prefill = run.states[row.label][step].phase == "prefill"
+                assert row.request.finish or (row.phase == "prefill") == is_prefill
     assert state.num_done == len(jobs)
     assert state.num_tokens(len(run.slots)) == sum(lengths.values())
     assert not list(state.fold.open)
@@ -158,19 +152,24 @@ def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, s
     units, batch = workload
     run = play_units(units, batch, seed)
     state = RunState(batch)
-    strips = Strips(state.slots, UNICODE)
+    strips, parts = Strips(state, UNICODE), cell_parts(UNICODE)
     last = 0
     for step in range(len(run.labels)):
         observe(state, [e for e in run.events[1:-1] if e.step == step])
         if (step + 1) % stride and step + 1 < len(run.labels):
             continue
-        strips.extend(step, [""] * batch, [slot.use_until(step) for slot in state.slots])
+        strips.extend(step)
         for slot in range(batch):
             steps = range(last, step + 1)
             busy = sum(run.labels[i][slot] is not None for i in steps)
             admitted = sum(stay.slot == slot and stay.start in steps for stay in run.stays)
-            cell, _ = strips.parts[strips.cells[slot][-1]]
-            if admitted >= 2:
+            cell, _ = parts[strips.last(slot, 1)]
+            if cell == "✗":
+                failed = [
+                    stay for stay in run.stays if stay.outcome in ("error", "aborted", "lost")
+                ]
+                assert any(stay.slot == slot and stay.end - 1 in steps for stay in failed)
+            elif admitted >= 2:
                 assert (cell == "█") == (busy == len(steps))
             else:
                 assert (cell == "┃") == (admitted == 1)
@@ -222,34 +221,26 @@ def test_it_knows_of_all_what_it_knows_of_each(drawn, num_workers, seed):
     whole, own = states_of(drawn, num_workers, seed)
     last = max(whole.paces)
     assert whole.num_tokens(last) == sum(each.num_tokens(last) for each in own)
-    assert sum(slot.is_busy(last) for slot in whole.slots) == sum(
-        sum(slot.is_busy(last) for slot in each.slots) for each in own
-    )
     for name in ("num_done", "num_failed", "num_preempted"):
         assert getattr(whole, name) == sum(getattr(each, name) for each in own)
     for name in ("num_asked", "num_found"):
         assert getattr(whole.fold, name) == sum(getattr(each.fold, name) for each in own)
-    slots = [slot for each in own for slot in each.slots]
-    for slot, alone in zip(whole.slots, slots, strict=True):
-        assert slot.label == alone.label
-        assert slot.outcome == alone.outcome
-        for ask in ("is_busy", "is_prefilling", "use_until", "tokens_after"):
-            assert getattr(slot, ask)(last) == getattr(alone, ask)(last)
+    for slot in range(whole.num_slots):
+        alone, number = own[slot // BATCH], slot % BATCH
+        row, expected = whole.row(slot, last, last), alone.row(number, last, last)
+        assert (row.label, row[1:]) == (expected.label, expected[1:])
+        assert whole.stays(slot) == alone.stays(number)
 
 
 def scene_of(whole, num_workers):
     last = max(whole.paces)
-    num_slots = len(whole.slots)
+    num_slots = whole.num_slots
     plan = RunPlan("r", "fcfs", num_slots, 40, is_timed=False, num_workers=num_workers)
-    strips = Strips(whole.slots, UNICODE)
-    uses = [slot.use_until(last) for slot in whole.slots]
-    strips.extend(
-        last, [slot.take_mark(use[2]) for slot, use in zip(whole.slots, uses, strict=True)], uses
-    )
+    strips = Strips(whole, UNICODE)
+    strips.extend(last)
     moment = Moment(last, whole.num_tokens(last), 3.0, 10.0, 1.0)
-    marks = [""] * len(whole.slots)
     gauges = GaugeReading(0.0, 0, None, None)
-    return Scene(whole, plan, gauges, UNICODE, strips, moment, marks, [], [], deque([0.5]))
+    return Scene(whole, plan, gauges, UNICODE, strips, moment, busy=deque([0.5]))
 
 
 @given(st.lists(english_requests(), min_size=1, max_size=20), st.integers(0, 2**32))
