@@ -133,7 +133,7 @@ class Strips:
     """The cells of all slots, one for the steps between two frames."""
 
     def __init__(self, run: RunState, glyphs: Glyphs) -> None:
-        self._run, self._glyphs = run, glyphs
+        self._run, self._glyphs, self.parts = run, glyphs, cell_parts(glyphs)
         self._max_cells = max(1, min(MAX_CELLS, MAX_ALL_CELLS // run.num_slots))
         self._ends: deque[int] = deque([0], maxlen=self._max_cells + 1)
         self._cells = [""] * run.num_slots
@@ -161,7 +161,8 @@ class StepStrips(Strips):
     """Strips with a cell for each step, made from recent stays when they are asked for."""
 
     def __init__(self, run: RunState, glyphs: Glyphs, step: int) -> None:
-        self._run, self._glyphs, self._step = run, glyphs, step
+        self._run, self._glyphs, self.parts = run, glyphs, cell_parts(glyphs)
+        self._step = step
 
     def last(self, number: int, width: int) -> str:
         stays, (first, *_, stop) = self._run.stays(number), self.ends(width)
@@ -472,7 +473,7 @@ def _row(scene: Scene, number: int, row: Row, columns: Columns) -> Line:
         style = STYLES.get(row.phase, row.phase)
         line += [("  ", ""), (f"{row.phase:<{columns.phase}}", style)]
     if columns.strip:  # it grows to the right, then scrolls
-        cells, parts = scene.strips.last(number, columns.strip), cell_parts(scene.glyphs)
+        cells, parts = scene.strips.last(number, columns.strip), scene.strips.parts
         line.append(("  ", ""))
         for same in _RUNS.finditer(cells):
             glyph, style = parts[same.group(1)]

@@ -5,7 +5,6 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -185,8 +184,9 @@ def use_of(stays: Sequence[Stay], steps: range) -> Use:
     busy = num_admitted = 0
     kind: Kind | Literal[""] = ""
     newest: Stay | None = None
-    for place in range(bisect_right(stays, steps.stop - 1, key=attrgetter("start")) - 1, -1, -1):
-        stay = stays[place]
+    for stay in reversed(stays):
+        if stay.start >= steps.stop:
+            continue
         end = steps.stop if stay.end is None else min(stay.end, steps.stop)
         if end < steps.start:
             break

@@ -90,7 +90,7 @@ class Recording:
         self._admissions: list[tuple[int, int, str]] = []  # step, wait from, label
         self._step = 0
         self._is_measured = False
-        self._early: list[Event] = []  # arrivals, until the next event tells their step
+        self._early: list[ArriveEvent] = []  # arrivals, until the next event tells their step
         self._again = Counter[SequenceKey]()  # sequences that were lost, and come again
         self._state = _packed(self._run)
         self._steps: list[int] = []  # with which the events of the chapter were told
