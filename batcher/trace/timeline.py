@@ -307,7 +307,7 @@ class Timeline:
 
     spans: by (start, slot).  waits, blocked: by start.  drafts: by (step, slot), of the steps that
     verified some.  figures: of the steps, of a run of one worker.  restarts: of workers that were
-    replaced, by step.  num_requests, num_outputs: as in RunSummary; failures: bad ends of sequences
+    replaced, by step.  num_requests, num_outputs: as in Summary; failures: bad ends of sequences
     that waited on their own account.  These are known when it is closed.  parts: what happened in
     each of several workers, with steps, a clock and a queue of its own; the records of all are then
     merged from theirs.

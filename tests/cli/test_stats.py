@@ -28,7 +28,7 @@ def told(tmp_path, *arguments, source=REQUESTS, stdin=b""):
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     lines = done.stderr.splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith("  finish reasons"))
+    first = next(n for n, line in enumerate(lines) if line.startswith("  run    "))
     return lines[first:], summary
 
 
@@ -38,7 +38,7 @@ def test_the_tables_are_narrow_and_ascii_and_say_what_the_summary_says(tmp_path,
     assert all(len(line) <= 80 and line.isascii() for line in lines)
     text = "\n".join(lines)
     assert f"stop {summary['finish_reasons']['stop']}" in text
-    assert f"computed {summary['positions']['total']:,}" in text
+    assert f"positions       total {summary['positions']['total']:,}" in text
     times = summary.get("latencies", {"e2e": summary["latency"]})
     for name, found in times.items():
         row = next(line.split() for line in lines if line.split()[0] == name)  # seconds first
@@ -48,18 +48,18 @@ def test_the_tables_are_narrow_and_ascii_and_say_what_the_summary_says(tmp_path,
 
 
 def test_limits_drafts_and_constraints_have_their_lines(tmp_path):
-    lines, summary = told(tmp_path, *LIMITED, "--prefix-cache", "on")
+    lines, summary = told(tmp_path, *LIMITED, "--kv-blocks", "16")
     titles = {line[2:16].strip() for line in lines}
-    assert {"KV", "prefix cache", "preemptions", "budget", "steps blocked"} <= titles
+    assert {"kv", "prefix cache", "preemptions", "budget", "blocked"} <= titles
     count = summary["preemptions"]["count"]
-    assert any(line.startswith(f"  preemptions     {count:,}   recomputed") for line in lines)
+    assert any(line.startswith(f"  preemptions     count {count:,}   recomputed tokens") for line in lines)
     lines, summary = told(tmp_path, *DRAFTED)
     drafted, accepted = (summary["speculation"][name] for name in ("drafted", "accepted"))
-    assert any(f"drafted {drafted:,}   accepted {accepted:,} (" in line for line in lines)
+    assert any(f"drafted {drafted:,}   accepted {accepted:,}" in line for line in lines)
     lines, summary = told(tmp_path, source="-", stdin=CONSTRAINED)
     text = " ".join(" ".join(lines).split())
-    assert re.search(r"constraints compiled 1 in [\d.]+ m?s longest [\d.]+ m?s reused 2", text)
-    assert re.search(r"[\d.,]+ us a token over \d+ tokens", text)
+    assert re.search(r"compiled 1 cache hits 2 compile time [\d.]+ m?s longest [\d.]+ m?s", text)
+    assert re.search(r"[\d.,]+ us per token for \d+ tokens", text)
     assert summary["constraints"].keys() == {"compiled", "cache_hits"}
     _, same = told(tmp_path, source="-", stdin=CONSTRAINED)
     assert same == summary

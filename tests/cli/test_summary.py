@@ -20,7 +20,7 @@ from batcher.metrics.summary import (
     WorkerSummary,
     unit_of,
 )
-from cli.screen.summary import RunFiles, render_summary, timed_lines
+from cli.screen.summary import RunFiles, render_summary, summary_lines
 from cli.screen.terminal import number, percent, whole_percent
 
 
@@ -244,7 +244,7 @@ FULL = {
 
 
 def test_what_was_limited_has_lines_of_its_own():
-    assert timed_lines(timed_summary(None, **FULL))[-4:] == [
+    assert summary_lines(timed_summary(None, **FULL))[-4:] == [
         "  kv 93% used, 100% at most   12 preemptions recomputed 4,096 tokens",
         "  prefix hits 61%",
         "  token budget 45% used, full in 1,234 steps   steps blocked: KV 30, budget 12",

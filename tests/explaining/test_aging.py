@@ -9,7 +9,7 @@ from batcher.events import AdmitEvent, ArriveEvent
 from batcher.explaining.story import answer_of, read_requests
 from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
-from cli.screen.summary import timed_lines
+from cli.screen.summary import summary_lines
 from cli.views.story_text import tell
 
 
@@ -52,7 +52,7 @@ def test_a_story_and_the_summary_tell_of_a_request_that_waited_too_long_for_the_
     metrics.observe(events)
     summary = metrics.summary()
     assert summary.aged == 7
-    assert "  7 admissions by --aging, whatever the policy" in "\n".join(timed_lines(summary))
+    assert "  7 admissions by --aging, whatever the policy" in "\n".join(summary_lines(summary))
 
 
 JOBS = st.lists(
