@@ -269,16 +269,19 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
             gain += f", {number(speedup.in_time)} in time"
         accepted = f"{percent(drafts.accepted, drafts.drafted)} of {drafts.drafted:,} accepted"
         changes = [f"{why} {count:,}" for why, count in drafts.changes.items() if count]
-        yield [
-            f"drafts: {accepted}" + " by leviathan" * is_sampled,
+        parts = [
+            f"drafts: {accepted}" + (" by leviathan" if is_sampled else ""),
             f"by position {' '.join(shares)}",
             f"{number(drafts.tokens_per_step)} tokens per drafting step",
             f"speedup {gain}",
             f"{percent(drafts.wasted, 1)} of positions wasted",
             f"number of drafts changed: {', '.join(changes)}" if changes else "",
-            "outputs follow the model's distribution, but depend on drafts and schedule"
-            * is_sampled,
         ]
+        if is_sampled:
+            parts.append(
+                "outputs follow the model's distribution, but depend on drafts and schedule"
+            )
+        yield parts
 
     workers = summary.workers or []
     own = [

@@ -52,7 +52,9 @@ def test_limits_drafts_and_constraints_have_their_lines(tmp_path):
     titles = {line[2:16].strip() for line in lines}
     assert {"kv", "prefix cache", "preemptions", "budget", "blocked"} <= titles
     count = summary["preemptions"]["count"]
-    assert any(line.startswith(f"  preemptions     count {count:,}   recomputed tokens") for line in lines)
+    assert any(
+        line.startswith(f"  preemptions     count {count:,}   recomputed tokens") for line in lines
+    )
     lines, summary = told(tmp_path, *DRAFTED)
     drafted, accepted = (summary["speculation"][name] for name in ("drafted", "accepted"))
     assert any(f"drafted {drafted:,}   accepted {accepted:,}" in line for line in lines)
