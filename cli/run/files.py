@@ -31,7 +31,7 @@ from ..signals import open_to_write, stdout_descriptor, write_some
 from .urls import UrlError, check_upload, is_url, masked, read_start, shown, upload
 
 NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
-BESIDE_RESULTS = (".run.json", ".run.sums", ".rest")
+BESIDE_RESULTS = (".run.json", ".run.sums")
 NAMELESS = "a deleted file"
 
 

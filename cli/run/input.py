@@ -245,18 +245,20 @@ def _reason(error: Exception) -> str:
 
 
 class Block(NamedTuple):
-    """Lines that follow one another, without blank ones, and the number of each."""
+    """Consecutive lines without the blank ones, and their numbers."""
 
     numbers: Sequence[int]
     texts: list[bytes]
 
 
 class LineReader:
-    """Reads lines that are not blank, and keeps count.
+    """Reads the lines that are not blank.
 
-    name: that of the input.  number: of the last line read, from 1.  start: its offset.
-    num_blank: blank lines so far.
-    notes: takes what is odd about the input as a whole.
+    number, start: of the last line read, from 1, and its offset.  num_blank: blank lines so far.
+    notes: takes remarks about the input as a whole.
+
+    Raises, wherever it reads:
+        InputError: the input is damaged or gone, or a line has no end.
     """
 
     def __init__(
@@ -269,11 +271,8 @@ class LineReader:
     def read(self) -> bytes | None:
         """Return the next line that is not blank, None at the end.
 
-        A line that is too long is cut to one byte more than MAX_LINE_BYTES, and skipped to its end
-        only when the next line is read: it may have none.
-
-        Raises:
-            InputError: the input is damaged or gone, or a line has no end.
+        A line that is too long is cut to MAX_LINE_BYTES + 1 bytes.  Its rest is skipped when the
+        next line is read, as it may have no end.
         """
         self._skip_rest()
         while line := self._readline(MAX_LINE_BYTES + 1):
@@ -289,27 +288,23 @@ class LineReader:
         return None
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the number of each line that is left, and the line, as `read` returns it."""
+        """Yield the number and the text of each line that is left."""
         while (line := self.read()) is not None:
             yield self.number, line
 
     def read_block(self, max_lines: int) -> Block:
-        """Return the lines that come next, at least one and none only at the end.
+        """Return the next lines that are complete in the buffer, at least one; none at the end.
 
-        They are those that are whole in the buffer, so a pipe is not waited for to send more; and
-        none is too long, since the buffer is smaller than that.
-
-        Raises:
-            InputError: the input is damaged or gone.
+        So a pipe is not waited for, and no line is too long: the buffer is smaller than that.
         """
         self._skip_rest()
-        while self.number:  # the first line may tell what the whole is
+        while self.number:  # the first line shows what the input is
             try:
                 peeked = self._stream.peek()
             except (OSError, EOFError, zlib.error) as error:
                 raise self._broken(error) from error
             if not peeked:
-                return Block([], [])  # a terminal that was asked again would wait for another end
+                return Block([], [])  # a terminal that is read again waits for another end
             texts = list(islice(io.BytesIO(peeked), max_lines))
             if texts and not texts[-1].endswith(b"\n"):
                 texts.pop()
@@ -332,7 +327,7 @@ class LineReader:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The offset of the next line, if the last one was not cut, and its number."""
+        """The offset and the number of the next line, if the last one was not cut."""
         return self._next_start, self.number + 1
 
     def skip_to(self, start: int, number: int) -> None:
@@ -345,7 +340,7 @@ class LineReader:
         return self._readline(MAX_LINE_BYTES + 1)
 
     def _begin(self, line: bytes) -> bytes:
-        """Return the first line without what only tells how the rest is encoded."""
+        """Return the first line without a byte order mark; refuse compressed data."""
         name = self.name
         if line.startswith(b"PK\x03\x04") and b"[Content_Types].xml" in line[:256]:
             what = "an Office document, such as an Excel workbook: save it as CSV or text first"
@@ -373,7 +368,6 @@ class LineReader:
         return kind(f"cannot read {self.name} after line {self.number}: {_reason(error)}")
 
     def _skip_rest(self) -> None:
-        """Read on to the end of the last line, if that was cut."""
         num_skipped = 0
         while self._is_cut:
             part = self._readline(CHUNK_BYTES)
@@ -398,10 +392,7 @@ MAX_RECENT = 50_000  # ids in the dict: about 6 MB
 class SpilledTable:
     """Keys and values in a temporary database on disk, which vanishes with the process.
 
-    what: it is, for messages.
-
-    Raises, when it is added to:
-        BatchdecodeError: there is no room for it.
+    what: its content, for the BatchdecodeError of a full disk.
     """
 
     def __init__(self, what: str) -> None:
@@ -412,12 +403,12 @@ class SpilledTable:
         return self._database is not None
 
     def add(self, items: dict[Any, Any]) -> None:
-        """Move the items of a dict here."""
+        """Move all items of a dict here."""
         import sqlite3  # noqa: PLC0415 - few runs need it
 
         try:
             if self._database is None:
-                # The empty name is that of a temporary file; what adds may be any thread.
+                # "" is a temporary file; any thread may add
                 self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
                 self._database.execute("PRAGMA journal_mode = OFF")
                 self._database.execute(
@@ -433,7 +424,6 @@ class SpilledTable:
         items.clear()
 
     def find(self, key: str | int) -> Any:
-        """Return the value of a key, None if there is none."""
         if self._database is None:
             return None
         query = "SELECT value FROM spilled WHERE key = ?"
@@ -451,7 +441,7 @@ class SpilledTable:
 
 
 class IdRegistry:
-    """The ids of a run, of which there may be millions, and the lines they stand in.
+    """The ids of a run, of which there may be millions, and the line of each.
 
     The newest are in a dict.  When it is full they move to a temporary database on disk.
     """
@@ -461,33 +451,13 @@ class IdRegistry:
         self._old = SpilledTable("the ids read so far")
 
     def add(self, request_id: str, line_number: int) -> int | None:
-        """Take note of the id and return None; or return the line that has it already.
-
-        Raises:
-            BatchdecodeError: there is no room for the temporary file.
-        """
+        """Add the id and return None, or return the line that has it already."""
         line = self.find(request_id)
         if line is None:
             self._recent[request_id] = line_number
             if len(self._recent) >= MAX_RECENT:
                 self._old.add(self._recent)
         return line
-
-    def add_new(self, request_ids: Sequence[str], line_numbers: Sequence[int]) -> bool:
-        """Take note of all these ids, or of none if one is not new; return whether it did.
-
-        Raises:
-            BatchdecodeError: there is no room for the temporary file.
-        """
-        new = dict(zip(request_ids, line_numbers, strict=True))
-        if len(new) < len(request_ids) or not self._recent.keys().isdisjoint(new):
-            return False
-        if self._old and any(self._old.find(name) is not None for name in new):
-            return False
-        self._recent |= new
-        if len(self._recent) >= MAX_RECENT:
-            self._old.add(self._recent)
-        return True
 
     def find(self, request_id: str) -> int | None:
         line = self._recent.get(request_id)
@@ -497,7 +467,7 @@ class IdRegistry:
 
 
 class ReadLine(NamedTuple):
-    """A line with its number, and what it is."""
+    """A line with its number, and the request in it."""
 
     number: int
     text: bytes
@@ -505,13 +475,12 @@ class ReadLine(NamedTuple):
 
 
 class RequestReader:
-    """Parses one line after the other and finds ids that were given before.
+    """Parses lines, and finds ids that an earlier line has.
 
-    num_read: how many, without blank ones.  duplicates: by the index of a line whose id an earlier
-    line has, the number of that.
+    num_read: lines so far.  duplicates: by the index of a line, the number of the earlier line.
 
     Raises, when it is iterated over:
-        InputError: the input is damaged or gone, or holds something else than requests.
+        InputError: the input is damaged or gone, or contains something other than requests.
     """
 
     def __init__(self, lines: LineReader, parser: RequestParser) -> None:
@@ -526,55 +495,43 @@ class RequestReader:
             yield from block
 
     def blocks(self) -> Iterator[list[ReadLine]]:
-        """Yield the lines in blocks: of a pipe, those that have come."""
+        """Yield the lines in blocks; a block of a pipe has the lines that have come."""
         parser, lines = self._parser, self.lines
         while (block := lines.read_block(_PARSED_LINES)).texts:
             numbers, texts = block
             parsed = [parse_line(parser, *line) for line in zip(texts, numbers, strict=True)]
-            ids = [id_of(line) for line in parsed if isinstance(line, ParsedLine)]
-            if len(ids) < len(parsed) or not self._ids.add_new(ids, numbers):
-                for place, line in enumerate(parsed):
-                    number, text, index = numbers[place], texts[place], self.num_read + place
-                    if isinstance(line, ParsedLine):
-                        first = self._ids.add(id_of(line), number)
-                        if first is not None:
-                            self.duplicates[index] = first
-                            parsed[place] = id_given_before(line, text, number, first)
-                    elif not index:
-                        check_kind(text, lines.name)
+            for place, line in enumerate(parsed):
+                if isinstance(line, ParsedLine):
+                    first = self._ids.add(id_of(line), numbers[place])
+                    if first is not None:
+                        self.duplicates[self.num_read + place] = first
+                        parsed[place] = id_given_before(line, texts[place], numbers[place], first)
+                elif not self.num_read + place:
+                    check_kind(texts[place], lines.name)
             self.num_read += len(parsed)
             yield list(map(ReadLine, numbers, texts, parsed))
 
 
 def check_kind(first_line: bytes, name: str) -> None:
-    """Make sure that the first line of `name`, which is no request, is not what a run writes.
-
-    Raises:
-        InputError: it is of results, of a trace, or of something that is not lines of text.
-    """
+    """Raise an InputError if the first line, which is not a request, is the output of a run."""
     found = why_no_lines(first_line, name)
     if found is not None:
         raise InputError(f"{name} {found}")
-    is_row = False  # of the output of an OpenAI batch, whatever has answered it
+    is_row = False  # of the output of an OpenAI batch, whichever server wrote it
     with suppress(ValueError, RecursionError):
         fields = msgspec.json.decode(first_line, type=dict[str, Any])
         is_row = {"custom_id", "response"} <= fields.keys()
-    if is_row or is_result(first_line):
-        found = "results"
-    elif is_trace(first_line):
-        found = "trace"
-    else:
-        return
-    raise InputError(
-        f"{name} holds the {found} of a run, and no requests: "
-        "give the requests that the run has read"
-    )
+    if is_row or is_result(first_line) or is_trace(first_line):
+        found = "trace" if is_trace(first_line) else "results"
+        raise InputError(
+            f"{name} holds the {found} of a run, not requests: pass the original requests file"
+        )
 
 
 def read_requests(
     source: OpenInput, capabilities: ModelCapabilities, color: ColorChoice, what_now: str
 ) -> list[Request]:
-    """Return all requests of an input, and say what is wrong with it.
+    """Return all requests of an input, and print its problems.
 
     Raises:
         InvalidInput: some lines are bad; its message ends in `what_now`.
@@ -595,21 +552,20 @@ def read_requests(
 
 
 class LineParser:
-    """Parses lines again that were parsed before, when they had a certain checksum."""
+    """Parses lines that were parsed before, when they had a certain checksum."""
 
     def __init__(self, parser: RequestParser) -> None:
         self._parser = parser
         self._decode = msgspec.json.Decoder(Request).decode
 
     def parse_again(self, line: bytes, number: int, checksum: int, first_number: int = 0) -> Line:
-        """Return what a line is; checksum: 0 of one that was no request.
+        """Return the request in `line`; checksum: 0 for a bad line.
 
-        One that is known to be a request is not checked again: if it says all by its own names, the
-        types of its fields tell how to read it.
-        first_number: of the line that has its id already, 0 if none has.
+        A known request is not checked again, unless fields may have other spellings.
+        first_number: the earlier line with the same id, or 0.
 
         Raises:
-            InputError: it was a request, and has changed.
+            InputError: the line was a request, and has changed.
         """
         if not checksum:
             parsed = parse_line(self._parser, line, number)
@@ -634,10 +590,10 @@ def checksum_of(line: bytes, parsed: Line) -> int:
 def parse_line(parser: RequestParser, line: bytes, number: int) -> Line:
     if len(line) <= MAX_LINE_BYTES:
         return parser.parse(line, number)
-    from batcher.requests.json_spans import TextSpan  # noqa: PLC0415 - hardly a line is too long
+    from batcher.requests.json_spans import TextSpan  # noqa: PLC0415 - rare
     from batcher.requests.problems import make_problem  # noqa: PLC0415 - as above
 
-    message = f"the line has more than the {MAX_LINE_BYTES // 2**20} MiB that are allowed"
+    message = f"the line has more than {MAX_LINE_BYTES // 2**20} MiB, the maximum"
     problem = FieldProblem("line-too-long", (), message)
     start = line[:2000].decode(errors="replace")
     return BadLine(str(number), [make_problem(problem, number, start, TextSpan(0, 1))])
@@ -668,24 +624,24 @@ def _bad(parsed: ParsedLine, problem: FieldProblem, line: bytes, number: int) ->
 # -- requests, in the order of arrival
 
 BLOCK_LINES = 1024
-_PARSED_LINES = 128  # at once: a run is to begin soon, however long each takes
+_PARSED_LINES = 128  # at once: a run begins soon, however long a line takes
 _HEAD_BYTES = 2**22
 
 
 class LineArrivals:
-    """When the lines of a file arrive that a run has not taken, as the outputs that will wait.
+    """The arrival times of the lines of a file, in 16 bytes each: they count the queue of a run.
 
-    Lines are added in the order of their arrival, and taken in the same order: 16 bytes for each
-    time.  A turn of a session after its first arrives when the turn before has ended.
+    Lines are added, and taken, in the order of their arrival; each counts its outputs.  The arrival
+    of a later turn of a session is not known, as it arrives when the turn before it has ended.
     """
 
     def __init__(self) -> None:
         self._times, self._totals = array("d"), array("q")
         self._num_taken = self._num_turns = 0
-        self._sessions = set[str]()  # of which a turn was taken
+        self._sessions = set[str]()  # with a turn that was taken
 
     def add(self, time: float, count: int, *, is_turn: bool = False) -> None:
-        """Take note of a line; is_turn: it is not the first one of its session."""
+        """Add a line; is_turn: it is not the first one of its session."""
         if is_turn:
             self._num_turns += count
         elif self._times and self._times[-1] == time:
@@ -713,10 +669,10 @@ class LineArrivals:
 
 
 class Source:
-    """Where the run gets its requests.
+    """The requests of a run.
 
-    has_ended: next() has no more to give.  input_index: of the line that it has given last.
-    reason: why its requests arrive when they do.  total: how many lines there are, if known.
+    has_ended: next() has no more lines.  input_index: of the line that it returned last.
+    reason: why its requests arrive when they do.  total: the number of lines, if known.
     arrivals: of all lines, if known.
     """
 
@@ -726,7 +682,7 @@ class Source:
     arrivals: LineArrivals | None = None
 
     def upcoming(self, now: float) -> str | None:  # noqa: ARG002 - see FileSource
-        """Return the id of the request that next() will give, if it is known to have arrived."""
+        """Return the id of the next request, if it is known to have arrived."""
         return None
 
     def took(self, line: Line) -> None:
@@ -737,10 +693,7 @@ class Source:
         return NOTHING_UNREAD if self.arrivals is None else self.arrivals.left(now)
 
     def find(self, text: str) -> str | None:  # noqa: ARG002 - see FileSource
-        """Return the id of a request that next() will give, of those in memory.
-
-        One that is `text`, or else the first that has it in it; None if there is none.
-        """
+        """Return the upcoming id in memory that is `text`, or the first that contains it."""
         return None
 
     @property
@@ -748,15 +701,15 @@ class Source:
         return self.has_ended
 
     def next(self) -> Line | None:
-        """Return the next line; None at the end, and while one that could come has not come yet."""
+        """Return the next line; None at the end, and while a followed pipe has none."""
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Come back when next() has something to give, or the input has ended: it may wait, too."""
+        """Wait until next() may have a line, or the input has ended."""
 
 
 class SessionArrivals:
-    """When requests arrive at the earliest: a turn of a session not before the turns before it."""
+    """The earliest arrival of requests: a turn of a session not before the turns before it."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, float] = {}
@@ -773,11 +726,11 @@ class SessionArrivals:
 
 
 class FileSource(Source):
-    """A file, which is surveyed whole at first, so that it can be read in the order of arrival.
+    """A file, which is surveyed first, to be read in the order of arrival.
 
-    The survey keeps the first lines as they were parsed, and of each line after them a checksum, to
-    see whether it is still the same.  If they stand in another order than they arrive in, a second
-    pass finds out where each line is, 52 bytes for each, and each is looked up.
+    The survey keeps the first lines as parsed requests, and a checksum of each line after them.  If
+    the lines are not in the order of their arrival, a second pass notes the offset of each, 52
+    bytes per line, and each is looked up.
 
     Raises:
         InputError: the file cannot be read.
@@ -791,12 +744,9 @@ class FileSource(Source):
     ) -> None:
         self.total = 0
         self._head = deque[Line]()
-        self._checksums = array("I")  # of the lines behind the head; 0 of a bad one
-        self._starts, self._numbers = array("q"), array("q")  # of all lines, if they are looked up
+        self._checksums = array("I")  # of the lines behind the head; 0 for a bad one
         rest, is_in_order, last_arrival = (0, 0), True, 0.0
-        order: Sequence[int]
-        known = self.arrivals = LineArrivals()
-        times = SessionArrivals()
+        known, times = LineArrivals(), SessionArrivals()
         reader = RequestReader(requests.lines(), parser)
         place = reader.lines.place
         for block in reader.blocks():
@@ -819,50 +769,48 @@ class FileSource(Source):
         if report.num_lines and not keep_going:
             what_now = "nothing decoded. --keep-going to skip them."
             raise InvalidInput(report, self.total, what_now)
+        self.arrivals = known
         self._parser, self._duplicates = LineParser(parser), reader.duplicates
         self._fits_in_memory = is_in_order and not self._checksums
         if is_in_order:
-            lines, order = requests.lines(), range(self.total)
+            lines = requests.lines()
             if self._checksums:
                 lines.skip_to(*rest)
-            self._rest = ((lines.number, line) for line in iter(lines.read, None))
+            self._order, self._rest = iter(range(self.total)), iter(lines)
         else:
-            lines = requests.seekable_lines()
-            order = self._look_up(lines)
-            starts, numbers = self._starts, self._numbers
-            self._rest = ((numbers[index], lines.read_at(starts[index])) for index in order)
-        self._order = iter(order)
+            self._look_up(requests.seekable_lines())
 
-    def _look_up(self, lines: LineReader) -> "array[int]":
-        """Note where each line is, and return the lines by arrival time.
+    def _look_up(self, lines: LineReader) -> None:
+        """Note the offset of each line, and sort them by arrival time, then by number.
 
-        Of one time, as they stand; a bad line arrives with the one before it.
+        A bad line arrives with the line before it.
         """
         import numpy as np  # noqa: PLC0415 - only for a file that is out of order
 
         self._head.clear()
         self._checksums = array("I")
-        arrivals, arrival = array("d"), 0.0
-        times, counts = SessionArrivals(), array("q")  # less than 0 for turns
+        starts, numbers, counts, arrivals = array("q"), array("q"), array("q"), array("d")
+        times, arrival = SessionArrivals(), 0.0
         for number, line in lines:
             first_number = self._duplicates.get(len(arrivals), 0)
             parsed = self._parser.parse_again(line, number, 0, first_number)
-            counts.append(0)
+            count = 0
             if isinstance(parsed, ParsedLine):
                 sign = -1 if times.is_turn(parsed.request) else 1
-                counts[-1] = sign * num_queued_as(parsed.request)
+                count = sign * num_queued_as(parsed.request)
                 arrival = times.time_of(parsed.request)
             arrivals.append(arrival)
-            self._starts.append(lines.start)
-            self._numbers.append(number)
+            counts.append(count)  # negative for turns
+            starts.append(lines.start)
+            numbers.append(number)
             self._checksums.append(checksum_of(line, parsed))
         found = np.argsort(np.frombuffer(arrivals), kind="stable")
         order = array("q", found.astype(np.int64).tobytes())
-        known = self.arrivals = LineArrivals()
+        self.arrivals, self.total = LineArrivals(), len(order)
         for index in order:
-            known.add(arrivals[index], abs(counts[index]), is_turn=counts[index] < 0)
-        self.total = len(order)
-        return order
+            self.arrivals.add(arrivals[index], abs(counts[index]), is_turn=counts[index] < 0)
+        self._order = iter(order)
+        self._rest = ((numbers[index], lines.read_at(starts[index])) for index in order)
 
     @property
     def is_in_memory(self) -> bool:
@@ -885,8 +833,8 @@ class FileSource(Source):
         self.input_index = index
         if self._head:
             return self._head.popleft()
-        number, line = next(self._rest, (0, None))
-        if line is None:
+        number, line = next(self._rest, (0, b""))
+        if not line:
             raise InputError("the input has become shorter while it was read")
         checksum = self._checksums[index - self.total]  # it is one of the last lines
         return self._parser.parse_again(line, number, checksum, self._duplicates.get(index, 0))
@@ -896,7 +844,7 @@ Item = TypeVar("Item")
 
 
 class ReadAhead(Generic[Item]):
-    """What a thread reads of a pipe, item by item; wake: called, by the thread, at each."""
+    """A thread that reads a pipe, item by item; it calls `wake` at each."""
 
     def __init__(self, items: Iterable[Item], wake: Callable[[], None]) -> None:
         import queue  # noqa: PLC0415 - only for pipes that are followed, as is the next
@@ -909,7 +857,7 @@ class ReadAhead(Generic[Item]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` has something to return, or raise, at once."""
+        """Whether `take` returns, or raises, at once."""
         return bool(self._first) or not self._queue.empty()
 
     def wait(self) -> None:
@@ -917,11 +865,7 @@ class ReadAhead(Generic[Item]):
             self._first.append(self._queue.get())
 
     def take(self) -> Item | None:
-        """Wait for the next item, and return it; None at the end.
-
-        Raises:
-            Exception: what has ended the reading.
-        """
+        """Wait for the next item and return it, None at the end; raise the error of the reader."""
         self.wait()
         item = self._first.pop()
         if isinstance(item, Exception):
@@ -934,16 +878,16 @@ class ReadAhead(Generic[Item]):
             for item in self._items:
                 self._queue.put(item)
                 self._wake()
-        except Exception as error:  # it is raised again where the items are taken: # noqa: BLE001
+        except Exception as error:  # raised again by `take`: # noqa: BLE001
             end = error
         self._queue.put(end)
         self._wake()
 
 
 class PipeSource(Source):
-    """A pipe: next() waits for the line that comes next, so the run is the same as for a file.
+    """A pipe: next() waits for the next line, so the run is the same as for a file.
 
-    follow: wakes the run whenever more has come, which a thread reads, so that next() never waits.
+    follow: called when more has come, which a thread reads; then next() never waits.
     """
 
     def __init__(
@@ -1001,9 +945,9 @@ def open_source(
     waiting: Waiting,
     wake: Callable[[], None],
 ) -> Source:
-    """Return the source that suits the input; a file is surveyed, and its problems reported.
+    """Return the source for the input; a file is surveyed, and its problems reported.
 
-    wake: called, by another thread, when more of what is followed has come.
+    wake: called, by another thread, when more of a followed pipe has come.
     """
     if follow:
         return PipeSource(RequestReader(requests.lines(), parser), waiting, wake)

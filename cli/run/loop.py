@@ -134,9 +134,6 @@ class Loop:
     def end_events(self) -> list[EndEvent]:
         return [self.engine.end_event()]
 
-    def put_back(self, input_index: int, lines: bytes) -> list[bytes]:
-        return self.answers.put_back(input_index, lines)
-
     def rest(self) -> Iterator[bytes]:
         return self.answers.rest()
 

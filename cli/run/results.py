@@ -31,13 +31,10 @@ _NOTHING: Mapping[int, Result] = {}
 
 
 class InputOrder:
-    """Puts the lines that answer lines of the input back into its order, from `first` on.
+    """Puts answers into the order of the input; beyond max_held_bytes they wait on the disk."""
 
-    Lines that wait for their turn beyond max_held_bytes move to a temporary database.
-    """
-
-    def __init__(self, first: int = 0, max_held_bytes: int = HELD_BYTES) -> None:
-        self._next = first
+    def __init__(self, max_held_bytes: int = HELD_BYTES) -> None:
+        self._next = 0
         self._max_held_bytes, self._num_held_bytes = max_held_bytes, 0
         self._held: dict[int, bytes] = {}
         self._spilled = SpilledTable("results that wait for their turn")
@@ -152,7 +149,7 @@ class Answers:
     def reject(self, bad: BadLine, input_index: int) -> list[bytes]:
         """Return what is to be written for a bad line, as in `take`."""
         number = bad.problems[0].line
-        if self._earlier is not None and self._earlier.has_rejected(bad.id, number):
+        if self._earlier is not None and self._earlier.has_rejected(number):
             return []
         line = self._encode([make_rejected_result(bad.id, bad.problems)], bad.form)
         return [line] if self._order is None else self._order.put(input_index, line)
@@ -206,9 +203,6 @@ class Answers:
             else:
                 lines += self._answer(request, result)
         return lines
-
-    def put_back(self, input_index: int, lines: bytes) -> list[bytes]:
-        return [] if self._order is None else self._order.put(input_index, lines)
 
     def rest(self) -> Iterator[bytes]:
         if self._order is not None:

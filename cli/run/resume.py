@@ -1,9 +1,10 @@
 """Resume a run from the results that an earlier run has left.
 
-Three files stand beside results.jsonl.  The record results.jsonl.run.json is written when a run
+Two files stand beside results.jsonl.  The record results.jsonl.run.json is written when a run
 begins and again when it has finished: everything that two runs must share to give equal results.
 results.jsonl.run.sums holds a checksum of each line, so a line that no run has written is found.
-With --keep-order, results.jsonl.rest holds results whose turn has not come.
+
+With --keep-order a resumed run appends results as they come, and sorts the file at its end.
 
 Rules: a file is cut at its end or replaced whole, so a crash loses nothing.  Only the offset of
 each earlier result is held in memory, by its id.
@@ -14,11 +15,11 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from io import BytesIO
-from itertools import groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
 from zlib import adler32, crc32
@@ -40,7 +41,7 @@ from batcher.transformer.config import LOADING_SETTINGS, is_checkpoint, is_hf
 from ..config import OF_ROWS
 from ..options import WALL
 from ..screen.terminal import counted, printable_lines
-from .files import BESIDE_RESULTS, OutFile, OutputError, ResumeError, Sink
+from .files import BESIDE_RESULTS, OutFile, OutputError, ResumeError, Sink, write_lines
 from .input import IdRegistry, OpenInput, RequestReader, Waiting
 from .problems import say
 from .run_options import RunOptions
@@ -50,7 +51,7 @@ AGAIN = (
     "existing results are decoded again, but not written: with a policy, limits, drafts or a "
     "profile only decoding reproduces what the batch did"
 )
-RECORD, SUMS, REST = BESIDE_RESULTS
+RECORD, SUMS = BESIDE_RESULTS
 _CHUNK = 2**20
 
 
@@ -96,6 +97,7 @@ class Resumption:
         self.is_possible = self.has_finished = self._has_results = False
         self._record: RunRecord | None = None
         self._before: RunRecord | None = None  # of the earlier run
+        self._requests = requests
         self._output: str | None = None  # the path of the results, if that is a regular file
         output = file.path
         if output is None or (Path(output).exists() and not Path(output).is_file()):
@@ -114,7 +116,7 @@ class Resumption:
             )
         self._output = output
         if not options.force:
-            self._has_results = file.is_filled or Path(output + REST).exists()
+            self._has_results = file.is_filled
             self._before = _read_record(output, file.name or output)
         if self._has_results and not options.resume:
             raise ResumeError(f"{file.name} {_why_not_replaced(self._before)}")
@@ -207,16 +209,22 @@ class Resumption:
         The file of results must be open by then, and so rid of those of another run.
         """
         if self._output is not None and self._record is not None:
-            if self.earlier is None:
-                Path(self._output + REST).unlink(missing_ok=True)
             _write_record(self._output, self._record)
 
     def finish(self) -> None:
-        """Record that the run has finished."""
-        if self._output is not None and self._record is not None:
-            _write_record(self._output, replace(self._record, finished=True))
-            Path(self._output + REST).unlink(missing_ok=True)
-            self.file.finish()
+        """Sort the results of a resumed run with --keep-order, and record that it has finished."""
+        if self._output is None or self._record is None:
+            return
+        if self.earlier is not None and self._record.keep_order:
+            _, lines = _open(self._output)
+            with lines, self.file.replace() as sink:
+                found = EarlierResults(lines)
+                for each in _read_results(lines, lambda _line: True, is_repairing=False):
+                    found.add(*each)
+                answers = (found.lines_of(*line) for line in _requests_of(self._requests))
+                write_lines(chain.from_iterable(answers), sink)
+        _write_record(self._output, replace(self._record, finished=True))
+        self.file.finish()
 
 
 def conclude_finished(
@@ -241,7 +249,7 @@ def conclude_finished(
         num_failed, reader = 0, RequestReader(requests.lines(), parser)
         for number, _, line in reader:
             if isinstance(line, BadLine):
-                if not earlier.has_rejected(line.id, number):
+                if not earlier.has_rejected(number):
                     return None
                 num_failed += 1
                 continue
@@ -249,9 +257,6 @@ def conclude_finished(
             if len(results) < line.request.n:
                 return None
             num_failed += any(result.error is not None for result in results.values())
-    resumption.begin()
-    resumption.file.settle()
-    resumption.finish()
     if not options.quiet:
         name, whole = resumption.file.name, counted(reader.num_read, "request")
         text = f"nothing to do: {name} has all results of {whole}"
@@ -265,7 +270,7 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
     if earlier is None:
         return (
             "holds something other than the results of a run: --force overwrites it "
-            "(--resume needs the record beside the results)"
+            "(--resume continues results with their record beside them)"
         )
     if earlier.finished:
         return (
@@ -453,7 +458,7 @@ Found = tuple[int, bytes, list[Result]]
 
 
 def _read_results(
-    file: BinaryIO, *, was_written: Callable[[bytes], bool], is_repairing: bool
+    file: BinaryIO, was_written: Callable[[bytes], bool], *, is_repairing: bool
 ) -> Iterator[Found]:
     """Yield the lines of `file` up to a torn one.
 
@@ -498,24 +503,22 @@ class EarlierResults:
     """The ids that an earlier run has finished, each with the offset of its result in `lines`.
 
     is_copy: added lines are also written to `lines`.
-    end: the offset behind the last added line.  num_complete: with --keep-order, how many input
-    lines have all their results, from the first one on.
-    kept: the index of each input line whose answer stands behind a gap, and its start and end.
+    end: the offset behind the last added line.
     num_results, num_answered: added results, and the input lines they answer.
     """
 
     def __init__(self, lines: BinaryIO, *, is_copy: bool = False) -> None:
-        self.end = self.num_complete = self.num_results = self.num_answered = 0
+        self.end = self.num_results = self.num_answered = 0
         self.lines, self._is_copy = lines, is_copy
         self._offsets = IdRegistry()
-        self.kept: list[tuple[int, int, int]] = []
 
     def add(self, number: int, line: bytes, results: list[Result]) -> None:
         """Add the next line, or raise a ResumeError if one of its results was added before."""
         offsets = self._offsets
         for result in results:
             place = _place_of(result)
-            if offsets.add(f"{place} {result.id}", self.end) is not None:
+            name = f"{place} {result.id}" if place >= 0 else f"{place}"
+            if offsets.add(name, self.end) is not None:
                 raise ResumeError(
                     f"line {number}: it is one of two results {result.index} "
                     f"of request {result.id!r}; {REPAIR}"
@@ -532,10 +535,22 @@ class EarlierResults:
             self.lines.write(line)
         self.end += len(line)
 
-    def kept_lines(self) -> Iterator[tuple[int, bytes]]:
-        for input_index, start, end in self.kept:
-            self.lines.seek(start)
-            yield input_index, self.lines.read(end - start)
+    def lines_of(self, number: int, request: Request | None) -> list[bytes]:
+        """Return the lines that answer the input line `number`, in their order."""
+        place = self._offsets.find(f"{-number}")
+        if place is not None or request is None:
+            places = [] if place is None else [place]
+        else:
+            indexes = range(max(request.n, request.best_of or 0))
+            found = (self._offsets.find(f"{index} {request.id}") for index in indexes)
+            places = [each for each in dict.fromkeys(found) if each is not None]
+            if request.best_of is not None:
+                places.sort()  # the best comes first
+        return [self._line_at(each) for each in places]
+
+    def _line_at(self, offset: int) -> bytes:
+        self.lines.seek(offset)
+        return self.lines.readline()
 
     def results_of(self, request: Request) -> dict[int, Result]:
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
@@ -546,13 +561,12 @@ class EarlierResults:
         for index in range(num_outputs):
             start = self._offsets.find(f"{index} {request_id}")
             if start is not None:
-                self.lines.seek(start)
-                results = decode_result_line(self.lines.readline())
+                results = decode_result_line(self._line_at(start))
                 found[index] = next(each for each in results if _place_of(each) == index)
         return found
 
-    def has_rejected(self, request_id: str, line_number: int) -> bool:
-        return self._offsets.find(f"{-line_number} {request_id}") is not None
+    def has_rejected(self, line_number: int) -> bool:
+        return self._offsets.find(f"{-line_number}") is not None
 
 
 def _take_over(
@@ -564,85 +578,41 @@ def _take_over(
 ) -> EarlierResults:
     """Return the results in `output`, and repair it, so that new results can be appended."""
     read = partial(_read_results, was_written=was_written, is_repairing=options.repair)
-    with ExitStack() as on_failure, ExitStack() as at_end:
+    is_copied = options.repair or options.retry_failed
+    with ExitStack() as on_failure:
         is_whole, lines = _open(output)
-        if options.repair or options.retry_failed or options.keep_order:
-            at_end.callback(lines.close)
-            earlier = EarlierResults(_temporary(output), is_copy=True)
-        else:
-            earlier = EarlierResults(lines)
-        on_failure.callback(earlier.lines.close)
-        files, rest = [lines], Path(output + REST)
-        if options.keep_order and rest.exists():
-            files.append(at_end.enter_context(rest.open("rb")))
+        on_failure.callback(lines.close)
         retried = set[str]()
         if options.retry_failed:
-            for each in files:
-                for _, _, results in read(each):
-                    errors = (result.error for result in results)
-                    if any(error and error.code in RUN_ERROR_CODES for error in errors):
-                        retried.add(results[0].id)
+            for _, _, results in read(lines):
+                errors = (result.error for result in results)
+                if any(error and error.code in RUN_ERROR_CODES for error in errors):
+                    retried.add(results[0].id)
             for _, request in _requests_of(requests):  # samples without a result may have failed
                 if request is not None and (request.best_of or request.n) > request.n:
                     retried.add(request.id or "")
-        kept = [(found for found in read(each) if found[2][0].id not in retried) for each in files]
-        if options.keep_order:
-            end = _add_in_order(kept, _requests_of(requests), earlier)
+        kept = lines
+        if is_copied:
+            kept = on_failure.enter_context(_temporary(output))
+        earlier = EarlierResults(kept, is_copy=is_copied)
+        for number, line, results in read(lines):
+            if results[0].id not in retried:  # of a request all results or none
+                earlier.add(number, line, results)
+        kept.flush()
+        is_whole &= earlier.end == lines.seek(0, os.SEEK_END)
+        if is_copied or (output.endswith(".gz") and not is_whole):
+            kept.seek(0)
+            left = earlier.end
+            with file.replace() as sink:
+                while left and (chunk := kept.read(min(_CHUNK, left))):
+                    sink.write(chunk)
+                    left -= len(chunk)
         else:
-            for found in kept[0]:
-                earlier.add(*found)
-            end = earlier.end
-        earlier.lines.flush()
-        if end < earlier.end:
-            _put(earlier.lines, OutFile(output + REST, is_named=False))
-        is_whole &= end == lines.seek(0, os.SEEK_END)
-        is_chosen = options.repair or (options.retry_failed and not options.keep_order)
-        if is_chosen or (output.endswith(".gz") and not is_whole):
-            _put(earlier.lines, file, end)
-        else:
-            lines.truncate(end)
+            lines.truncate(earlier.end)
         on_failure.pop_all()
+        if is_copied:
+            lines.close()
     return earlier
-
-
-def _add_in_order(
-    files: Sequence[Iterable[Found]],
-    expected: Iterable[tuple[int, Request | None]],
-    earlier: EarlierResults,
-) -> int:
-    """Add the answers to the `expected` input lines; return the offset of the first gap.
-
-    files: the lines of the results, and of the .rest file.  Answers behind the gap, and those in
-    the .rest file, are kept for their turn.
-    """
-
-    def answer_of(found: Found) -> tuple[str, int]:
-        return found[2][0].id, min(_place_of(found[2][0]), 0)
-
-    end, groups = 0, [groupby(file, answer_of) for file in files]
-    heads = [next(group, None) for group in groups]
-    for index, (number, request) in enumerate(expected):
-        answers = []  # in each file; [] if it is not complete
-        for which, head in enumerate(heads):
-            answer: list[Found] = []
-            if head is not None:
-                (request_id, place), found = head
-                is_own = request is not None and request_id == request.id and not place
-                if place == -number or is_own:
-                    answer = list(found)
-                    heads[which] = next(groups[which], None)
-                    num_wanted = 1 if place or request is None else request.n
-                    if sum(len(results) for _, _, results in answer) < num_wanted:
-                        answer = []
-            answers.append(answer)
-        start = earlier.end
-        for each in next(filter(None, answers), ()):
-            earlier.add(*each)
-        if answers[0] and earlier.num_complete == index:
-            earlier.num_complete, end = index + 1, earlier.end
-        elif any(answers):
-            earlier.kept.append((index, start, earlier.end))
-    return end
 
 
 def _temporary(output: str) -> BinaryIO:
@@ -672,13 +642,3 @@ def _open(output: str) -> tuple[bool, BinaryIO]:
         is_whole &= decompressor.eof or not packed.tell()
     lines.flush()
     return is_whole, lines
-
-
-def _put(lines: BinaryIO, file: OutFile, end: int | None = None) -> None:
-    """Replace `file` by `lines`, up to the offset `end`."""
-    left = lines.seek(0, os.SEEK_END) if end is None else end
-    lines.seek(0)
-    with file.replace() as sink:
-        while left and (chunk := lines.read(min(_CHUNK, left))):
-            sink.write(chunk)
-            left -= len(chunk)

@@ -117,7 +117,7 @@ class RunSetup(EngineSetup):
         finally:
             say(self.requests.take_notes() + self.report.closing())
         is_reported = keep_going and source.total is not None
-        order = InputOrder(earlier.num_complete if earlier else 0) if options.keep_order else None
+        order = InputOrder() if options.keep_order and earlier is None else None
         return Loop(
             self.engine,
             source,
@@ -365,12 +365,10 @@ class Run:
 
     def _record(self) -> None:
         setup, loop, stop, view = self._setup, self._loop, self._stop, self._view
-        earlier, report, pace = self._resumption.earlier, setup.report, self._pace
+        report, pace = setup.report, self._pace
         results, is_one = self._results, isinstance(loop, Loop)
         stop.before_wait, stop.before_pause = self._show_all, view.step_aside
         self._note([setup.run_event()])
-        for input_index, lines in earlier.kept_lines() if earlier else ():
-            results.write(loop.put_back(input_index, lines))
         num_shown = 0
         try:
             for events, lines_now, tokens in loop:

@@ -226,7 +226,7 @@ class InputLines:
         if earlier is None:
             return
         if bad is not None:
-            self._is_answered.append(earlier.has_rejected(bad.id, number))
+            self._is_answered.append(earlier.has_rejected(number))
             return
         found = set(earlier.find(checked.id, checked.num_outputs))
         is_answered = len(found) >= checked.num_results
@@ -391,8 +391,8 @@ class Workers(Gauges):
         wake = self._transport.wake
         lines = InputLines(requests, self.report, earlier, wake, keep_going=keep_going)
         self.lines, self._is_resumed = lines, earlier is not None
-        if options.keep_order:
-            self._order = InputOrder(earlier.num_complete if earlier else 0)
+        if options.keep_order and earlier is None:
+            self._order = InputOrder()
         if requests.is_file:
             try:
                 while not lines.is_checked:

@@ -52,11 +52,8 @@ class Earlier:
     def results_of(self, request):
         return {index: result(request.id, index) for index in self.given.get(request.id, ())}
 
-    def check_replay(self, request, known):
-        self.checked = request.id, sorted(known)
-
-    def has_rejected(self, request_id, line_number):
-        return (request_id, line_number) in self.rejected
+    def has_rejected(self, line_number):
+        return line_number in self.rejected
 
 
 def shown(lines):
@@ -129,17 +126,17 @@ def test_what_cannot_be_replayed_is_decoded_again_and_not_answered_twice(fields)
 def test_a_bad_line_is_answered_unless_it_was():
     problem = Problem("invalid-json", "no", 3, 1, 1, None, None, "{", 1)
     bad = BadLine("a", form="completion", problems=[problem])
-    answers = answers_of(Earlier({"a": [0]}, [("a", 4), ("b", 3)]))
+    answers = answers_of(Earlier({"a": [0]}, [4]))
     (line,) = answers.reject(bad, 2)
     assert decode_result_line(line)[0].error.line == 3
-    assert answers_of(Earlier({}, [("a", 3)])).reject(bad, 2) == []
+    assert answers_of(Earlier({}, [3])).reject(bad, 2) == []
 
 
 @given(st.permutations(range(25)), st.integers(0, 25), st.sampled_from([0, 12, 50, 10**6]))
 def test_lines_come_out_in_order_however_little_is_held_in_memory(order, num_put, max_held_bytes):
     lines = {index: b"%d" % index * (index % 4 + 1) + b"\n" for index in order}
     put = order[:num_put]
-    held = InputOrder(0, max_held_bytes)
+    held = InputOrder(max_held_bytes)
     out = [line for index in put for line in held.put(index, lines[index])]
     first_missing = min(set(range(26)) - set(put))
     assert out == [lines[index] for index in range(first_missing)]
@@ -148,7 +145,7 @@ def test_lines_come_out_in_order_however_little_is_held_in_memory(order, num_put
     assert out == [lines[index] for index in sorted(put)]
 
 
-def test_what_is_held_back_and_lines_of_an_earlier_run_come_in_order():
+def test_results_that_are_held_back_at_the_end_come_in_order():
     answers = answers_of(order=InputOrder())
     for index, num_samples in enumerate((2, 1, 3, 1, 1)):
         opened(answers, str(index), index, n=num_samples)
@@ -157,10 +154,3 @@ def test_what_is_held_back_and_lines_of_an_earlier_run_come_in_order():
     lines = [*answers.rest()]
     assert shown(lines) == [("0", [1]), ("2", [0]), ("2", [1]), ("3", [0]), ("4", [0])]
     answers.close()
-    answers = answers_of(Earlier({"a": [0]}), InputOrder())
-    opened(answers, "b", 0)
-    opened(answers, "a", 1)
-    assert answers.put_back(1, b"known\n") == []
-    lines = answers.take([result("a"), result("b")])
-    assert shown(lines[:1]) == [("b", [0])]
-    assert lines[1:] == [b"known\n"]

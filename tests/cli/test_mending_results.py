@@ -93,17 +93,6 @@ def test_what_no_run_has_written_is_named_and_dropped_if_asked_to(tmp_path, case
     assert mended == whole or not keep_order
 
 
-@pytest.mark.parametrize("num_out", [0, 1, 3])
-def test_what_is_known_but_has_not_had_its_turn_is_not_lost(tmp_path, num_out):
-    decode(tmp_path, keep_order=True)
-    whole = (tmp_path / "out").read_bytes()
-    lines = whole.splitlines(keepends=True)
-    leave(tmp_path / "out", lines[:num_out])  # as a run leaves it that was killed at once
-    (tmp_path / "out.rest").write_bytes(b"".join([*lines[:5], *lines[7:]]))
-    decode(tmp_path, keep_order=True, resume=True)
-    assert (tmp_path / "out").read_bytes() == whole
-
-
 def test_without_sums_of_the_lines_nothing_is_resumed(tmp_path):
     decode(tmp_path)
     leave(tmp_path / "out", [(tmp_path / "out").read_bytes()])
@@ -170,7 +159,6 @@ def test_what_has_failed_is_decoded_again_and_nothing_else(tmp_path, flaky, name
     again, whole = outputs(tmp_path / name), outputs(tmp_path / "whole")
     assert sorted(again) == sorted(whole)
     assert again == whole or not order
-    assert not (tmp_path / f"{name}.rest").exists()
 
 
 FLAKY_SAMPLES = """

@@ -13,26 +13,16 @@ NAMES = st.one_of(
     st.integers(0, 30).map(str),
     st.sampled_from(["", "\n", '"', '\\"', "\0", "a\0", "é", "É", "\U0001f600", "[", " 1", "1 "]),
 )
-BLOCKS = st.lists(st.lists(NAMES, min_size=1, max_size=8), max_size=20)
 
 
-@given(BLOCKS, st.booleans())
-def test_the_registry_answers_as_a_dict_would_and_takes_many_ids_only_if_all_are_new(blocks, one):
+@given(st.lists(NAMES, max_size=40))
+def test_the_registry_answers_as_a_dict_would(names):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cli.run.input.MAX_RECENT", 3)
-        registry, lines, line = IdRegistry(), {}, 0
-        for names in blocks:
-            numbers = range(line + 1, line + 1 + len(names))
-            line += len(names)
-            are_new = len(lines | dict.fromkeys(names)) == len(lines) + len(names)
-            if not (one and line % 2):
-                assert registry.add_new(names, numbers) == are_new
-                if are_new:
-                    lines |= zip(names, numbers, strict=True)
-                    continue
-            for name, number in zip(names, numbers, strict=True):
-                assert registry.add(name, number) == lines.get(name)
-                lines.setdefault(name, number)
+        registry, lines = IdRegistry(), {}
+        for number, name in enumerate(names, 1):
+            assert registry.add(name, number) == lines.get(name)
+            lines.setdefault(name, number)
 
 
 def test_more_ids_than_memory_holds_are_told_apart():
@@ -42,7 +32,6 @@ def test_more_ids_than_memory_holds_are_told_apart():
     for line in (1, 49_999, 50_000, 50_001, 60_000):
         assert registry.add(f"r-{line}", 0) == line
     assert registry.add("r-0", 5) is None
-    assert not registry.add_new(["s-1", "r-7"], [6, 7])
     assert len(registry._recent) < 50_000
 
 
