@@ -294,7 +294,7 @@ def _play(options: "TraceOptions") -> int:
     if not can_animate(1, os.environ):
         raise BatchdecodeError("--play needs a terminal; use --format gantt or steps instead")
     from ..signals import Interrupted, StopSignals  # noqa: PLC0415 - as above
-    from ..views.player import InteractiveTerminal, Quit, TerminalGone  # noqa: PLC0415 - as above
+    from ..views.player import InteractiveTerminal, TerminalGone  # noqa: PLC0415 - as above
 
     terminal = InteractiveTerminal(options.color)
     with source, user_code_prints_to_stderr(), closing(terminal), StopSignals() as stop:
@@ -307,8 +307,6 @@ def _play(options: "TraceOptions") -> int:
                 seconds = player.look()
                 with stop.waiting():
                     player.wait(seconds)
-        except Quit:
-            return 0
         except (Interrupted, KeyboardInterrupt):
             return stop.exit_status
         except TerminalGone:

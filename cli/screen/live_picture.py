@@ -654,7 +654,7 @@ class Browser:
         self._num_rows = 1
         self._wanted = ""
         self._prompt: InputLine | None = None
-        self._message = ""
+        self.message = ""
         self._followed: int | None = None  # the slot of `found` when it was last looked at
 
     def press(self, key: str, scene: Scene) -> bool:
@@ -665,10 +665,9 @@ class Browser:
         elif key == "?":
             self.has_help = not self.has_help
         elif key == "escape":
-            self._first_slot, self.found, self.has_help, self._message = None, None, False, ""
+            self._first_slot, self.found, self.has_help, self.message = None, None, False, ""
         elif key == "/":
-            self._prompt = InputLine("find ", partial(self._find, scene))
-            self._message, self.has_help = "", False
+            self.ask("find ", partial(self._find, scene))
         elif key in ("n", "N") and self._wanted:
             held = [request for request in _holding(scene) if self._wanted in request.label]
             if not held:
@@ -692,6 +691,10 @@ class Browser:
                 self._first_slot = num_slots if key == "end" else 0
         return True
 
+    def ask(self, title: str, accept: Callable[[str], None]) -> None:
+        """Let a line be typed, and call `accept` with it."""
+        self._prompt, self.message, self.has_help = InputLine(title, accept), "", False
+
     def paste(self, text: str) -> None:
         if self._prompt is not None:
             self._prompt.paste(text)
@@ -703,7 +706,7 @@ class Browser:
     @property
     def is_used(self) -> bool:
         is_elsewhere = self._first_slot is not None or self.found is not None
-        return is_elsewhere or self._prompt is not None or bool(self._message)
+        return is_elsewhere or self._prompt is not None or bool(self.message)
 
     def rows(self, num_slots: int, num_rows: int) -> range | None:
         if self._first_slot is None or num_rows < 1 or num_rows >= num_slots:
@@ -728,8 +731,8 @@ class Browser:
             return prompt_line(self._prompt, scene, width)
         if self.found is not None:
             text = whereabouts(scene, self.found)
-        elif self._message:
-            text = self._message
+        elif self.message:
+            text = self.message
         elif self._first_slot is not None:
             last = min(self._first_slot + self._num_rows, scene.run.num_slots) - 1
             text = f"slots {self._first_slot:,} to {last:,} of {scene.run.num_slots:,}"
@@ -752,10 +755,10 @@ class Browser:
         self.found = next(chain(whole, parts), None)
         if self.found is None:
             name = scene.cut(scene.name(wanted), MAX_SHOWN)
-            self._message = f"unknown: {name}; it is to come, or ended long ago"
+            self.message = f"unknown: {name}; it is to come, or ended long ago"
             ends = scene.run.ends
             if self._knows_upcoming() and len(ends) != ends.maxlen:
-                self._message = f"no request has {name} in its id"
+                self.message = f"no request has {name} in its id"
 
 
 def slot_of(found: Found | None) -> int | None:
@@ -859,7 +862,7 @@ def picture(
 
 
 def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
-    """Return the gantt of the run in at most `height` lines; [] without room, or a step."""
+    """Return how busy the slots were over the run, in `height` lines; [] if they do not fit."""
     history, plan, glyphs = scene.run.history, scene.plan, scene.glyphs
     num_steps, rows = scene.moment.step + 1, history.rows
     if width < MIN_WIDTH or height < max(len(rows) + 2, MIN_HEIGHT) or num_steps < 1:
@@ -868,11 +871,7 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     label = max(map(len, names))
     peak = f" {scene.depths.highest(num_steps, 1)[0]:>4,}"
     room = width - label - 1 - max(len(" 100%"), len(peak))
-    each = max(1, min(room // num_steps, MAX_CELLS_PER_STEP))
-    num_cells = min(room, num_steps * each)
-    held = scene.run.open_spans()
-    used = history.used(num_steps, num_cells, held)
-    admitted = history.admissions(num_steps, held) if num_steps <= num_cells else None
+    num_cells = min(room, num_steps * max(1, min(room // num_steps, MAX_CELLS_PER_STEP)))
     title = scene.cut(scene.name(plan.title), max(width // 3, 8))
     parts = [f"steps 0-{num_steps - 1:,}" if num_steps > 1 else "step 0"]
     parts += [counted(plan.batch_size, "slot"), plan.policy]
@@ -881,26 +880,15 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
         parts.append(f"{per_cell} step{'' if per_cell == '1' else 's'} a cell")
     text = glyphs.separator.join(parts)
     lines: list[Line] = [[(title, "title"), ("  ", ""), (text[: width - len(title) - 2], LABEL)]]
+    used = history.used(num_steps, num_cells, scene.run.open_spans())
     for row, slots in enumerate(rows):
         shares = used[row] / len(slots)
-        if admitted is None or len(slots) > 1:  # the darker the busier; solid if it always was
-            cells = [
-                (glyphs.nothing, "idle")
-                if share <= 1 - ALL
-                else (shade(share, glyphs), "bar" if share >= ALL else "bubble")
-                for share in shares
-            ]
-        else:
-            cells, turn = [], -1  # `each` a step: the sequences one after the other
-            for cell, share in enumerate(shares):
-                step, place = divmod(cell, each)
-                if admitted[row][step] and not place:
-                    turn += 1
-                    cells.append((glyphs.admitted, "admitted"))
-                elif share >= ALL:
-                    cells.append((glyphs.turns[turn % 2], "bar"))
-                else:
-                    cells.append((glyphs.nothing, "idle"))
+        cells = [
+            (glyphs.nothing, "idle")
+            if share <= 1 - ALL
+            else (shade(share, glyphs), "bar" if share >= ALL else "bubble")
+            for share in shares
+        ]
         busy = f" {whole_percent(min(float(shares.mean()), 1.0)):>4}"
         lines.append([(f"{names[row]:>{label}} ", LABEL), *joined(cells), (busy, "figure")])
     lengths = levels(scene.depths.highest(num_steps, num_cells), glyphs)

@@ -1,4 +1,4 @@
-"""The state of a run while it goes on: its slots, its history in little, and figures about it."""
+"""The state of a run for its views: slots, counts, a coarse history, and the facts in words."""
 
 import time
 from array import array
@@ -36,22 +36,16 @@ from .summary import BLOCKED_CAUSES, RESTART_REASONS
 from .terminal import UNFINISHED, Terminal, clock, counted, number, printable, whole_percent
 from .view import GaugeReading, Gauges, RunPlan, View
 
-# A whole run in little, of whatever length: how busy slots were and how long the queue was.
-#
-# Steps are put into at most NUM_CELLS cells; when they are full, every two become one.  What is
-# kept is exact all the same: a cell knows of how many slot-steps it stands.
-
-MAX_ROWS = 16  # slots beyond these share rows, as many as it takes
+MAX_ROWS = 16  # of the history; more slots share rows
 NUM_CELLS = 512
-
-Counts: TypeAlias = NDArray[np.int64]
-OpenSpans: TypeAlias = Sequence[tuple[int, int]]  # slots that are held, and since which step
+OpenSpans: TypeAlias = Sequence[tuple[int, int]]  # held slots, and their first steps
 
 
 class RunHistory:
-    """Takes in spans in slots, in any order.
+    """How busy the slots were over the whole run, in NUM_CELLS cells; takes spans in any order.
 
-    rows: the slots of each row.  steps_per_cell: grows with the run.
+    When the cells are full, every two become one.  A cell counts slot-steps, so nothing is rounded.
+    rows: the slots of each row.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -59,22 +53,18 @@ class RunHistory:
         starts = range(0, batch_size, self._slots_per_row)
         self.rows = [range(first, min(first + starts.step, batch_size)) for first in starts]
         self.steps_per_cell = 1
-        shape = len(self.rows), NUM_CELLS
-        self._busy: Counts = np.zeros(shape, np.int64)  # slot-steps, by row and cell
-        self._admissions: Counts = np.zeros(shape, np.int64)
+        self._busy = np.zeros((len(self.rows), NUM_CELLS), np.int64)
 
     def held(self, slot: int, start: int, end: int) -> None:
-        while end > self.steps_per_cell * NUM_CELLS:  # a cell is to stand for twice as many steps
-            for cells in (self._busy, self._admissions):
-                sums = cells[:, ::2] + cells[:, 1::2]
-                cells[:] = np.concatenate([sums, np.zeros_like(sums)], axis=1)
+        while end > self.steps_per_cell * NUM_CELLS:
+            sums = self._busy[:, ::2] + self._busy[:, 1::2]
+            self._busy = np.concatenate([sums, np.zeros_like(sums)], axis=1)
             self.steps_per_cell *= 2
         size, row = self.steps_per_cell, self._busy[slot // self._slots_per_row]
         first, last = start // size, (end - 1) // size
         row[first : last + 1] += size
         row[first] -= start - first * size
         row[last] -= (last + 1) * size - end
-        self._admissions[slot // self._slots_per_row, first] += 1
 
     def used(self, num_steps: int, num_cells: int, held: OpenSpans) -> NDArray[np.float64]:
         """Return how many slots of each row were used on average, [rows, num_cells]."""
@@ -82,29 +72,19 @@ class RunHistory:
         sums = np.zeros((len(self.rows), NUM_CELLS + 1))  # up to the boundaries of the cells
         np.cumsum(self._busy, axis=1, out=sums[:, 1:])
         boundaries = np.arange(NUM_CELLS + 1) * self.steps_per_cell
-        boundaries = np.minimum(boundaries, num_steps)  # of the last cell it shows a part
+        boundaries = np.minimum(boundaries, num_steps)  # the last cell may be a partial one
         totals = np.array([np.interp(edges, boundaries, row) for row in sums])
         for slot, start in held:
             totals[slot // self._slots_per_row] += np.maximum(edges - start, 0)
         return np.diff(totals, axis=1) * num_cells / num_steps
 
-    def admissions(self, num_steps: int, held: OpenSpans) -> Counts | None:
-        """Return the admissions of each step, [rows, num_steps]; None of more steps than cells."""
-        if self.steps_per_cell > 1 or num_steps > NUM_CELLS:
-            return None
-        found = self._admissions[:, :num_steps].copy()
-        for slot, start in held:
-            if start < num_steps:  # of a step under way the first may be known already
-                found[slot // self._slots_per_row, start] += 1
-        return found
-
 
 class QueueDepths:
-    """The length of the queue from some steps on; of too many, the longest of a few is kept."""
+    """The length of the queue by step; in long runs the maximum of a few steps each."""
 
     def __init__(self, steps: Iterable[int] = (), lengths: Iterable[int] = ()) -> None:
         self._steps, self._lengths = array("q", steps), array("q", lengths)
-        self._size = 1  # how many steps have one length at most
+        self._size = 1  # steps that share an entry
 
     def add(self, step: int, length: int) -> None:
         if self._steps and step // self._size == self._steps[-1] // self._size:
@@ -126,15 +106,17 @@ class QueueDepths:
         steps = [0, *self._steps[1:], num_steps]
         return [Stretch(*each) for each in zip(steps, steps[1:], self._lengths, strict=False)]
 
-    def highest(self, num_steps: int, num_cells: int) -> Counts:
-        """Return the longest it was in each cell of a run of `num_steps`, [num_cells]."""
+    def highest(self, num_steps: int, num_cells: int) -> NDArray[np.int64]:
+        """Return the maximum in each of the cells of a run of `num_steps`, [num_cells]."""
         if not self._steps:
             return np.zeros(num_cells, np.int64)
         edges = np.arange(num_cells + 1) * num_steps // num_cells
         steps, lengths = np.array(self._steps), np.append(self._lengths, 0)
         first = np.maximum(np.searchsorted(steps, edges[:-1], "right") - 1, 0)
         last = np.maximum(np.searchsorted(steps, edges[1:], "left"), first + 1)
-        found: Counts = np.maximum.reduceat(lengths, np.stack([first, last], axis=1).ravel())[::2]
+        found: NDArray[np.int64] = np.maximum.reduceat(
+            lengths, np.stack([first, last], axis=1).ravel()
+        )[::2]
         return found
 
 

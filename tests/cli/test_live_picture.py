@@ -47,8 +47,8 @@ def test_the_screen_of_a_small_run():
         "1 c       ██······    2/8  stop     ┃┃╌",
         "",
         "requests.jsonl  steps 0-2 · 2 slots · fcfs",
-        "slot 0 ┃━━━━━━━━━━━ 100%",
-        "slot 1 ┃━━━┃╌╌╌╌╌╌╌ 100%",
+        "slot 0 ████████████ 100%",
+        "slot 1 ████████████ 100%",
         " queue ████▄▄▄▄▄▄▄▄    2",
     ]
 

@@ -104,7 +104,7 @@ def test_requests_and_steps_are_found_and_n_goes_through_all():
     assert found == steps
     assert [seen.press("N").step for _ in steps[1:]] == steps[-2::-1]
     seen = Seen(LONG).type("g", "1x\x7f7")
-    assert f"1x\\x7f7 is no step from 0 to {LAST}" in seen.text
+    assert f"1x\\x7f7 is not a step from 0 to {LAST}" in seen.text
     assert seen.type("g", "17").step == 17
     assert seen.type("g", "9" * 30).step == 17
     assert seen.press("g", "3", "escape").step == 17
