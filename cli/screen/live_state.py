@@ -114,9 +114,8 @@ class QueueDepths:
         steps, lengths = np.array(self._steps), np.append(self._lengths, 0)
         first = np.maximum(np.searchsorted(steps, edges[:-1], "right") - 1, 0)
         last = np.maximum(np.searchsorted(steps, edges[1:], "left"), first + 1)
-        found: NDArray[np.int64] = np.maximum.reduceat(
-            lengths, np.stack([first, last], axis=1).ravel()
-        )[::2]
+        ends = np.stack([first, last], axis=1).ravel()
+        found: NDArray[np.int64] = np.maximum.reduceat(lengths, ends)[::2]
         return found
 
 
