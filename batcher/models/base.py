@@ -35,18 +35,17 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 class Chunk(Struct, frozen=True, gc=False):
     """New tokens of one row: a prompt or a part of one, or several generated at once.
 
-    start: the position of the first of `token_ids`; 0 when the slot changes hands, unless what is
-    before it can be read in pages.
-    token_ids: a list; of many tokens perhaps an array, but never for a model of one's own.
-    is_scored: whether the logits after each of its tokens are wanted, in ModelOutput.chunk_logits.
-    num_prompt: how many tokens the prompt of the row has; 0 if those of its first chunk.
-    num_drafts: how many of its last tokens are drafts, for a model that verifies them; there is one
-    before them, after which the row yields.  The next step goes on after those that were accepted:
-    by a chunk, or where Pages.moved says; see also `recomputes_drafts` of a Model.
-    draft_parents: of drafts that are a tree, for each the index in `token_ids` of the token that it
-    follows, a draft before it or the last that is none; () of a line, in which each follows the one
-    before.  A draft follows, and sees, those on its way alone.  It is kept where its place in the
-    chunk says, at position `start` + index, so those that are accepted are moved: see Pages.moves.
+    start: the position of the first of `token_ids`; 0 when the slot changes hands, unless earlier
+    tokens can be read in pages.
+    token_ids: a list; an array for many tokens, but never for a user's model.
+    is_scored: return the logits after each of its tokens in ModelOutput.chunk_logits.
+    num_prompt: prompt tokens of the row; 0 if its first chunk is the whole prompt.
+    num_drafts: how many of its last tokens are drafts. The token before them is known, and the row
+    yields after it. The next step continues after the accepted drafts: by a chunk, or at the
+    position in Pages.moved; see also `recomputes_drafts` of a Model.
+    draft_parents: for drafts in a tree, the index in `token_ids` of the token that each follows; ()
+    for a line. A draft sees only the drafts on its path. It is stored at position `start` + index,
+    so accepted ones are moved: see Pages.moves.
     """
 
     slot: int
@@ -60,21 +59,21 @@ class Chunk(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Pages:
-    """Where the tokens of every row are kept, for a model that is paged.
+    """The cells of every row's tokens, for a paged model.
 
-    A cell holds what the model keeps of one token; a block is `block_size` cells on end.  The token
-    at position p of the row in a slot is in cell `p % block_size` of block
-    `tables[slot][p // block_size]`.  Rows may share blocks.
+    A cell holds the cache of one token; a block is `block_size` consecutive cells. The token at
+    position p of the row in a slot is in cell `p % block_size` of block `tables[slot][p //
+    block_size]`. Rows may share blocks.
 
-    tables: [num_slots] the blocks of each row, in order; the model only reads them.
-    group_tables: [further cache groups, num_slots] the same of the other groups of layers, if
-    the model has told of several, see PagedModel; -1 where the group reads nothing any more.
-    moved: slot -> the position of the token that the row computes in this step, for rows that
-    compute the one they generated last, where its cell is not the one after that of the token
-    before: a block begins, a block was copied, the row was forked or has come back, or had drafts.
-    moves: (source, target) cells, numbered block * block_size + offset: what is kept in each source
-    is to be in its target, before anything else is done in this step.  All groups' are among them.
-    copies: (source, target) blocks to copy, in order, before anything is computed in this step.
+    tables: [num_slots] the blocks of each row, in order; read-only for the model.
+    group_tables: [further cache groups, num_slots] the same of other groups of layers, see
+    PagedModel; -1 for blocks that the group no longer reads.
+    moved: slot -> position of the token that the row computes in this step, for rows without a
+    chunk whose cell does not follow the previous one: a block begins or was copied, the row was
+    forked or resumed, or had drafts.
+    moves: (source, target) cells, numbered block * block_size + offset, of all groups; to be done
+    first.
+    copies: (source, target) blocks to copy, in order, before the step.
     num_blocks: how many there are, numbered from 0; it may grow.
     """
 
@@ -88,12 +87,12 @@ class Pages:
 
 
 class PaddedBatch(NamedTuple):
-    """The tokens that one step computes, as a rectangle.
+    """The tokens of one step as a rectangle.
 
-    slots: [rows] int64, whose they are, ascending.
-    input_ids: [rows, longest] int64, 0 where there is no token.
-    attention_mask: [rows, longest] bool, whether there is one.
-    sequence_lengths: [rows] int64, how many tokens of each row are computed.
+    slots: [rows] int64, ascending.
+    input_ids: [rows, longest] int64, 0 in the padding.
+    attention_mask: [rows, longest] bool, False in the padding.
+    sequence_lengths: [rows] int64, tokens of each row.
     """
 
     slots: IntArray
@@ -103,15 +102,14 @@ class PaddedBatch(NamedTuple):
 
 
 class Batch:
-    """What one step computes, ragged.  The engine changes it in place between steps.
+    """A ragged step. The engine changes it in place between steps.
 
-    chunks: the tokens of rows that bring some of their own this step.  A row that is not in `slots`
-    yields no token yet: its chunk is a part, and a later one goes on where it ends.
-    tokens: [num_slots] for every other row in `slots`, the token it generated in the step before;
-    the model may write in it.
-    logit_slots: [logit rows] the slots whose logits are wanted, ascending, to be read only; the
-    model's token for them, if it has one, is not used.
-    pages: where tokens are kept, None unless the model is paged and the engine pages.
+    chunks: rows that bring tokens of their own in this step. A row that is not in `slots` yields no
+    token yet: a later chunk continues it.
+    tokens: [num_slots] for every other row in `slots`, its last generated token; writable.
+    logit_slots: [logit rows] the slots whose logits are wanted, ascending, read-only; the model's
+    own token for them is ignored.
+    pages: None unless the model is paged and the engine pages.
     """
 
     __slots__ = ("_is_yielding", "chunks", "logit_slots", "pages", "tokens")
@@ -121,25 +119,25 @@ class Batch:
         self.tokens: IntArray = np.zeros(num_slots, np.int64)
         self.logit_slots = NO_SLOTS
         self.pages = pages
-        self._is_yielding = bytearray(num_slots)  # by slot, whether it does
+        self._is_yielding = bytearray(num_slots)  # by slot, whether its row yields
 
     @property
     def slots(self) -> IntArray:
-        """[rows] the slots whose rows yield a token in this step, ascending; one for each."""
+        """[rows] the slots whose rows yield a token in this step, ascending."""
         return np.frombuffer(self._is_yielding, np.bool_).nonzero()[0]
 
     def join(self, chunk: Chunk) -> None:
-        """Take in the last chunk of a prompt, or the only one; the row yields from now on."""
+        """Add the last or only chunk of a prompt; the row yields from now on."""
         self._is_yielding[chunk.slot] = True
         self.chunks.append(chunk)
 
     def add_part(self, chunk: Chunk) -> None:
-        """Take in a chunk of a row that yields no token in this step."""
+        """Add a chunk of a row that yields no token in this step."""
         self._is_yielding[chunk.slot] = False
         self.chunks.append(chunk)
 
     def enter(self, slot: int) -> None:
-        """Compute the row in `slot` from now on; it goes on from a cache that was forked."""
+        """Compute the row in `slot` from now on, from a forked cache."""
         self._is_yielding[slot] = True
 
     def holds(self, slot: int) -> bool:
@@ -147,13 +145,13 @@ class Batch:
         return bool(self._is_yielding[slot])
 
     def leave(self, slot: int) -> None:
-        """Compute the row in `slot` no longer."""
+        """Stop computing the row in `slot`."""
         self._is_yielding[slot] = False
         if self.chunks:
             self.chunks = [chunk for chunk in self.chunks if chunk.slot != slot]
 
     def padded(self, side: Side) -> PaddedBatch:
-        """Return the tokens of all rows that the step computes, filled up on `side`."""
+        """Return the tokens of all rows in the step, padded on `side`."""
         if side not in get_args(Side):
             raise BatchdecodeError(f"rows are padded on the left or on the right, not {side!r}")
         rows: dict[int, Tokens] = {slot: [self.tokens.item(slot)] for slot in self.slots.tolist()}
@@ -170,10 +168,7 @@ class Batch:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Let a step inside compute the chunks alone: no row yields, and none forgets that it does.
-
-        What a model writes into `tokens` inside is undone; no logits are wanted.
-        """
+        """Compute only chunks inside: no row yields, and `tokens` is restored at the end."""
         is_yielding, tokens, logit_slots = self._is_yielding, self.tokens.copy(), self.logit_slots
         self._is_yielding = bytearray(len(is_yielding))
         self.logit_slots = NO_SLOTS
@@ -185,19 +180,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """What a step gives back.
+    """The result of a step.
 
-    tokens: [num_slots] int64, the next token of every row whose logits were not wanted; the model
-    may overwrite it in its next call.
-    failed: slot -> what went wrong, for rows that have no token, or whose part could not be
-    computed; the engine ends those, and only those.  A Failure where that has a code of its own.
-    logits: [logit rows, vocab] float32, of Batch.logit_slots in their order; the model may
-    overwrite it in its next call.  None if no logits were wanted.
-    chunk_logits: slot -> the logits after each token of its chunk, for chunks that are scored: in
-    pieces [some tokens, vocab] float32, in order, so that they need not all be there at once.  The
-    engine reads them, or does not, before the model's next call.
+    tokens: [num_slots] int64, the next token of rows whose logits are not wanted; valid until the
+    next call.
+    failed: slot -> error message, or a Failure with its own code. The engine ends those rows alone.
+    logits: [logit rows, vocab] float32, of Batch.logit_slots in order; valid until the next call.
+    None if no logits were wanted.
+    chunk_logits: slot -> the logits after each token of a scored chunk, in pieces [tokens, vocab]
+    float32, which may be computed lazily before the next call.
     draft_logits: [drafts of all chunks, vocab] float32, the logits after each draft, in the order
-    of the chunks; whatever stands there of rows that have failed.  None if there are no drafts.
+    of the chunks; arbitrary for failed rows. None without drafts.
     """
 
     tokens: IntArray
@@ -212,46 +205,44 @@ class Tokenizer(Protocol):
 
     @property
     def token_bytes(self) -> Sequence[bytes]:
-        """The bytes each token id stands for; b"" for tokens that have no text, such as EOS."""
+        """The bytes of each token id; b"" for tokens without text, such as EOS."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`; their bytes, joined, are its UTF-8."""
+        """Return the token ids of `text`; their joined bytes are its UTF-8."""
 
-    # It may have `prefix_token_ids`, which stand before a prompt that begins with a text, as BOS.
-    # It may have `encode_array`, which gives the same of a long text as an array.
-    # One that knows how its model is spoken to also has `apply_chat_template`; see below.
+    # Optional: `prefix_token_ids`, put before a prompt that begins with text, such as BOS;
+    # `encode_array`, which returns the tokens of a long text as an array; `apply_chat_template`,
+    # see below.
 
 
 class Model(Protocol):
     """A language model with a cache of its own, addressed by slot.
 
-    The token of a row must be a function of the row's tokens alone: never of its slot or of the
-    other rows.  A row that is neither in `Batch.slots` nor has a chunk stands still: what the model
-    holds for it stays as it is.  Once a row yields, it yields in every step until it is released,
-    but for steps in which it has a part, and those in which no row yields.
+    The token of a row must depend on the row's tokens alone, never on its slot or on other rows.
+    The cache of a row that is neither in `Batch.slots` nor has a chunk does not change. Once a row
+    yields, it yields in every step until it is released, except in steps in which it has a part or
+    no row yields.
 
-    It may say more of itself; what follows from each is at the functions below.  True is
-    scores_prompts: of one that gives `chunk_logits` of the chunks that are scored.
-    is_paged: of a PagedModel.
-    verifies_drafts: of one that is paged, has logits, and gives `draft_logits` of chunks that end
-    in drafts.
-    verifies_trees: of one whose drafts may be a tree, see Chunk.draft_parents.
-    recomputes_drafts: of one whose rows go on behind the token before their drafts, whatever was
-    accepted: accepted drafts are then the first tokens of the next chunk.  So it is where recurrent
-    states keep no way back.
+    Optional attributes:
+    scores_prompts: it returns `chunk_logits` of scored chunks.
+    is_paged: it is a PagedModel.
+    verifies_drafts: it is paged, has logits, and returns `draft_logits` of chunks with drafts.
+    verifies_trees: drafts may be a tree, see Chunk.draft_parents.
+    recomputes_drafts: accepted drafts are computed again, as the first tokens of the next chunk, as
+    recurrent states require.
     """
 
     @property
     def name(self) -> str:
-        """The name that finds this model again: `simulated`, or `package.module:name`."""
+        """The name that `--model` takes: `simulated`, or `package.module:name`."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What beside its name reproduces the model, ready for JSON; --resume wants it equal."""
+        """The JSON settings that reproduce the model; --resume requires equal ones."""
 
     @property
     def gives(self) -> OutputKind:
-        """What `forward` can return: with "logits", the logits of every row are wanted."""
+        """The output of `forward`: "logits" means that the logits of every row are wanted."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -263,10 +254,10 @@ class Model(Protocol):
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, if there is one."""
+        """The token that ends a text, or None."""
 
     def allocate(self, num_slots: int) -> None:
-        """Make room for `num_slots` rows, all empty.  Called once, before the first step."""
+        """Allocate `num_slots` empty rows. Called once, before the first step."""
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Compute the new tokens of all rows in `batch`; return the next one of each in `slots`.
@@ -276,29 +267,29 @@ class Model(Protocol):
         """
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target`, whose row is to be forgotten, hold what `source` does."""
+        """Copy the row in `source` to `target`, whose row is forgotten."""
 
     def release(self, slot: int) -> None:
-        """Forget what `slot` holds, if anything; its sequence has ended, or waits again."""
+        """Forget the row in `slot`, if any; it has finished or was preempted."""
 
 
 class PagedModel(Model, Protocol):
-    """A Model that can keep its cache in pages, where rows share what they have in common.
+    """A Model that keeps its cache in pages, which rows share.
 
-    With pages it holds nothing by slot: a row's past is read through `Batch.pages`, whoever wrote
-    it there.  A chunk may begin after tokens that another row computed, in an earlier step or in
-    this one, by a chunk before it or by a row without a chunk.  `fork` has nothing to do then.
+    It keeps nothing by slot: a row's past is read through `Batch.pages`. A chunk may begin after
+    tokens that another row computed in an earlier step, or in this one, by an earlier chunk or by a
+    row without a chunk. `fork` does nothing then.
     """
 
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
-        """Make room for `num_slots` rows in `num_blocks` blocks.  Called instead of `allocate`.
+        """Allocate `num_slots` rows in `num_blocks` blocks. Called instead of `allocate`.
 
         num_blocks: None if `Pages.num_blocks` grows without a limit.
         """
 
 
 def told(model: Model, name: str, default: Any) -> Any:
-    """Return what a model, or the one that a check is around, says of itself; else `default`."""
+    """Return an attribute of a model, or of the model inside a CheckedModel; else `default`."""
     return attribute_of(getattr(model, "inner", model), name, default)
 
 
@@ -319,11 +310,11 @@ def can_verify_trees(model: Model) -> bool:
 
 
 def chat_template_of(model: Model) -> ChatTemplate | None:
-    """Return what makes prompts of chats with `model`; None if neither it nor its tokenizer can.
+    """Return the chat template of `model` or its tokenizer, or None.
 
-    That is `apply_chat_template(messages, tokenize=True, add_generation_prompt=True)`, which
-    returns token ids (perhaps as `input_ids` of a mapping) or text.  A tokenizer of ours, whose
-    template has no tokens but those of its text, is asked for that: a long text becomes an array.
+    It is called as `apply_chat_template(messages, tokenize=True, add_generation_prompt=True)`, and
+    returns token ids (perhaps as `input_ids` of a mapping) or text. The project's own tokenizers
+    return text, so that a long text becomes an array.
     """
     for holder in (getattr(model, "inner", model), model.tokenizer):
         template = attribute_of(holder, "apply_chat_template", None)
@@ -334,9 +325,9 @@ def chat_template_of(model: Model) -> ChatTemplate | None:
 
 
 def special_encoder_of(model: Model) -> Callable[[str], list[int]] | None:
-    """Return what encodes a whole prompt in which special tokens are special; None if none can.
+    """Return a function that encodes a prompt with special tokens and prefix, or None.
 
-    That is `encode_with_special` of the tokenizer, after its prefix, unless the text has that.
+    It calls `encode_with_special` of the tokenizer.
     """
     encode: Any = getattr(model.tokenizer, "encode_with_special", None)
     prefix = list(getattr(model.tokenizer, "prefix_token_ids", ()))
@@ -349,18 +340,18 @@ def special_encoder_of(model: Model) -> Callable[[str], list[int]] | None:
 
 
 def number_of(model: Model, name: str) -> int | None:
-    """Return max_context, the tokens a row may have, or kv_bytes_per_token; None if not told."""
+    """Return max_context or kv_bytes_per_token of a model, or None."""
     number = told(model, name, None)
     return number if type(number) is int and number > 0 else None
 
 
 def kv_block_bytes_of(model: Model, block_size: int) -> int | None:
-    """Return how many bytes a KV block takes; None if the model does not tell.
+    """Return the bytes of a KV block; None if the model does not report them.
 
-    It does by `kv_block_bytes(block_size)`, or its tokens alone take `kv_bytes_per_token`.
+    A model has `kv_block_bytes(block_size)` or `kv_bytes_per_token`.
 
     Raises:
-        BatchdecodeError: what it tells is no number of bytes.
+        BatchdecodeError: the model returns no number of bytes.
         RaisedError: the model raised.
     """
     tell = told(model, "kv_block_bytes", None)
@@ -381,20 +372,20 @@ def eos_token_ids_of(model: Model) -> tuple[int, ...]:
 
 
 def layout_of(model: Model) -> Layout:
-    """Return "padded" if that is the `layout` of a model: chunks are as long as the longest."""
+    """Return "padded" if that is the `layout` of a model, else "ragged"."""
     layout = told(model, "layout", None)
     return "padded" if type(layout) is str and layout == "padded" else "ragged"
 
 
 def bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:
-    """Return the bytes `token_id` stands for; an id beyond the tokenizer's stands for U+FFFD."""
+    """Return the bytes of `token_id`; U+FFFD for an id beyond the tokenizer's."""
     return token_bytes[token_id] if token_id < len(token_bytes) else REPLACEMENT
 
 
 def join_bytes(token_ids: Sequence[int], token_bytes: Sequence[bytes]) -> bytes:
-    """Return the bytes `token_ids` stand for, as `bytes_of` tells them."""
+    """Return the joined `bytes_of` of all token ids."""
     try:
-        if len(token_ids) > 1:  # the getter of one is another; a comprehension takes longer
+        if len(token_ids) > 1:  # itemgetter of one id returns no tuple; a comprehension is slower
             return b"".join(itemgetter(*token_ids)(token_bytes))
         return b"".join([token_bytes[token_id] for token_id in token_ids])
     except IndexError:
@@ -406,7 +397,7 @@ Prefixes = dict[int, list[int]]
 
 
 def extend_prefixes(prefixes: Prefixes, batch: Batch) -> None:
-    """Add the new tokens of every row of `batch` to `prefixes`, whether it yields yet or not."""
+    """Append the new tokens of every row of `batch` to `prefixes`."""
     has_chunk = set()
     for chunk in batch.chunks:
         has_chunk.add(chunk.slot)
@@ -417,12 +408,12 @@ def extend_prefixes(prefixes: Prefixes, batch: Batch) -> None:
             prefixes[slot].append(token)
 
 
-# Drafts of a chunk may be a tree, which one call verifies (Miao et al., "SpecInfer", 2024).  A node
+# Drafts of a chunk may be a tree, which one call verifies (Miao et al., "SpecInfer", 2024). A node
 # is the index of a draft in the tokens of its chunk.
 
 
 def node_paths(chunk: Chunk) -> list[list[int]]:
-    """Return for each draft of a chunk the nodes from the first on its way to itself."""
+    """Return for each draft of a chunk the nodes from the first on its path to itself."""
     root = len(chunk.token_ids) - chunk.num_drafts - 1
     paths: dict[int, list[int]] = {root: []}
     for node, parent in enumerate(draft_parents(chunk), root + 1):
@@ -432,13 +423,13 @@ def node_paths(chunk: Chunk) -> list[list[int]]:
 
 
 def draft_parents(chunk: Chunk) -> Sequence[int]:
-    """Return for each draft of a chunk the index in its tokens of the one that it follows."""
+    """Return for each draft of a chunk the index of the token that it follows."""
     root = len(chunk.token_ids) - chunk.num_drafts - 1
     return chunk.draft_parents or range(root, root + chunk.num_drafts)
 
 
 def moves_along(path: Sequence[int], chunk: Chunk, pages: Pages) -> list[tuple[int, int]]:
-    """Return what is to be moved when the nodes of a path are accepted: see Pages.moves.
+    """Return the moves for an accepted path: see Pages.moves.
 
     path: nodes of the tree of `chunk`, from its first on.
     pages: as they were when the chunk was computed.
@@ -458,20 +449,18 @@ def moves_along(path: Sequence[int], chunk: Chunk, pages: Pages) -> list[tuple[i
     ]
 
 
-# How many tokens a row of a model may have, and which requests that leaves no room for.
-#
-# Rule: a prompt and its output together have at most max_context tokens.
+# The context limit: a prompt and its output together have at most max_context tokens.
 
 UNLIMITED = sys.maxsize
 DROP_OLDEST = "drop-oldest"
 
 
 class Context(Struct, frozen=True):
-    """What the rows of a model may be.
+    """The context limit of a model.
 
-    max_context: how many tokens they may have, prompt and output; UNLIMITED without a limit.
-    least_prompt: how many tokens a prompt needs to be computed, 0 or 1.
-    drops_oldest: whether a conversation that would be longer loses its oldest turns.
+    max_context: tokens of a row, prompt and output; UNLIMITED without a limit.
+    least_prompt: tokens that a prompt needs at least, 0 or 1.
+    drops_oldest: drop the oldest turns of a conversation that exceeds the limit.
     """
 
     max_context: int = UNLIMITED
@@ -479,11 +468,11 @@ class Context(Struct, frozen=True):
     drops_oldest: bool = False
 
     def holds(self, num_prompt_tokens: int, max_tokens: int) -> bool:
-        """Return whether there is room for all that such a request may generate."""
+        """Return whether a request fits with all tokens that it may generate."""
         return self.least_prompt <= num_prompt_tokens <= self.max_context - max_tokens
 
     def output_limit(self, max_tokens: int, num_prompt_tokens: int) -> int:
-        """Return how many tokens a request of so many may generate; of TO_THE_END 1 at least."""
+        """Return how many tokens a request may generate; of TO_THE_END 1 at least."""
         if max_tokens != TO_THE_END:
             return max_tokens
         if self.max_context == UNLIMITED:
@@ -491,16 +480,16 @@ class Context(Struct, frozen=True):
         return max(self.max_context - num_prompt_tokens, 1)
 
     def num_reserved(self, max_tokens: int) -> int:
-        """Return for how many tokens of output a conversation drops turns."""
+        """Return the output tokens for which a conversation drops turns."""
         return max_tokens if max_tokens != TO_THE_END else self.max_context // 4
 
     def why_never(
         self, prompts: Mapping[str, int], max_tokens: int, *, is_computed: bool
     ) -> Failure | None:
-        """Return why a request can never run, if so.
+        """Return why a request can never run, or None.
 
-        prompts: name -> tokens, of all that each of its outputs goes on from.
-        is_computed: whether the prompts are, even if max_tokens is 0.
+        prompts: name -> tokens, of all prompts of the request.
+        is_computed: whether prompts are computed even if max_tokens is 0.
         """
         for name, num_tokens in prompts.items():
             if is_computed and num_tokens < self.least_prompt:
@@ -516,7 +505,7 @@ class Context(Struct, frozen=True):
         return None
 
     def num_dropped(self, turns: Sequence[tuple[int, int]], num_more: int) -> int:
-        """Return how many of the oldest `turns` are dropped so that `num_more` tokens have room."""
+        """Return how many of the oldest `turns` to drop so that `num_more` tokens fit."""
         num_tokens = num_more + sum(num_turn for num_turn, _ in turns)
         for number, (num_turn, num_lasting) in enumerate(turns):
             if num_tokens <= self.max_context:
@@ -529,7 +518,7 @@ ANY_LENGTH = Context()
 
 
 def context_of(model: Model) -> Context:
-    """Return what the rows of `model` may be, as far as it tells; else ANY_LENGTH itself."""
+    """Return the context limit of `model`, or ANY_LENGTH itself."""
     context = Context(
         number_of(model, "max_context") or UNLIMITED,
         int(told(model, "needs_prompt", None) is True),

@@ -1,9 +1,9 @@
-"""Calls that may be slow or fail, such as requests over a network: many at once, and repeated.
+"""Adapters for callables and LLMs: whole prefixes in, tokens or logits out.
 
-Rule: whatever the called code does, a call ends, with an answer or a `CallFailure`, and no later
-than `call_timeout` after its first attempt has begun.  Nobody waits for the threads here: all of
-them are daemons, so a call that hangs keeps neither the caller nor the end of the interpreter; they
-end when the object that started them is gone.
+Calls of an LLM may be slow or fail, so many run at once and are repeated. A call always ends, with
+an answer or a `CallFailure`, at most `call_timeout` after its first attempt began. All threads are
+daemons, so that a hanging call blocks neither the caller nor the exit of the interpreter; they end
+with the object that started them.
 """
 
 import asyncio
@@ -52,25 +52,25 @@ PROGRAMMING_ERRORS = (
     SystemExit,
     TypeError,
 )
-REFUSALS = {*range(400, 500)} - {408, 425, 429}  # HTTP statuses that stay when asked again
-SECONDS_OF = {"retry-after-ms": 0.001, "retry-after": 1.0}  # in the order in which they count
+REFUSALS = {*range(400, 500)} - {408, 425, 429}  # HTTP statuses that do not change on a retry
+SECONDS_OF = {"retry-after-ms": 0.001, "retry-after": 1.0}  # by precedence
 
 
 class CallSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How often, how long and how many at once; all times in seconds."""
+    """Retries, timeouts (in seconds) and concurrency of calls."""
 
     max_concurrency: Annotated[int, Meta(ge=1, le=4096)] = 32
     timeout: Annotated[float, Meta(gt=0, le=86400)] = 60.0  # of each attempt
-    call_timeout: Annotated[float, Meta(gt=0, le=86400)] = 120.0  # of all, with the pauses
+    call_timeout: Annotated[float, Meta(gt=0, le=86400)] = 120.0  # of all attempts and pauses
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 4
     backoff: Annotated[float, Meta(ge=0, le=MAX_BACKOFF)] = 0.5  # before the second attempt
 
 
 def checked_settings(settings: CallSettings | None) -> CallSettings:
-    """Return `settings`, by default the usual ones."""
+    """Return validated `settings`, or the defaults."""
     if settings is None:
         return CallSettings()
-    try:  # an object that is one already would not be looked at
+    try:  # convert does not validate an existing instance
         return convert(
             asdict(settings) if isinstance(settings, CallSettings) else settings, CallSettings
         )
@@ -79,10 +79,10 @@ def checked_settings(settings: CallSettings | None) -> CallSettings:
 
 
 class CallFailure(Exception):  # noqa: N818 - it is handed out more often than raised
-    """Why a call has no answer.
+    """The reason why a call has no answer.
 
-    code: one of RUN_ERROR_CODES.  retry_after: the seconds that a server wants to be left alone.
-    raised: what the called code raised, if that is why.
+    code: one of RUN_ERROR_CODES. retry_after: the pause in seconds that a server requests.
+    raised: the exception of the called code, if any.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CallFailure(Exception):  # noqa: N818 - it is handed out more often than r
         self.retry_after, self.raised = retry_after, raised
 
     def fatal(self, what: str) -> BatchdecodeError:
-        """Return this as an error that ends all; `what` was called."""
+        """Return a BatchdecodeError of this failure; `what` was called."""
         if self.raised is None:
             return BatchdecodeError(f"{what} {self}")
         place = "" if self.raised.place is None else f" ({self.raised.place})"
@@ -111,8 +111,8 @@ def pause_after(
 ) -> float:
     """Return the seconds before the next attempt.
 
-    They are `asked` for by the server, or `backoff` and twice as many each time, at most `longest`.
-    Up to `backoff` more are added by chance: calls that failed together do not return together.
+    They are `asked` for by the server, or `backoff`, doubled each time, at most `longest`. Up to
+    `backoff` more are added at random, so that simultaneous failures do not retry together.
     """
     if asked is None:
         asked = min(backoff * 2 ** (num_attempts - 1), longest)
@@ -121,9 +121,9 @@ def pause_after(
 
 def failure_of(error: BaseException) -> CallFailure:
     is_hopeless, retry_after = isinstance(error, PROGRAMMING_ERRORS), None
-    # An HTTP status and the headers are on the error itself in urllib and aiohttp, and on its
+    # An HTTP status and headers are on the error itself in urllib and aiohttp, and on its
     # `response` in requests, httpx and openai.
-    with suppress(BaseException):  # even these are somebody else's code
+    with suppress(BaseException):  # attributes may be foreign code, too
         for carrier in (error, getattr(error, "response", None)):
             for name in ("status_code", "status", "code"):
                 status = getattr(carrier, name, None)
@@ -140,7 +140,7 @@ def failure_of(error: BaseException) -> CallFailure:
 
 
 def retry_after_of(headers: Any) -> float | None:
-    """Return the seconds that headers of an answer ask to wait; None if they say none."""
+    """Return the pause in seconds that response headers request, or None."""
     given = {str(name).lower(): value for name, value in headers.items()}
     for name, unit in SECONDS_OF.items():
         if name not in given:
@@ -162,10 +162,10 @@ def retry_after_of(headers: Any) -> float | None:
 
 
 class PrefixModel:
-    """A Model (see base.py) that has no cache, around what is `asked`, from which it has the rest.
+    """A Model without a cache, around a user's object.
 
-    Attributes `settings`, `tokenizer`, `max_context` and `session_overflow` of that are used if it
-    has them; text is bytes if not.
+    Its attributes `settings`, `tokenizer`, `max_context` and `session_overflow` are used if
+    present; without a tokenizer, text is bytes.
     """
 
     gives: OutputKind
@@ -183,7 +183,7 @@ class PrefixModel:
         self._num_slots = 0
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Ask for the next token, or the logits, of every row; where parts alone come, of none."""
+        """Request the next token, or the logits, of every row that yields."""
         extend_prefixes(self._prefixes, batch)
         has_logits = self.gives == "logits"
         slots = (batch.logit_slots if has_logits else batch.slots).tolist()
@@ -215,23 +215,20 @@ class PrefixModel:
         self._prefixes.pop(slot, None)
 
 
-# An adapter that makes a Model of any `model_next(batch_prefixes) -> next_tokens`.
-
-
 ModelNext = Callable[[list[list[int]]], Iterable[Any]]
 
 
 class CallableModel(PrefixModel):
-    """A Model (see base.py) that calls `model_next` once a step with the whole prefix of every row.
+    """A Model that calls `model_next` once per step with the whole prefix of every row.
 
-    model_next: gets a list of token-id lists, prompt and output so far, in slot order, which it may
-    keep or change; returns one token id for each or, if its attribute `gives` is "logits", the
-    logits [vocab] of each.  Attributes `vocab_size` (which one that gives logits must have),
-    `eos_token_id`, `tokenizer` and `settings` of the callable are used if it has them; otherwise
-    any id is legal, nothing is EOS, and text is bytes.
+    model_next: takes a list of token-id lists, prompt and output so far, in slot order, which it
+    may keep or change; returns one token id for each or, if its attribute `gives` is "logits", the
+    logits [vocab] of each. Attributes `vocab_size` (required with logits), `eos_token_id`,
+    `tokenizer` and `settings` are used if present. By default any id is valid, nothing is EOS, and
+    text is bytes.
     """
 
-    KINDS = ("tokens", "logits")  # of what it may say that it gives
+    KINDS = ("tokens", "logits")  # allowed values of `gives`
 
     def __init__(self, model_next: ModelNext, name: str | None = None) -> None:
         own_name = getattr(model_next, "__qualname__", type(model_next).__qualname__)
@@ -251,7 +248,7 @@ class CallableModel(PrefixModel):
                     answers = list(islice(answer, num_rows + 1))
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever a user's code raises is its failure
+        except BaseException as error:  # user code may raise anything
             note_raised(raised(error))
             raise ModelError(f"{self.name} raised {describe(error)}") from error
         if answers is None:
@@ -280,13 +277,12 @@ GRACE = 0.3  # seconds
 
 
 class Calls:
-    """Calls of other people's functions, at most `settings.max_concurrency` at once.
+    """Calls of user functions, at most `settings.max_concurrency` at once.
 
-    A plain function is called in a thread that no other call holds, so it has to be safe for that;
-    threads are used again.  A coroutine function is called in an event loop in a thread of its own,
-    always the same, which it must not block.
+    A plain function runs in a thread pool, so it has to be thread-safe. A coroutine function runs
+    in an event loop in one thread, which it must not block.
 
-    waiting: entered while calls are in flight; what breaks it off cancels them.
+    waiting: context manager around the wait; an exception in it cancels the calls.
     """
 
     def __init__(self, settings: CallSettings) -> None:
@@ -294,7 +290,7 @@ class Calls:
         self.settings = settings
         self.permits = asyncio.Semaphore(settings.max_concurrency)
         self._jobs: SimpleQueue[tuple[Future[Any], Function, Arguments] | None] = SimpleQueue()
-        self._num_idle = Semaphore(0)  # of the threads
+        self._num_idle = Semaphore(0)  # idle threads
         self._loop = loop = asyncio.new_event_loop()
         is_over = Event()
         work = (loop, is_over)
@@ -304,16 +300,18 @@ class Calls:
             is_over.set()
             loop.stop()
 
-        weakref.finalize(self, loop.call_soon_threadsafe, end).atexit = False  # all are daemons
+        weakref.finalize(
+            self, loop.call_soon_threadsafe, end
+        ).atexit = False  # all threads are daemons
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def run(
         self, function: Function, arguments: Sequence[Arguments], read: Callable[[Any], T]
     ) -> list[T | CallFailure]:
-        """Return what `function` answers to each of `arguments`, or why it does not.
+        """Return the answer of `function` to each of `arguments`, or a CallFailure.
 
-        arguments: every attempt gets copies of them.
-        read: what an answer stands for; a ValueError says that it is garbage, and is retried.
+        arguments: every attempt gets copies.
+        read: converts an answer; a ValueError means that it is invalid, and is retried.
         """
 
         async def answers() -> list[T | CallFailure]:
@@ -330,27 +328,27 @@ class Calls:
             with self.waiting():
                 return future.result()
         except BaseException as error:
-            if future.cancel():  # it was interrupted
-                with suppress(TimeoutError):  # a moment for it to put its things in order
+            if future.cancel():  # after an interrupt
+                with suppress(TimeoutError):  # time for cleanup
                     asyncio.run_coroutine_threadsafe(others_end(), self._loop).result(2 * GRACE)
             if not isinstance(error, CancelledError):
                 raise
-            # nobody here does that: a call did it to all tasks of the loop
+            # a call cancelled all tasks of the loop
             failure = CallFailure("was cancelled from within", is_worth_retry=False)
             return [failure for _ in arguments]
 
     async def _answer(
         self, function: Function, arguments: Arguments, read: Callable[[Any], T]
     ) -> T | CallFailure:
-        """Return the answer of the first attempt that has one, else why the last has none."""
+        """Return the answer of the first successful attempt, or the last failure."""
         settings, now = self.settings, asyncio.get_running_loop().time
-        deadline: float | None = None  # from the first attempt on, which may have to wait
+        deadline: float | None = None  # from the start of the first attempt
         for number in count(1):
             async with self.permits:
                 deadline = now() + settings.call_timeout if deadline is None else deadline
                 left = deadline - now()
                 task = asyncio.ensure_future(self._attempt(function, arguments))
-                try:  # wait_for would wait for a task that does not let itself be cancelled
+                try:  # wait_for would wait for a task that ignores cancellation
                     done, _ = await asyncio.wait([task], timeout=min(settings.timeout, left))
                 finally:
                     task.cancel()
@@ -399,9 +397,9 @@ class Calls:
 
 
 def _run_until_over(loop: asyncio.AbstractEventLoop, is_over: Event) -> None:
-    """Run `loop` until that is set, then cancel what is left in it and close it.
+    """Run `loop` until `is_over` is set, then cancel its tasks and close it.
 
-    What runs in it is others' code: that can stop it, and no task is safe from being cancelled.
+    User code in it may stop the loop or cancel any task.
     """
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         while not is_over.is_set():
@@ -419,43 +417,38 @@ def _work(jobs: SimpleQueue[Any], num_idle: Semaphore) -> None:
             except BaseException as error:  # noqa: BLE001 - a future does not take every exception
                 answer = failure_of(error)
             future.set_result(answer)
-        del job, future, function, arguments  # an idle thread keeps nothing alive
+        del job, future, function, arguments  # an idle thread holds no references
         answer = None
         num_idle.release()
     jobs.put(None)  # for the next worker
 
 
-# An adapter that makes a Model of an object that gives the logits after one list of tokens: it is
-# asked once a row and step, with the whole prefix; all rows of a step at once.
-
-
 class LLM(Protocol):
-    """What people bring; either method may be `async`, and may be called from several threads.
+    """A user's LLM; methods may be `async`, and must be thread-safe.
 
-    Attributes `vocab_size`, `tokenizer` and `settings` are used if it has them.
+    Attributes `vocab_size`, `tokenizer` and `settings` are used if present.
     """
 
     def next_token_logits(
         self, prev_token_ids: list[int]
     ) -> Sequence[float] | Awaitable[Sequence[float]]:
-        """Return the logits [vocab] of the token after `prev_token_ids`, which may be changed."""
+        """Return the logits [vocab] of the token after `prev_token_ids`, a copy."""
 
     def get_stop_token_id(self) -> int | Awaitable[int]:
         """Return the token that ends a text."""
 
 
 class LLMModel(PrefixModel):
-    """A Model (see base.py) that asks `llm` for the logits of every row.
+    """A Model that calls `llm` for the logits of every row, all rows of a step at once.
 
-    A row whose call has failed for good fails alone.  The stop token is EOS.  It is asked for here,
-    and so are, if `llm` does not say its `vocab_size`, the logits after `probe`, to count them;
-    without a `probe` those after the stop token alone, until two answers agree.  The first step
-    does not ask for these again.
+    A row whose call finally fails, fails alone. The stop token, EOS, is requested here. So are, if
+    `llm` has no `vocab_size`, the logits after `probe`, to count them; without a `probe` those
+    after the stop token, until two answers agree. The first step reuses these logits.
 
-    calls: how it is called.
+    calls: runs the calls.
 
     Raises:
-        BatchdecodeError: no answer to these could be had, or a setting is out of its range.
+        BatchdecodeError: these calls failed, or a setting is out of range.
     """
 
     gives: Literal["logits"] = "logits"
@@ -474,7 +467,7 @@ class LLMModel(PrefixModel):
         read_eos = partial(read_token_id, None)
         [self.eos_token_id] = self._ask_all("get_stop_token_id", [[]], read_eos)
         self.vocab_size = attribute_of(llm, "vocab_size", None)
-        # a prefix whose logits are known, and these
+        # a prefix whose logits are known, and these logits
         self._probed: tuple[list[int] | None, Any] = None, None
         if self.vocab_size is None:
             prefix, num_needed = ([self.eos_token_id], 2) if probe is None else ([*probe], 1)

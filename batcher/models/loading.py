@@ -1,6 +1,6 @@
-"""From what a person names to a Model: `simulated`, a checkpoint, `hf:NAME`, `package.module:name`.
+"""Load a model by name: `simulated`, a checkpoint, `hf:NAME`, `package.module:name`.
 
-What adapts other models is only loaded for one of them.
+Adapters of other models are imported only when needed.
 """
 
 import re
@@ -63,15 +63,14 @@ if TYPE_CHECKING:
     from batcher.models.callables import CallSettings, PrefixModel
 
 
-# A Model that somebody else wrote, with its answers looked at before the engine believes them.
+# A user's Model, whose answers are validated.
 
 
 class CheckedModel:
-    """Passes everything on to `inner`; an answer that is none fails the rows it is about.
+    """Passes calls on to `inner`, and fails the rows of invalid answers.
 
-    What it raises is a ModelError in a step, and a RaisedError elsewhere.  If it has no `fork`, it
-    is handed the whole prefix of a forked row, as that of a new one; in pages, there is nothing to
-    fork.
+    An exception of `inner` is a ModelError in a step, and a RaisedError elsewhere. Without `fork`,
+    `inner` gets the whole prefix of a forked row as a new one. Paged models have nothing to fork.
     """
 
     def __init__(self, inner: Model) -> None:
@@ -82,7 +81,7 @@ class CheckedModel:
         self.recomputes_drafts = attribute_of(inner, "recomputes_drafts", None) is True
         self._has_fork = callable(attribute_of(inner, "fork", None))
         self._prefixes: Prefixes | None = None
-        self._forked: set[int] = set()  # slots whose rows `inner` has not been told of
+        self._forked: set[int] = set()  # slots whose rows `inner` has not seen
         self.name, self.settings = inner.name, inner.settings
         self.tokenizer: Tokenizer = inner.tokenizer
         self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
@@ -123,8 +122,11 @@ class CheckedModel:
             self.inner.release(slot)
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Return the model's answer, with token ids out of range among its failures."""
-        slots, logit_slots = batch.slots, batch.logit_slots  # the model may change the batch
+        """Return the model's answer, with invalid token ids among its failures."""
+        slots, logit_slots = (
+            batch.slots,
+            batch.logit_slots,
+        )  # copied, since the model may change the batch
         token_slots = slots
         computed = {*slots.tolist(), *(chunk.slot for chunk in batch.chunks)}
         num_slots, vocab_size = self._num_slots, self.vocab_size
@@ -160,7 +162,7 @@ class CheckedModel:
             raise
         except ModelError as error:
             raise ModelError(describe(error).removeprefix("ModelError: ")) from error
-        except BaseException as error:  # whatever another's code raises is its failure
+        except BaseException as error:  # user code may raise anything
             note_raised(raised(error))
             raise ModelError(f"{self.name} raised {describe(error)}") from error
         if not failed.keys() <= computed:
@@ -208,7 +210,7 @@ class CheckedModel:
             wanted = f"[{num_rows}, {self.vocab_size}]"
             kind = f"logits of {whose}" if whose else "logits"
             raise ModelError(f"{self.name} returned {kind} {shape}, not numbers {wanted}")
-        with np.errstate(over="ignore"):  # what is too large becomes infinite
+        with np.errstate(over="ignore"):  # too large ones become infinite
             return np.ascontiguousarray(answered, np.float32)
 
 
@@ -220,7 +222,7 @@ _LIKE_A_NAME_OF_THE_HUB = re.compile(
     r"\w[\w.-]*/\w[\w.-]*|(distil)?gpt2(-medium|-large|-xl)?", re.ASCII
 )
 _LIKE_A_URL = re.compile(r"https?://.+|[\w.-]+:\d+(/.*)?", re.ASCII)
-MAX_LOGITS = 2**24  # of a row: larger than any vocabulary, and a row of them is 64 MiB
+MAX_LOGITS = 2**24  # more than any vocabulary; a row of them is 64 MiB
 
 
 def load_model(
@@ -232,17 +234,17 @@ def load_model(
     hf_settings: Mapping[str, Any] = MappingProxyType({}),
     watch: Callable[[int, int], None] = lambda _number, _total: None,
 ) -> Model:
-    """Return the model `spec` names.
+    """Return the model that `spec` names.
 
-    spec: "simulated", made with `settings` and `seed` (which wins over the seed in `settings`), or
-    "package.module:name" of a callable, a Model, an LLM (called as `llm_settings` say) or a class
-    of one of them; the current folder is importable.  A .gguf file, a folder or `smollm2` is a
-    checkpoint, which is computed as `transformer_settings` say; `watch` is called with how many of
-    its tensors are read, and of how many.  `hf:` and a folder or a name of the Hub is a model of
-    transformers, which is computed as `hf_settings` say.
+    spec: "simulated", with `settings` and `seed` (which overrides the seed in `settings`); or
+    "package.module:name" of a callable, a Model, an LLM (called with `llm_settings`) or a class of
+    one of them, importable from the current folder; or a .gguf file, a folder or `smollm2`, a
+    checkpoint with `transformer_settings`; or `hf:` and a folder or a name on the Hub, with
+    `hf_settings`.
+    watch: called with the number of tensors read, and their total.
 
     Raises:
-        BatchdecodeError: there is no such model, or these are not its settings.
+        BatchdecodeError: there is no such model, or the settings do not apply to it.
     """
     if spec == "simulated":
         given = dict(settings) if seed is None else {**settings, "seed": seed}
@@ -272,15 +274,12 @@ def load_model(
 def as_model(
     model: object, name: str | None = None, call_settings: "CallSettings | None" = None
 ) -> Model:
-    """Return `model` if it is a Model, else a Model that calls it; a class is instantiated first.
+    """Return `model` as a Model; a class is instantiated, and a text is loaded by `load_model`.
 
-    A text is what `load_model` takes to name one.
-
-    call_settings: how an LLM is called.
+    call_settings: of an LLM.
 
     Raises:
-        BatchdecodeError: it is none of these, the class cannot be instantiated, or an LLM does not
-        answer.
+        BatchdecodeError: it is no model, its class raises, or an LLM does not answer.
     """
     if isinstance(model, str):
         return load_model(model, {}, None)
@@ -294,7 +293,7 @@ def as_model(
         adapted.tokenizer = checked_tokenizer(adapted.tokenizer, adapted.vocab_size)
     except (BatchdecodeError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # whatever the model's own attributes raise
+    except BaseException as error:  # attributes of the model may raise anything
         called, why = name or shown(model), raised(error)
         raise RaisedError(f"{called} cannot be used: {why}", why) from error
     return adapted

@@ -1,17 +1,17 @@
 """The simulated model: readable sentences, a pure function of the prefix, the same everywhere.
 
-A prefix is hashed token by token, h <- (h + token) * M modulo 2^64, from a seed and a begin token
-on.  The part of speech of its last token selects a line in a table of choices, and the top bits of
-h select the next token in that line.  A slot's cache is its h alone, so a stale or mixed-up slot
-changes every token that follows; in pages, the cell of a token has the h after it.
+A prefix is hashed token by token, h <- (h + token) * M modulo 2^64, starting with a seed and a
+begin token. The part of speech of its last token selects a line in a table of choices, and the top
+bits of h select the next token in that line. The cache of a slot is its h, so a stale or mixed-up
+slot changes every following token; in pages, the cell of a token has the h after it.
 
-Logits: the tokens are ranked, first those that the grammar allows, in a random order in which what
-is frequent tends to be early, then all others.  The logit falls with the logarithm of the rank, as
-in Zipf's law, and by a gap where the grammar ends; the greedy choice comes before the first.  Bits
-of h select one of several rankings, and how sharp it is: how sure the model seems to be.
+Logits: the tokens are ranked, first those that the grammar allows, in a random order that favours
+frequent ones, then all others. The logit falls with the logarithm of the rank, as in Zipf's law,
+and by a gap where the grammar ends; the greedy choice goes first. Bits of h select one of several
+rankings, and their sharpness.
 
-`reference_next_token` computes from a prefix by the definition and nothing else; the cache and the
-vector operations of `SimulatedModel` are tested against it.
+`reference_next_token` computes a token from its prefix by definition; the cache and the vector
+operations of `SimulatedModel` are tested against it.
 """
 
 from array import array
@@ -44,15 +44,15 @@ from batcher.tokens import Tokens
 NUM_RANKINGS = 16  # of each part of speech
 SHARPNESSES = tuple(0.8 * 2.5 ** (step / 15) for step in range(16))
 _SHARPNESSES = np.array(SHARPNESSES, np.float32)[:, None]
-SHAPE_SHIFT = 46  # where a hash has the bits for both, below those that choose the token
+SHAPE_SHIFT = 46  # place of both in a hash, below the bits that choose the token
 TOP_LOGIT = 8.0
 ZIPF_EXPONENT = 1.2
 GRAMMAR_GAP = 4.5
-_BEYOND_THE_GRAMMAR = 100.0  # no follower comes up as late: -ln(2^-53) is 37
+_BEYOND_THE_GRAMMAR = 100.0  # more than any follower's time: -ln(2^-53) is 37
 
 
 def uniform_bits(part: BitsOrInt, ranking: BitsOrInt, token: BitsOrInt) -> BitsOrInt:
-    """Return 52 random bits: where in (0, 1) the token's number for this ranking lies."""
+    """Return 52 random bits, the token's number in (0, 1) for this ranking."""
     bits = scramble((part << 32) + (ranking << 16) + token)
     return bits >> 12  # type: ignore[return-value]  # numpy's stubs lose the sign, numpy does not
 
@@ -61,8 +61,8 @@ Hashes = NDArray[np.uint64]
 
 MULTIPLIER = 0x5851F42D4C957F2D  # Knuth's MMIX generator
 MASK = 2**64 - 1
-_PIECE = 1024  # tokens that are hashed, or whose logits are there, at once
-_NUM_ONE_BY_ONE = 16  # tokens that are hashed sooner one by one than all at once
+_PIECE = 1024  # tokens hashed, or logits computed, at once
+_NUM_ONE_BY_ONE = 16  # tokens up to which a loop is faster
 _RISING = np.full(_PIECE, MULTIPLIER, np.uint64).cumprod()  # M^1 ... M^n
 _FALLING = _RISING[::-1].copy()
 _INVERSE = np.full(_PIECE, pow(MULTIPLIER, -1, 2**64), np.uint64)  # M^0 ... M^(1-n)
@@ -81,7 +81,7 @@ def hash_after(state: int, token_ids: Tokens) -> int:
             state = (state + token_id) * MULTIPLIER & MASK
         return state
     for start in range(0, num_tokens, _PIECE):
-        # over an array, which is made of a list in half the time that numpy takes
+        # through an array, which takes half the time of np.array
         piece = np.frombuffer(array("Q", token_ids[start : start + _PIECE]), np.uint64)
         powers = _FALLING[-len(piece) :]
         state = int(piece.dot(powers)) + state * int(powers[0]) & MASK
@@ -91,10 +91,10 @@ def hash_after(state: int, token_ids: Tokens) -> int:
 def hashes_after(state: int, token_ids: Tokens) -> Hashes:
     """Return [tokens] the hash after each of `token_ids`: M^i * (state + sum of token_j * M^(1-j)).
 
-    M is odd, so that it has an inverse modulo 2^64.
+    M is odd, so it has an inverse modulo 2^64.
     """
     numbers = array("Q", token_ids)
-    hashes = np.frombuffer(numbers, np.uint64, len(numbers))  # of the same memory
+    hashes = np.frombuffer(numbers, np.uint64, len(numbers))  # shares memory with `numbers`
     for start in range(0, len(numbers), _PIECE):
         numbers[start] = numbers[start] + state & MASK
         piece = hashes[start : start + _PIECE]
@@ -133,10 +133,10 @@ _GRAMMAR = """
     dash: second byte 1
     second byte: third byte 1
     third byte: determiner 1
-"""  # part of speech: what follows it, how often
+"""  # part of speech: followers and their frequencies
 _BYTES = {
     "comma": byte_id(","),
-    "dash": byte_id(0xE2),  # so that texts split inside characters too
+    "dash": byte_id(0xE2),  # so that texts also split inside characters
     "second byte": byte_id(0x80),
     "third byte": byte_id(0x94),
     "line": byte_id("\n"),
@@ -145,18 +145,18 @@ _BYTES = {
 
 
 class SimulatedSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the simulated model writes; a rate has a resolution of 1/1024."""
+    """Settings of the simulated model; a rate has a resolution of 1/1024."""
 
     seed: int = 0
-    eos_rate: Rate = 0.2  # of full stops, how many are followed by EOS
-    newline_rate: Rate = 0.05  # of full stops, how many are followed by a new line; EOS goes first
+    eos_rate: Rate = 0.2  # share of full stops followed by EOS
+    newline_rate: Rate = 0.05  # share of full stops followed by a newline; EOS goes first
 
 
 class SimulatedModel:
-    """A PagedModel (see base.py) that needs no weights.
+    """A PagedModel that needs no weights.
 
-    is_attentive: whether, in pages, every token of every row is read again in every step, so that
-    nothing a row has can change unnoticed.  Slow; `allocate_pages` looks at it.
+    is_attentive: in pages, read every token of every row again in every step, to detect any change;
+    slow. `allocate_pages` applies it.
     """
 
     name = "simulated"
@@ -204,19 +204,19 @@ class SimulatedModel:
                 words = np.array(token_ids[follower])
                 table[number, begin:end] = words[np.arange(end - begin) % len(words)]
         self.lines, self.choices = lines, table.reshape(-1)
-        self._logits = np.empty((0, self.vocab_size), np.float32)  # of a step, written over
+        self._logits = np.empty((0, self.vocab_size), np.float32)  # of a step, reused
         self.allocate(0)
 
     def allocate(self, num_slots: int) -> None:
         self._pages: PagedHashes | None = None
-        self._parts: dict[int, int] = {}  # slot -> the hash of a row that yields no token yet
+        self._parts: dict[int, int] = {}  # slot -> the hash of a row that does not yield yet
         self._hashes = np.zeros(num_slots, np.uint64)
         self._tokens = np.zeros(num_slots, np.int64)
         self._tokens_unsigned = self._tokens.view(np.uint64)
         self._lines: IntArray = np.zeros(num_slots, np.int64)  # of the last tokens
         self._index = np.zeros(num_slots, np.uint64)
         self._index_signed = self._index.view(np.int64)
-        # arrays, since numpy takes longer to combine an array with a scalar
+        # arrays, since an array and a scalar take longer to combine
         self._multiplier = np.full(num_slots, MULTIPLIER, np.uint64)
         self._shift = np.full(num_slots, HASH_SHIFT, np.uint64)
         self._output = ModelOutput(self._tokens)
@@ -226,7 +226,7 @@ class SimulatedModel:
         self._pages = PagedHashes(self, num_slots, num_blocks or 0, block_size)
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Compute one token for every slot; what an empty slot gets means nothing."""
+        """Compute one token for every slot; those of empty slots are arbitrary."""
         tokens, hashes, index = self._tokens, self._hashes, self._index
         if batch.tokens is not tokens:
             tokens[:] = batch.tokens
@@ -235,7 +235,7 @@ class SimulatedModel:
             output, does_yield = self._take_in(batch)
             if not does_yield:
                 return output
-        self._lines = lines = self.lines[tokens]  # of so few, sooner than by take
+        self._lines = lines = self.lines[tokens]  # faster than take for so few
         np.add(hashes, self._tokens_unsigned, hashes)
         np.multiply(hashes, self._multiplier, hashes)
         np.right_shift(hashes, self._shift, index)
@@ -264,10 +264,10 @@ class SimulatedModel:
 
     @cached_property
     def _logit_table(self) -> FloatArray:
-        """[parts of speech * rankings, vocab] all logits but those of the greedy choices."""
-        # By rank, from 1 on.  A token comes up after an exponential time whose rate is its
-        # frequency, and ranks are the order of these (Efraimidis and Spirakis, Information
-        # Processing Letters 97(5), 2006).
+        """[parts of speech * rankings, vocab] all logits except those of the greedy choices."""
+        # By rank, from 1 on. Each token gets an exponential time whose rate is its frequency, and
+        # ranks are their order (Efraimidis and Spirakis, Information Processing Letters 97(5),
+        # 2006).
         choices, vocab_size = self.choices.reshape(-1, NUM_CHOICES), self.vocab_size
         counts = np.stack([np.bincount(line, minlength=vocab_size) for line in choices])[:, None]
         sizes = len(choices), NUM_RANKINGS, vocab_size
@@ -293,10 +293,9 @@ class SimulatedModel:
         return logits
 
     def _take_in(self, batch: Batch) -> tuple[ModelOutput, bool]:
-        """Take in what a step brings; return what is known of its output, and whether rows yield.
+        """Read the chunks and pages of a step; return its output so far, and whether rows yield.
 
-        The last known token of a row that does is left to `forward`, which takes it in like a
-        generated one.
+        The last known token of a yielding row is left to `forward`, like a generated one.
         """
         pages, chunks, draft_logits = self._pages, batch.chunks, None
         if pages is not None:
@@ -354,7 +353,7 @@ class SimulatedModel:
 
 
 def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
-    """Return the token after `prefix` (prompt and output so far), slowly, by the definition."""
+    """Return the token after `prefix` (prompt and output so far), slowly, by definition."""
     state = model.seed_hash
     for token_id in [BEGIN_TOKEN_ID, *prefix]:
         state = (state + token_id) * MULTIPLIER & MASK
@@ -365,19 +364,17 @@ def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
 # -- in pages --------------------------------------------------------------------------------------
 
 # cells before those of block 0
-BEGIN = 0  # the hash that every row begins with
+BEGIN = 0  # the hash before every row
 SCRATCH = 1
 NUM_FIXED = 2
 
 
 class PagedHashes:
-    """The hash after every token, by cell, and where each slot reads and writes in the next step.
+    """The hash after every token, by cell, and the cells that each slot reads and writes.
 
-    A slot reads the cell of the token before, which is the one that it wrote last, and writes the
-    one behind it, unless `Pages.moved` says where it is.  A slot that does not decode stays at a
-    scratch cell, so that nothing real is overwritten.
-
-    An attentive model has the tokens by cell, too, and computes the hash of every row anew.
+    A slot reads the cell that it wrote last, and writes the next one, unless `Pages.moved` gives
+    another. A slot that does not decode uses a scratch cell. An attentive model also keeps tokens
+    by cell, and recomputes the hash of every row.
 
     drafts: the tokens [drafts] of the step, in the order of its chunks, and the hash after each.
     """
@@ -394,7 +391,7 @@ class PagedHashes:
         self._read: IntArray = np.full(num_slots, SCRATCH)
         self._write: IntArray = np.full(num_slots, SCRATCH)
         self._strides: IntArray = np.zeros(num_slots, np.int64)  # 1 where a row decodes
-        # Of the same memory, as one by one Python reads and writes these several times as fast.
+        # views of the same memory, which Python indexes several times as fast
         self._reads, self._writes = self._read.data, self._write.data
         self._stride_of = self._strides.data
         self.drafts: tuple[IntArray, Hashes] | None = None
@@ -420,7 +417,7 @@ class PagedHashes:
             self._move_on(pages)
             if self._tokens is not None:
                 self._tokens[self._write] = tokens
-            if goes_on:  # perhaps after what others compute now
+            if goes_on:  # they may read cells that others compute now
                 self._hashes.take(self._read, None, hashes, "clip")
                 self.store((hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER))
         entered = self._compute(batch, pages, tokens)
@@ -444,7 +441,7 @@ class PagedHashes:
         self._stride_of[slot] = 0
 
     def hash_before(self, chunk: Chunk, pages: Pages) -> int:
-        """Return the hash after all tokens before a chunk, which are computed by now."""
+        """Return the hash after all tokens before a chunk."""
         if not chunk.start:
             return self._begin_hash
         if self._tokens is not None:
@@ -452,7 +449,7 @@ class PagedHashes:
         return self._view[cell_of(pages, chunk.slot, chunk.start - 1)]
 
     def _prepare(self, pages: Pages) -> None:
-        """Move what is to be moved, make room for new blocks, and copy those that are to be."""
+        """Apply moves, allocate new blocks, and apply copies."""
         size, num_more = pages.block_size, 0
         if pages.num_blocks > self._num_blocks:
             num_more = max(pages.num_blocks - self._num_blocks, self._num_blocks)
@@ -483,9 +480,9 @@ class PagedHashes:
             reads[slot] = cell_of(pages, slot, position - 1) if position else BEGIN
 
     def _compute(self, batch: Batch, pages: Pages, tokens: IntArray) -> dict[int, int]:
-        """Compute chunks; return by slot the hash before the last known token of rows that yield.
+        """Compute chunks; return by slot the hash before the last known token of yielding rows.
 
-        They go on by that token as if they had generated it.
+        That token is then computed like a generated one.
         """
         entered: dict[int, int] = {}
         draft_tokens, draft_hashes = list[int](), list[int]()
@@ -503,7 +500,7 @@ class PagedHashes:
                     self._stride_of[slot] = 1
                 else:
                     tokens[slot], entered[slot] = BEGIN_TOKEN_ID, self._seed_hash
-            if num_drafts:  # each is hashed behind those on its way alone
+            if num_drafts:  # each follows its parents alone
                 after = [hashes.item(num_known - 1)]
                 drafts = token_ids[num_known:]
                 for token_id, parent in zip(drafts, draft_parents(chunk), strict=True):
@@ -545,18 +542,19 @@ def cell_of(pages: Pages, slot: int, position: int) -> int:
 
 
 # -- a draft ---------------------------------------------------------------------------------------
+# -- a draft model ---------------------------------------------------------------------------------
 #
-# After a share of all prefixes it has the logits of the other model, and after the rest those of
-# another choice; there its next best token is right as often.  Which prefixes these are is a
-# function of their hash, so its drafts are the same in every batch.
+# After a share of all prefixes it has the logits of the target, and after the rest those of another
+# choice, whose second best is right equally often. A hash of the prefix decides, so its drafts are
+# the same in every batch.
 
-_NEXT_BEST = np.float32(0.95)  # of the largest logit: more than any other is
+_NEXT_BEST = np.float32(0.95)  # of the largest logit: above all others
 
 
 class SimulatedDraft(SimulatedModel):
     """Drafts for the simulated model of the same settings.
 
-    agreement: after which share of prefixes it has the logits of that.
+    agreement: the share of prefixes after which it has the logits of that model.
     """
 
     scores_prompts = False
@@ -582,7 +580,7 @@ class SimulatedDraft(SimulatedModel):
         return output
 
     def _mistake(self, logits: FloatArray, hashes: Hashes, lines: IntArray) -> None:
-        """Put the logits of another choice into the rows that are not to agree."""
+        """Replace the logits of rows that disagree by those of another choice."""
         rows, bits, tokens, others = self._wrong(hashes, lines)
         which, own = np.arange(len(rows)), np.empty((len(rows), self.vocab_size), np.float32)
         self._gather_logits(lines[rows], bits, others, own)
@@ -593,7 +591,7 @@ class SimulatedDraft(SimulatedModel):
     def _wrong(
         self, hashes: Hashes, lines: IntArray
     ) -> tuple[IntArray, Hashes, IntArray, IntArray]:
-        """Return which rows are not to agree, their bits, and what either model chooses."""
+        """Return the rows that disagree, their bits, and the choices of both models."""
         bits = scramble(hashes)
         (rows,) = (_uniform(bits) >= self._agreement).nonzero()
         bits, lines = scramble(bits[rows]), lines[rows]
@@ -612,7 +610,7 @@ def _uniform(bits: Hashes) -> NDArray[np.float64]:
 
 
 def simulated_draft(name: str, settings: SimulatedSettings) -> SimulatedDraft:
-    """Return what `simulated:RATE` names, for the simulated model of these settings."""
+    """Return the draft model of `simulated:RATE`, for the simulated model of these settings."""
     _, colon, rate = name.partition(":")
     try:
         agreement = msgspec.convert(rate if colon else "1", Rate, strict=False)

@@ -1,9 +1,9 @@
-"""Tokenizers: bytes, the words of the simulated model, and those that somebody else wrote.
+"""Tokenizers: bytes, the words of the simulated model, and a check of users' tokenizers.
 
-The simulated model has a small English vocabulary, and single bytes for the rest.  Id 0 is EOS and
-id 1 stands before every prefix; neither has text.  Then come the 256 bytes, then the words, each
-with the space before it.  A word is one token if the vocabulary has it and its bytes otherwise, so
-any text round-trips.
+The simulated model has a small English vocabulary, and single bytes for the rest. Id 0 is EOS and
+id 1 stands before every prefix; neither has text. Then come the 256 bytes, then the words, each
+with the space before it. A word that is not in the vocabulary is its bytes, so any text round-
+trips.
 """
 
 import re
@@ -23,19 +23,19 @@ from batcher.foreign import attribute_of, child_ends_here, has_attribute
 from batcher.models.base import FloatArray, Tokenizer
 from batcher.request import MAX_INT
 
-# What somebody else's code answered for a row: its logits or a token id, if it is that.
+# The answer of user code for a row: logits or a token id.
 
 
 def read_logits(vocab_size: int | None, answer: Any) -> FloatArray:
-    """Return `answer` as logits [vocab] float32; what is not finite is left in.
+    """Return `answer` as logits [vocab] float32, which need not be finite.
 
-    vocab_size: how many there must be; None if any number from 1 on will do.
+    vocab_size: the required number; None for any number from 1.
 
     Raises:
-        ValueError: it is no sequence of so many numbers; the message says what it is.
+        ValueError: it is no sequence of so many numbers; the message describes it.
     """
     is_list = isinstance(answer, list | tuple)
-    if is_list and bool in set(map(type, answer)):  # numpy takes True among numbers for 1
+    if is_list and bool in set(map(type, answer)):  # numpy would read True as 1
         raise ValueError(f"{shown(answer)}, which is no list of logits")
     try:
         logits = np.asarray(answer)
@@ -47,12 +47,12 @@ def read_logits(vocab_size: int | None, answer: Any) -> FloatArray:
         raise ValueError(f"{shown(answer)}, which is no list of logits")
     if vocab_size is not None and logits.size != vocab_size:
         raise ValueError(f"{logits.size} logits, not {vocab_size}")
-    with np.errstate(over="ignore"):  # what is too large becomes infinite
+    with np.errstate(over="ignore"):  # too large ones become infinite
         return logits.astype(np.float32)
 
 
 def read_token_id(vocab_size: int | None, answer: Any) -> int:
-    """Return `answer` as a token id."""
+    """Return `answer` as a token id; raise a ValueError that describes it."""
     largest = MAX_INT if vocab_size is None else vocab_size - 1
     try:
         token_id = -1 if isinstance(answer, bool) else to_index(answer)
@@ -65,7 +65,7 @@ def read_token_id(vocab_size: int | None, answer: Any) -> int:
 
 
 def shown(answer: Any) -> str:
-    """Return a few words that tell what a callable gave, whatever it is."""
+    """Return a short description of any answer."""
     is_huge = isinstance(answer, int) and abs(answer) > MAX_INT  # too long for repr
     return "a huge integer" if is_huge else writable(" ".join(reprlib.repr(answer).split()))
 
@@ -118,9 +118,9 @@ _WORDS = {
 
 _PIECES = re.compile(rb" ?[A-Za-z]+|[^A-Za-z ]+| ")
 _NO_LETTER = re.compile(rb"[^A-Za-z]")
-_WINDOW = 2**16  # bytes that are encoded at once
+_WINDOW = 2**16  # bytes encoded at once
 _LONGER_THAN_WORDS = 64  # bytes
-MAX_TABLE = 2**24  # token ids with bytes: more than any vocabulary has
+MAX_TABLE = 2**24  # token ids with bytes: more than any vocabulary
 
 
 class ByteTokenizer:
@@ -137,7 +137,7 @@ class ByteTokenizer:
 
 
 class WordTokenizer:
-    """Ids 0 to 511 and the text they stand for."""
+    """Ids 0 to 511 and their text."""
 
     def __init__(self) -> None:
         self.token_bytes = [b"", b"", *(bytes([byte]) for byte in range(256))]
@@ -205,21 +205,20 @@ def _windows(data: bytes) -> Iterator[bytes]:
     while begin < len(data):
         end = begin + _WINDOW
         boundary = _NO_LETTER.search(data, end, end + _LONGER_THAN_WORDS)
-        # Without one, what goes over the end is longer than any word of the vocabulary.
+        # without one, the piece across the end is longer than any word
         end = end + _LONGER_THAN_WORDS if boundary is None else boundary.start()
         yield data[begin:end]
         begin = end
 
 
 class CheckedTokenizer:
-    """Passes texts on to `inner`, one at a time, whoever asks from whichever thread.
+    """Passes texts on to `inner`, one at a time, from any thread.
 
-    A text is mostly encoded twice, to check a request and then to begin it, so the last one is
-    remembered until it is asked for again.  Chats are left to `inner`, if it has a template.
+    A text is mostly encoded twice, to validate and to start a request, so the last result is kept
+    for one more call. Chats use the template of `inner`, if any.
 
     Raises:
-        BatchdecodeError: its `token_bytes` are no list of bytes, its `prefix_token_ids` no tokens
-        of the model, or it lacks a method.
+        BatchdecodeError: `token_bytes` or `prefix_token_ids` are invalid, or a method is missing.
     """
 
     def __init__(self, inner: Any, vocab_size: int | None) -> None:
@@ -256,7 +255,7 @@ class CheckedTokenizer:
             self.encode_with_special = partial(self._encode, encode=encode)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`, in a list of the caller's own."""
+        """Return the token ids of `text`, in a new list."""
         with self._lock:
             last, self._last = self._last, None
             if last is not None and last[0] == text:
@@ -272,7 +271,7 @@ class CheckedTokenizer:
                 tokens = _read_tokens(answer)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever another's code raises is its failure
+        except BaseException as error:  # user code may raise anything
             message = f"the tokenizer raised {describe(error)}"
             raise EncodingError("invalid-value", message) from error
         if tokens is None:
@@ -286,7 +285,7 @@ class CheckedTokenizer:
 
 
 def checked_tokenizer(tokenizer: Tokenizer, vocab_size: int | None) -> Tokenizer:
-    """Return `tokenizer` if it is sure to give tokens of the model for any text, else a check."""
+    """Return `tokenizer`, with a check unless it always returns tokens of the model."""
     is_sure = isinstance(tokenizer, CheckedTokenizer) or (
         type(tokenizer) in {ByteTokenizer, WordTokenizer}
         and (vocab_size is None or len(tokenizer.token_bytes) <= vocab_size)

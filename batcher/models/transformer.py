@@ -1,12 +1,11 @@
 """A transformer as a PagedModel: rows of a batch become spans of tokens.
 
-With pages the engine's block tables say where keys, values and states are; without, each slot has
-tables of its own here.
+In pages the engine's block tables locate keys, values and states; otherwise each slot has tables of
+its own here.
 
-Drafts are computed as all tokens are: the keys and values of those that are not accepted are
-written over when others come to stand there, and nobody reads them before.  States of recurrent
-layers have no way back, so those after drafts are not kept, not even at the end of a block: a row
-whose model has such layers goes on from the token before its drafts, and from nowhere else.
+Drafts are computed like all tokens: keys and values of rejected drafts are overwritten before they
+are read. States of recurrent layers cannot be undone, so those after drafts are not kept: a row of
+such a model continues from the token before its drafts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,10 +32,10 @@ from batcher.transformer.transformer import CausalModel, ModelSizes
 
 
 class DecoderModel:
-    """What is known of a model of any decoder, which has its sizes in `config`.
+    """A model around a decoder, which has its sizes in `config`.
 
-    name, settings: what finds it again.  max_context: how many tokens a row may have.
-    session_overflow: what becomes of a conversation that would have more.
+    name, settings: identify it. max_context: tokens of a row at most.
+    session_overflow: the action for a conversation beyond that.
     eos_token_ids: all that end a text; eos_token_id: the first of them.
     """
 
@@ -72,12 +71,9 @@ class DecoderModel:
 class SlotModel(DecoderModel):
     """A decoder of one sequence at a time, with the caches of all rows, by slot.
 
-    Nothing of a row shows in another: they are computed one by one.
-
     decoder: has `forward(token_ids, cache, is_scored=...)`, which returns logits [rows, vocab_size]
-    after tokens, for each of them if it is scored, else after the last at least; and the cache of
-    all, into which that of the tokens before goes over, None if there are none.  `copy(cache)`
-    returns one that holds the same.
+    after tokens, for each of them if it is scored, else at least after the last; and the cache of
+    all tokens. The given cache, None at the start, is used up. `copy(cache)` returns an equal one.
     """
 
     def allocate(self, num_slots: int) -> None:
@@ -95,7 +91,7 @@ class SlotModel(DecoderModel):
         logits = np.zeros((len(wanted), self.vocab_size), np.float32) if wanted else None
         chunk_logits: dict[int, list[FloatArray]] = {}
         brings = {chunk.slot for chunk in batch.chunks}
-        generated = [  # start: anywhere but at the beginning
+        generated = [  # any start after the beginning
             Chunk(slot, [batch.tokens.item(slot)], start=1)
             for slot in batch.slots.tolist()
             if slot not in brings
@@ -117,10 +113,10 @@ _PIECE = 64  # rows of logits at once
 
 
 class _Row(NamedTuple):
-    """What a step computes of a slot.
+    """A row in a step.
 
-    spans: one, or several of drafts that are a tree.
-    chunk: what it brings; None if that is the token it generated last.
+    spans: one, or several for drafts in a tree.
+    chunk: None if the row computes the token it generated last.
     """
 
     slot: int
@@ -131,13 +127,12 @@ class _Row(NamedTuple):
 
 
 class TransformerModel(DecoderModel):
-    """A decoder, a CausalModel, that keeps what rows have computed, by slot or in pages.
+    """A CausalModel that keeps the cache of rows, by slot or in pages.
 
     cache_windows: how far back each group of layers reads, see `cache_windows_of`.
-    kv_bytes_per_token: what the keys and values of a token take, in all groups.
-    layout: that of the decoder; padded, rows that decode and chunks are computed apart.
-    recomputes_drafts: whether it has recurrent layers, see above; if not, it also
-    verifies_trees: each draft is then computed behind those on its way.
+    kv_bytes_per_token: bytes of keys and values of a token, in all groups.
+    layout: of the decoder; padded, decoding rows and chunks are computed separately.
+    recomputes_drafts: whether it has recurrent layers; if not, it also verifies_trees.
     """
 
     is_paged = True
@@ -177,9 +172,9 @@ class TransformerModel(DecoderModel):
     def _begin(self, num_slots: int) -> None:
         self._store = self._decoder.new_store()
         self._states = self._decoder.new_states()
-        self._lengths = [0] * num_slots  # tokens computed of each row
+        self._lengths = [0] * num_slots  # computed tokens of each row
         self._num_prompt = [0] * num_slots  # tokens of its prompt
-        self._state_lengths: dict[int, int] = {}  # cell of states -> after how many tokens they are
+        self._state_lengths: dict[int, int] = {}  # cell of states -> number of tokens they cover
         self._tokens = np.zeros(num_slots, np.int64)
 
     def fork(self, source: int, target: int) -> None:
@@ -210,7 +205,7 @@ class TransformerModel(DecoderModel):
             self._own.release(slot)
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Compute the new tokens of all rows; a row that grows beyond the context fails."""
+        """Compute the new tokens of all rows; a row that exceeds the context fails."""
         if batch.pages is not None:
             if batch.pages.moves:
                 self._store.move(batch.pages.moves)
@@ -244,7 +239,7 @@ class TransformerModel(DecoderModel):
                 spans = spans_of_tree(span, paths) if paths else [span]
                 rows.append(_Row(slot, spans, chunk, len(token_ids), num_drafts))
                 self._lengths[slot] = stop
-        logits, draft_logits = (  # zeros of rows that have failed
+        logits, draft_logits = (  # zeros for failed rows
             np.zeros((num_rows, self.vocab_size), np.float32) if num_rows else None
             for num_rows in (
                 batch.logit_slots.size,
@@ -271,7 +266,7 @@ class TransformerModel(DecoderModel):
         }
         yields = {*batch.slots.tolist()}
         numbers = {row.slot: number for number, row in enumerate(rows) if row.slot in yields}
-        if numbers:  # of one product, in which a row is the same in any company
+        if numbers:  # one product, in which a row does not depend on the others
             slots, counts = [*numbers], np.array([row.num_drafts for row in rows])
             lasts = (ends - counts)[[*numbers.values()]] - 1
             behind = [np.arange(end - num, end) for end, num in zip(ends, counts, strict=True)]

@@ -1,8 +1,8 @@
-"""Why drafts of a model are not accepted: its probabilities beside those of its target.
+"""Diagnose why drafts of a model are rejected: its probabilities compared with the target's.
 
-A draft that is drawn from q is accepted with the probability sum(min(p, q)), p being what its
-target draws from (Leviathan et al. 2023, section 3.2).  That overlap is computed at each position
-of what the target wrote, as it is, and as it would be without a fault that there may be.
+A draft drawn from q is accepted with probability sum(min(p, q)), where p is the target's
+distribution (Leviathan et al. 2023, section 3.2). That overlap is computed at each position of the
+target's outputs, as it is, and as it would be without a possible fault.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,19 +23,19 @@ from batcher.request import CONSTRAINT_FIELDS, SAMPLING_FIELDS, Request
 
 Cause = Literal["tokenizer", "cache", "positions", "temperature", "processor", "weak", "none"]
 
-GOOD = 0.8  # an overlap from which on nothing is wrong with a draft
-_SAME = 0.98  # of what is computed twice, which may be in another order
-_LEAST_GAIN = 0.03  # of overlap, for a setting that is known to be another one
-_LEAST_SHARE = 1 / 3  # of what is missing: a fault that is guessed has to explain as much
+GOOD = 0.8  # an overlap without faults
+_SAME = 0.98  # of what is computed twice, perhaps in another order
+_LEAST_GAIN = 0.03  # of overlap, for a setting known to differ
+_LEAST_SHARE = 1 / 3  # of the missing overlap: a guessed fault has to explain as much
 _NUM_RECOMPUTED = 3  # positions of each row
-_NUM_SCALED = 96  # positions that a temperature is fitted to
+_NUM_SCALED = 96  # positions to which a temperature is fitted
 _SCALES = 2.0 ** np.linspace(-2, 2, 33)
-_SURE: dict[Cause, int] = {"tokenizer": 0, "cache": 1}  # seen at once, so they come first
+_SURE: dict[Cause, int] = {"tokenizer": 0, "cache": 1}  # certain faults come first
 _SLOT = 0
 
 
 class CauseCheck(Struct, frozen=True, kw_only=True):
-    """One look at a possible cause, and whether it is a fault."""
+    """One possible cause, and whether it is a fault."""
 
     cause: Cause
     is_fault: bool
@@ -44,10 +44,10 @@ class CauseCheck(Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
-    """Why drafts are accepted as often as they are.
+    """The overlap of draft and target, and its causes.
 
-    overlap: the mean of sum(min(p, q)), None if the draft cannot read the target's tokens.
-    by_position: the same, by how many tokens were written before.
+    overlap: the mean of sum(min(p, q)); None if the draft cannot read the target's tokens.
+    by_position: the same, by position in the output.
     agreement: how often both have the same likeliest token.
     cause: the fault that explains the most.
     """
@@ -62,7 +62,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
 
 class TargetOutput(Struct, frozen=True):
-    """A request, its prompt, and what the target wrote, of at least one token."""
+    """A request, its prompt, and the target's output of at least one token."""
 
     request: Request
     prompt: list[int]
@@ -70,7 +70,7 @@ class TargetOutput(Struct, frozen=True):
 
 
 def can_be_compared(request: Request) -> bool:
-    """Return whether what a token is drawn from follows from the logits of one row alone."""
+    """Return whether the distribution of a token depends on the logits of one row alone."""
     return not (
         request.num_beams > 1
         or request.cfg_scale != 1
@@ -82,7 +82,7 @@ def can_be_compared(request: Request) -> bool:
 
 
 class Side:
-    """A model of its own, its logits at each position of rows, and what they are drawn from."""
+    """One of both models, its logits at each position of rows, and its distributions."""
 
     def __init__(self, model: Model, rows: Sequence[TargetOutput]) -> None:
         self._model, self._rows = model, rows
@@ -112,8 +112,8 @@ class Side:
     ) -> list[Floats]:
         """Return the probabilities [vocab] at each of `places`: row, and position in its output.
 
-        requests: of each row, how it is drawn from.  places: ascending.
-        scale: what logits are multiplied by.
+        requests: the sampling settings of each row. places: ascending.
+        scale: factor of the logits.
         """
         found: list[Floats] = []
         for number, of_row in groupby(places, itemgetter(0)):
@@ -123,7 +123,7 @@ class Side:
         return found
 
     def recomputed(self, number: int, request: Request, positions: Sequence[int]) -> list[Floats]:
-        """Return the same at positions of a row, without what the model has in its cache."""
+        """Return the same at positions of a row, computed without the cache."""
         row = self._rows[number]
         logits = (self.logits_after([*row.prompt, *row.output[:at]])[0] for at in positions)
         return self._drawn_from(number, request, positions, logits)
@@ -135,7 +135,7 @@ class Side:
         stop = request.stop_token
         stops = [] if stop is None else [stop] if isinstance(stop, int) else stop
         eos = () if request.ignore_eos else eos_token_ids_of(self._model)
-        no_key = 0  # nothing is drawn
+        no_key = 0
         params = sampling_params(request)
         sampler.open(_SLOT, SamplingRow(params, no_key, row.prompt, (*stops, *eos)))
         for position, own in zip(positions, logits, strict=True):
@@ -149,7 +149,7 @@ class Side:
 def diagnose(
     rows: Sequence[TargetOutput], target: Model, draft: Model, draft_fields: dict[str, object]
 ) -> Diagnosis:
-    """Return what is wrong with `draft`."""
+    """Return the diagnosis of `draft`."""
     for model in (target, draft):
         if model.gives == "tokens":
             raise BatchdecodeError(f"{model.name} gives no logits, so there is nothing to compare")
@@ -184,7 +184,7 @@ def diagnose(
     def explains(gain: float) -> bool:
         return gain >= max(_LEAST_GAIN, _LEAST_SHARE * (1 - overlap))
 
-    # what the draft gives token by token, against what it gives without its cache
+    # with the cache, compared with a run without it
     index, again = [], []
     for number, row in enumerate(rows):
         some = np.linspace(len(row.output) - 1, 0, _NUM_RECOMPUTED).astype(np.intp)
@@ -200,7 +200,7 @@ def diagnose(
             text=f"without its cache it gives {same:.3f} of the same, at {len(index)} positions",
         )
     )
-    # what it would give if one more setting was the request's
+    # with one more setting of the request
     for name in SAMPLING_FIELDS:
         values, own = [getattr(row.request, name) for row in rows], draft_fields.get(name)
         other = next((value for value in values if value != own), own)
@@ -219,7 +219,7 @@ def diagnose(
                 text=f"{name} is {other} for the target, and {own} for the draft",
             )
         )
-    # the temperature at which it would be nearest
+    # the temperature of the best overlap
     every = -(-len(places) // _NUM_SCALED)
     found = [
         float(
@@ -236,7 +236,7 @@ def diagnose(
     checks.append(
         CauseCheck(cause="temperature", is_fault=explains(gain), overlap=overlap + gain, text=text)
     )
-    # each of its positions against those of the target on either side
+    # compared with the target's neighbouring positions
     shifted = {}
     for shift in (-1, 1):
         pairs = [

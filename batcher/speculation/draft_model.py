@@ -1,7 +1,7 @@
-"""Drafts of a second model: lines, computed a token at a time, or trees, computed level by level.
+"""Drafts of a second model: lines, computed token by token, or trees, level by level.
 
-Its cache is in the same blocks as that of the model it drafts for: a block has room for both, so
-what is scheduled, shared, copied and freed for one is for the other.
+Its cache uses the same block tables as that of the target, so scheduling, sharing, copying and
+freeing a block apply to both.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ Choose = Callable[[FloatArray, list[int]], dict[int, int]]
 
 
 class DraftingRows:
-    """Rows of a model that drafts, by slot, and how much of each it has computed."""
+    """Rows of a draft model, by slot, and how much of each is computed."""
 
     def __init__(
         self, model: PagedModel, num_slots: int, pages: Pages, eos_token_ids: Iterable[int]
@@ -35,14 +35,14 @@ class DraftingRows:
         self._batch = Batch(num_slots, self._pages)
         self._rows: dict[int, list[int]] = {}
         self._num_computed_tokens = [0] * num_slots
-        self._drafts: dict[int, list[int]] = {}  # those of the current step
+        self._drafts: dict[int, list[int]] = {}  # of the current step
         model.allocate_pages(num_slots, pages.num_blocks or None, pages.block_size)
 
     def open(self, slot: int, tokens: Tokens) -> None:
         self._rows[slot] = [*tokens]
 
     def extend(self, given: Mapping[int, Sequence[int]]) -> None:
-        """Append tokens to rows; what is computed of drafts that differ is undone."""
+        """Append tokens to rows; forget what was computed for different drafts."""
         for slot, tokens in given.items():
             row, draft = self._rows[slot], self._drafts.pop(slot, ())
             num_same = sum(1 for _ in takewhile(truth, map(eq, draft, tokens)))
@@ -56,7 +56,7 @@ class DraftingRows:
         self._drafts.pop(slot, None)
 
     def compute(self, chunks: Iterable[Chunk]) -> None:
-        """Compute what the step computes of prompts, as the other model does."""
+        """Compute the prompt chunks that the target computes in this step."""
         self._pages.copies += self._theirs.copies
         for chunk in chunks:
             if chunk.token_ids:
@@ -81,8 +81,8 @@ class DraftingRows:
 class DraftModel(DraftingRows):
     """Proposes lines.
 
-    Tokens are chosen from the logits as from those of the other model: with the same settings, and
-    what constraints allow; `look_ahead` decides with which noise, see Speculator.
+    Tokens are chosen as by the target: with the same settings, constraints and, as `look_ahead`
+    decides, noise; see Speculator.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DraftModel(DraftingRows):
         self._look_ahead = look_ahead
 
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
-        """Return the tokens that the model continues with, as many as are wanted, by slot."""
+        """Return the model's continuation of the wanted length, by slot."""
         drafts: dict[int, list[int]] = {slot: [] for slot in sorted(num_wanted)}
         self._drafts = drafts
         active = [*drafts]
@@ -126,16 +126,16 @@ class DraftModel(DraftingRows):
 
 
 class DraftTreeModel(DraftingRows):
-    """Proposes trees: the best tokens, each of which goes on with the best behind it alone.
+    """Proposes trees: the best first tokens, each followed by its best continuation alone.
 
-    The first draft of a row counts most, since all that is deeper counts only if that is right: so
-    it is there that a tree has branches.  Tokens are the best by the same noise as in a DraftModel,
-    so the first branch of a tree is the line of that.
+    The first draft matters most, since deeper ones count only if it is accepted; so trees branch
+    there. Tokens are the best under the same noise as in a DraftModel, so the first branch of a
+    tree is its line.
 
-    Each level is computed together with those before it, as the tree that it is: there are as many
-    calls as for a line, of more tokens, of which nothing is kept.
+    Each level is computed together with those before it, as a tree: as many calls as for a line, of
+    more tokens, of which nothing is kept.
 
-    model: verifies trees.  best_after: see Speculator.
+    model: verifies trees. best_after: see Speculator.
     """
 
     def __init__(
@@ -151,14 +151,14 @@ class DraftTreeModel(DraftingRows):
         self._best_after, self._num_branches = best_after, num_branches
 
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
-        drafts: dict[int, tuple[list[int], list[int]]]  # tokens, and what each follows
+        drafts: dict[int, tuple[list[int], list[int]]]  # tokens and parents
         drafts = {slot: ([], []) for slot in sorted(num_wanted)}
-        # the branches that go on: their last draft, 0 before the first, and all tokens on the way
+        # the active branches: their last draft, 0 before the first, and all tokens on the way
         branches: dict[int, list[tuple[int, list[int]]]] = {slot: [(0, [])] for slot in drafts}
         num_best, num_levels = self._num_branches, 0
         while branches:
-            # where in the logits the one before the first draft of each row would stand: that after
-            # a draft stands as many places behind it as its number says
+            # the index in the logits before the first draft of each row; that after a draft is as
+            # many places further as its number
             firsts: dict[int, int] = {}
             num_logits = 0
             for slot in branches:

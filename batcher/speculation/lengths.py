@@ -1,9 +1,10 @@
-"""Drafts per row: as many as are worth their time.
+"""Number of drafts per row: as many as pay for their time.
 
-The k drafts of a row are likely to bring a + a^2 + ... + a^k tokens, where a is how likely one is
-accepted if those before it are.  They cost the time by which they make the step of all rows longer.
-So the drafts of all rows are sorted, the likeliest first, and as many are taken as make the most
-tokens per second.  For equal rows that is the k with the most (1 - a^(k+1)) / (1 - a) / time(k).
+The k drafts of a row bring a + a^2 + ... + a^k tokens on average, where a is the probability that a
+draft is accepted if those before it are. They cost the time by which they lengthen the step of all
+rows. So the drafts of all rows are sorted, the likeliest first, and as many are used as give the
+most tokens per second. For equal rows that is the k with the most (1 - a^(k+1)) / (1 - a) /
+time(k).
 """
 
 from bisect import bisect_left, insort
@@ -19,22 +20,22 @@ from msgspec import Struct
 
 from batcher.events import SpeculateReason
 
-PROBE_SHARE = 0.02  # of the time, for drafts that are not worth it as far as is known
-_REVIEW_STEPS = 8  # after so many at most it is found anew which drafts are worth their time
-_MEMORY = 0.97  # what is left of what a row has shown after another step with drafts
+PROBE_SHARE = 0.02  # of the time, for drafts that do not pay as far as is known
+_REVIEW_STEPS = 8  # most steps between reviews of which drafts pay
+_MEMORY = 0.97  # weight of a row's history after another step with drafts
 _SHARED_MEMORY = 0.99
-_PRIOR, _PRIOR_DRAFTS = 0.6, 4.0  # before anything was shown: so likely, as if so many had shown it
-_ROW_PRIOR_DRAFTS = 16.0  # what all rows have shown counts in each as if so many had shown it
-_MARGIN = 0.25  # as long as drafts are worth as much as before; see AutoLengths._best
-_LEAST, _MOST = 1e-3, 0.999  # of an acceptance, whose logarithm is needed
-_ALIKE = 8  # plans differ by one of so many drafts at most
-_NUM_CANDIDATES = 32  # numbers of drafts that are looked at
+_PRIOR, _PRIOR_DRAFTS = 0.6, 4.0  # before any draft: a probability, and its weight in drafts
+_ROW_PRIOR_DRAFTS = 16.0  # weight of all rows' history in each row, in drafts
+_MARGIN = 0.25  # hysteresis while the plan stays; see AutoLengths._best
+_LEAST, _MOST = 1e-3, 0.999  # of an acceptance, so that its logarithm is finite
+_ALIKE = 8  # equal plans differ by at most one of so many drafts
+_NUM_CANDIDATES = 32  # numbers of drafts to compare
 _ROUNDING = 1e-9
-_LEAST_GAIN = 1.02  # of tokens per second: less is noise of what is measured
+_LEAST_GAIN = 1.02  # of tokens per second: less is measurement noise
 
 
 class LengthChange(NamedTuple):
-    """From the next step on the row in `slot` gets `tokens` drafts: more ("gain") or fewer."""
+    """The row in `slot` gets `tokens` drafts from now on: more ("gain") or fewer ("cost")."""
 
     slot: int
     tokens: int
@@ -42,13 +43,12 @@ class LengthChange(NamedTuple):
 
 
 class AutoLengths:
-    """Numbers of drafts that follow from what was accepted, and from what steps and drafts cost.
+    """Chooses numbers of drafts by acceptance and by the costs of steps and drafts.
 
-    Rows without drafts would teach nothing, and the cost of a longer step is known only after one.
-    So rows are given twice as many now and then, in turn, as often as PROBE_SHARE of the time pays
-    for it.
+    Rows without drafts teach nothing, and the cost of a longer step is only known after one. So now
+    and then one row gets twice as many, in turn, for at most PROBE_SHARE of the time.
 
-    step_seconds: of a step of so many rows, and tokens in all.
+    step_seconds: of a step of so many rows and tokens.
     draft_seconds: of one more draft of each of so many rows.
     """
 
@@ -66,11 +66,11 @@ class AutoLengths:
         self._plan = _Plan(log_threshold=0.0, most_of_row=0, most_of_all=0)
         self._num_reviewed, self._steps_left = 0, 0
         self._interval = 1  # steps from one review to the next
-        self._credit = 0.0  # seconds that probes may take
+        self._credit = 0.0  # seconds that probes may use
         self._last_probed = -1
 
     def open(self, slot: int) -> None:
-        """Begin a row, which is given as many as others are likely to get."""
+        """Begin a row with as many drafts as others are likely to get."""
         self._rows[slot] = row = _Shown()
         self._look_at(row)
         row.num_drafts = self._best(row, 0.0)
@@ -79,7 +79,7 @@ class AutoLengths:
         del self._rows[slot]
 
     def wanted(self, slots: Iterable[int]) -> dict[int, int]:
-        """Return the drafts that decoding rows get in the next step; rows without are left out."""
+        """Return the drafts of decoding rows in the next step, without rows that get none."""
         decoding = list(slots)
         if not decoding:
             return {}
@@ -102,7 +102,7 @@ class AutoLengths:
         return {slot: number for slot, number in wanted.items() if number}
 
     def learn(self, drafts: Iterable[tuple[int, int, int]]) -> None:
-        """Take in what became of drafts: slots, how many each was given, and how many it kept."""
+        """Record drafts: (slot, number of drafts, number of accepted ones)."""
         for slot, num_drafts, num_accepted in drafts:
             if num_drafts:
                 row = self._rows[slot]
@@ -126,7 +126,7 @@ class AutoLengths:
         likely = gains.take(order)
         tokens = likely.cumsum()
         is_place = order[:, None] % self._max_drafts == np.arange(self._max_drafts)
-        counts = is_place.cumsum(axis=0)  # [drafts taken, place]: of how many rows it is one
+        counts = is_place.cumsum(axis=0)  # [drafts used, place]: the number of rows with that place
         plan, most = _Plan(log(likely[0]) / 2, 0, 0), _LEAST_GAIN * self._rate(num_rows, [], 0.0)
         for number in _candidates(num_rows, len(likely)):
             by_place = counts[number - 1].tolist()
@@ -136,7 +136,7 @@ class AutoLengths:
                 less = likely[likely < last * (1 - _ROUNDING)].max(initial=last * _LEAST)
                 most_of_row = sum(count > 0 for count in by_place)
                 plan, most = _Plan(log(last * less) / 2, most_of_row, number), rate
-        is_as_before = (  # but for what rows differ by from step to step
+        is_as_before = (  # except for small differences between steps
             abs(plan.most_of_all - self._plan.most_of_all) * _ALIKE <= plan.most_of_all
             and abs(plan.most_of_row - self._plan.most_of_row) <= 1
         )
@@ -152,9 +152,9 @@ class AutoLengths:
         return (num_rows + num_accepted) / seconds if seconds else 0.0
 
     def _trim(self, wanted: dict[int, int]) -> None:
-        """Take the least likely drafts away that are more than a step was meant to have.
+        """Remove the least likely drafts beyond the planned total.
 
-        Between reviews rows may want some more, together as many as make a step far longer.
+        Between reviews rows may want a few more each, together enough to make a step far longer.
         """
         too_many = sum(wanted.values()) - self._plan.most_of_all
         if too_many <= 0:
@@ -177,7 +177,7 @@ class AutoLengths:
         row.acceptance = min(max(acceptance, _LEAST), _MOST)
 
     def _best(self, row: "_Shown", margin: float) -> int:
-        """Return how many drafts of the row are worth their time."""
+        """Return how many drafts of the row pay for their time."""
         number = self._plan.log_threshold / log(row.acceptance)
         is_near = row.num_drafts - margin <= number < row.num_drafts + 1 + margin
         return min(row.num_drafts if is_near else int(number), self._plan.most_of_row)
@@ -192,7 +192,7 @@ class AutoLengths:
 def _candidates(num_rows: int, most: int) -> Iterator[int]:
     """Yield numbers of drafts up to `most`: all, or those with round numbers of tokens.
 
-    For these are where a step that is computed in tiles becomes longer.
+    There a step that is computed in tiles becomes longer.
     """
     unit = 1
     while unit * _NUM_CANDIDATES < most:
@@ -202,9 +202,9 @@ def _candidates(num_rows: int, most: int) -> Iterator[int]:
 
 
 class _Plan(NamedTuple):
-    """Which drafts are worth their time: those that are used as likely as the threshold at least.
+    """The drafts that pay: those whose probability of use is at least the threshold.
 
-    most_of_row, most_of_all: how many of a row, and of all.
+    most_of_row, most_of_all: limits per row, and of all.
     """
 
     log_threshold: float
@@ -213,10 +213,10 @@ class _Plan(NamedTuple):
 
 
 class _Shown(Struct, gc=False):
-    """How many drafts were tried and how many of these were accepted, the latest counting most.
+    """Numbers of tried and accepted drafts, recent ones weighted most.
 
-    A draft behind one that was rejected was not tried.
-    acceptance, num_drafts: how likely that makes those of a row, and how many it is given.
+    A draft after a rejected one was not tried.
+    acceptance, num_drafts: the resulting estimate and number of drafts of a row.
     """
 
     accepted: float = 0.0
@@ -231,31 +231,33 @@ class _Shown(Struct, gc=False):
 
 # -- what steps cost -------------------------------------------------------------------------------
 
-_EXACT = 64  # up to so many tokens each number has its own steps: a model may compute tiles of them
-_KEPT = 5  # the latest steps of each; their median counts, so that an odd one is lost
-_REACH = 2  # times as far as numbers were seen they go on alike beyond the largest
-_OPTIMISM = 2  # the power of the way between two numbers of tokens that the seconds rise with
+_EXACT = 64  # up to so many tokens each number has its own steps: a model may compute in tiles
+_KEPT = 5  # steps kept of each number; the median ignores outliers
+_REACH = 2  # how far beyond the largest number the line continues
+_OPTIMISM = 2  # exponent of the interpolation between two numbers of tokens
 
 
 class StepCosts:
-    """Learns the seconds of steps and estimates those of others; a step costs O(1), so do they all.
+    """Estimates the seconds of steps by their tokens, from the steps seen; O(1) per step.
 
-    Rows count by their tokens: a row that is verified is no more rows, but longer.  Between numbers
-    of tokens that were seen the seconds rise late, as if more were free, so that it is found out
-    whether they are.  Beyond the largest they go on as from the smallest to it, but only so far;
-    from there on, and below the smallest, they are in proportion: what is not known is not cheap.
+    A row under verification counts as longer, not as more rows. Between seen numbers of tokens the
+    seconds rise late, as if more were free, so that larger steps are tried. Beyond the largest they
+    continue linearly for some distance; from there on, and below the smallest, they are
+    proportional.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[int, deque[tuple[float, float]]] = {}  # (tokens, seconds), by their place
-        self._numbers: list[int] = []  # of tokens, rounded, ascending
-        self._points: list[tuple[float, float]] = []  # (tokens, seconds) that stand for each
+        self._steps: dict[
+            int, deque[tuple[float, float]]
+        ] = {}  # (tokens, seconds), by rounded tokens
+        self._numbers: list[int] = []  # rounded, ascending
+        self._points: list[tuple[float, float]] = []  # (mean tokens, median seconds) of each
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """Take in that a step of so many tokens, at least one, took so long."""
+        """Record the seconds of a step of at least one token."""
         number = num_tokens
         if number > _EXACT:
-            unit = 1 << number.bit_length() - 4  # an octave has eight
+            unit = 1 << number.bit_length() - 4  # eight per octave
             number = -(-number // unit) * unit
         place = bisect_left(self._numbers, number)
         if number not in self._steps:
@@ -267,7 +269,7 @@ class StepCosts:
         self._points[place] = fmean(tokens for tokens, _ in steps), median(s for _, s in steps)
 
     def estimate(self, num_rows: int, num_tokens: int) -> float:  # noqa: ARG002 - see the class
-        """Return the seconds that a step would take; 0 as long as none was seen."""
+        """Return the seconds of a step; 0 before any was seen."""
         points = self._points
         if not points:
             return 0.0
@@ -286,14 +288,14 @@ class StepCosts:
 
 
 class MeasuredCosts:
-    """How long steps and drafts take on the wall; the seconds of a step are those without drafts.
+    """Wall-clock seconds of steps and drafts; those of a step exclude its drafts.
 
-    steps: by their tokens.  drafts: those of one draft of each row, by the rows.
+    steps: by their tokens. drafts: of one draft of each row, by the rows.
     """
 
     def __init__(self) -> None:
         self.steps, self.drafts = StepCosts(), StepCosts()
-        self._seconds = 0.0  # that the drafts of this step have taken
+        self._seconds = 0.0  # of this step's drafts
 
     def note_drafts(self, num_rows: int, most_drafts: int, seconds: float) -> None:
         self._seconds = seconds

@@ -1,9 +1,9 @@
-"""Prompt lookup: what followed the last tokens of a row where they stood in it before.
+"""Prompt lookup: drafts that copy what followed the last tokens of a row earlier in it.
 
-Saxena, "Prompt Lookup Decoding", 2023; `ngram` of vLLM.  Of several places the latest counts, where
+Saxena, "Prompt Lookup Decoding", 2023; `ngram` of vLLM. The latest of several places counts, where
 vLLM takes the earliest: of four drafts 1.57 were accepted and not 1.35, in 24 outputs of SmolLM2
-that summarise and quote their prompt.  A draft goes on with its own tokens where it comes to the
-end of the row, so that a row that repeats itself is drafted as far as is wanted.
+that summarise and quote their prompt. A draft that reaches the end of the row continues with its
+own tokens, so that repetition is drafted as far as wanted.
 """
 
 from array import array
@@ -14,16 +14,16 @@ from batcher.errors import InvariantError
 from batcher.speculation.settings import DEFAULT_NGRAM, Proposal, merged
 from batcher.tokens import Tokens
 
-WINDOW = 2**14  # tokens: of those before the last WINDOW a row may forget what followed
-MAX_PLACES = 64  # of those after the last two tokens of a row, the latest, are looked at
+WINDOW = 2**14  # tokens: a row may forget n-grams before the last WINDOW
+MAX_PLACES = 64  # the latest places after the last two tokens to look at
 _NONE = -1  # before the first token
 
 
 class NgramDrafter:
-    """A Drafter that copies what followed the longest n-gram, of `max_length` tokens at most.
+    """A Drafter that copies what followed the longest n-gram of at most `max_length` tokens.
 
-    num_branches: of the trees that it proposes: what followed the longest n-grams, the latest of
-    equally long ones first, each with its share of the drafts.  1: they are lines.
+    num_branches: of its trees: continuations of the longest n-grams, the latest of equally long
+    ones first, each with an equal share of the drafts. 1 for lines.
     """
 
     def __init__(self, max_length: int = DEFAULT_NGRAM, num_branches: int = 1) -> None:
@@ -31,7 +31,7 @@ class NgramDrafter:
         self._rows: dict[int, _Row] = {}
 
     def open(self, slot: int, tokens: Tokens) -> None:
-        """Begin a row that has `tokens`; of a long one, its last WINDOW."""
+        """Begin a row with `tokens`; of a long one, its last WINDOW."""
         if slot in self._rows:
             raise InvariantError(f"slot {slot} has a row already")
         self._rows[slot] = _Row(tokens[-WINDOW:], self._max_length)
@@ -44,7 +44,7 @@ class NgramDrafter:
                 self._rows[slot] = _Row(row.tokens[-WINDOW:], self._max_length)
 
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
-        """Return as many drafts as are wanted of rows whose last token stood in them before."""
+        """Return as many drafts as wanted for rows whose last token occurred before."""
         drafts = {}
         for slot, number in num_wanted.items():
             length = -(-number // self._num_branches)
@@ -59,10 +59,9 @@ class NgramDrafter:
 
 
 class _Row:
-    """The tokens of a row, and where what followed each token, and each pair of them, stands.
+    """The tokens of a row, and the places after each token and each pair of tokens.
 
-    The end of the row gets its place with the token that follows it, so that it is only found where
-    it stood before.
+    The end of the row is recorded with the next token, so that only earlier places are found.
     """
 
     __slots__ = ("_earlier", "_max_length", "_of_pairs", "_of_tokens", "tokens")
@@ -70,9 +69,9 @@ class _Row:
     def __init__(self, tokens: Tokens, max_length: int) -> None:
         self.tokens: list[int] = []
         self._max_length = max_length
-        self._of_tokens: dict[int, int] = {}  # the latest place
+        self._of_tokens: dict[int, int] = {}
         self._of_pairs: dict[tuple[int, int], int] = {}
-        self._earlier = array("i")  # by place: the one before it after the same pair, 0 for none
+        self._earlier = array("i")  # by place: the previous place after the same pair, 0 for none
         self.append(tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -86,7 +85,7 @@ class _Row:
             first, second = second, token
 
     def continuations(self, num_branches: int, number: int) -> list[list[int]]:
-        """Return different continuations of so many tokens, first what followed the longest end."""
+        """Return different continuations of `number` tokens, that of the longest n-gram first."""
         places = []
         for place, length in self._places():
             places.append((length, place))
@@ -104,9 +103,9 @@ class _Row:
         return found
 
     def _places(self) -> Iterator[tuple[int, int]]:
-        """Yield where what followed the end of the row stands, and how long that end is.
+        """Yield the places after the n-gram that ends the row, and its length, latest first.
 
-        The latest comes first.  Of an end of one token there is but one.
+        An n-gram of one token has only one place.
         """
         tokens, max_length = self.tokens, self._max_length
         place = None

@@ -1,7 +1,4 @@
-"""Settings of speculation, what `--draft` and `--draft-tree` name, and what drafts gain.
-
-All there is to know of a setting stands beside it: options, their help and checks follow.
-"""
+"""Settings of speculation, the forms of `--draft` and `--draft-tree`, and the gain of drafts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,19 +12,16 @@ from batcher.request import MAX_DRAFT_TOKENS
 from batcher.tokens import Tokens
 from batcher.transformer.config import is_checkpoint, is_hf
 
-# Drafts of a row, in a line or in a tree, and what proposes them.
-#
-# Something cheap proposes the tokens that a row may be given next; the model verifies them in one
-# step. Drafts decide how many tokens a step gives, and never which (Leviathan et al. 2023; Chen et
-# al. 2023); but see SpeculationSettings.acceptance.
+# Something cheap proposes the next tokens of a row, and the model verifies them in one step. Drafts
+# decide how many tokens a step gives, never which (Leviathan et al. 2023; Chen et al. 2023); but
+# see SpeculationSettings.acceptance.
 
 
 class Proposal(Struct, frozen=True, gc=False):
-    """The drafts of a row, numbered from 1; number 0 is the token that it was given last.
+    """The drafts of a row, numbered from 1; number 0 is its last token.
 
-    tokens: of each.  parents: for each the number of the one that it follows, which is less than
-    its own, so that the first of them are a tree, too; () of a line, in which each follows the one
-    before.
+    tokens: of each draft. parents: for each the smaller number of the draft it follows; () for a
+    line, in which each follows the one before.
     """
 
     tokens: list[int]
@@ -47,7 +41,7 @@ class Proposal(Struct, frozen=True, gc=False):
         return 0
 
     def only(self, drafts: Sequence[int]) -> "Proposal":
-        """Return these drafts alone, ascending; with each there is the one that it follows."""
+        """Return these drafts alone, ascending; the parent of each is among them."""
         numbers = {0: 0} | {draft: number for number, draft in enumerate(drafts, 1)}
         parents = self.parents or range(len(self.tokens))
         return proposal_of(
@@ -57,18 +51,18 @@ class Proposal(Struct, frozen=True, gc=False):
 
 
 def proposal_of(tokens: list[int], parents: Sequence[int]) -> Proposal:
-    """Return the drafts that follow these; a tree without branches is a line."""
+    """Return drafts with these parents; a tree without branches is a line."""
     is_line = all(draft == parent for draft, parent in enumerate(parents))
     return Proposal(tokens) if is_line else Proposal(tokens, tuple(parents))
 
 
 def merged(branches: Sequence[Sequence[int]], number: int) -> Proposal:
-    """Return branches as a tree in which what they begin with alike is there once.
+    """Return branches as a tree with shared beginnings, of at most `number` drafts.
 
-    The first drafts of all branches come first, then the second ones, until there are `number`.
+    The first drafts of all branches come first, then the second ones.
     """
     tokens, parents = list[int](), list[int]()
-    drafts: dict[tuple[int, int], int] = {}  # (what it follows, token) -> draft
+    drafts: dict[tuple[int, int], int] = {}  # (parent, token) -> draft
     ends = [0] * len(branches)
     for depth in range(max(map(len, branches), default=0)):
         for place, branch in enumerate(branches):
@@ -86,34 +80,34 @@ def merged(branches: Sequence[Sequence[int]], number: int) -> Proposal:
 
 
 class Drafter(Protocol):
-    """Knows the rows that speculate, by slot, and proposes their next tokens."""
+    """Proposes the next tokens of the rows that speculate, by slot."""
 
     def open(self, slot: int, tokens: Tokens) -> None:
-        """Begin a row that has `tokens`: its prompt, and what it generated before a preemption."""
+        """Begin a row with `tokens`: its prompt, and its output before a preemption."""
 
     def extend(self, given: Mapping[int, Sequence[int]]) -> None:
-        """Let rows have been given tokens; slot -> those of one step."""
+        """Append the tokens of one step, by slot."""
 
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return drafts, by slot: as many as are wanted of each, fewer, or none.
 
-        num_wanted: slot -> how many, at least one.  Of a tree of so many branches, each reaches as
-        deep at most as it does where all have an equal share, rounded up.
+        num_wanted: slot -> how many, at least one. A tree of drafts is at most as deep as its
+        branches with equal shares, rounded up.
         """
 
     def close(self, slot: int, *, has_ended: bool) -> None:
-        """Forget the row in `slot`; has_ended: whether its output is whole, and not preempted."""
+        """Forget the row in `slot`; has_ended: finished, not preempted."""
 
 
 class CheckedDrafter:
-    """A user's drafter, which may propose nonsense."""
+    """A user's drafter; its proposals are validated."""
 
     def __init__(self, drafter: Drafter, *, takes_trees: bool) -> None:
         self._drafter, self._takes_trees = drafter, takes_trees
         self.open, self.extend, self.close = drafter.open, drafter.extend, drafter.close
 
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
-        """Return as much of what is proposed as is wanted."""
+        """Return the proposals, cut to the wanted numbers."""
         proposed = self._drafter.propose(num_wanted)
         if not self._takes_trees and any(proposal.parents for proposal in proposed.values()):
             raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")
@@ -136,7 +130,7 @@ AUTO: Literal["auto"] = "auto"
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_NGRAM, MAX_NGRAM = 4, 16
 FORMS = f"ngram, ngram:N (N from 1 to {MAX_NGRAM}), simulated:RATE or a MODEL"
-_FORMER = ("suffix", "lookup", "layers")  # not the names of modules
+_FORMER = ("suffix", "lookup", "layers")  # removed sources, which are not module names
 Acceptance = Literal["exact", "leviathan"]
 
 
@@ -180,7 +174,7 @@ SPECULATION_SETTINGS: dict[str, SpeculationSetting] = fields_of(SpeculationSetti
 
 
 def parse_draft(text: str) -> int | str:
-    """Return the longest n-gram of `text`, which is in one of FORMS, or the name of its model."""
+    """Return the longest n-gram of `text`, or the name of its model; `text` has one of FORMS."""
     kind, colon, rest = text.partition(":")
     if kind == "ngram":
         is_number = rest.isascii() and rest.isdigit() and len(rest) <= len(str(MAX_NGRAM))
@@ -200,7 +194,7 @@ def parse_draft(text: str) -> int | str:
 
 
 class TreeShape(NamedTuple):
-    """At most so many branches of drafts, each of at most `depth` tokens."""
+    """At most `num_branches` branches of drafts, each of at most `depth` tokens."""
 
     num_branches: int
     depth: int
@@ -214,7 +208,7 @@ LINE = TreeShape(1, MAX_DRAFT_TOKENS)
 
 
 def parse_tree(text: str) -> TreeShape:
-    """Return the shape that `text` names as WxD."""
+    """Return the shape of `text`, WxD."""
     found = re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", text, re.ASCII)
     shape = TreeShape(*map(int, found.groups())) if found else LINE
     if not found or shape.size > MAX_DRAFT_TOKENS:
@@ -225,7 +219,7 @@ def parse_tree(text: str) -> TreeShape:
     return shape
 
 
-# What drafts gain if all are accepted equally often (Leviathan et al. 2023, section 3).
+# The gain of drafts that are all equally likely to be accepted (Leviathan et al. 2023, section 3).
 
 
 def expected_tokens(acceptance: float, num_drafts: int) -> float:
@@ -244,7 +238,7 @@ def expected_speedup(acceptance: float, num_drafts: int, draft_cost: float) -> f
 
 
 def simple_return(acceptance: float, num_drafts: float, draft_cost: float) -> float:
-    """Return the accepted drafts per cost, as if none depended on those before it.
+    """Return the accepted drafts per cost, as if each draft were independent.
 
     num_drafts: per step, on average.
     """

@@ -1,7 +1,8 @@
-"""Packs texts of any length into rows of one length, without padding, in another order each epoch.
+"""Settings, corpus, tokenizer and batches of a training run, and the folder it writes.
 
-A row may hold the end of one text and the beginning of the next.  No token attends to another text
-or is predicted from one, so that a row is worth what the texts in it are worth one by one.
+Texts are packed into rows of one length, without padding, in another order each epoch. A row may
+hold the end of one text and the beginning of the next. No token attends to another text or is
+predicted from one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,9 +27,7 @@ from batcher.whole_files import WholeFile
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What a training run is made of: the sizes of the model, and how it is trained.
-#
-# Rule: what decides a byte of the trained model is here, but for the corpus and a target.
+# Settings. Together with the corpus and the target they decide every byte of the trained model.
 
 Precision = Literal["fp32", "bf16", "fp16"]
 MIN_VOCABULARY = 257  # all bytes, and the end of a text
@@ -38,7 +37,7 @@ Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class TrainingSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a run; docs/training.md says what each one means."""
+    """Settings of a run; see docs/training.md."""
 
     vocab_size: Annotated[int, Meta(ge=MIN_VOCABULARY, le=2**16)] = 1024
     num_layers: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -70,11 +69,11 @@ class TrainingSettings(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
-STATE = "training.pt"  # what another process goes on by
+STATE = "training.pt"  # to resume from
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there, on the disk, when this returns; until then the old one is."""
+    """Replace a file atomically; it is on the disk when this returns."""
     try:
         with WholeFile(str(path)) as file:
             rest = memoryview(content)
@@ -85,20 +84,20 @@ def write_whole(path: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-# Reads a corpus: texts, of each of which a piece is held out to judge the model by.
+# -- corpus -------------------------------------------------------------------------------------
 
 MAX_CORPUS = 2**28  # bytes: its tokens are kept in memory
 
 
 class CorpusPiece(NamedTuple):
-    """Some lines of a text; is_end: whether the text ends with them."""
+    """Some lines of a text; is_end: whether they end it."""
 
     text: str
     is_end: bool
 
 
 class Corpus(NamedTuple):
-    """What is trained on, and what is not; digest: tells this corpus from others."""
+    """Training and held-out texts; digest: identifies the corpus."""
 
     training: list[CorpusPiece]
     held_out: list[CorpusPiece]
@@ -106,9 +105,9 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(path: Path, holdout: float) -> Corpus:
-    """Return the text of a file, or the texts of all files in a folder that end in .txt.
+    """Return the text of a file, or of all .txt files in a folder.
 
-    holdout: the share of each text, of whole lines in its middle, that is held out.
+    holdout: the share of each text, whole lines in its middle, that is held out.
     """
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not files:
@@ -135,10 +134,10 @@ def read_corpus(path: Path, holdout: float) -> Corpus:
 
 
 def split_text(text: str, holdout: float) -> tuple[str, str, str]:
-    """Return a text in three: what comes before the lines that are held out, they, and the rest.
+    """Return a text in three parts, of which the second is held out.
 
-    They are in the middle, so that beginnings and ends are learnt, and a little more than was asked
-    for; none of a text that is too short for it.
+    It is in the middle, so that beginnings and ends are trained on, and slightly larger than
+    requested; empty if the text is too short.
     """
     begin = text.find("\n", round(len(text) * (1 - holdout) / 2)) + 1
     end = text.find("\n", begin + round(len(text) * holdout)) + 1
@@ -148,7 +147,7 @@ def split_text(text: str, holdout: float) -> tuple[str, str, str]:
 
 
 IntArray = NDArray[np.int64]
-NO_TARGET = -100  # which cross-entropy in torch leaves out
+NO_TARGET = -100  # ignored by cross-entropy in torch
 
 
 class PackedRows(Struct, frozen=True, eq=False):
@@ -169,7 +168,7 @@ class PackedRows(Struct, frozen=True, eq=False):
 
 
 class Packing:
-    """Texts one after the other, cut into rows."""
+    """Concatenated texts, cut into rows."""
 
     def __init__(self, texts: Sequence[Sequence[int]], seq_length: int) -> None:
         self.num_tokens = sum(map(len, texts))
@@ -188,16 +187,16 @@ class Packing:
         return self._rows(np.arange(self.num_rows) * self._seq_length)
 
     def epoch(self, number: int, seed: int) -> PackedRows:
-        """Return the rows of an epoch: cut at places of its own, and shuffled."""
+        """Return the rows of an epoch: cut at a random offset, and shuffled."""
         draw = np.random.default_rng([seed, number])
         first = draw.integers(self._seq_length)
         return self._rows(first + draw.permutation(self.num_rows) * self._seq_length)
 
     def of_step(self, step: int, settings: TrainingSettings) -> list[PackedRows]:
-        """Return the batches of a step, the first of which is 0: their gradients make one update.
+        """Return the batches of a step, from 0, whose gradients make one update.
 
-        A step has `accumulate` batches; the last step of an epoch has those that are left, the last
-        of which has the rows that are left.  The epoch that is asked for is kept.
+        A step has `accumulate` batches. The last step of an epoch has the remaining batches, and
+        the last batch the remaining rows.
         """
         per_step = settings.batch_size * settings.accumulate
         epoch, place = divmod(step, -(-self.num_rows // per_step))
@@ -212,15 +211,15 @@ class Packing:
         return PackedRows(tokens, np.where(is_same, self._tokens[cells + 1], NO_TARGET), documents)
 
 
-# What a run learns from: the corpus as token ids, by a tokenizer of its own or a target's.
+# -- material -----------------------------------------------------------------------------------
 
 
 class Material(NamedTuple):
-    """What a run learns from, and is judged by.
+    """The training data of a run.
 
-    training, held_out: token ids of pieces of texts.  num_held_out_bytes: of their text.
-    tokenizer: tokenizer.json.  end_id: the token that ends a text.
-    digest: of the corpus.  target: what a draft is to speak like; None for the corpus itself.
+    training, held_out: token ids of pieces of texts. num_held_out_bytes: of their text.
+    tokenizer: tokenizer.json. end_id: the token that ends a text.
+    digest: of the corpus. target: the model that a draft imitates, or None.
     """
 
     training: list[list[int]]
@@ -234,7 +233,7 @@ class Material(NamedTuple):
 
 
 def read_material(path: Path, settings: TrainingSettings, target: Path | None) -> Material:
-    """Return a corpus as a run needs it."""
+    """Read and encode a corpus, with the target's tokenizer or a new one."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - optional
 
     corpus = read_corpus(path, settings.holdout)
@@ -273,13 +272,13 @@ def read_material(path: Path, settings: TrainingSettings, target: Path | None) -
     )
 
 
-# Makes the tokenizer of a model: byte-level BPE (Sennrich et al., 2016), from the corpus.
+# The tokenizer: byte-level BPE (Sennrich et al., 2016).
 
 END_OF_TEXT, END_ID = "<|endoftext|>", 0  # special tokens come first
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
-    """Return a tokenizer of at most so many tokens: the end of a text, all bytes, and merges."""
+    """Return a tokenizer of at most `vocab_size` tokens: end of text, all bytes, and merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - optional
 
     tokenizer = Tokenizer(models.BPE())
@@ -295,16 +294,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
     return tokenizer
 
 
-# Writes a trained model as a folder that `--model` and transformers read.
-
-
 def write_model(
     folder: Path, config: TransformerConfig, weights: dict[str, Any], tokenizer: bytes
 ) -> None:
-    """Write config.json, tokenizer.json and, at last, model.safetensors."""
+    """Write config.json, tokenizer.json and, last, model.safetensors."""
     from safetensors.numpy import save  # noqa: PLC0415 - optional
 
-    with np.errstate(over="ignore"):  # of which more is said below
+    with np.errstate(over="ignore"):  # checked below
         halves = {name: weight.astype(np.float16) for name, weight in weights.items()}
     for name, weight in halves.items():
         if not np.isfinite(weight).all():
@@ -327,7 +323,7 @@ def write_model(
         "tie_word_embeddings": config.ties_embeddings,
         "bos_token_id": None,
         "eos_token_id": config.eos_token_ids[0],
-    }  # as transformers has them
+    }  # names of transformers
     encoded = msgspec.json.format(msgspec.json.encode(fields), indent=2)
     write_whole(folder / CONFIG, encoded + b"\n")
     write_whole(folder / TOKENIZER, tokenizer)
@@ -335,9 +331,9 @@ def write_model(
 
 
 def learning_rate(step: int, settings: TrainingSettings) -> float:
-    """Return the learning rate of a step, the first of which is 0 (Loshchilov and Hutter, 2017).
+    """Return the learning rate of a step, from 0 (Loshchilov and Hutter, 2017).
 
-    No step has a rate of 0: the first has a part of the warm-up, the last one of the cosine.
+    It is never 0: the first step has a part of the warm-up, the last one of the cosine.
     """
     warmup = settings.warmup_steps
     if step < warmup:
@@ -349,10 +345,10 @@ def learning_rate(step: int, settings: TrainingSettings) -> float:
 class Evaluation(NamedTuple):
     """The quality of a model on held-out texts, in means over their tokens.
 
-    loss: its cross-entropy, in nats.
-    divergence: KL(target, draft); acceptance: the sum of min(p, q) over the vocabulary, by which a
-    token drafted at temperature 1 is accepted (Leviathan et al., 2023, section 3.2); agreement: how
-    often the likeliest token is the same.  None where there is no target.
+    loss: cross-entropy, in nats.
+    divergence: KL(target, draft); acceptance: the sum of min(p, q) over the vocabulary, the
+    acceptance rate of drafts at temperature 1 (Leviathan et al., 2023, section 3.2); agreement: how
+    often the likeliest token is the same. None without a target.
     """
 
     loss: float
@@ -366,16 +362,16 @@ class Evaluation(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Losses so far; training: of each step.  held_out: after so many steps."""
+    """Losses so far; training: of each step. held_out: by number of steps."""
 
     training: list[float]
     held_out: dict[int, Evaluation]
 
 
-# The losses of a run as a picture: SVG, which needs nothing to be drawn.
+# The losses of a run as SVG.
 
 WIDTH, HEIGHT, MARGIN = 720, 360, 48
-_MAX_POINTS = 600  # of a line: each is the mean of as many steps
+_MAX_POINTS = 600  # of a line: each is a mean of several steps
 _TRAINING, _HELD_OUT = "#8da0cb", "#d95f02"
 
 

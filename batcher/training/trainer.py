@@ -33,15 +33,14 @@ from batcher.training.data import (
 from batcher.transformer.config import RopeSettings, TransformerConfig
 from batcher.transformer.stored import about
 
-# A Llama in torch, whose parameters have the names that Hugging Face gives them.
-#
-# RMSNorm, RoPE of halves, grouped heads, SwiGLU: what batcher/transformer computes in numpy.
+# A Llama in torch with Hugging Face's parameter names: RMSNorm, RoPE of halves, grouped heads,
+# SwiGLU, as batcher/transformer computes it in numpy.
 
-INITIAL_STD = 0.02  # as GPT-2 has it; what writes to the residual stream has less, by its depth
+INITIAL_STD = 0.02  # as in GPT-2; smaller for weights that write to the residual stream, by depth
 
 
 class Llama(nn.Module):
-    """A Llama, with random weights as GPT-2 has them (Radford et al., 2019, section 2.3)."""
+    """A Llama, initialised as GPT-2 is (Radford et al., 2019, section 2.3)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -124,16 +123,14 @@ class Llama(nn.Module):
         )
 
 
-# One training step: gradients of a group of batches, and the update of the weights they make.
-#
-# Weights are float32 whatever the precision: products are computed in another one under autocast
-# (Micikevicius et al., 2018), and small gradients in fp16 are kept alive by scaling the loss.
+# A training step. Weights are always float32; products are computed in the given precision under
+# autocast (Micikevicius et al., 2018), and loss scaling keeps small gradients in fp16.
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def loss_scaler(precision: Precision) -> Any:
-    """Return what multiplies losses, so that gradients in fp16 are not zero; nothing else does."""
+    """Return what scales losses in fp16, so that small gradients do not vanish."""
     return torch.amp.GradScaler("cpu", enabled=precision == "fp16")
 
 
@@ -142,8 +139,8 @@ def accumulate_gradients(
 ) -> float:
     """Add up the gradients of the mean loss of all batches together; return that loss.
 
-    The mean is over tokens, not over batches: the gradients are those of one large batch, though
-    the last one may have fewer rows, and rows fewer targets.
+    The mean is over tokens, so the gradients are those of one large batch, though the last batch
+    may have fewer rows, and rows fewer targets.
     """
     num_targets = sum(batch.num_targets for batch in batches)
     mean = 0.0
@@ -155,7 +152,7 @@ def accumulate_gradients(
 
 
 def update(model: nn.Module, optimizer: Any, scaler: Any, max_grad_norm: float) -> None:
-    """Change the weights by the gradients there are, whose norm is cut, and forget them."""
+    """Update the weights by the gradients, whose norm is clipped, and clear the gradients."""
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     scaler.step(optimizer)
@@ -163,11 +160,8 @@ def update(model: nn.Module, optimizer: Any, scaler: Any, max_grad_norm: float) 
     optimizer.zero_grad()
 
 
-# What a model learns: the tokens of a corpus, or what a larger model says of them.
-
-
 def log_probabilities(model: nn.Module, rows: PackedRows) -> Any:
-    """Return the log-probabilities after each token that predicts: [targets, vocab] float32."""
+    """Return the log-probabilities at each target: [targets, vocab] float32."""
     is_target = torch.from_numpy(rows.targets != NO_TARGET)
     logits = model(torch.from_numpy(rows.tokens), torch.from_numpy(rows.documents))
     return logits[is_target].float().log_softmax(dim=-1)
@@ -179,10 +173,10 @@ def cross_entropy(said: Any, rows: PackedRows) -> Any:
 
 
 class Objective:
-    """Learn the tokens of a corpus: cross-entropy.  With a target, learn its distribution.
+    """Cross-entropy with a corpus, or the KL divergence from a target's distribution.
 
-    The loss is then the forward KL divergence from the target's distribution to the draft's
-    (Hinton et al., 2015): the draft should miss nothing that the target may say.
+    It is the forward divergence (Hinton et al., 2015): the draft should cover everything that the
+    target may generate.
     """
 
     def __init__(
@@ -191,7 +185,7 @@ class Objective:
         self._model, self._target, self._precision = model, target, precision
 
     def loss_sum(self, rows: PackedRows) -> Any:
-        """Return the sum of the losses of all tokens that `rows` predict, as a tensor."""
+        """Return the sum of the losses of all targets in `rows`, as a tensor."""
         wanted, kind = None, TYPES[self._precision]
         with torch.autocast("cpu", kind, enabled=self._precision != "fp32"):
             if self._target is not None:
@@ -204,7 +198,7 @@ class Objective:
 
     @torch.no_grad()
     def evaluate(self, batches: list[PackedRows]) -> Evaluation:
-        """Return the quality of the model on other rows, whatever the precision in float32."""
+        """Return the quality of the model on other rows, in float32."""
         sums = torch.zeros(1 if self._target is None else 4, dtype=torch.float64)
         for rows in batches:
             said = log_probabilities(self._model, rows)
@@ -220,11 +214,11 @@ class Objective:
         return Evaluation(*(sums / sum(rows.num_targets for rows in batches)).tolist())
 
 
-_BETAS = 0.9, 0.95  # as GPT-3 and Llama were trained
+_BETAS = 0.9, 0.95  # as in GPT-3 and Llama
 
 
 class Trainer:
-    """A model, and what it learns."""
+    """A model in training."""
 
     def __init__(self, settings: TrainingSettings, material: Material) -> None:
         self.settings, self.material = settings, material
@@ -333,7 +327,7 @@ class Trainer:
                 self._scaler.load_state_dict(state["scaler"])
                 self.losses = msgspec.json.decode(state["losses"], type=Losses)
                 self.step = state["step"]
-        except Exception as error:  # torch raises anything of a damaged file
+        except Exception as error:  # torch raises anything for a damaged file
             raise BatchdecodeError(f"{path}: it is damaged: {type(error).__name__}") from error
         if different:
             name = different[0]

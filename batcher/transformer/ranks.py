@@ -36,12 +36,12 @@ from batcher.transformer.layers import (
 from batcher.transformer.step import KVStore, Span, cache_groups, cache_size
 from batcher.transformer.transformer import Transformer, Watch
 
-# Processes that compute the same thing, each a part of it, and hand each other what is missing.
+# Processes that each compute a part and exchange the parts.
 #
-# Parts go through memory that all of them share; a byte through a socket says that a part is there.
-# Nobody waits in a loop, and nobody waits for one that is gone: its sockets are closed then.
+# Parts go through shared memory; a byte through a socket signals that a part is there. Nothing
+# polls, and the sockets of an ended process are closed, so that nothing waits for it.
 
-CAPACITY = 2**20  # numbers that are handed over at once
+CAPACITY = 2**20  # numbers exchanged at once
 _HALVES = 2
 
 Boundaries = Sequence[int]
@@ -90,7 +90,7 @@ class RankGroup:
             first, end = max(own, start), min(last, start + piece.size)
             if first < end:
                 shared[first - start : end - start] = given[first - own : end - own]
-            try:  # go on when all the others are here, too
+            try:  # continue when all others are here
                 for peer in self.peers:
                     os.write(peer.fileno(), b"\0")
                 for peer in self.peers:
@@ -118,9 +118,7 @@ def rank_groups(
     return [RankGroup(rank, world_size, memory, peers[rank]) for rank in range(world_size)]
 
 
-# What a rank does: one of several processes that compute a transformer, each its columns.
-#
-# Rule: it does what it is asked, in the order in which it is, and ends with the process that asks.
+# A rank: it executes requests in order, and ends with the process that sends them.
 
 MakeRank = Callable[[RankGroup, Watch], Transformer]
 """Return the transformer of a rank; a function of a module that can be pickled."""
@@ -164,7 +162,7 @@ def serve(connection: Connection, group: RankGroup, make: MakeRank) -> None:
         connection.send(last_words)
 
 
-_GRACE = 5.0  # seconds, in which the end of a process is known
+_GRACE = 5.0  # seconds to wait for the end of a process
 
 
 class RankProcesses:
@@ -187,7 +185,7 @@ class RankProcesses:
         self._connections: list[Connection] = []
         self._lost: str | None = None
         self._num_kept = 0
-        self._dropped: list[int] = []  # what nobody has any more
+        self._dropped: list[int] = []  # unreferenced stores
         context = get_context("spawn")
         self._end = Finalize(self, _end, (self._processes, self._connections), exitpriority=10)
         with self._unless_lost():
@@ -276,7 +274,7 @@ class RankProcesses:
                     self._raise(connection.recv())
         ended = wait([process.sentinel for process in self._processes], _GRACE)
         for rank, process in enumerate(self._processes):
-            if process.sentinel in ended:  # its files are closed, and a moment later it is over
+            if process.sentinel in ended:  # its files are closed, and it ends a moment later
                 process.join(_GRACE)
             if process.exitcode is not None and process.exitcode < 0:
                 raise LostModelError(
@@ -323,16 +321,16 @@ def _end(processes: list[SpawnProcess], connections: list[Connection]) -> None:
         process.join()
 
 
-# Products whose columns, the output features, are cut among ranks (Shoeybi et al., "Megatron-LM").
+# Products whose columns, the output features, are split among ranks (Shoeybi et al., "Megatron-
+# LM").
 #
-# A column is a whole sum, so nothing is added up across ranks: outputs are gathered, and are the
-# bits of one process. Integers give them wherever a weight is cut. Floats are added by BLAS in an
-# order that depends on where a column stands: so a weight is cut where its parts are found to give
-# the bits that one process, whose BLAS has as many threads as that of a rank, gets for the whole of
-# it.
+# A column is a whole sum, so outputs are gathered, never added, and equal those of one process.
+# Integers are equal wherever a weight is split. BLAS adds floats in an order that depends on the
+# place of a column: so a weight is split where its parts have the bits of the whole, computed with
+# as many BLAS threads as a rank has.
 
-_GRIDS = (192, 48, 16, 1)  # columns: what kernels take at once divides the first
-_NUM_ROWS, _NUM_DRAWN = 64, 61  # of the products that are compared
+_GRIDS = (192, 48, 16, 1)  # columns: the step of kernels divides the first
+_NUM_ROWS, _NUM_DRAWN = 64, 61  # of the compared products
 
 
 def even_boundaries(num_columns: int, world_size: int) -> tuple[int, ...]:

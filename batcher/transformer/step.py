@@ -24,9 +24,9 @@ from batcher.transformer.layers import (
     padded_cells,
 )
 
-# The states of recurrent layers, in cells: one holds what a layer keeps of all tokens so far.
+# The states of recurrent layers, in cells, one for each sequence prefix.
 
-_MAX_BYTES = 4 * 2**20  # of states at once; with more, each took twice the time
+_MAX_BYTES = 4 * 2**20  # of states at once; more take twice the time each
 
 
 class RecurrentStates:
@@ -70,10 +70,10 @@ def _grown(old: FloatArray, num_cells: int) -> FloatArray:
     return new
 
 
-# Which layers share a block table: those that read the same of a sequence.
+# Layers that share a block table read the same of a sequence.
 #
-# Layers with attention are in groups of one size, the fewest that read the same, so that a block
-# has room for any of them (vLLM's hybrid allocator does the same).
+# Groups of attention layers have equal sizes, that of the smallest set with equal windows, so that
+# a block has room for any group (as in vLLM's hybrid allocator).
 
 
 class CacheGroup(NamedTuple):
@@ -118,7 +118,7 @@ def num_kv_layers(groups: Sequence[CacheGroup]) -> int:
     return 0 if first.is_recurrent else len(first.layers)
 
 
-PADDING = NOWHERE + 1  # the cell of what padding has; nobody reads it
+PADDING = NOWHERE + 1  # the cell written by padding, never read
 NUM_FIXED = PADDING + 1  # cells before those of block 0
 
 
@@ -181,7 +181,7 @@ class KVStore:
             store[targets] = store[sources]
 
 
-# How much memory the cache of a transformer takes, which its config tells without its weights.
+# The memory of a cache, from the config alone.
 
 _FLOAT_SIZE = 4  # bytes
 
@@ -210,7 +210,7 @@ def cache_size(config: TransformerConfig) -> CacheSize:
     return CacheSize(num_tables * cell, cell, state_size * _FLOAT_SIZE)
 
 
-# Block tables of slots whose rows share nothing: blocks come as rows grow, and go with them.
+# Block tables of slots that share nothing: blocks are allocated as rows grow.
 
 OWN_BLOCK_SIZE = 64  # tokens
 NO_BLOCK = -1
@@ -265,7 +265,7 @@ class OwnTables:
             table.clear()
 
 
-# A span: tokens on end of one sequence, and where all that is kept of that sequence is.
+# A span: consecutive tokens of one sequence, and the cells of that sequence.
 
 
 class Snapshot(NamedTuple):
@@ -318,7 +318,7 @@ def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
     return [first, *drafts]
 
 
-_NUM_BLOCKS = 128  # of keys of several rows, at once: so that they stay in the cache
+_NUM_BLOCKS = 128  # blocks of keys of several rows at once, so that they fit into the cache
 
 
 class Step:
@@ -435,7 +435,7 @@ class _Mixed:
         return self._blocks[window]
 
 
-_NUM_KEYS = 2**16  # of several rows, at once: so that memory is bounded
+_NUM_KEYS = 2**16  # keys of several rows at once, to bound memory
 
 
 class _PaddedKeys:
@@ -497,10 +497,10 @@ def _store_of(padded: FloatArray) -> FloatArray:
     return np.concatenate([np.zeros_like(cells[:1]), cells])
 
 
-# Spans put in the order of time, so that a recurrence goes through many of them at once.
+# Spans in the order of time, for recurrent layers.
 #
-# The spans of a step are computed one after the other, as far as one starts from what another
-# leaves; those between which nothing passes are a wave.
+# Spans without dependencies form a wave, and are computed together. A span that starts from the
+# states of another one follows in a later wave.
 
 
 class Kept(NamedTuple):

@@ -26,8 +26,6 @@ from batcher.transformer.config import (
 )
 from batcher.transformer.layers import FloatArray, IntArray
 
-# Small files of a checkpoint, and errors that say which file they are about.
-
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_TEXT = 256 * 2**20  # the largest tokenizer.json has 35 MB
 T = TypeVar("T")
@@ -75,7 +73,7 @@ def read_json_if_there(path: Path, kind: type[T]) -> T:
 Bytes = NDArray[np.uint8]
 
 
-# Formats of numbers: how many are in a block, and its bytes.
+# Number formats: (numbers in a block, bytes of a block).
 KINDS = {
     "F32": (1, 4),
     "F16": (1, 2),
@@ -147,11 +145,10 @@ def stored_size(kind: str, shape: tuple[int, ...]) -> int:
     return prod(shape) // block_size * num_bytes
 
 
-# Reads what a GGUF file holds: its metadata, and where its tensors lie.
+# GGUF files: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 #
-# The package `gguf` has a reader as well. It takes two seconds for a vocabulary of 49,152, and
-# trusts the counts in a file; here each is compared with the bytes that are left.
-# https://github.com/ggml-org/ggml/blob/master/docs/gguf.md is the format.
+# The reader of the package `gguf` takes two seconds for a vocabulary of 49,152, and trusts the
+# counts in a file; here each is compared with the remaining bytes.
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -291,10 +288,8 @@ def from_gguf_names(
     return named | {name: tensor for name, tensor in tensors.items() if name not in known}
 
 
-# Reads where the tensors of a folder of safetensors lie.
-#
-# The package `safetensors` checks a file, its header against its bytes; then its bytes are mapped
-# as they are, since numpy knows no bfloat16.
+# Folders of safetensors. The package `safetensors` validates a file; then its bytes are mapped,
+# since numpy lacks bfloat16.
 
 ALONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -360,12 +355,10 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
         return tensors
 
 
-# The sizes of a model as the metadata of a GGUF file has them, under names such as llama.*.
-#
-# Their meaning is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+# The config of a GGUF file, in metadata such as llama.*.
 
 KNOWN: dict[str, tuple[Architecture, RopeStyle]] = {
-    # Mistral's models are of llama's, too; llama.cpp's conversion permutes their rows of q and k
+    # also Mistral's models; llama.cpp's conversion permutes their rows of q and k
     "llama": ("mistral", "interleaved"),
     "qwen2": ("qwen2", "half-split"),
     "qwen3": ("qwen3", "half-split"),
@@ -418,7 +411,7 @@ def config_from_gguf(
         "rope_scaling": {"type": "linear", "factor": factor} if has_scaling else None,
         "hidden_act": "gelu_pytorch_tanh" if is_gemma else "silu",
         "sliding_window_pattern": UNSAID["gemma3"]["sliding_window_pattern"],
-        "use_sliding_window": True,  # in all layers, but of Gemma
+        "use_sliding_window": True,  # in all layers, except in Gemma
         "max_window_layers": 0,
         "norm_topk_prob": True,
         "moe_intermediate_size": wide,
@@ -452,7 +445,7 @@ def config_from_gguf(
         if not isinstance(pattern, list) or len(pattern) < len(layers):
             raise BatchdecodeError(f"the sliding_window_pattern is not one of {len(layers)} layers")
         full_layers = tuple(layer for layer in layers if not pattern[layer])
-    if is_gemma and config.num_layers == LARGEST_GEMMA:  # others have that of a head
+    if is_gemma and config.num_layers == LARGEST_GEMMA:  # others use that of a head
         attention_scale = (config.hidden_size / config.num_heads) ** -0.5
     return replace(
         config,
@@ -460,5 +453,5 @@ def config_from_gguf(
         rope=rope,
         full_layers=full_layers,
         attention_scale=attention_scale,
-        has_offset_norms=False,  # the conversion has added the one
+        has_offset_norms=False,  # the conversion has added 1
     )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
-# Chat templates: Jinja as transformers runs it, in a sandbox that changes nothing it is given.
+# Chat templates: Jinja in transformers' sandbox, which protects its arguments.
 
 
 class ChatTemplate:
@@ -96,8 +96,8 @@ class ChatTemplate:
 
 
 MAX_VOCABULARY = 2**24
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes one
-_MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))  # noncharacters, which no text should have
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # a space in sentencepiece
+_MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))  # noncharacters, which no text should contain
 _BYTE_TOKEN = pattern("<0x([0-9A-F]{2})>")
 
 
@@ -149,7 +149,7 @@ class TransformerTokenizer:
         if template is not None:
             self.apply_chat_template = partial(self._chat, template)
         self._inner, self._lock = inner, Lock()
-        environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch is one text here
+        environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches have one text here
         inner.no_truncation()
         inner.no_padding()
 
@@ -174,8 +174,8 @@ class TransformerTokenizer:
             message = f"the tokenizer has no token for the byte 0x{found[0].hex().upper()}"
             raise EncodingError("invalid-value", message)
         with self._lock:
-            self._inner.encode_special_tokens = not is_special  # or they are text
-            # A batch of one, since it alone lets other threads run.
+            self._inner.encode_special_tokens = not is_special  # otherwise they are text
+            # A batch of one, since only a batch releases the GIL.
             return encode_batch([text], add_special_tokens=False)[0]
 
     def _chat(
@@ -261,15 +261,15 @@ def sentencepiece_bytes(token: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
 
 
-# The byte of each character in byte-level BPE, `bytes_to_unicode` of GPT-2: a byte that is a
-# visible character of Latin-1 is that character, others go on from U+0100.
+# The byte of each character in byte-level BPE, `bytes_to_unicode` of GPT-2: visible characters of
+# Latin-1 are their own byte, others count on from U+0100.
 _VISIBLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
 _INVISIBLE = [byte for byte in range(256) if byte not in _VISIBLE]
 _BYTE_OF = {chr(byte): byte for byte in _VISIBLE}
 _BYTE_OF |= {chr(0x100 + index): byte for index, byte in enumerate(_INVISIBLE)}
 
 
-# Reads the tokenizer of a folder, tokenizer.json, and its chat template from the files beside.
+# -- a folder --------------------------------------------------------------------------------------
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -313,8 +313,8 @@ class _Settings(_SpecialTokens):
 def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
     from tokenizers import Tokenizer  # noqa: PLC0415 - optional
 
-    # A chat template in a file of its own goes before one in the settings; it may name the special
-    # tokens of tokenizer_config.json, or else of special_tokens_map.json.
+    # A chat template in its own file overrides one in the settings. It may use the special tokens
+    # of tokenizer_config.json, or else of special_tokens_map.json.
     named = read_json_if_there(folder / SPECIAL_TOKENS, _SpecialTokens)
     settings = read_json_if_there(folder / SETTINGS, _Settings)
     source = settings.chat_template
@@ -362,15 +362,15 @@ def decoding_of(text: bytes | str) -> Callable[[str], bytes]:
     return DECODERS[found]
 
 
-# Makes the tokenizer that a GGUF file describes in its metadata.
+# -- a GGUF file -----------------------------------------------------------------------------------
 #
-# That is byte-level BPE, or a vocabulary of sentencepiece: there, of the pairs of neighbours that
-# are a token together the one whose token has the highest score is merged first.
+# Byte-level BPE, or a vocabulary of sentencepiece, in which the pair of neighbours whose token has
+# the highest score is merged first.
 
 BEGINNING_WITH_BOS = {"llama-bpe"}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # of tokenizer.ggml.token_type
 GEMMA = "gemma3"
-MAX_PIECE = 256  # characters of a token that others are merged to
+MAX_PIECE = 256  # characters of a token that others may merge to
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -418,7 +418,7 @@ def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerT
             }
             template = ChatTemplate(fields.chat_template, special_texts)
         begins = fields.adds_bos
-        if begins is None:  # where a file does not say so, llama.cpp knows by kind
+        if begins is None:  # llama.cpp's default by kind
             begins = fields.model == "llama" or fields.pre in BEGINNING_WITH_BOS
         prefix = [fields.bos] if begins and fields.bos is not None else []
         inner = _encoder_of(fields, metadata.get("general.architecture"))
@@ -454,8 +454,8 @@ def _encoder_of(fields: _Fields, architecture: Any) -> "Tokenizer":
             if pre == "qwen2":
                 encoder.normalizer = normalizers.NFC()
         else:
-            # All pairs of tokens that are one together, those of the lowest rank first; of those
-            # that make the same token, the one with the longest first part.
+            # All pairs whose concatenation is a token, lowest rank first; of equal ones, the
+            # longest first part goes first.
             kinds = chain(fields.token_types, repeat(NORMAL))
             rank_of = {
                 token: rank
@@ -500,5 +500,5 @@ def split_of(pre: str) -> "PreTokenizer":
     return Sequence([Digits(individual_digits=True), by_bytes]) if pre == "smollm" else by_bytes
 
 
-# What a token stands for, by the kind of tokenizer that tokenizer.ggml.model names.
+# The bytes of a token, by tokenizer.ggml.model.
 BYTES_OF = {"gpt2": byte_level_bytes, "llama": sentencepiece_bytes}

@@ -83,7 +83,9 @@ class SelfAttention:
         config, self._own_heads = weights.config, own_heads
         self._config = config
         [self._group] = [number for number, one in enumerate(groups) if layer in one.layers]
-        self._cache = groups[self._group].layers.index(layer)  # of its keys and values in the store
+        self._cache = groups[self._group].layers.index(
+            layer
+        )  # index of its keys and values in the store
         names = [f"self_attn.{name}_proj" for name in "qkv"]
         self._qkv = weights.linear(*names, has_bias=config.has_qkv_bias)
         self._query_norm = self._key_norm = None
@@ -115,7 +117,7 @@ class SelfAttention:
             self._turned(own_keys, self._key_norm, step),
             heads[:, first_value:][:, own],
         )
-        attended = query  # of no heads
+        attended = query  # without heads
         if query.size:
             attended = step.mixed[self._group].attend(self._attention, query, keys, values)
         if config.has_output_gate:
@@ -130,7 +132,7 @@ class SelfAttention:
         return self._rotary.rotate(normed, *step.angles(self._rotary))
 
 
-# What a layer does to each token by itself: one gated network, or a few of many experts.
+# The network of a layer: one gated network, or a few of many experts.
 
 ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 
@@ -191,7 +193,7 @@ class Experts:
         return output
 
 
-_EPS = np.float32(1e-6)  # of the lengths that keys and queries are divided by
+_EPS = np.float32(1e-6)  # added to squared lengths of keys and queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,7 @@ class GatedDeltaNet:
             raise InvariantError("recurrent layers, and no cells for their states")
         convolution = step.states.convolution[self.cache]
         delta = step.states.delta[self.cache]
-        # Projected, each key head has its query, its key, and all values and gates of its group.
+        # Each key head has its query, its key, and all values and gates of its group.
         projected = self.qkvz(x)
         sizes, num_tokens = self.settings, len(projected)
         groups = projected.reshape(num_tokens, sizes.num_key_heads, -1)
@@ -268,7 +270,7 @@ class GatedDeltaNet:
         strength, fading = np.split(groups, 2, axis=2)
         decay = np.exp(-self.fading * softplus(fading + self.fading_bias))
         strength, decay = sigmoid(strength)[..., None, None], decay[..., None, None]
-        recalled = np.zeros_like(gate)  # padding is in no wave
+        recalled = np.zeros_like(gate)  # no wave includes padding
         for wave in step.waves:
             past = convolution[wave.sources].swapaxes(0, 1).reshape(-1, channels.shape[1])
             inputs = np.concatenate([past, channels[wave.rows]])
