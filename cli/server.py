@@ -37,9 +37,8 @@ from batcher.models.base import bytes_of
 from batcher.requests.lines import RequestParser
 from batcher.scheduling.clock import PacedClock, WallClock
 from batcher.serving.app import ServerMetrics, Service, make_app
-from batcher.serving.bodies import BodyReader
 from batcher.serving.engine_thread import EngineThread, ServerClock
-from batcher.serving.http import MAX_HEAD_BYTES, Access, Limits
+from batcher.serving.http import MAX_HEAD_BYTES, Access, BodyReader, Limits
 from batcher.trace.files import is_trace_start
 from batcher.trace.run import label_of
 

@@ -1,4 +1,4 @@
-"""The server as a Starlette application: what is answered under which address."""
+"""The server as a Starlette application: its endpoints, streams and metrics."""
 
 import asyncio
 import time
@@ -31,7 +31,6 @@ from batcher.requests.openai import URLS
 from batcher.requests.result_rows import (
     OK,
     BytesOf,
-    Logprobs,
     answer_id_of,
     chat_logprobs,
     choice_logprobs,
@@ -40,58 +39,52 @@ from batcher.requests.result_rows import (
     usage_of,
 )
 from batcher.result import FinishReason, Result, StopReason, TokenLogprob
-from batcher.serving.bodies import MAX_QUICK_BYTES, BodyReader, ClientRequest, fields_of
 from batcher.serving.engine_thread import EngineThread, Exchange, News
 from batcher.serving.http import (
     BAD_REQUEST,
     JSON,
+    MAX_QUICK_BYTES,
     UNAVAILABLE,
     Access,
-    Answer,
     ApiError,
+    BodyReader,
     ClientGoneError,
+    ClientRequest,
     Gate,
     Limits,
+    fields_of,
     read_body,
 )
 from batcher.trace.run import RequestFold
-
-# Parts of answers while they are generated: the chunks of OpenAI's streams.
-#
-# Rule: joined, the chunks of a choice say what its place in the whole answer would have said.
-
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ChunkWriter:
-    """Makes the chunks of one answer of what the engine tells of its request.
+    """Writes the chunks of one stream; joined, they say the same as the whole answer.
 
-    What is told of an output before its result is a beginning of what the result says.  The last
-    chunk has no choices and the usage, if that is asked for; then the others have a usage of null.
+    The last chunk has no choices and the usage, if the client asks for it; then the usage of all
+    others is null.
     """
 
     def __init__(self, request_id: str, model: str, body: ClientRequest, created: int) -> None:
-        self._is_chat, self._tells_ids = body.form == "chat", body.delivery.return_token_ids
+        self._is_chat, self._has_ids = body.form == "chat", body.delivery.return_token_ids
         head = {
             "id": answer_id_of(request_id, body.form),
             "object": "chat.completion.chunk" if self._is_chat else "text_completion",
             "created": created,
             "model": model,
         }
-        self._head = b"data: " + _encode(head)[:-1] + b',"choices":'  # as of all its chunks
+        self._head = b"data: " + _encode(head)[:-1] + b',"choices":'
         self._end = b',"usage":null}\n\n' if body.delivery.includes_usage else b"}\n\n"
-        self._told: dict[int, tuple[int, int]] = {}  # characters and tokens, by place
+        self._sent: dict[int, tuple[int, int]] = {}  # characters and tokens, by place
 
     def of_tokens(self, event: TokenEvent, place: int) -> bytes:
         return self._chunk(place, event.text, event.tokens or [], event.logprobs)
 
     def of_result(self, result: Result, place: int) -> bytes:
-        """Return the last chunk of an output: all that was not told, and how it ended.
-
-        place: its place in the answer, which is its index unless the outputs compete.
-        """
-        num_chars, num_tokens = self._told.get(place, (0, 0))
+        """Return the last chunk of an output; place: of its choice in the whole answer."""
+        num_chars, num_tokens = self._sent.get(place, (0, 0))
         logprobs = None if result.logprobs is None else result.logprobs[num_tokens:]
         end = result.finish_reason, result.stop_reason
         text, tokens = result.text[num_chars:], result.token_ids[num_tokens:]
@@ -108,37 +101,33 @@ class ChunkWriter:
         logprobs: list[TokenLogprob] | None,
         end: tuple[FinishReason | None, StopReason] = (None, None),
     ) -> bytes:
-        is_first = place not in self._told
-        start, num_tokens = self._told.get(place, (0, 0))
-        self._told[place] = start + len(text), num_tokens + len(tokens)
+        is_first = place not in self._sent
+        start, num_tokens = self._sent.get(place, (0, 0))
+        self._sent[place] = start + len(text), num_tokens + len(tokens)
         choice: dict[str, Any] = {"index": place}
-        told: Logprobs | None = None
         if self._is_chat:
             delta = {"content": text} if text or is_first else {}
             choice["delta"] = {"role": "assistant", **delta} if is_first else delta
-            told = chat_logprobs(logprobs) if logprobs else None
         else:
             choice["text"] = text
-            told = choice_logprobs(logprobs, [start] * len(logprobs)) if logprobs else None
         choice["finish_reason"], choice["stop_reason"] = end
-        choice["logprobs"] = told
-        if self._tells_ids:
+        choice["logprobs"] = None
+        if logprobs and self._is_chat:
+            choice["logprobs"] = chat_logprobs(logprobs)
+        elif logprobs:
+            choice["logprobs"] = choice_logprobs(logprobs, [start] * len(logprobs))
+        if self._has_ids:
             choice["token_ids"] = tokens
         return self._head + _encode([choice]) + self._end
 
 
-# What /metrics tells of a server: of its engine, and of those of the workers beside it.
-#
-# Each worker leaves what it tells in a folder that all of them share, at least every second in
-# which something happens and whenever nothing does, and /metrics of each adds what the others have
-# left.
-
-
 class ServerMetrics:
-    """Counts what an engine does, for as long as it runs; of all but `text` its thread makes use.
+    """Counts what an engine does; only `text` may be called outside the engine's thread.
 
-    model: what it is called.  fold: see RunMetrics.  worker: the number of this one.  folder: what
-    the workers share; None for a server without others.
+    Workers share a folder of files, one for each, which it updates at least every second while the
+    engine works.  /metrics of each worker adds the files of the others.
+
+    fold: see RunMetrics.  worker: its number.  folder: None for a server without workers.
     """
 
     def __init__(
@@ -174,24 +163,53 @@ class ServerMetrics:
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
-        told: list[Iterable[Metric]] = [self._collector.collect()]
+        parts: list[Iterable[Metric]] = [self._collector.collect()]
         files = [] if self._file is None else self._file.parent.glob("*.prom")
         others = [path for path in sorted(files) if path != self._file]
-        told += [text_string_to_metric_families(path.read_text()) for path in others]
-        yield from joined(told)
+        parts += [text_string_to_metric_families(path.read_text()) for path in others]
+        yield from joined(parts)
 
-
-# The endpoints that generate: from a body to the engine, and from what that tells to an answer.
 
 EVENTS = "text/event-stream; charset=utf-8"
 MAX_ID_LENGTH = 128
 _DONE = b"data: [DONE]\n\n"
 
 
-class Service(Struct, frozen=True):
-    """The endpoints that generate, as an ASGI application; their paths are those of Batch rows.
+class Answer:
+    """An answer in parts; Starlette's responses have no limit on the time to read a part.
 
-    model: the name that answers show.  bytes_of: the bytes that a token stands for.
+    has_begun: whether the status is sent.
+    """
+
+    def __init__(self, send: Send, limits: Limits) -> None:
+        self.headers: dict[str, str] = {}
+        self.has_begun = False
+        self._send, self._limits = send, limits
+
+    async def begin(self, status: int, **headers: str) -> None:
+        self.has_begun = True
+        named = self.headers | {name.replace("_", "-"): text for name, text in headers.items()}
+        encoded = [(name.encode(), text.encode()) for name, text in named.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def give(self, status: int, body: bytes) -> None:
+        await self.begin(status, content_type=JSON, content_length=str(len(body)))
+        await self.add(body, is_last=True)
+
+    async def add(self, part: bytes, *, is_last: bool = False) -> None:
+        """Send a part once the one before is nearly read, or raise a ClientGoneError."""
+        message = {"type": "http.response.body", "body": part, "more_body": not is_last}
+        try:
+            async with asyncio.timeout(self._limits.write_seconds):
+                await self._send(message)
+        except (TimeoutError, OSError):
+            raise ClientGoneError from None
+
+
+class Service(Struct, frozen=True):
+    """The endpoints that generate, as an ASGI application.
+
+    model: the name in answers.  bytes_of: the bytes of a token.
     """
 
     engine: EngineThread
@@ -214,7 +232,6 @@ class Service(Struct, frozen=True):
                     await answer.give(error.status, error.json)
 
     async def _answer(self, answer: Answer, scope: Scope, receive: Receive) -> None:
-        """Answer a request, or raise an ApiError, or a ClientGoneError."""
         engine, reader, arrived = self.engine, self.reader, time.monotonic()
         given = Headers(scope=scope).get("x-request-id") or None
         if given and not (len(given) <= MAX_ID_LENGTH and given.isascii() and given.isprintable()):
@@ -230,7 +247,7 @@ class Service(Struct, frozen=True):
         else:
             body = await asyncio.to_thread(lambda: reader.read(url, fields or fields_of(data)))
         names = [name, *(engine.name_for(given) for _ in body.requests[1:])]
-        # The markers of states are no part of a text while it comes, and are in the end.
+        # The text of a request with states is known at its end: it includes their markers.
         wants_tokens = bool(body.delivery.stream) and body.requests[0].states is None
         exchange = engine.submit(body.requests, names, arrived, wants_tokens=wants_tokens)
         watch = asyncio.create_task(_watch(receive, exchange))
@@ -238,45 +255,37 @@ class Service(Struct, frozen=True):
             if body.delivery.stream:
                 await self._stream(answer, body, exchange)
             else:
-                await self._give_whole(answer, body, exchange)
+                results = [news for news in await exchange.take() if isinstance(news, Result)]
+                _raise_failure(results)
+                results.sort(key=exchange.place_of)
+                completion = completion_of(
+                    results,
+                    self.model,
+                    body.form,
+                    self.bytes_of,
+                    created=int(time.time()),
+                    has_token_ids=bool(body.delivery.return_token_ids),
+                )
+                await answer.give(OK, _encode(completion))
         finally:
             watch.cancel()
             engine.release(exchange)
 
-    async def _give_whole(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
-        results = [news for news in await exchange.take() if isinstance(news, Result)]
-        _raise_failure(results)
-        is_ranked = body.requests[0].best_of is not None
-        places = exchange.places
-        results.sort(key=lambda result: places[result.id] + (0 if is_ranked else result.index))
-        completion = completion_of(
-            results,
-            self.model,
-            body.form,
-            self.bytes_of,
-            created=int(time.time()),
-            has_token_ids=bool(body.delivery.return_token_ids),
-        )
-        await answer.give(OK, _encode(completion))
-
     async def _stream(self, answer: Answer, body: ClientRequest, exchange: Exchange) -> None:
         writer = ChunkWriter(exchange.names[0], self.model, body, int(time.time()))
         results: list[Result] = []
-        is_ranked = body.requests[0].best_of is not None
         while True:
             news = await exchange.take()
             ended = {(n.id, n.index) for n in news if isinstance(n, Result) and n.error is None}
             chunks = []
             for item in news:  # the last chunk of an output includes the tokens of that step
                 if isinstance(item, Result):
-                    rank = item.index
-                    if is_ranked:
-                        rank = sum(result.id == item.id for result in results)
                     results.append(item)
+                    place = exchange.place_of(item)
                     if item.error is None:
-                        chunks.append(writer.of_result(item, exchange.places[item.id] + rank))
+                        chunks.append(writer.of_result(item, place))
                 elif (item.id, item.index) not in ended:
-                    chunks.append(writer.of_tokens(item, exchange.places[item.id] + item.index))
+                    chunks.append(writer.of_tokens(item, exchange.place_of(item)))
             part = b"".join(chunks)
             if not answer.has_begun:
                 _raise_failure(news[:1])
@@ -294,7 +303,7 @@ def _raise_failure(news: Iterable[News]) -> None:
     for item in news:
         if isinstance(item, Result) and item.error is not None:
             code, message = item.error.code, item.error.message
-            if code in {"model-error", "call-timeout"}:  # the model's words may be about others
+            if code in {"model-error", "call-timeout"}:  # the message may quote other requests
                 message = RUN_ERROR_CODES[code]
             raise ApiError(status_of(code), code, message)
 
@@ -306,7 +315,7 @@ async def _watch(receive: Receive, exchange: Exchange) -> None:
 
 
 def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
-    """Return the application; metrics: what /metrics answers."""
+    """Return the application; metrics: returns the text of /metrics."""
     created = int(time.time())
     model = {"id": service.model, "object": "model", "created": created, "owned_by": "you"}
 
@@ -324,7 +333,7 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
             return JSONResponse({"status": "draining"}, UNAVAILABLE)
         return JSONResponse({"status": "ok"})
 
-    async def told_metrics(_: Request) -> Response:
+    async def metrics_text(_: Request) -> Response:
         return Response(metrics(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     middleware = [Middleware(Gate, service.access)]
@@ -332,14 +341,14 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
         cross = Middleware(
             CORSMiddleware, origins, ["GET", "POST"], ["*"], expose_headers=["x-request-id"]
         )
-        middleware.insert(0, cross)  # so that refusals can be read, too
+        middleware.insert(0, cross)  # first, so that pages can read refusals
     return Starlette(
         routes=[
             *(Route(url, service, methods=["POST"]) for url in URLS),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
             Route("/health", health),
-            Route("/metrics", told_metrics),
+            Route("/metrics", metrics_text),
         ],
         middleware=middleware,
         exception_handlers=dict.fromkeys((ApiError, HTTPException), _of_error),

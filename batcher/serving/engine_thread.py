@@ -1,7 +1,7 @@
-"""The thread that steps the engine, and how the event loop hands it requests.
+"""The thread that steps the engine, and its exchange of messages with the event loop.
 
-Rule: only this thread touches the engine; only the event loop touches exchanges.  What one has for
-the other goes through a queue: requests and aborts one way, the outcomes of steps the other.
+Rule: only this thread touches the engine; only the event loop touches exchanges.  Requests and
+aborts go to the thread through one queue, the outcomes of steps come back through another.
 """
 
 import asyncio
@@ -30,36 +30,34 @@ from batcher.serving.http import (
     engine_failed,
 )
 
-MAX_UNHEARD = 64  # outcomes that the event loop has not heard of; then the next step waits
+MAX_UNHEARD = 64  # outcomes that the event loop has not handled; then the next step waits
 
-MAX_UNREAD = 4096
-"""So many steps may have told of a request whose client reads nothing; then it is given up."""
-
+MAX_UNREAD = 4096  # steps with tokens that a client has not read; then its request is aborted
 
 News = TokenEvent | Result
 
 
 class Exchange:
-    """The news of one or more requests, until they are taken; for the event loop alone.
+    """The news of the requests of one client, for the event loop alone.
 
-    names: of the requests in the engine.  wants_tokens: whether tokens are news.
-    places: of the first choice of each request in the answer, by name.
-    num_left: how many results have not come.
-    failure: why no more will come, if something went wrong.
+    names: of the requests in the engine.  wants_tokens: whether to report tokens.
+    num_left: results to come.  failure: why none will come.
     """
 
     def __init__(
         self, requests: Sequence[Request], names: Sequence[str], *, wants_tokens: bool
     ) -> None:
         self.names, self.wants_tokens = names, wants_tokens
-        self.places = {name: place * requests[0].n for place, name in enumerate(names)}
+        # Places in the answer: the first of each request, and how many ranked results it has.
+        self._places = {name: place * requests[0].n for place, name in enumerate(names)}
+        self._ranks = None if requests[0].best_of is None else dict.fromkeys(names, 0)
         self.num_left = sum(request.n for request in requests)
         self.failure: Exception | None = None
         self._news: list[News] = []
         self._has_news = asyncio.Event()
 
     def tell(self, news: News) -> bool:
-        """Add news of a request; return whether there is more than a client may leave unread."""
+        """Add news; return whether the client has left too much unread."""
         self.num_left -= isinstance(news, Result)
         if self.wants_tokens or isinstance(news, Result):
             self._news.append(news)
@@ -67,12 +65,20 @@ class Exchange:
                 self._has_news.set()
         return len(self._news) > MAX_UNREAD
 
+    def place_of(self, news: News) -> int:
+        """Return the place of a choice; the results of best_of come in the order of their rank."""
+        rank = news.index
+        if self._ranks is not None and isinstance(news, Result):
+            rank = self._ranks[news.id]
+            self._ranks[news.id] += 1
+        return self._places[news.id] + rank
+
     def fail(self, failure: Exception) -> None:
         self.failure = failure
         self._has_news.set()
 
     async def take(self) -> list[News]:
-        """Wait for news and return all there are; without tokens, all results.
+        """Wait for news and return them; without tokens, wait for all results.
 
         Raises:
             ApiError, ClientGoneError: nothing more will come.
@@ -89,25 +95,24 @@ ServerClock = PacedClock | WallClock
 
 
 class Watcher(Protocol):
-    """Who looks on while the engine runs, in its thread: metrics, a trace, a picture."""
+    """Observes the engine in its thread: metrics, a trace, a live view."""
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Take note of what a step did."""
+        """Called after each step."""
 
     def while_idle(self) -> float | None:
-        """Do what is to be done while nothing runs; return when to again, in seconds."""
+        """Called while nothing runs; return the seconds until the next call, or None."""
 
 
 class EngineThread:
     """Runs an engine for an event loop.
 
-    max_queue: how many outputs may wait beside those that have a slot.  prefix: of the names of
-    requests, to tell several servers apart.
+    max_queue: outputs that may wait for a slot.  prefix: of request names, one for each worker.
     exchanges: the requests in the engine, by their names there.
-    num_open: how many outputs these still wait for; most_open: how many they may.
-    is_draining: whether no more requests are taken; for others to set.
-    has_failed: whether something went wrong; failure: why no step will come any more.
-    on_end: called in the event loop when that is so.
+    num_open: outputs to come; most_open: its limit.
+    is_draining: set from outside to refuse new requests.
+    has_failed: whether the engine raised; failure: why it makes no more steps.
+    on_end: called in the event loop then.
     """
 
     def __init__(
@@ -121,7 +126,7 @@ class EngineThread:
         self.on_end: Callable[[], object] = lambda: None
         self._watcher, self._prefix, self._num_requests = watcher, prefix, 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: deque[partial[None]] = deque()  # what is to be done before the next step
+        self._inbox: deque[partial[None]] = deque()  # calls for the thread
         self._has_mail, self._room = Event(), Semaphore(MAX_UNHEARD)
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
@@ -129,17 +134,17 @@ class EngineThread:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.clock.elapsed()  # it begins with this
+        self.clock.elapsed()  # starts the clock
         self._thread.start()
 
     def name_for(self, given: str | None) -> str:
-        """Return what a request is called from now on; given: what its client calls it."""
+        """Return a new name in the engine; given: the client's name of the request."""
         self._num_requests += 1
         number = f"{self._prefix}{self._num_requests}"
         return number if given is None else f"{given}.{number}"
 
     def check_room(self, num_outputs: int) -> None:
-        """Raise an ApiError if so many outputs may not come in: the server ends, or is full."""
+        """Raise an ApiError if the server is full, draining or has failed."""
         if self.failure is not None:
             raise engine_failed()
         retry = {"retry-after": RETRY_AFTER}
@@ -161,9 +166,7 @@ class EngineThread:
         *,
         wants_tokens: bool,
     ) -> Exchange:
-        """Hand valid requests to the engine.
-
-        arrived: when they came, by time.monotonic(); the time to read them is not the engine's.
+        """Send valid requests to the engine; arrived: when they came, by time.monotonic().
 
         Raises:
             ApiError: see check_room.
@@ -207,8 +210,9 @@ class EngineThread:
         exchanges = self.exchanges
         for event in tokens:
             exchange = exchanges.get(event.id)
-            if exchange is not None and exchange.tell(event):  # its client may have gone
-                self._fail(event.id, ApiError(UNAVAILABLE, "unread", "nobody reads the answer"))
+            if exchange is not None and exchange.tell(event):  # the client may be gone
+                error = ApiError(UNAVAILABLE, "unread", "the client does not read the answer")
+                self._fail(event.id, error)
         for result in results:
             exchange = exchanges.get(result.id)
             if exchange is not None:
@@ -237,7 +241,7 @@ class EngineThread:
 
     def _tell(self, hear: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None:
-            with suppress(RuntimeError):  # the event loop is closed: nobody is left to hear it
+            with suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(hear, *arguments)
 
     def _run(self) -> None:
@@ -272,7 +276,7 @@ class EngineThread:
             self._tell(self._fail, name, refusal)
 
     def _abort(self, name: str) -> None:
-        with suppress(BatchdecodeError):  # it has ended in the meantime
+        with suppress(BatchdecodeError):  # it has ended
             self.engine.abort(name)
 
     def _end(self) -> None:

@@ -14,9 +14,8 @@ from batcher.models.simulated import SimulatedModel
 from batcher.requests.lines import RequestParser
 from batcher.scheduling.clock import WallClock
 from batcher.serving.app import ServerMetrics, Service, make_app
-from batcher.serving.bodies import BodyReader
 from batcher.serving.engine_thread import EngineThread
-from batcher.serving.http import Access, Limits
+from batcher.serving.http import Access, BodyReader, Limits
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 

@@ -11,8 +11,7 @@ from in_process import CHATS, COMPLETIONS, asked
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.metrics.prometheus import GAUGES
 from batcher.metrics.summary import state_of
-from batcher.serving.bodies import BodyReader
-from batcher.serving.http import Access, Limits
+from batcher.serving.http import Access, BodyReader, Limits
 from batcher.settings import SchedulingSettings
 
 ROOT = Path(__file__).parents[2]
