@@ -27,11 +27,12 @@ from .live_state import (
     Row,
     RunState,
     Stay,
-    counts,
+    block_facts,
+    count_facts,
     kept,
     next_up,
     progress,
-    rates,
+    rate_facts,
     short,
     use_of,
 )
@@ -73,9 +74,10 @@ MAX_ALL_CELLS = 2**18  # of all strips: of so many slots that this cuts them, fe
 FIRST_IN_HUE = 0xE000  # private use
 MANY = 2  # so many admissions in a cell hide each other; it is shaded by how busy it was
 
-MAX_BAR, MIN_BAR, MIN_TREND, MAX_QUEUE = 60, 8, 8, 20  # cells of the header
+MAX_BAR, MIN_BAR, MAX_TREND, MIN_TREND, MAX_QUEUE = 60, 8, 30, 8, 20  # cells of the header
 TREND_WIDTH = 60  # from so many cells on there is a trend, whatever goes for it
 MIN_TITLE, MAX_NAME = 6, 20
+FULL = 0.95  # of the slots, counts as busy
 
 COLUMN_GAP = 2  # between columns of slots, and beside a map
 MIN_CELL = 16
@@ -90,7 +92,6 @@ _RUNS = re.compile(r"(.)\1*")
 
 SHOWN_SECONDS = {"admitted": 0.5, "preempted": 3.0, "failed": 5.0, "note": 10.0}
 """How long marks of slots and notes are shown."""
-MAX_TREND = MAX_BAR // 2
 MAX_NEWEST = 8
 
 MAX_CELLS_PER_STEP = 4
@@ -262,9 +263,9 @@ class Scene:
 
 
 def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
-    """Return the header in at most `max_lines` of `width`, at least one: the first matter most."""
+    """Return the header in 1 to `max_lines` lines of `width`, the most important ones."""
     about = scene.run, scene.plan, scene.gauges, scene.moment
-    found, speeds = counts(*about, scene.glyphs.separator), rates(*about)
+    found, speeds = count_facts(*about, scene.glyphs.separator), rate_facts(*about)
     if max_lines == 1:
         return [_facts(kept([*found, speeds[0]._replace(rank=3)], width)) or [(" ", "")]]
     seconds = scene.moment.seconds
@@ -287,10 +288,9 @@ def _progress(scene: Scene, width: int) -> Line | None:
     if found is None:
         return None
     share, left = found
-    done = f"{int(share * 100)}%"
-    parts = [(f"{done:>4}", "figure")]
+    parts = [(f"{f'{int(share * 100)}%':>4}", "figure")]
     eta = "" if left is None else f"{GAP}eta {clock(left)}"
-    if len(eta) + len(done) + MIN_BAR <= width:
+    if len(eta) + 4 + MIN_BAR <= width:
         parts.append((eta, LABEL))
     num_tokens = scene.moment.num_tokens
     tokens = f"{GAP}{short(num_tokens)} token{'' if num_tokens == 1 else 's'}"
@@ -307,41 +307,27 @@ def _rates(scene: Scene, found: list[Fact], width: int) -> Line:
     room = width - line_width(line) - around
     if room < MIN_TREND or not scene.busy:
         return line
-    trend = list(scene.busy)[-min(room, MAX_BAR // 2) :]
+    trend = list(scene.busy)[-min(room, MAX_TREND) :]
     share = f" {int(sum(trend) / len(trend) * 100)}%"
-    cells = [(level(of, scene.glyphs), "busy" if of > 0.95 else "bubble") for of in trend]  # noqa: PLR2004 - as good as full
+    cells = [(level(of, scene.glyphs), "busy" if of > FULL else "bubble") for of in trend]
     return _apart(line, [("busy ", LABEL), *cells, (share, "figure")], width)
 
 
 def _memory(scene: Scene, width: int) -> Line | None:
-    use, run = scene.gauges.block_use, scene.run
+    use, facts = scene.gauges.block_use, block_facts(scene.run, scene.gauges)
     if use is None:
         return None
-    fold, label = run.fold, len("KV ")
-    num_held = use.used + (use.cached or 0)
-    total = num_held + (use.free or 0)
-    facts = [Fact(4, "used", f"{use.used:,} used")]
+    title: Line = [("KV ", LABEL)]
     if use.free is None:
-        facts = [Fact(4, "used", f"{counted(use.used, 'block')} used")]
-    if use.cached is not None:
-        facts.append(Fact(3, "cached", f"{use.cached:,} cached"))
-    if use.free is not None:
-        facts.append(Fact(2, "free", f"{use.free:,} free"))
-        facts.append(Fact(1, LABEL, f"of {counted(total, 'block')}"))
-    else:
-        facts.append(Fact(1, LABEL, "no limit"))
-    if fold.num_found:
-        facts.append(Fact(3, "figure", f"hits {fold.num_found * 100 // fold.num_asked}%"))
-    if use.free is None:
-        return [("KV ", LABEL), *_facts(kept(facts, width - label))]
-    around = label + len(GAP)
+        return [*title, *_facts(kept(facts, width - line_width(title)))]
+    around = line_width(title) + len(GAP)
     line = _facts(kept(facts, width - MIN_BAR - around))
     room = max(min(width - line_width(line) - around, MAX_BAR), 1)
-    first, second = (round(n * room / max(total, 1)) for n in (use.used, num_held))
+    num_held = use.used + (use.cached or 0)
+    first, second = (round(n * room / max(num_held + use.free, 1)) for n in (use.used, num_held))
     widths = (first, second - first, room - second)
     blocks = zip(scene.glyphs.bars, widths, ("used", "cached", "free"), strict=True)
-    bar_of_blocks = [(glyph * cells, style) for glyph, cells, style in blocks]
-    return [("KV ", LABEL), *bar_of_blocks, (GAP, ""), *line]
+    return [*title, *((glyph * cells, style) for glyph, cells, style in blocks), (GAP, ""), *line]
 
 
 def _queue(scene: Scene, width: int) -> Line | None:

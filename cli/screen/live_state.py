@@ -408,10 +408,10 @@ class RunState:
         return self._num_finished_tokens + self._num_kept() + running
 
     def num_tokens_left(self, step: int, num_queued: int) -> float:
-        """Return how many tokens are probably to come after `step`, with `num_queued` waiting.
+        """Estimate the tokens still to come after `step`, with `num_queued` outputs waiting.
 
-        As much of max_tokens is taken to be used as was by those that ended; those that run count
-        as if they used all of it, or the short ones, which end first, would speak for all.
+        Requests are taken to use the same share of their max_tokens as those that have ended.
+        Running ones count as if they used all of it, since short ones end first.
         """
         running = self._running()
         running_max = sum(request.max_tokens for _, request in running)
@@ -427,11 +427,11 @@ class RunState:
 
     @property
     def num_running(self) -> int:
-        """How many slots are held; what has ended with the last step holds none any more."""
+        """The slots that are held; a sequence that ended in the last step holds none."""
         return len(self._running())
 
     def open_spans(self) -> list[tuple[int, int]]:
-        """Return the slots that are held and since when: the history does not know of them yet."""
+        """Return the held slots and their first steps, which the history does not have yet."""
         return [(n, request.admissions[-1].event.step) for n, request in self._running()]
 
     def _running(self) -> list[tuple[int, RequestTimeline]]:
@@ -440,7 +440,7 @@ class RunState:
             for number, request in list(self.fold.slots.items())
             if request.finish is None
             and request.admission is not None
-            and request.admission.event.slot == number  # or else it has gone on to another one
+            and request.admission.event.slot == number  # it may have moved to another slot
         ]
 
     def _num_kept(self) -> int:
@@ -448,16 +448,17 @@ class RunState:
         return sum(request.tokens_after(0) for request in self._preempted)
 
 
+# -- the facts of the header, and of a plain line of progress -------------------------------------
+
 GAP = "  "
-MAX_WORKERS = 4  # so many have their step in the header, each
+MAX_WORKERS = 4  # whose steps are listed one by one
 
 
 class Moment(NamedTuple):
-    """When a run is looked at; None where unknown, as in a run that is over.
+    """The step that is shown, and its figures; None where unknown, as in a recorded run.
 
-    rate, speed: tokens per step and per second of late.  seconds: since the start.  computing: the
-    seconds of the next step so far, if these are many.  is_waiting: whether the run has waited
-    since.
+    rate, speed: recent tokens per step and per second.  seconds: since the start.  computing: how
+    long the next step has taken so far, if it is slow.  is_waiting: the run waits for requests.
     """
 
     step: int
@@ -474,7 +475,7 @@ class Moment(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """One entry of a line.  Where there is no room for all, the lowest rank goes first."""
+    """One entry of a line; the lowest ranks are left out first."""
 
     rank: int
     style: str
@@ -484,9 +485,9 @@ class Fact(NamedTuple):
 def progress(
     run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment
 ) -> tuple[float, float | None] | None:
-    """Return the share of the tokens that is done, those to come estimated, and the seconds left.
+    """Return the share of the tokens that is done and the seconds left, both estimated, or None.
 
-    None if that cannot be known.  The share never falls, and only a run that is over is at 1.
+    In a live view the share never falls.  Only a finished run is at 1.
     """
     if plan.is_endless or plan.total is None or moment.step < 0:
         return None
@@ -495,21 +496,24 @@ def progress(
         return 1.0, 0.0
     left = run.num_tokens_left(moment.step, num_coming)
     share = min(moment.num_tokens / max(moment.num_tokens + left, 1), UNFINISHED)
-    if moment.seconds is not None:  # a player goes back
+    if moment.seconds is not None:
         share = run.most_done = max(run.most_done, share)
     return share, max(left / moment.speed, 1.0) if moment.speed else None
 
 
-def counts(
+def count_facts(
     run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment, separator: str
 ) -> list[Fact]:
+    own = [min(moment.step, pace) for pace in run.paces]
+    if moment.computing is not None:
+        found = [Fact(8, "blocked", long_step(moment.step + 1, moment.computing))]
+    elif len(own) > MAX_WORKERS:
+        found = [Fact(8, "figure", f"steps {min(own):,}-{max(own):,}")]
+    else:
+        steps = " ".join(f"{step:,}" for step in own)
+        found = [Fact(8, "figure", f"step{'s' if len(own) > 1 else ''} {steps}")]
     of_total = "" if plan.total is None else f"/{plan.total:,}"
-    found = [
-        Fact(8, "figure", _steps(run, moment.step))
-        if moment.computing is None
-        else Fact(8, "blocked", long_step(moment.step + 1, moment.computing)),
-        Fact(9, "done", f"{run.num_done:,}{of_total} done"),
-    ]
+    found.append(Fact(9, "done", f"{run.num_done:,}{of_total} done"))
     if run.num_failed:
         found.append(Fact(7, "failed", f"{run.num_failed:,} failed"))
     found.append(Fact(4, "", f"{run.num_running:,} running"))
@@ -517,20 +521,11 @@ def counts(
     return [*found, Fact(5, "", f"{gauges.num_queued:,} queued{coming}")]
 
 
-def _steps(run: RunState, step: int) -> str:
-    if len(run.paces) == 1:
-        return f"step {step:,}"
-    own = [min(step, pace) for pace in run.paces]
-    if len(own) > MAX_WORKERS:
-        return f"steps {min(own):,}-{max(own):,}"
-    return f"steps {' '.join(f'{one:,}' for one in own)}"
-
-
 def long_step(step: int, seconds: float) -> str:
     return f"step {step:,} has taken {clock(seconds)}"
 
 
-def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> list[Fact]:
+def rate_facts(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> list[Fact]:
     found = [Fact(8, "figure", f"{moment.rate:.1f} tok/step")]
     if moment.speed is not None:
         found.append(Fact(7, "figure", f"{short(moment.speed)} tok/s"))
@@ -547,46 +542,56 @@ def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) ->
     return found
 
 
+def block_facts(run: RunState, gauges: GaugeReading) -> list[Fact]:
+    use, fold = gauges.block_use, run.fold
+    if use is None:
+        return []
+    used = f"{use.used:,}" if use.free is not None else counted(use.used, "block")
+    found = [Fact(4, "used", f"{used} used")]
+    if use.cached is not None:
+        found.append(Fact(3, "cached", f"{use.cached:,} cached"))
+    if use.free is None:
+        found.append(Fact(1, "label", "no limit"))
+    else:
+        total = use.used + (use.cached or 0) + use.free
+        found.append(Fact(2, "free", f"{use.free:,} free"))
+        found.append(Fact(1, "label", f"of {counted(total, 'block')}"))
+    if fold.num_found:
+        found.append(Fact(3, "figure", f"hits {fold.num_found * 100 // fold.num_asked}%"))
+    return found
+
+
 def next_up(run: RunState, gauges: GaugeReading) -> str:
-    """Return the next request of the queue, and why it waits; "" if none is known to wait."""
+    """Return the next request of the queue and why it waits, or ""."""
     blocked = run.fold.blocked
     if blocked is not None:
         needs = f", needs {counted(blocked.blocks, 'block')}" if blocked.blocks else ""
         name = label_of(blocked.id, blocked.index, "sample")
         return f"{name}: blocked by {BLOCKED_CAUSES[blocked.reason]}{needs}"
-    first = gauges.next_up
+    first, num_slots = gauges.next_up, run.num_slots
     if first is None:
         return ""
     if gauges.num_free:
         return f"{first}: with the next step"
-    num_slots = run.num_slots
     taken = f"all {num_slots:,} slots are" if num_slots > 1 else "the slot is"
     return f"{first}: {taken} taken"
 
 
 def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> str:
-    """Return how things stand in one line, to be read aloud: words, no picture."""
-    facts = counts(run, plan, gauges, moment, ", ")
-    parts = [plan.title, *(fact.text.replace("/", " of ") for fact in facts)]
-    parts.append(f"{moment.rate:.1f} tokens per step")
-    if moment.speed is not None:
-        parts.append(f"{short(moment.speed)} per second")
+    """Return the facts of the header in one line of words, which a screen reader can read."""
+    facts = count_facts(run, plan, gauges, moment, ", ") + rate_facts(run, plan, gauges, moment)
+    texts = [fact.text for fact in facts if fact.text != plan.policy]
+    parts = [text.replace(" tok/", " tokens per ").replace("/", " of ") for text in texts]
     found = progress(run, plan, gauges, moment)
     if found is not None and found[1] is not None:
         parts.append(f"{int(found[0] * 100)}%, {clock(found[1])} left")
-    if run.fold.drafts.num_drafted:
-        drafted = counted(run.fold.drafts.num_drafted, "draft")
-        parts.append(f"{run.fold.drafts.num_accepted:,} of {drafted} accepted")
-    if run.num_preempted:
-        parts.append(counted(run.num_preempted, "preemption"))
-    use = gauges.block_use
-    if use is not None:
-        cached = "" if use.cached is None else f"{use.cached:,} cached, "
-        rest = "no limit" if use.free is None else f"{use.free:,} free"
-        parts.append(f"KV blocks: {use.used:,} used, {cached}{rest}")
+    if blocks := block_facts(run, gauges):
+        parts.append(f"KV {', '.join(fact.text for fact in blocks)}")
     if run.fold.blocked is not None:
         parts.append(f"next {next_up(run, gauges)}")
-    return ", ".join(parts if moment.seconds is None else [*parts, clock(moment.seconds)])
+    if moment.seconds is not None:
+        parts.append(clock(moment.seconds))
+    return ", ".join([plan.title, *parts])
 
 
 def kept(facts: Sequence[Fact], width: int) -> list[Fact]:
@@ -603,7 +608,7 @@ def short(count: float) -> str:
     return number(count)
 
 
-PLAIN_INTERVAL = 5.0  # seconds from one plain progress line to the next
+PLAIN_INTERVAL = 5.0  # seconds between plain lines
 
 
 class ProgressLines(View):
@@ -620,28 +625,27 @@ class ProgressLines(View):
         self._plan = plan._replace(title=printable(plan.title))
         self._gauges, self._clock = gauges, clock
         self._run = RunState(plan.batch_size, plan.num_workers)
-        self.fold = self._run.fold
-        self.paces = self._run.paces
+        self.fold, self.paces = self._run.fold, self._run.paces
         self._started = clock()
         self._next_line = self._next_long_line = self._started + PLAIN_INTERVAL
         self._long_step, self._long_since = -1, self._started
-        self._last = (-1, 0, self._started)  # step, tokens and time of the line before
+        self._last = (-1, 0, self._started)  # step, tokens and time of the previous line
 
     def after_step(self, step: int) -> None:
         now = self._clock()
-        if now >= self._next_line:
-            self._next_line = now + PLAIN_INTERVAL
-            self._run.catch_up()
-            num_tokens = self._run.num_tokens(step)
-            last_step, last_tokens, last_time = self._last
-            self._last = (step, num_tokens, now)
-            num_new = num_tokens - last_tokens
-            rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
-            moment = Moment(step, num_tokens, rate, speed, now - self._started)
-            line = plain_line(self._run, self._plan, self._gauges.read_gauges(), moment)
-            self.write_message(f"{printable(line)}\n")
-        else:
+        if now < self._next_line:
             self._run.keep_up()
+            return
+        self._next_line = now + PLAIN_INTERVAL
+        self._run.catch_up()
+        num_tokens = self._run.num_tokens(step)
+        last_step, last_tokens, last_time = self._last
+        self._last = (step, num_tokens, now)
+        num_new = num_tokens - last_tokens
+        rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
+        moment = Moment(step, num_tokens, rate, speed, now - self._started)
+        line = plain_line(self._run, self._plan, self._gauges.read_gauges(), moment)
+        self.write_message(f"{printable(line)}\n")
 
     def keep_up(self) -> None:
         self._run.keep_up()

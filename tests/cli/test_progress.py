@@ -100,9 +100,9 @@ def test_plain_lines_come_every_five_seconds_and_tell_what_the_picture_shows():
             assert len(screen.written) == (step >= 5) + (step >= 10)
     rate = "1.0 tokens per step, 1"
     assert screen.text() == (
-        rf"in\x1b.jsonl, step 5, 0 done, 1 running, 0 queued, {rate}.2 per second, 0:05"
+        rf"in\x1b.jsonl, step 5, 0 done, 1 running, 0 queued, {rate}.2 tokens per s, 0:05"
         "\n"
-        rf"in\x1b.jsonl, step 10, 0 done, 1 running, 0 queued, {rate} per second, 0:10"
+        rf"in\x1b.jsonl, step 10, 0 done, 1 running, 0 queued, {rate} tokens per s, 0:10"
     )
     screen, clock, gauges = Screen(300, 24), Clock(), Gauges()
     lines = ProgressLines(RunPlan("in", "fcfs", 2, 3, is_timed=False), gauges, screen, clock=clock)
@@ -113,13 +113,13 @@ def test_plain_lines_come_every_five_seconds_and_tell_what_the_picture_shows():
     lines.after_step(7)
     assert screen.text() == (
         "in, step 7, 0 of 3 done, 1 running, 1 queued, 1 not arrived, 1.9 tokens per step, "
-        "3 per second, 67%, 0:02 left, 1 preemption, KV blocks: 4 used, 1 cached, 1 free, "
+        "3 tokens per s, 1 preempted, 67%, 0:02 left, KV 4 used, 1 cached, 1 free, of 6 blocks, "
         "next b: blocked by KV, needs 3 blocks, 0:05"
     )
     gauges.block_use = BlockUse(4, 1, None)
     clock.now = 10.0
     lines.after_step(7)
-    assert "KV blocks: 4 used, 1 cached, no limit, next b" in screen.lines()[1]
+    assert "KV 4 blocks used, 1 cached, no limit, next b" in screen.lines()[1]
 
 
 def test_a_plain_line_says_how_many_drafts_were_accepted():
@@ -130,7 +130,7 @@ def test_a_plain_line_says_how_many_drafts_were_accepted():
     lines.after_step(7)
     done = [v for v in run.verified if v.step < 8]
     drafted, accepted = sum(v.drafted for v in done), sum(v.accepted for v in done)
-    assert f", {accepted} of {drafted} drafts accepted, " in screen.text()
+    assert f", drafts {accepted * 100 / drafted:.0f}% accepted, " in screen.text()
 
 
 @pytest.mark.parametrize(
