@@ -476,7 +476,6 @@ class SeriesRow(Totals):
 
 
 COLUMNS = SeriesRow.__struct_fields__[:-2]
-NUM_DRAFT_COLUMNS = 2  # the last ones, left out of a run without drafts
 
 
 class TimeSeries:
@@ -497,6 +496,10 @@ class TimeSeries:
         self._num_running = self._num_waiting = 0  # at the end of the last done interval
         self._known_arrivals = self._known_steps = 0.0  # times up to which all is known
         self._done: list[SeriesRow] = []
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return COLUMNS if self.has_drafts else COLUMNS[:-2]
 
     def rows(self) -> list[SeriesRow]:
         rows, self._done = self._done, []

@@ -1,30 +1,22 @@
-"""What a run writes beside its results: Prometheus metrics, CSV, JSON and an HTML report.
+"""Prometheus metrics, the time series and the report of a run.
 
-Rule of the metrics: threads of their own answer and write, and the run waits for them only at its
-end.
+Metrics are served and written by their own threads, which the run waits for only at its end.
 """
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from threading import Event as Flag
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import astuple
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
 from batcher.metrics.summary import Summary, unit_of
-from batcher.metrics.times import (
-    COLUMNS,
-    NUM_DRAFT_COLUMNS,
-    SeriesRow,
-    TimeSeries,
-    with_one_interval,
-)
+from batcher.metrics.times import SeriesRow, TimeSeries, with_one_interval
 
 from ..errors import WriteError, reason_of
 from ..screen.summary import BLOCKED_CAUSES, PER, UNICODE, headline, idle_causes
@@ -36,48 +28,38 @@ if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector, WorkersCollector
     from batcher.page.page import PageTimeline
 
-METRICS_PATH = "/metrics"
-WRITE_SECONDS = 5.0  # between two versions of the file
-
-
-def _answer(answer: Any, asked: dict[str, Any], begin: Any) -> Any:
-    if asked["PATH_INFO"] != METRICS_PATH:
-        begin("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-        return [f"nothing here; the metrics are at {METRICS_PATH}\n".encode()]
-    # As OpenMetrics, which Prometheus likes best, the library tells vllm_x for vllm:x.
-    return answer(asked | {"HTTP_ACCEPT": ""}, begin)
+WRITE_SECONDS = 5.0  # between two versions of the metrics file
 
 
 class Exposition:
-    """Tells Prometheus what the collector has that it is given: nothing yet, while a model loads.
+    """Serves the metrics of a collector to Prometheus and writes them to a file.
 
-    where: (address, port); port 0 is one that is free.  file: replaced as a whole.
-    url: where Prometheus is answered; None if it is not.
+    Until `tell` is called, while a model loads, there are none.  where: (address, port); port 0
+    picks a free one.  url: of the metrics, or None.
 
     Raises:
-        BatchdecodeError: prometheus_client is missing, or the address cannot be had.
+        BatchdecodeError: prometheus_client is missing, or the address cannot be used.
         OutputError, WriteError: the file cannot be written.
     """
 
     def __init__(self, where: tuple[str, int] | None, file: OutFile | None) -> None:
-        if find_spec("prometheus_client") is None:
+        try:
+            from prometheus_client import (  # noqa: PLC0415 - an extra
+                CollectorRegistry,
+                make_wsgi_app,
+                start_http_server,
+            )
+        except ImportError as error:
             raise BatchdecodeError(
                 "--metrics-port and --metrics-file need prometheus-client: "
                 "install it with `pip install 'batchdecode[metrics]'`"
-            )
-        from prometheus_client import (  # noqa: PLC0415 - an extra
-            CollectorRegistry,
-            make_wsgi_app,
-            start_http_server,
-        )
-
-        self._registry = CollectorRegistry()
-        self._file = file
+            ) from error
+        self._registry, self._file = CollectorRegistry(), file
         self._is_over = Flag()
         self._writer = Thread(target=self._keep_writing, name="metrics-file", daemon=True)
         self._server, self.url = None, None
         if file is not None and not file.is_plain:
-            raise OutputError(f"cannot write {file.name}: it is no file that could be replaced")
+            raise OutputError(f"cannot write {file.name}: it is not a file that can be replaced")
         if where is not None:
             address, port = where
             try:
@@ -87,22 +69,23 @@ class Exposition:
                     f"--metrics-port: cannot listen at {address}, port {port}: {reason_of(error)}"
                 ) from error
             answer = make_wsgi_app(self._registry)
-            self._server.set_app(lambda asked, begin: _answer(answer, asked, begin))
+            # In OpenMetrics, which Prometheus asks for, the library writes vllm_x for vllm:x.
+            self._server.set_app(lambda asked, begin: answer(asked | {"HTTP_ACCEPT": ""}, begin))
             host = f"[{address}]" if ":" in address else address
-            self.url = f"http://{host}:{self._server.server_port}{METRICS_PATH}"
+            self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def tell(self, collector: "RunCollector | WorkersCollector") -> None:
-        """Report what `collector` counts; a file that cannot hold it is an error at once."""
+        """Report the metrics of `collector` from now on, and write the file at once."""
         self._registry.register(collector)
         if self._file is not None and not self._writer.is_alive():
-            self._write()
+            self._write(self._file)
             self._writer.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write the file a last time, and answer no more."""
+        """Close the server, and write the file a last time."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -110,29 +93,24 @@ class Exposition:
             self._is_over.set()
             if self._writer.is_alive():
                 self._writer.join()
-            self._write()
+            self._write(self._file)
 
     def _keep_writing(self) -> None:
-        while not self._is_over.wait(WRITE_SECONDS):
-            with suppress(OutputError, WriteError):  # the last time it would be told
-                self._write()
+        while self._file is not None and not self._is_over.wait(WRITE_SECONDS):
+            with suppress(OutputError, WriteError):  # the last write reports it
+                self._write(self._file)
 
-    def _write(self) -> None:
-        from prometheus_client import generate_latest  # noqa: PLC0415 - as above
+    def _write(self, file: OutFile) -> None:
+        from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
 
-        if self._file is not None:
-            with self._file.replace() as sink:
-                sink.write(generate_latest(self._registry))
-
-
-# The run over time as a file: a row for each interval, and of several workers for each of them.
+        with file.replace() as sink:
+            sink.write(generate_latest(self._registry))
 
 
 class SeriesWriter:
-    """Writes the rows of `all_series`, the run over time, as CSV, as they become known.
+    """Writes time series as CSV, one per worker, each row as soon as it is done.
 
-    interval: in seconds, None for what TimeSeries takes.  all_series: one for each worker, of which
-    the rows tell if there are several.
+    interval: seconds, or None for that of TimeSeries.
     """
 
     def __init__(self, sink: Sink, interval: float | None, num_workers: int = 1) -> None:
@@ -145,30 +123,24 @@ class SeriesWriter:
             self._write(rows)
 
     def close(self) -> None:
-        """Write the rest of a run that is over, by time, and end the file."""
+        """Write the remaining rows by time, and close the file."""
         try:
             with_one_interval(self.all_series)
             rest = [(n, row) for n, series in enumerate(self.all_series) for row in series.finish()]
-            self._write(sorted(rest, key=lambda of_worker: of_worker[1].time))
+            self._write(sorted(rest, key=lambda numbered: numbered[1].time))
         finally:
             self._sink.close()
 
     def _write(self, rows: Iterable[tuple[int, SeriesRow]]) -> None:
-        has_drafts, has_workers = self.all_series[0].has_drafts, len(self.all_series) > 1
-        num_columns = len(COLUMNS) - NUM_DRAFT_COLUMNS * (not has_drafts)
+        columns = ("worker", *self.all_series[0].columns)
+        first, end = 0 if len(self.all_series) > 1 else 1, len(columns)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if not self._has_header:
-            names = COLUMNS[:num_columns]
-            writer.writerow(["worker", *names] if has_workers else names)
+            writer.writerow(columns[first:])
             self._has_header = True
-        for number, row in rows:
-            cells: tuple[Any, ...] = astuple(row)[:num_columns]
-            writer.writerow((number, *cells) if has_workers else cells)
+        writer.writerows((number, *astuple(row))[first:end] for number, row in rows)
         self._sink.write(text.getvalue().encode())
-
-
-# `run --report`: what a run came to as a page for a colleague, its timeline included.
 
 
 def write_report(
@@ -178,8 +150,8 @@ def write_report(
     run: RunEvent,
     source_name: str,
 ) -> None:
-    """Write the report of a run that is over, or was broken off, from its workers' timelines."""
-    from batcher.page.page import PageFacts, encode_run  # noqa: PLC0415 - plain runs start faster
+    """Write the HTML report of a finished or interrupted run; timelines: of its workers."""
+    from batcher.page.page import PageFacts, encode_run  # noqa: PLC0415 - plain runs do without
     from batcher.page.report import render_report  # noqa: PLC0415 - as above
 
     from ..views.story_text import PAGE_WORDS  # noqa: PLC0415 - as above

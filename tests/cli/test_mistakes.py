@@ -141,7 +141,7 @@ COMMANDS = [
     ("run in -o r --metrics-port x", "must be a port from 0 to 65,535, or ADDRESS:PORT, not 'x'"),
     ("run in -o r --metrics-port 0 -q", "--metrics-port 0 needs a run without --quiet"),
     ("run in -o r --metrics-file no/m", "cannot write no/m: No such file or directory"),
-    ("run in -o r --metrics-file /dev/null", "it is no file that could be replaced"),
+    ("run in -o r --metrics-file /dev/null", "it is not a file that can be replaced"),
     ("run in -o r --metrics-file other", "the file holds something that would be lost"),
     ("run in -o r --metrics-file a --trace a", "they must be different files"),
     ("run in --otel localhost:4318", "--otel must be env or an address such as http://127.0.0.1:4"),
