@@ -1,7 +1,7 @@
-"""Where things stand in a line of JSON: a syntax error, a key, a value.
+"""Find the place of a syntax error, a key or a value in a line of JSON.
 
-Only lines that failed come here, so it reads the text twice: the standard parser for the values,
-then, for the few places that are asked for, a scanner that steps over everything else in C.
+Only lines that failed come here, so the text is read twice: by the standard parser for the values,
+then by a scanner that skips everything else in C.
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from batcher.errors import Path
 
-NOT_JSON = "not JSON: "  # how messages of what is no JSON begin
-MAX_DIGITS = 4300  # of an integer: Python reads no more
+NOT_JSON = "not JSON: "  # how messages about bad JSON begin
+MAX_DIGITS = 4300  # of an integer, the limit of Python
 
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SPACE = re.compile(r"[ \t\n\r]*+")
@@ -27,14 +27,14 @@ _REFUSED = re.compile(rf"{_STRING}|(-?Infinity|NaN|-?[0-9]{{{MAX_DIGITS + 1},}}(
 
 
 class TextSpan(NamedTuple):
-    """Characters `start` up to, not including, `end` of a line."""
+    """The characters `start` to `end` of a line, end exclusive."""
 
     start: int
     end: int
 
 
 class JsonError(Exception):
-    """The text is not JSON as a request is written, for the reason and at the place given."""
+    """The text is not JSON that a request may have; `span` is the place."""
 
     def __init__(self, code: str, message: str, span: TextSpan) -> None:
         self.code, self.message, self.span = code, message, span
@@ -42,10 +42,11 @@ class JsonError(Exception):
 
 
 def parse(text: str) -> object:
-    """Return the value of `text`; of equal keys the last counts.
+    """Return the value of `text`; the last of equal keys counts.
 
-    Raises a JsonError if it is not JSON, nests too deeply, or holds NaN, Infinity, an integer of
-    more than MAX_DIGITS digits or a lone surrogate.
+    Raises:
+        JsonError: the text is not JSON, nests too deeply, or holds NaN, Infinity, an integer of
+            more than MAX_DIGITS digits or a lone surrogate.
     """
     try:
         value: object = json.loads(text, parse_int=_parse_int, parse_constant=_refuse)
@@ -58,13 +59,13 @@ def parse(text: str) -> object:
         raise JsonError("invalid-json", "nested too deeply", find_value(text, ())) from None
     for match in _SURROGATE.finditer(text):
         if match.group(1):
-            message = f"{match.group(1)} is a lone surrogate, which stands for no character"
+            message = f"{match.group(1)} is a lone surrogate, not a character"
             raise JsonError("invalid-text", message, TextSpan(*match.span(1)))
     return value
 
 
 def find_members(text: str, start: int) -> Iterator[tuple[str | int, TextSpan, TextSpan]]:
-    """Yield what the value at `start` holds: its name or index, where that is, and the value."""
+    """Yield the members of the value at `start`: name or index, its place, place of the value."""
     start = _skip_space(text, start)
     if text[start] not in "[{":
         return
@@ -85,7 +86,7 @@ def find_members(text: str, start: int) -> Iterator[tuple[str | int, TextSpan, T
 
 
 def find_value(text: str, path: Path) -> TextSpan:
-    """Return the place of the value `path` leads to, or of the last one on the way to it."""
+    """Return the place of the value at `path`, or of the last value on the way to it."""
     start = _skip_space(text, 0)
     span = TextSpan(start, max(len(text.rstrip()), start + 1))
     for key in path:
@@ -93,21 +94,21 @@ def find_value(text: str, path: Path) -> TextSpan:
         found = next(members, None)
         if found is None:
             return span
-        if isinstance(key, str):  # of equal names the last counts
+        if isinstance(key, str):  # the last of equal names counts
             found = [found, *members][-1]
         span = found
     return span
 
 
 def find_character(text: str, string: TextSpan, index: int) -> TextSpan:
-    """Return the place of a character of a string in `text`; of its end if it has no so many."""
+    """Return the place of a character of a string in `text`, or of the end of the string."""
     characters = _CHARACTER.finditer(text, string.start + 1, string.end - 1)
     found = next(islice(characters, index, None), None)
     return TextSpan(string.end - 1, string.end) if found is None else TextSpan(*found.span())
 
 
 def find_key(text: str, path: Path) -> TextSpan:
-    """Return the place of the last name on `path`, the first of equal ones; else of its holder."""
+    """Return the first place of the last name on `path`, or the place of its parent."""
     holder = find_value(text, path[:-1])
     found = (key for name, key, _ in find_members(text, holder.start) if name == path[-1])
     return next(found, holder)
@@ -119,7 +120,7 @@ def read_distinct(line: str | bytes) -> object:
 
 
 def find_doubles(text: str) -> Iterator[tuple[Path, TextSpan, TextSpan]]:
-    """Yield the path, the place and the first place of names that an object has twice."""
+    """Yield path, place and first place of each name that an object has twice."""
     with suppress(ValueError):
         read_distinct(text)
         return

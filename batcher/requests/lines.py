@@ -1,11 +1,10 @@
 """Requests from lines of JSON: one pass in C for a good line, a second look for every other.
 
-Rule: the second look (`read_line`) alone decides what is wrong; this file only has to be sure of
-the lines it accepts by itself.
+The second look, `read_line`, decides what is wrong; the first only has to be sure of good lines.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -27,31 +26,28 @@ from batcher.requests.validation import (
 if TYPE_CHECKING:
     from batcher.requests.problems import Problem
 
-# Strings, names of fields among them, lists and objects of a line: each takes a hundred bytes and
-# more once it is read, so they are counted before.
+# Strings, field names, lists and objects in a line: each takes a hundred bytes and more once it is
+# read, so they are counted first.
 MAX_PARTS = 2**17
 
-# The end of a string may be missing, lest each quote in what is no JSON be tried for a beginning.
+# The end of a string is optional: otherwise each quote of broken JSON would be tried as a start.
 _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 
 # Every key of the line, or "" where a quote and a colon end something else: a key with escapes or
 # digits, or words in a string.  The decoder takes the last of two equal keys; if this finds a key
-# twice, they may be of different objects, and a slower reader has to tell.
+# twice, they may be in different objects, and a slower reader decides.
 _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
 
 
-Readers = list[Callable[[Any], Request]]
-
-
 class ParsedLine(Struct, frozen=True):
-    """A good line: its request, with an id, and how it is to be answered."""
+    """The request of a good line, with an id, and the form of its answer."""
 
     request: Request
     form: openai.Form = "result"
 
 
 class BadLine(Struct, frozen=True):
-    """A line that is no request: the id it gives, or else its line number, and its problems."""
+    """The id of a bad line, or else its number, and its problems."""
 
     id: str
     problems: "list[Problem]"
@@ -59,9 +55,9 @@ class BadLine(Struct, frozen=True):
 
 
 class RequestParser:
-    """Parses the lines of one file; capabilities: what their requests are checked against.
+    """Parses the lines of one file, and checks the requests against `capabilities`.
 
-    is_respelling: whether lines mean more than their fields say by their own names.
+    is_respelling: fields may have other spellings, or defaults.
     """
 
     def __init__(self, capabilities: ModelCapabilities) -> None:
@@ -72,12 +68,12 @@ class RequestParser:
         )
         base: type[Request] = ServerRequest if self._is_server else Request
         self._checked = checked_type(capabilities.vocab_size, base)
-        kinds = (self._checked, base)  # the second for segments, and what the first is narrow for
-        self._decoders: Readers = [msgspec.json.Decoder(kind).decode for kind in kinds]
-        self._converters: Readers = [partial(msgspec.convert, type=kind) for kind in kinds]
+        kinds = (self._checked, base)  # the second for segments, which the first refuses
+        self._decoders = [msgspec.json.Decoder(kind).decode for kind in kinds]
+        self._converters = [partial(msgspec.convert, type=kind) for kind in kinds]
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
-        """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
+        """Return the request of `line`, or its problems; no bytes make it raise."""
         if len(line) > MAX_PARTS:
             too_many = find_too_many(line, line_number)
             if too_many is not None:
@@ -97,10 +93,9 @@ class RequestParser:
         return ParsedLine(request, form)
 
     def parse_body(self, url: str, body: dict[str, Any]) -> ParsedLine | BadLine:
-        """Return the request in the body of a row with that `url`, or what is wrong with it.
+        """Return the request in the body of a row for `url`, or its problems.
 
-        It is what the row would be if it were alone in a file.  body: as read from JSON; whoever
-        has read it has looked for too many parts.
+        It equals the request of the row alone in a file.  body: checked for too many parts.
         """
         row = {"method": "POST", "url": url, "body": body}
         try:
@@ -110,17 +105,17 @@ class RequestParser:
         return parsed or self.parse(msgspec.json.encode(row), 1)
 
     def _parse_good(self, line: bytes, line_number: int) -> ParsedLine | None:
-        """Return the request of `line` if nothing about it is unusual; else None, or raise."""
+        """Return the request of a plain line; None, or an error, for any other."""
         if b'"body"' in line:
             row = msgspec.json.decode(line)
             body = row.get("body") if isinstance(row, dict) else None
-            # As many colons as keys: none is there twice, and no string or other object has one.
+            # as many colons as keys: no key is there twice, and no string or other object has one
             if isinstance(body, dict) and len(row) + len(body) == line.count(b":"):
                 return self._convert(row, line_number)
         keys = _KEY.findall(line)
         if b"" in keys:
             keys = _KEY.findall(line.replace(rb"\"", b""))
-        if len({*keys, b""}) <= len(keys):  # one is there twice, or unknown
+        if len({*keys, b""}) <= len(keys):  # one is there twice, or is unknown
             from batcher.requests.json_spans import read_distinct  # noqa: PLC0415 - as in `parse`
 
             read_distinct(line)
@@ -149,7 +144,9 @@ class RequestParser:
         found = self._first_right(self._converters, fields)
         return None if found is None else ParsedLine(found, openai.form_of(reading.url, found))
 
-    def _first_right(self, readers: Readers, given: Any) -> Request | None:
+    def _first_right(
+        self, readers: Sequence[Callable[[Any], Request]], given: Any
+    ) -> Request | None:
         for read in readers:
             try:
                 request = read(given)
@@ -165,18 +162,15 @@ class RequestParser:
 
 
 def find_too_many(line: bytes, line_number: int) -> "Problem | None":
-    """Return the problem of a line that has more than MAX_PARTS parts; None of any other."""
+    """Return the problem of a line with more than MAX_PARTS parts, else None."""
     most = line.count(b'"') // 2 + line.count(b"[") + line.count(b"{")
     if most <= MAX_PARTS or next(islice(_PART.finditer(line), MAX_PARTS, None), None) is None:
         return None
     from batcher.requests.json_spans import TextSpan  # noqa: PLC0415 - as above
     from batcher.requests.problems import CONTEXT, make_problem  # noqa: PLC0415 - as in `parse`
 
-    message = (
-        f"the line has more than {MAX_PARTS} strings, lists and objects, names of fields "
-        f"included; at most {MAX_PARTS} are allowed"
-    )
-    hint = "a list of token ids is one of them, however long; join texts and messages to fewer"
+    message = f"the line has more than {MAX_PARTS} strings, field names, lists and objects"
+    hint = "a list of token ids counts once, however long; join texts and messages to fewer"
     start = line[:CONTEXT].decode(errors="replace")
     problem = FieldProblem("too-many-parts", (), message, hint)
     return make_problem(problem, line_number, start, TextSpan(0, 1))

@@ -1,4 +1,4 @@
-"""All results of a request as one row of an OpenAI Batch: of a completion, or of a chat."""
+"""All results of a request as one row of an OpenAI Batch, a completion or a chat."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ Told = Sequence[PromptLogprob | TokenLogprob]
 
 
 class RowUsage(Usage, frozen=True):
-    """The sums of a row: its prompt once, and the tokens of all its choices."""
+    """Tokens of a row: the prompt once, and all choices."""
 
     total_tokens: int
 
@@ -42,24 +42,22 @@ SAID = ("reasoning", "refusal", "tool_calls", "function_call")
 if TYPE_CHECKING:
     Extras = Result
 else:
+    _PLACED = {"id", "text", "finish_reason", "stop_reason", "logprobs"}
     Extras = msgspec.defstruct(
         "Extras",
         [
             (field.name, field.type, *([] if field.required else [field.default]))
             for field in msgspec.structs.fields(Result)
-            if field.name not in {"id", "text", "finish_reason", "stop_reason", "logprobs"}
+            if field.name not in _PLACED
         ],
-        namespace={
-            "__doc__": "What a result holds and OpenAI's choices have no place for; SAID is in "
-            "messages of chats."
-        },
+        namespace={"__doc__": "Fields of a result that choices lack; messages of chats have SAID."},
         frozen=True,
         omit_defaults=True,
     )
 
 
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
-    """What was generated, as what the assistant says, and the tools it calls; see Result."""
+    """The generated text as a message of the assistant, and the tools it calls; see Result."""
 
     role: Literal["assistant"]
     content: str
@@ -70,7 +68,7 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True):
 
 
 class ChatTopLogprob(Struct, frozen=True):
-    """One of the most likely tokens; `bytes` is null, as the id stands for the token."""
+    """One of the most likely tokens; `bytes` is null, as the token is an id."""
 
     token: str
     logprob: float
@@ -78,16 +76,16 @@ class ChatTopLogprob(Struct, frozen=True):
 
 
 class ChatTokenLogprob(ChatTopLogprob, frozen=True, kw_only=True):
-    """A generated token, and the most likely ones where it stands."""
+    """A generated token, and the most likely tokens at its position."""
 
     top_logprobs: list[ChatTopLogprob]
 
 
 class Logprobs(Struct, frozen=True):
-    """The logprobs of the tokens, those of the prompt first if it is echoed; see docs.
+    """The logprobs of the tokens, after those of an echoed prompt.
 
-    content: in a chat; the others are of completions.  text_offset: where in the text each token
-    begins, in characters.
+    content: in a chat; the others are for completions.  text_offset: the first character of each
+    token in the text.
     """
 
     tokens: list[str] | UnsetType = UNSET
@@ -98,7 +96,7 @@ class Logprobs(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """One result; index: its place in the row.  text: of a completion; message: of a chat."""
+    """One result; index: its place in the row.  text: for completions; message: for chats."""
 
     index: int
     text: str | UnsetType = UNSET
@@ -107,11 +105,11 @@ class Choice(Struct, frozen=True, kw_only=True):
     stop_reason: StopReason
     logprobs: Logprobs | None
     batchdecode: Extras
-    token_ids: list[int] | UnsetType = UNSET  # over HTTP alone, as vLLM has them
+    token_ids: list[int] | UnsetType = UNSET  # only over HTTP, as in vLLM
 
 
 class Completion(Struct, frozen=True):
-    """The answer in a row; `created` is 0, since the same input gives the same bytes."""
+    """The answer in a row; `created` is 0, so that equal inputs give equal bytes."""
 
     id: str
     object: Literal["text_completion", "chat.completion"]
@@ -122,7 +120,7 @@ class Completion(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True):
-    """The HTTP answer a row pretends to be: a server's status, or 400 for a bad request, or 500."""
+    """An HTTP answer: the status of a server, 400 for a bad request, or 500."""
 
     status_code: int
     request_id: str
@@ -130,7 +128,7 @@ class Response(Struct, frozen=True):
 
 
 class ResultRow(Struct, frozen=True):
-    """One line of the output file of an OpenAI Batch, of completions or of chats."""
+    """A line in the output file of an OpenAI Batch."""
 
     id: str
     custom_id: str
@@ -143,10 +141,7 @@ _decoder = msgspec.json.Decoder(ResultRow)
 
 
 def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: BytesOf) -> bytes:
-    r"""Return all results of a request, one or more, as an OpenAI Batch row, "\n" included.
-
-    model: the name the body shows.  bytes_of: the bytes that a token stands for.
-    """
+    """Return all results of a request as an OpenAI Batch row; bytes_of: the bytes of a token."""
     request_id = results[0].id
     error = next((result.error for result in results if result.error is not None), None)
     status = OK if error is None else error.status or status_of(error.code)
@@ -166,9 +161,9 @@ def completion_of(
     *,
     has_token_ids: bool = False,
 ) -> Completion:
-    """Return all results of a request as the body of one answer; arguments: as above.
+    """Return all results of a request as the body of one answer.
 
-    created: when, in seconds since 1970.  has_token_ids: whether choices tell them as vLLM does.
+    created: in seconds since 1970.  has_token_ids: add the token ids, as vLLM does.
     """
     is_chat, choices = form == "chat", []
     for place, result in enumerate(results):
@@ -274,7 +269,7 @@ def _read_logprob(
 
 
 def _offsets(told: Told, text: str, bytes_of: BytesOf) -> list[int]:
-    """Return where in `text` each token begins."""
+    """Return the first character of each token in `text`."""
     decoder, offsets, offset = getincrementaldecoder("utf-8")("replace"), [], 0
     for token in (item.token for item in told):
         offsets.append(min(offset, len(text)))
@@ -284,7 +279,7 @@ def _offsets(told: Told, text: str, bytes_of: BytesOf) -> list[int]:
 
 
 def choice_logprobs(told: Told, offsets: list[int]) -> Logprobs:
-    """Return the logprobs of tokens in a completion; offsets: where in the text each begins."""
+    """Return the logprobs of a completion; offsets: the first character of each token."""
     return Logprobs(
         tokens=[_text_of(item.token) for item in told],
         token_logprobs=[item.logprob for item in told],

@@ -1,4 +1,4 @@
-"""Results as lines of JSON, in two forms that hold the same: our own and OpenAI Batch rows.
+"""Results as lines of JSON, in two equivalent forms: our own and OpenAI Batch rows.
 
 A line of our own holds one result, a row (see result_rows.py) all results of a request.
 """
@@ -32,11 +32,11 @@ def encode_tokens(events: Iterable[TokenEvent]) -> bytes:
 
 
 def decode_result_line(line: bytes) -> list[Result]:
-    """Return the results that a line of either form holds, or raise a BatchdecodeError."""
+    """Return the results in a line of either form, or raise a BatchdecodeError."""
     try:
         return [_result_decoder.decode(line)]
     except msgspec.ValidationError:
-        reason = "it does not hold what a result holds"
+        reason = "it lacks a field of a result, or has another type there"
     except ValueError:
         reason = "it is not JSON"
     from batcher.requests.result_rows import results_of_row  # noqa: PLC0415 - only for OpenAI rows

@@ -1,4 +1,4 @@
-"""Problems of the input, of options and of a model, as people are told of them."""
+"""Report problems of the input, of options and of a model on stderr."""
 
 import os
 import re
@@ -44,9 +44,9 @@ def say(text: str) -> None:
 
 
 class ProblemReport:
-    """Collects problems; the first MAX_SHOWN are kept to be shown, the others counted.
+    """Collects problems; shows MAX_SHOWN of them, and counts the others.
 
-    num_lines: how many lines are bad.  news: what there is to show that was not taken yet.
+    num_lines: bad lines.  news: texts that `take` has not returned yet.
     """
 
     def __init__(self, filename: str, color: ColorChoice = "auto") -> None:
@@ -57,16 +57,16 @@ class ProblemReport:
         self.news: list[str] = []
 
     def add(self, bad: BadLine) -> None:
-        """Take in one more line, of whose problems the first is shown."""
+        """Add a bad line; its first problem is shown."""
         self.num_lines += 1
         problem = bad.problems[0]
         if self._num_shown < MAX_SHOWN and problem.code not in self._hidden_codes:
             self._num_shown += 1
-            from batcher.requests.problems import render_problem  # noqa: PLC0415 - if there is one
+            from batcher.requests.problems import render_problem  # noqa: PLC0415 - rare
 
             width = terminal_size(2, os.environ).columns
             color = wants_color(self._color, 2, os.environ)
-            # a fault of the whole input: other lines have it, too, and are counted
+            # a problem of the whole input: the other lines that have it are only counted
             if not self._hidden_codes and problem.code in {"invalid-json", "invalid-text"}:
                 form = _form_of(problem, self._filename)
                 if form is not None:
@@ -94,7 +94,7 @@ class ProblemReport:
 
 
 class InvalidInput(BatchdecodeError):  # noqa: N818 - the fault is the input's
-    """The input has bad lines, which have been reported."""
+    """The input has bad lines, which were reported."""
 
     def __init__(self, report: ProblemReport, num_lines: int, what_now: str) -> None:
         lines = "line" if num_lines == 1 else "lines"
@@ -102,11 +102,9 @@ class InvalidInput(BatchdecodeError):  # noqa: N818 - the fault is the input's
 
 
 class ModelTracebacks(AbstractContextManager["ModelTracebacks"]):
-    """Hears, while it is entered, of what a model raises, and has `report` show it.
+    """Reports what a model raises while this is entered: each kind once, the others as a count.
 
-    Each kind is shown once, others are counted.
-
-    is_quiet: only what was raised and where, without the traceback.
+    is_quiet: without the traceback.
     """
 
     def __init__(self, report: ProblemReport, *, is_quiet: bool) -> None:
@@ -139,9 +137,9 @@ class ModelTracebacks(AbstractContextManager["ModelTracebacks"]):
 
 
 def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings]]) -> None:
-    """Say once where memory has no limit, though the GPU of a profile has one.
+    """Warn about unlimited KV memory where the GPU of a profile has a limit.
 
-    engines: a profile and its settings.
+    engines: profiles and settings.
     """
     from batcher.timing.profiles import setup_of  # noqa: PLC0415 - with it comes yaml
 
@@ -161,7 +159,7 @@ def say_of_memory(engines: Iterable[tuple[str, SchedulingSettings]]) -> None:
 
 
 def say_of_slo(texts: Sequence[str]) -> None:
-    """Say which limits are that many seconds, in a run whose steps take as long as real ones."""
+    """Warn about limits that look like steps, in a run that is timed in seconds."""
     from batcher.metrics.slo import doubtful_limits  # noqa: PLC0415 - few runs have an SLO
 
     for remark in doubtful_limits(texts):
@@ -173,21 +171,18 @@ def say_of_slo(texts: Sequence[str]) -> None:
 # Each command can be pasted: it names the input, and prints requests.
 
 _NAMES = ("prompt", "messages", "id", "custom_id")
-_JSON_FILE = re.compile(r".*\.(json|jsonl|ndjson)\Z")
-_YAML_FILE = re.compile(r".*\.ya?ml\Z")
-_YAML_LINE = re.compile(rf"(- )?({'|'.join(_NAMES)}):( |\Z)|---\Z")
 _PYTHON = "python3 -c "
 
 
 class _Form(NamedTuple):
-    """What an input is instead, and the command that makes JSON lines of it, without its name."""
+    """The form of an input, and the command that makes JSON lines of it, without its name."""
 
     name: str
     command: str
 
 
 def _from_rows(name: str, modules: str, code: str) -> _Form:
-    """Return a form that Python reads with modules: `code` makes the objects of `text`, a file."""
+    """Return a form whose command runs Python `code` on `text`, the file as text."""
     opened = (
         'raw = open(0, "rb").read(); is_utf8 = raw.decode(errors="ignore").encode() == raw; '
         'text = io.StringIO(raw.decode("utf-8-sig" if is_utf8 else "cp1252", "ignore"), newline="")'
@@ -195,90 +190,56 @@ def _from_rows(name: str, modules: str, code: str) -> _Form:
     return _Form(name, _PYTHON + shlex.quote(f"import {modules},io,json; {opened}; {code}"))
 
 
-_PLAIN = _Form("plain prompts", "jq -Rc '{prompt: .}'")
-_COMMAS = _Form("objects with commas behind them", r"sed 's/,[[:space:]]*$//'")
-_REMARKS = _Form("JSON with comments", r"grep -Ev '^[[:space:]]*(//|#)'")
-_OBJECTS = _from_rows(
-    "objects with commas between them",
-    "sys",
-    '[print(json.dumps(each)) for each in json.loads(f"[{text.read().strip().rstrip(chr(44))}]")]',
-)
 _DICTS = _from_rows(
     "Python's dicts",
     "ast",
     "[print(json.dumps(ast.literal_eval(row))) for row in text if row.strip()]",
 )
-_YAML = _Form(
-    "YAML",
-    _PYTHON
-    + shlex.quote(
-        'import json,yaml; found = yaml.safe_load(open(0, encoding="utf-8")); '
-        'is_one = isinstance(found, dict) and {"prompt", "messages"} & found.keys(); '
-        "found = [found] if is_one else found; "
-        "found = found if isinstance(found, list) else [*found.values()][0]; "
-        "[print(json.dumps(each)) for each in found]"
-    ),
-)
-
-# What the first line looks like that is not JSON, and what the input is then; in this order.
+# Patterns of a first line that is not JSON, and the form of the input; in this order.
 _FIRST_LINES = (
-    (r'\[\s*"', _Form("a JSON array of prompts", "jq -c '.[] | {prompt: .}'")),
-    (r"\[", _Form("a JSON array", "jq -c '.[]'")),
+    (
+        r"\[",
+        _Form("a JSON array", "jq -c '.[] | if type == \"string\" then {prompt: .} else . end'"),
+    ),
     (r"\{\s*'", _DICTS),
-    (r"\{\s*“", _Form("JSON in curly quotes", "sed 's/“/\"/g; s/”/\"/g'")),
     (r"\{(.*[{\[,])?\Z", _Form("JSON over several lines", "jq -c .")),
-    (r"\{", None),
-    (r'"', _Form("prompts in quotes", "jq -c '{prompt: .}'")),
-    (r"//", _REMARKS),
-    (r"data: \{", _Form("server-sent events", "sed -n 's/^data: //p'")),
+    (r"[{\"#]|//|---|data: |(- )?(prompt|messages|id|custom_id):", None),
+    (r"", _Form("plain prompts", "jq -Rc '{prompt: .}'")),
 )
-
-# How inputs begin that are not lines of UTF-8, what they are, and what of pandas reads them.
-_ENCODINGS = (
-    (b"\xff\xfe\x00\x00", "UTF-32"),
-    (b"\x00\x00\xfe\xff", "UTF-32"),
-    (b"\xff\xfe", "UTF-16"),
-    (b"\xfe\xff", "UTF-16"),
-)
-_FRAMES = (
-    (b"PAR1", "a Parquet file", "read_parquet"),
-    (b"ARROW1", "an Arrow file", "read_feather"),
-)
-_LFS = b"version https://git-lfs.github.com/spec/"
-_HEAD, _NO_TEXT = 512, re.compile(rb"[\x01-\x08\x0e-\x1f\x7f-\xff]")
-_USTAR = 257  # where a tar archive says that it is one
+_NO_TEXT = re.compile(rb"[\x01-\x08\x0e-\x1f\x7f-\xff]")
 
 
 def why_no_lines(start: bytes, filename: str) -> str | None:
-    """Return what an input is, that begins so and is not lines of UTF-8, and how to read it.
+    """Return the kind of an input that begins with `start` and is not lines of UTF-8.
 
-    None if it may be lines.
+    None if it may be lines of UTF-8.
     """
-    found = None
-    encoding = next((name for mark, name in _ENCODINGS if start.startswith(mark)), None)
+    encoding = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(start[:2])
     if encoding is None and start[:2].count(0) == 1 and start[2:4].count(0) == 1:
         encoding = "UTF-16LE" if start[1] == 0 else "UTF-16BE"
-    package = next((each for each in _FRAMES if start.startswith(each[0])), None)
     if encoding is not None:
-        found = f"is {encoding}, not UTF-8. {_how(f'iconv -f {encoding} -t UTF-8', filename)}"
-    elif package is not None:
-        _, name, function = package
-        source = f"import pandas; frame = pandas.{function}({filename!r}); "
-        source += "print(frame.to_json(orient='records', lines=True))"
-        found = f"is {name}. JSON lines of it: {_PYTHON}{shlex.quote(source)}"
-    elif start.startswith(_LFS):
+        return f"is {encoding}, not UTF-8. {_how(f'iconv -f {encoding} -t UTF-8', filename)}"
+    for magic, name, function in (
+        (b"PAR1", "a Parquet file", "read_parquet"),
+        (b"ARROW1", "an Arrow file", "read_feather"),
+    ):
+        if start.startswith(magic):
+            source = f"import pandas; frame = pandas.{function}({filename!r}); "
+            source += "print(frame.to_json(orient='records', lines=True))"
+            return f"is {name}. JSON lines of it: {_PYTHON}{shlex.quote(source)}"
+    if start.startswith(b"version https://git-lfs.github.com/spec/"):
         file = "" if filename == "<stdin>" else f" --include {shlex.quote(filename)}"
-        found = f"is a Git LFS pointer, not the file itself. Fetch that: git lfs pull{file}"
-    elif re.match(rb"\s*<(!doctype|html|head|\?xml|!--)", start, re.IGNORECASE):
-        found = (
+        return f"is a Git LFS pointer, not the file itself. Fetch the file: git lfs pull{file}"
+    if re.match(rb"\s*<(!doctype|html|head|\?xml|!--)", start, re.IGNORECASE):
+        return (
             "is a web page, such as a login or an error. Download the file itself "
             "(on GitHub and Hugging Face: its raw link, with curl -L)"
         )
-    elif start[_USTAR : _USTAR + 5] == b"ustar":
-        found = f"is a tar archive. {_how('tar -xOf', filename)}"
-    elif start[:1] not in b'{["' and 0 in start[:_HEAD] and _NO_TEXT.search(start[:_HEAD]):
-        found = "is binary data, not JSON lines"
-    return found
+    if start[257:262] == b"ustar":
+        return f"is a tar archive. {_how('tar -xOf', filename)}"
+    if start[:1] not in b'{["' and 0 in start[:512] and _NO_TEXT.search(start[:512]):
+        return "is binary data, not JSON lines"
+    return None
 
 
 def _how(command: str, filename: str) -> str:
@@ -291,43 +252,28 @@ def _how(command: str, filename: str) -> str:
 
 
 def _form_of(problem: "Problem", filename: str) -> _Form | None:
-    line, form = problem.source.strip(), None
-    there = problem.source[problem.column - problem.source_start :]  # from the fault on
-    if problem.code == "invalid-text" and problem.message.startswith("not UTF-8"):
-        form = _encoding_of(line)
-    elif problem.code == "invalid-json":
-        if line.startswith("\ufeff"):
-            command = r"LC_ALL=C sed 's/^\xef\xbb\xbf//'"
-            form = _Form("files joined with their byte order marks", command)
-        elif there.startswith("\x00"):
-            form = _Form("text with NUL bytes", r"tr -d '\000'")
-        elif there.startswith(("True", "False", "None")):
-            form = _DICTS
-        elif "extra data" in problem.message and there[:1] == "\r":
-            form = _Form("lines that end in CR", r"tr '\r' '\n'")
-        elif "extra data" in problem.message and there[:1] == "{":
-            form = _Form("several objects on a line", "jq -c .")
-        elif "extra data" in problem.message and there[:1] == ",":
-            form = {"": _COMMAS, "{": _OBJECTS}.get(there[1:].strip()[:1])
-        if form is None and problem.line == 1:
-            form = _table_of(line, filename) or _form_of_first(line, filename)
-    return form
-
-
-def _form_of_first(line: str, filename: str) -> _Form | None:
-    for pattern, form in _FIRST_LINES:
-        if re.match(pattern, line, re.DOTALL):
-            return form
-    if line.startswith("#") and _JSON_FILE.match(filename):
-        return _REMARKS
-    if not line[:1].isprintable():
+    line = problem.source.strip()
+    there = problem.source[problem.column - problem.source_start :]  # from the problem on
+    if problem.code == "invalid-text":
+        return _encoding_of(line) if problem.message.startswith("not UTF-8") else None
+    if line.startswith("\ufeff"):
+        command = r"LC_ALL=C sed 's/^\xef\xbb\xbf//'"
+        return _Form("files joined with their byte order marks", command)
+    if there.startswith(("True", "False", "None")):
+        return _DICTS
+    if "extra data" in problem.message and there[:1] in {"\r", "{"}:
+        if there[:1] == "{":
+            return _Form("several objects on a line", "jq -c .")
+        return _Form("lines that end in CR", r"tr '\r' '\n'")
+    if problem.line != 1 or not line[:1].isprintable():
         return None
-    return _YAML if _YAML_FILE.match(filename) or _YAML_LINE.match(line) else _PLAIN
+    is_form = (form for pattern, form in _FIRST_LINES if re.match(pattern, line, re.DOTALL))
+    return _table_of(line, filename) or next(is_form)
 
 
 def _table_of(line: str, filename: str) -> _Form | None:
-    """Return the form of a table with a head of names, one of which is that of the prompts."""
-    import csv  # noqa: PLC0415 - good input does without
+    """Return the form of a table with a header, one column of which holds the prompts."""
+    import csv  # noqa: PLC0415 - rare
 
     for delimiter, name in ((",", "CSV"), ("\t", "TSV"), (";", "CSV")):
         names = next(csv.reader([line.partition("\r")[0]], delimiter=delimiter), [])
@@ -356,23 +302,18 @@ def _encoding_of(line: str) -> _Form | None:
     return _Form("Windows-1252", "iconv -f WINDOWS-1252 -t UTF-8")
 
 
-# How far a comparison is: a bar on a terminal, else a plain line now and then, on stderr.
-#
-# Rule: what is over soon says nothing.
+# -- progress on stderr, a bar or seldom lines; short commands print nothing
 
-LARGE_GRID = 100  # cells: more are announced
+LARGE_GRID = 100  # cells; larger grids are announced
 LINE_INTERVAL = 5.0  # seconds
 
 P = ParamSpec("P")
 OnDone = Callable[[float], object]
-"""Called with how many are done, a part of one counted as such."""
+"""Called with the number of cells that are done, with fractions."""
 
 
 def seldom(text: Callable[P, str], interval: float | None = None) -> Callable[P, None]:
-    """Return what says the `text` of how far it is, at most every `interval` seconds.
-
-    interval: None for LINE_INTERVAL.
-    """
+    """Return a function that prints `text` at most every `interval` seconds, or LINE_INTERVAL."""
     pause = LINE_INTERVAL if interval is None else interval
     due = time.monotonic() + pause
 
@@ -387,7 +328,7 @@ def seldom(text: Callable[P, str], interval: float | None = None) -> Callable[P,
 
 @contextmanager
 def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Iterator[OnDone]:
-    """Give what shows how many of `total` cells are done; a large grid is announced."""
+    """Yield a function that shows how many of `total` cells are done; announce a large grid."""
     if quiet:
         yield lambda _: None
         return
