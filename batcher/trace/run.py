@@ -84,7 +84,8 @@ def _merged(own: Any, others: Any, choose: Callable[[Any, Any], Any]) -> Any:
 SequenceKey = str | tuple[str, int, Role, int | None]
 """The id, index, role and worker of a sequence; for most the id alone, which is faster."""
 
-SpanOutcome = EndReason | Literal["preempted"]  # what a sequence left its slot for
+SpanOutcome = EndReason | Literal["preempted"]  # why a sequence left its slot
+SpanEnding = Literal["", "failed", "preempted", "lost", "dropped"]  # the ends that views mark
 
 InSlotEvent = (
     JumpEvent
@@ -323,6 +324,24 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
     @property
     def label(self) -> str:
         return label_of(self.id, self.index, self.role)
+
+    @property
+    def ending(self) -> SpanEnding:
+        if self.outcome in FAILURES:
+            return "failed"
+        if self.outcome == "preempted":
+            return "preempted"
+        if self.outcome == "lost":
+            return "lost"
+        return "dropped" if self.dropped else ""
+
+    @property
+    def prefill_end(self) -> int:
+        """The step after the first token, or the end without one."""
+        return min(self.start + self.prefill, self.end)
+
+    def clip(self, steps: range) -> range:
+        return range(max(self.start, steps.start), min(self.end, steps.stop))
 
 
 class Wait(Struct, frozen=True):

@@ -15,9 +15,8 @@ from ..screen.terminal import cell_width, fill, printable
 from .gantt import (
     choose_slots,
     choose_zoom,
-    cut_to_room,
+    fitted_label,
     group_name,
-    has_failed,
     headline,
     id_words,
     in_groups,
@@ -116,7 +115,7 @@ class Drawing:
         self.add("text", style, text, x=x, y=y)
 
     def label(self, label: str, left: float, right: float, row: Row) -> bool:
-        text = cut_to_room(label, int((right - left) / CELL_WIDTH), "…")
+        text = fitted_label(label, int((right - left) / CELL_WIDTH), "…")
         if text:
             self.text("text label", left, row.base_line, text)
         return bool(text)
@@ -230,7 +229,7 @@ def draw_bar(
 
 
 def end_of(span: SlotSpan) -> End:
-    if has_failed(span):
+    if span.ending == 'failed':
         return "failed"
     if span.preemption is not None:
         return "torn"
