@@ -1,13 +1,17 @@
-"""Lays out the picture: what run it is, all of it, the part worth a look, and how to read it."""
+"""Draw the gantt of a run as an SVG: an overview, a close-up and a legend.
+
+Elements have classes and no colours, so one style sheet suits light and dark pages.  Readers that
+do not know `prefers-color-scheme` show the light colours, on their own ground.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import islice
 from math import ceil
 from typing import Literal, NamedTuple
 from xml.etree import ElementTree as ET
 
-from batcher.trace.run import SlotSpan
+from batcher.trace.run import SlotSpan, SpanEnding
 from batcher.trace.timeline import EVERYTHING, Selection, Stretch, Timeline, clip
 
 from ..screen.summary import RESTART_REASONS
@@ -22,17 +26,13 @@ from .gantt import (
     in_groups,
     percent_of,
     short_labels,
+    tick_interval,
 )
 
-# An SVG as it grows, and the style of all that is drawn in it.
-#
-# Rule: what is drawn has a class and never a colour of its own, so that one style sheet suits light
-# and dark pages; readers that know no `prefers-color-scheme` show the light one, on its own ground.
+SMALL, NORMAL = 11, 13  # pixels of text
+CELL_WIDTH = 6.8  # pixels of a small character, a bit more than most monospaced fonts take
 
-SMALL, NORMAL = 11, 13  # sizes of text, in pixels
-CELL_WIDTH = 6.8  # of a small text, a bit more than most monospaced fonts take; in pixels
-
-_COLORS = {  # on a light page, on a dark one
+_COLORS = {  # on a light and a dark page
     "ground": ("fill:#ffffff", "fill:#0d1117"),
     "text": ("fill:#1f2328", "fill:#f0f6fc"),
     "quiet": ("fill:#59636e", "fill:#9198a1"),
@@ -72,7 +72,7 @@ Number = float | str
 
 
 class Row(NamedTuple):
-    """Where a row is: its upper edge and its height, in pixels."""
+    """The upper edge and height of a row, in pixels."""
 
     top: float
     height: float
@@ -106,18 +106,15 @@ class Drawing:
 
     @contextmanager
     def group(self, tag: str, style: str = "", /, **numbers: Number) -> Iterator[None]:
-        """Draw what is drawn in this context as parts of an element."""
+        """Put everything drawn in this context into an element."""
         self._parents.append(self.add(tag, style, **numbers))
         yield
         self._parents.pop()
 
-    def text(self, style: str, x: float, y: float, text: str) -> None:
-        self.add("text", style, text, x=x, y=y)
-
     def label(self, label: str, left: float, right: float, row: Row) -> bool:
         text = fitted_label(label, int((right - left) / CELL_WIDTH), "…")
         if text:
-            self.text("text label", left, row.base_line, text)
+            self.add("text", "text label", text, x=left, y=row.base_line)
         return bool(text)
 
 
@@ -129,19 +126,18 @@ def text_width(text: str) -> float:
     return cell_width(text) * CELL_WIDTH
 
 
-# Steps onto pixels: one as wide as another, or as long as each took on the engine's clock.
+# -- steps onto pixels ---------------------------------------------------------------------------
 
 Axis = Literal["steps", "seconds"]
 MIN_TICK_WIDTH = 60  # pixels
 
 
 class TimeAxis:
-    """Where `steps` are between two pixels; first, last: begin and end, in the axis's unit."""
+    """Maps `steps`, or their seconds on the engine's clock, to pixels between left and right."""
 
-    def __init__(
-        self, timeline: Timeline, steps: range, left: float, right: float, unit: Axis
-    ) -> None:
-        self.steps, self.left, self.right, self.unit = steps, left, right, unit
+    def __init__(self, timeline: Timeline, steps: range, width: float, unit: Axis) -> None:
+        self.steps, self.unit = steps, unit
+        self.left, self.right = NAME_WIDTH, width - FIGURE_WIDTH
         figures = timeline.figures
         self._start_of = float if unit == "steps" else figures.start_of
         self._end_before = float if unit == "steps" else figures.end_before
@@ -153,7 +149,7 @@ class TimeAxis:
         return self._at(self._start_of(start)), self._at(self._end_before(end))
 
     def levels(self, stretches: Iterator[Stretch]) -> list[tuple[float, float, int]]:
-        """Return counts with their places, at most one for each pixel: the highest."""
+        """Return counts with their places, the highest where several fall into a pixel."""
         levels: list[tuple[float, float, int]] = []
         for start, end, num in stretches:
             left, right = self.place(start, end)
@@ -167,12 +163,7 @@ class TimeAxis:
     def ticks(self) -> Iterator[tuple[float, str]]:
         width = max(MIN_TICK_WIDTH, (len(f"{self.last:,.0f}") + 2) * CELL_WIDTH)
         fewest = (self.last - self.first) * width / (self.right - self.left)
-        interval, exponent = next(
-            (base * 10.0**exponent, exponent)
-            for exponent in count(-6 if self.unit == "seconds" else 0)
-            for base in (1, 2, 5)
-            if base * 10.0**exponent >= fewest
-        )
+        interval, exponent = tick_interval(fewest, -6 if self.unit == "seconds" else 0)
         number = ceil(self.first / interval - 1e-9)
         while number * interval <= self.last:
             yield self._at(number * interval), f"{number * interval:,.{max(0, -exponent)}f}"
@@ -183,20 +174,20 @@ class TimeAxis:
         return self.left + share * (self.right - self.left)
 
 
-# What slots held as bars, one for each sequence, in rows of those slots that tell the most.
+# -- bars ----------------------------------------------------------------------------------------
 #
-# Rule: what differs in kind differs in shape, too, so that nobody needs colours: prefill is
-# striped, what was preempted ends torn, what failed is dashed and ends in a cross, a dropped
-# sample in a ring, what was lost with its worker in two lines.
+# Kinds differ in shape as well as in colour: prefill is striped, a preempted bar ends torn, a
+# failed one is dashed and ends in a cross, a dropped sample in a ring, and what was lost with its
+# worker in two lines.
 
-TOOTH = 3  # pixels: how deep a torn end is
-PADDING = 3  # pixels before and behind a label
-MAX_ROWS = 32
-MAX_BARS = 4000
-MIN_USUAL_WIDTH = 3  # pixels of the bar in the middle, by length
-
-End = Literal["", "torn", "failed", "ring", "lost"]
-"""What a bar ends in: nothing, the tear of a preemption, a cross, a ring, or two lines."""
+TOOTH = 3  # pixels: the depth of a torn end
+PADDING = 3  # pixels before and after a label
+ENDING_WORDS: dict[SpanEnding, str] = {
+    "preempted": "preempted",
+    "failed": "failed",
+    "dropped": "dropped",
+    "lost": "worker replaced",
+}
 
 
 def draw_bar(
@@ -204,19 +195,18 @@ def draw_bar(
 ) -> None:
     left, right = axis.place(span.start, span.end)
     right -= min(1, (right - left) / 4)  # a gap to the next
-    told = f"{span.label}: slot {span.slot}, steps {span.start}-{span.end - 1}"
-    told += f", prefill {span.prefill}, {span.outcome or 'still running'}"
+    title = f"{span.label}: slot {span.slot}, steps {span.start}-{span.end - 1}"
+    title += f", prefill {span.prefill}, {span.outcome or 'still running'}"
     if span.preemption is not None:
-        told += f", for {span.preemption.for_label} ({span.preemption.reason})"
+        title += f", for {span.preemption.for_label} ({span.preemption.reason})"
     with drawing.group("g", style):
-        drawing.add("title", "", printable(told))  # what a reader sees who points at a bar
-        end = end_of(span) if span.end <= axis.steps.stop else ""
-        label_right = right - draw_body(drawing, left, right, row, end) - PADDING
+        drawing.add("title", "", printable(title))
+        ending = span.ending if span.end <= axis.steps.stop else ""
+        label_right = right - draw_body(drawing, left, right, row, ending) - PADDING
         prefilled = left
-        first_token = min(span.start + span.prefill, span.end)
-        if first_token > axis.steps.start:
-            room = right - TOOTH * (end == "torn")  # or its stripes would hide the tear
-            prefilled = max(min(axis.place(span.start, first_token)[1], room), left)
+        if span.prefill_end > axis.steps.start:
+            room = right - TOOTH * (ending == "preempted")  # the tear stays visible
+            prefilled = max(min(axis.place(span.start, span.prefill_end)[1], room), left)
             width = prefilled - left
             drawing.add("rect", "striped", x=left, y=row.top, width=width, height=row.height)
         if span.start in axis.steps:
@@ -224,67 +214,55 @@ def draw_bar(
         is_written = drawing.label(label, prefilled + PADDING, label_right, row)
         if not is_written and text_width(label) <= label_right - left - PADDING:
             place = {"x": left + PADDING, "y": row.top + 3, "height": row.height - 6}
-            drawing.add("rect", "decode", width=text_width(label), **place)  # stripes are no ground
+            drawing.add("rect", "decode", width=text_width(label), **place)  # over the stripes
             drawing.label(label, left + PADDING, label_right, row)
 
 
-def end_of(span: SlotSpan) -> End:
-    if span.ending == 'failed':
-        return "failed"
-    if span.preemption is not None:
-        return "torn"
-    if span.outcome == "lost":
-        return "lost"
-    return "ring" if span.dropped else ""
-
-
-def draw_body(drawing: Drawing, left: float, right: float, row: Row, end: End) -> float:
-    """Draw a bar and what stands at its end, and return how wide that is."""
+def draw_body(drawing: Drawing, left: float, right: float, row: Row, ending: SpanEnding) -> float:
+    """Draw a bar with its ending, and return the width of the ending."""
     tear = "".join(
         f"L{px(right - TOOTH * (number % 2))} {px(row.top + row.height / 4 * number)}"
         for number in range(1, 5)
     )
-    edge = tear if end == "torn" else f"V{px(row.bottom)}"
+    edge = tear if ending == "preempted" else f"V{px(row.bottom)}"
     outline = f"M{px(left)} {px(row.top)}H{px(right)}{edge}H{px(left)}Z"
-    drawing.add("path", "failed" if end == "failed" else "decode", d=outline)
-    if not end:
+    drawing.add("path", "failed" if ending == "failed" else "decode", d=outline)
+    if not ending:
         return 0
-    if end == "torn":
+    if ending == "preempted":
         drawing.add("path", "torn", d=f"M{px(right)} {px(row.top)}{tear}")
         return TOOTH + 1
-    if end == "lost":
+    if ending == "lost":
         lines = (f"M{px(right - gap)} {px(row.top)}V{px(row.bottom)}" for gap in (1, 4))
         drawing.add("path", "cross", d="".join(lines))
         return 2 * TOOTH
     size = min(row.height - 6, 9)
     middle = row.top + row.height / 2
-    if end == "ring":
+    if ending == "dropped":
         drawing.add("circle", "ring", cx=right - size / 2 - 2, cy=middle, r=size / 2)
     else:
         upper, lower = px(middle - size / 2), px(middle + size / 2)
         far, near = px(right - size - 2), px(right - 2)
-        drawing.add(
-            "path", "cross", d=f"M{far} {upper}L{near} {lower}M{far} {lower}L{near} {upper}"
-        )
+        lines = f"M{far} {upper}L{near} {lower}M{far} {lower}L{near} {upper}"
+        drawing.add("path", "cross", d=lines)
     return size + 2
 
 
-# Some steps of a run as a chart: a row for each slot, and below them the queue and the blocks.
+# -- a chart: a row for each slot, with the queue and the blocks below ---------------------------
 
 NAME_WIDTH, FIGURE_WIDTH = 72, 72  # pixels
 AXIS_HEIGHT, GAP, LANE_HEIGHT = 18, 3, 30
+MAX_ROWS, MAX_BARS = 32, 4000
 ROW_HEIGHTS = {8: 22, 16: 18, MAX_ROWS: 15}  # up to so many rows -> pixels of each
-
-
-BUCKET = 2  # pixels that have one height
+MIN_USUAL_WIDTH = 3  # pixels of the median bar
+BUCKET = 2  # pixels of an area that share a height
 
 
 class Panel:
-    """The chart of `steps`, with bars if these may be, and are few enough.
+    """The chart of `steps`: bars if allowed and few enough, else areas.
 
-    busy: the steps in which the slots of each row were used.  reason: why it is these slots, "" for
-    all.  bars: what each slot held; None for areas, which are full where all slots of a row were
-    held.
+    busy: the busy steps of each row of slots.  reason: why these slots, "" for all.  bars: the
+    spans of each slot; None for areas, which are full where all slots of a row are held.
     """
 
     def __init__(
@@ -298,7 +276,7 @@ class Panel:
         may_have_bars: bool,
     ) -> None:
         self._timeline, self._request_ids = timeline, selection.request_ids
-        self.axis = axis = TimeAxis(timeline, steps, NAME_WIDTH, width - FIGURE_WIDTH, unit)
+        self.axis = axis = TimeAxis(timeline, steps, width, unit)
         slots = timeline.columns(selection)
         shown = Selection(start=steps.start, stop=steps.stop, slots=frozenset(slots))
         most = MAX_BARS * -(-len(slots) // MAX_ROWS) if may_have_bars else 0
@@ -309,34 +287,34 @@ class Panel:
             bars, busy, self.reason = choose_slots(few, slots, steps, MAX_ROWS, self._request_ids)
             places = (axis.place(span.start, span.end) for held in bars.values() for span in held)
             widths = sorted(right - left for left, right in places)
-            if not widths or (
-                widths[len(widths) // 2] >= MIN_USUAL_WIDTH and len(widths) <= MAX_BARS
-            ):
+            usual = widths[len(widths) // 2] if widths else MIN_USUAL_WIDTH
+            if usual >= MIN_USUAL_WIDTH and len(widths) <= MAX_BARS:
                 self.bars, self.busy = bars, {(slot,): busy[slot] for slot in bars}
                 return
         self.busy = dict.fromkeys(map(tuple, in_groups(slots, MAX_ROWS)), 0)
         group_of = {slot: group for group in self.busy for slot in group}
         num_buckets = int((axis.right - axis.left) / BUCKET) + 2
-        # How much of the pixels of a bucket is covered, of each slot's, by group.
+        # The pixels of each bucket that the slots of a group cover.
         self._held = {group: [0.0] * num_buckets for group in self.busy}
         self._prefill = {group: [0.0] * num_buckets for group in self.busy}
         for span in timeline.select_spans(shown):
-            group, first_token = group_of[span.slot], min(span.start + span.prefill, span.end)
-            self.busy[group] += min(span.end, steps.stop) - max(span.start, steps.start)
+            group = group_of[span.slot]
+            self.busy[group] += len(span.clip(steps))
             self._cover(self._held[group], span.start, span.end)
-            self._cover(self._prefill[group], span.start, first_token)
+            self._cover(self._prefill[group], span.start, span.prefill_end)
 
     @property
     def spans(self) -> list[SlotSpan]:
         return [span for held in (self.bars or {}).values() for span in held]
 
     @property
-    def ends(self) -> set[End]:
-        return {end_of(span) for span in self.spans if span.end <= self.axis.steps.stop}
+    def endings(self) -> set[SpanEnding]:
+        return {span.ending for span in self.spans if span.end <= self.axis.steps.stop}
 
     def draw(self, drawing: Drawing, top: float) -> float:
+        """Draw the chart below `top`, and return its bottom."""
         timeline, axis, busy = self._timeline, self.axis, self.busy
-        # The lanes below the slots: a name -> class, counts and the most there can be, 0 for any.
+        # By name: the class, the counts and their limit, 0 for none.
         lanes = {"queue": ("queue", clip(timeline.waiting(), axis.steps), 0)}
         blocks = timeline.figures.blocks
         if any(blocks):
@@ -348,12 +326,13 @@ class Panel:
         tops = (top + AXIS_HEIGHT + number * (height + GAP) for number in range(len(busy)))
         rows = [Row(row_top, height) for row_top in tops]
         bottom = rows[-1].bottom + len(lanes) * (LANE_HEIGHT + 2 * GAP)
-        drawing.text("quiet right", NAME_WIDTH - 24, top + 11, axis.unit.removesuffix("s"))
-        drawing.text("quiet", axis.right + 10, top + 11, "busy")
+        unit = axis.unit.removesuffix("s")
+        drawing.add("text", "quiet right", unit, x=NAME_WIDTH - 24, y=top + 11)
+        drawing.add("text", "quiet", "busy", x=axis.right + 10, y=top + 11)
         for place, number in axis.ticks():
             drawing.add("path", "grid", d=f"M{px(place)} {px(top + 15)}V{px(bottom)}")
-            if place < axis.right - text_width(number) / 2:  # or else it meets what is beside
-                drawing.text("quiet middle", place, top + 11, number)
+            if place < axis.right - text_width(number) / 2:
+                drawing.add("text", "quiet middle", number, x=place, y=top + 11)
         for row, (slots, num_busy) in zip(rows, busy.items(), strict=True):
             figure = percent_of(num_busy, len(slots) * len(axis.steps))
             self._name(drawing, row, group_name(slots, timeline.run), figure)
@@ -396,12 +375,13 @@ class Panel:
             drawing.add("path", "grid", d=line)
             self._name(drawing, row, name, f"max {peak:,}")
             if most:
-                drawing.text("quiet", axis.right + 10, row.base_line + SMALL, f"of {most:,}")
+                below = row.base_line + SMALL
+                drawing.add("text", "quiet", f"of {most:,}", x=axis.right + 10, y=below)
         return bottom
 
     def _name(self, drawing: Drawing, row: Row, name: str, figure: str) -> None:
-        drawing.text("text right", NAME_WIDTH - 8, row.base_line, name)
-        drawing.text("quiet", self.axis.right + 10, row.base_line, figure)
+        drawing.add("text", "text right", name, x=NAME_WIDTH - 8, y=row.base_line)
+        drawing.add("text", "quiet", figure, x=self.axis.right + 10, y=row.base_line)
 
     def _cover(self, covered: list[float], start: int, end: int) -> None:
         axis = self.axis
@@ -409,39 +389,30 @@ class Panel:
             return
         left, right = (place - axis.left for place in axis.place(start, end))
         first, last = int(left / BUCKET), int(right / BUCKET)
-        if first == last:
-            covered[first] += right - left
-            return
-        covered[first] += (first + 1) * BUCKET - left
-        for bucket in range(first + 1, last):
-            covered[bucket] += BUCKET
+        covered[first] -= left - first * BUCKET
         covered[last] += right - last * BUCKET
+        for bucket in range(first, last):
+            covered[bucket] += BUCKET
 
     def _area(self, covered: Sequence[float], full: int, row: Row) -> str:
-        def x_of(bucket: int) -> str:
-            return px(min(self.axis.left + bucket * BUCKET, self.axis.right))
-
         path, last = f"M{px(self.axis.left)} {px(row.bottom)}", px(0)
         is_empty = True
-        for bucket, pixels in enumerate(covered):
+        for bucket, pixels in enumerate([*covered, 0.0]):
             height = min(1.0, pixels / full) * row.height
-            if px(height) != last:
-                last, is_empty = px(height), False
-                path += f"H{x_of(bucket)}V{px(row.bottom - height)}"
-        return "" if is_empty else f"{path}H{x_of(len(covered))}V{px(row.bottom)}Z"
+            if px(height) != last or bucket == len(covered):
+                last, is_empty = px(height), is_empty and px(height) == px(0)
+                at = px(min(self.axis.left + bucket * BUCKET, self.axis.right))
+                path += f"H{at}V{px(row.bottom - height)}"
+        return "" if is_empty else f"{path}Z"
 
+
+# -- the picture ---------------------------------------------------------------------------------
 
 DEFAULT_WIDTH = 900
 WIDTHS = range(320, 8001)
 MARGIN, LINE_HEIGHT, LINK_HEIGHT = 12, 16, 22
 SWATCH = 26  # pixels
-ENDS: dict[End, str] = {
-    "torn": "preempted",
-    "failed": "failed",
-    "ring": "dropped",
-    "lost": "worker replaced",
-}
-BAR_CELLS = 1.5  # more steps are shown as bars than in a gantt of characters, which are wider
+BAR_CELLS = 1.5  # more steps fit as bars than in a gantt of characters
 
 
 def render_svg(
@@ -451,7 +422,7 @@ def render_svg(
     width: int = DEFAULT_WIDTH,
     unit: Axis = "steps",
 ) -> bytes:
-    """Return the gantt of `timeline` as an SVG, of a long run also in little."""
+    """Return the gantt of `timeline` as an SVG, with an overview of a long run."""
     drawing = Drawing()
     dark = "".join(f"\n  .{ROOT_CLASS} .{name}{{{look}}}" for name, (_, look) in _COLORS.items())
     both = [*((name, look) for name, (look, _) in _COLORS.items()), *_ALWAYS.items()]
@@ -467,7 +438,7 @@ def render_svg(
     title = " · ".join(headline(timeline, selection.slots))
     top = float(MARGIN + NORMAL)
     for line in fill(title.split(" · "), " · ", int((width - 2 * MARGIN) / CELL_WIDTH)):
-        drawing.text("text title", MARGIN, top, line)
+        drawing.add("text", "text title", line, x=MARGIN, y=top)
         top += LINE_HEIGHT
     if timeline.spans:
         top = _draw_steps(drawing, timeline, selection, width, unit, top)
@@ -484,7 +455,7 @@ def render_svg(
 def _draw_steps(
     drawing: Drawing, timeline: Timeline, selection: Selection, width: int, unit: Axis, top: float
 ) -> float:
-    """Draw all steps in little, those worth a look, and a legend; return where that ends."""
+    """Draw the overview, the close-up and the legend below `top`, and return their bottom."""
     num_cells = int((width - NAME_WIDTH - FIGURE_WIDTH) / CELL_WIDTH * BAR_CELLS)
     zoom, reasons = choose_zoom(timeline, selection, num_cells)
     panel = Panel(timeline, selection, zoom, width, unit, may_have_bars=True)
@@ -504,20 +475,21 @@ def _draw_steps(
     else:
         what += [*filter(None, [panel.reason]), *id_words(panel.spans, "…")]
     for line in filter(None, fill(what, ", ", int((width - NAME_WIDTH - MARGIN) / CELL_WIDTH))):
-        drawing.text("quiet", NAME_WIDTH, top + LINE_HEIGHT - 4, line)
+        drawing.add("text", "quiet", line, x=NAME_WIDTH, y=top + LINE_HEIGHT - 4)
         top += LINE_HEIGHT
     top = panel.draw(drawing, top) + LINE_HEIGHT
-    legend: list[tuple[str, str, End]] = [("prefill", "striped", ""), ("decode", "", "")]
-    legend += [(words, "", end) for end, words in ENDS.items() if end in panel.ends]
+    legend: list[tuple[str, str, SpanEnding]] = [("prefill", "striped", ""), ("decode", "", "")]
+    endings = panel.endings
+    legend += [(words, "", end) for end, words in ENDING_WORDS.items() if end in endings]
     x = float(NAME_WIDTH)
-    for words, ground, end in legend:
+    for words, ground, ending in legend:
         entry_width = SWATCH + 6 + text_width(words) + 14
         if x + entry_width > width:
             x, top = float(NAME_WIDTH), top + LINE_HEIGHT + 4
         row = Row(top - 6, 13)
-        draw_body(drawing, x, x + SWATCH, row, end)
+        draw_body(drawing, x, x + SWATCH, row, ending)
         if ground:
             drawing.add("rect", ground, x=x, y=row.top, width=SWATCH, height=row.height)
-        drawing.text("text", x + SWATCH + 6, row.base_line, words)
+        drawing.add("text", "text", words, x=x + SWATCH + 6, y=row.base_line)
         x += entry_width
     return top
