@@ -233,8 +233,8 @@ def draw_body(drawing: Drawing, left: float, right: float, row: Row, ending: Spa
         drawing.add("path", "torn", d=f"M{px(right)} {px(row.top)}{tear}")
         return TOOTH + 1
     if ending == "lost":
-        lines = (f"M{px(right - gap)} {px(row.top)}V{px(row.bottom)}" for gap in (1, 4))
-        drawing.add("path", "cross", d="".join(lines))
+        strokes = (f"M{px(right - gap)} {px(row.top)}V{px(row.bottom)}" for gap in (1, 4))
+        drawing.add("path", "cross", d="".join(strokes))
         return 2 * TOOTH
     size = min(row.height - 6, 9)
     middle = row.top + row.height / 2

@@ -101,7 +101,7 @@ class Chart {
     for (let slot = first; slot <= last; slot++) {
       const from = Math.max(run.slotStart[slot], run.placeAt(slot, Math.floor(edges[0])));
       const to = firstAbove(run.starts, edges.at(-1), from, run.slotStart[slot + 1]);
-      if (to - from > (this.width - GUTTER) * SPANS_PER_PIXEL) this.drawShades(slot, edges);
+      if (to - from > (this.width - GUTTER) * SPANS_PER_PIXEL) this.drawShades(slot, from, to, edges);
       else this.drawSpans(x, slot, from, to);
     }
   }
@@ -176,41 +176,43 @@ class Chart {
     return this.hatched.pattern;
   }
 
-  /** Draws a row whose spans are narrower than pixels: one pixel high, and then stretched. */
-  drawShades(slot, edges) {
+  /** Draws a row with many spans in a pixel: one pixel high, each a mix of colours, then stretched. */
+  drawShades(slot, from, to, edges) {
     const { shade, context, colors, ratio, rowHeight, run, view } = this;
-    const { starts, ends } = run;
-    const { busy, prefill, decode, marks } = view.filtered[view.runs.indexOf(run)];
-    const last = run.slotStart[slot + 1];
-    const rgb = (color) => [d3.rgb(color)].flatMap(({ r, g, b }) => [r, g, b]);
-    const parts = [colors.background, colors.dim, colors.prefill, colors.decode[2], colors.mark].map(rgb);
+    const { spans, starts, ends, facts } = run;
+    const { shows } = view.filtered[view.runs.indexOf(run)];
+    const { state } = view.filter;
     const width = (shade.width = edges.length - 1);
     shade.height = 1;
+    const [dims, prefills, decodes] = [0, 1, 2].map(() => new Float64Array(width)); // steps per pixel
+    const failures = new Uint8Array(width);
+    let first = 0; // the pixel in which the span begins
+    const cover = (kind, start, end) => {
+      let pixel = first;
+      for (; pixel < width && edges[pixel] < end; pixel++)
+        kind[pixel] += Math.max(0, Math.min(end, edges[pixel + 1]) - Math.max(start, edges[pixel]));
+      return pixel - 1;
+    };
+    for (let at = from; at < to; at++) {
+      const span = run.bySlot[at];
+      const prefillEnd = Math.min(ends[at], starts[at] + spans.prefill[span]);
+      while (first < width - 1 && edges[first + 1] <= starts[at]) first++;
+      cover(shows[span] && state !== "decode" ? prefills : dims, starts[at], prefillEnd);
+      const last = cover(shows[span] && state !== "prefill" ? decodes : dims, prefillEnd, ends[at]);
+      const isSeen = shows[span] && last >= 0 && ends[at] <= edges[last + 1];
+      if (isSeen && FAILURES.includes(facts.outcomes[spans.outcome[span]])) failures[last] = 1;
+    }
+    const rgb = (color) => [d3.rgb(color)].flatMap(({ r, g, b }) => [r, g, b]);
+    const parts = [colors.background, colors.dim, colors.prefill, colors.decode[2], colors.mark].map(rgb);
     const image = new ImageData(width, 1);
-    let at = Math.max(run.slotStart[slot], run.placeAt(slot, edges[0]));
-    let before = null; // the sums up to the edge before
-    for (let i = 0; i <= width; i++) {
-      at = Math.max(at, firstAbove(starts, edges[i], at, last) - 1);
-      const steps = ends[at] - starts[at];
-      const within = Math.min(Math.max(edges[i] - starts[at], 0), steps);
-      const ownDecode = decode[at + 1] - decode[at];
-      const now = [
-        busy[at] + within,
-        prefill[at] + Math.min(within, prefill[at + 1] - prefill[at]),
-        decode[at] + Math.max(0, within - steps + ownDecode),
-        marks[within >= steps ? at + 1 : at],
-      ];
-      if (before) {
-        const length = edges[i] > edges[i - 1] ? edges[i] - edges[i - 1] : Infinity;
-        const [held, prefills, decodes] = now.map((sum, kind) => (sum - before[kind]) / length);
-        const failed = now[3] > before[3] ? 0.55 : 0;
-        const shares = [Math.max(0, 1 - held), Math.max(0, held - prefills - decodes), prefills, decodes];
-        const all = [...shares.map((share) => share * (1 - failed)), failed];
-        for (let part = 0; part < 3; part++)
-          image.data[4 * (i - 1) + part] = d3.sum(all, (share, kind) => share * parts[kind][part]);
-        image.data[4 * (i - 1) + 3] = 255;
-      }
-      before = now;
+    for (let pixel = 0; pixel < width; pixel++) {
+      const length = edges[pixel + 1] - edges[pixel] || Infinity;
+      const held = [dims, prefills, decodes].map((kind) => kind[pixel] / length);
+      const failed = failures[pixel] ? 0.55 : 0;
+      const shares = [Math.max(0, 1 - d3.sum(held)), ...held].map((share) => share * (1 - failed));
+      for (let part = 0; part < 3; part++)
+        image.data[4 * pixel + part] = d3.sum([...shares, failed], (share, kind) => share * parts[kind][part]);
+      image.data[4 * pixel + 3] = 255;
     }
     shade.getContext("2d").putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
@@ -224,23 +226,21 @@ class Chart {
     const first = Math.round(GUTTER * ratio) / ratio;
     this.lanes.forEach((name, number) => {
       const series = run.series[name];
-      const most = Math.max(1, name === "slots" ? run.numSlots : series.most);
       const top = this.rowsHeight + number * LANE_HEIGHT + 6;
       const height = LANE_HEIGHT - 8;
       context.fillStyle = colors.lane;
       context.fillRect(GUTTER, top, this.width - GUTTER, height);
-      const means = new Path2D();
-      context.fillStyle = colors["lane-most"];
-      for (let i = 0; i + 1 < edges.length; i++) {
-        const [from, to] = [edges[i], edges[i + 1]];
-        if (to <= from) continue;
-        const highest = (height * series.largestIn(from, to)) / most;
-        const mean = (height * (series.sumTo(to) - series.sumTo(from))) / (to - from) / most;
-        context.fillRect(first + i / ratio, top + height - highest, 1 / ratio, highest);
-        means.rect(first + i / ratio, top + height - mean, 1 / ratio, mean);
-      }
-      context.fillStyle = colors["lane-mean"];
-      context.fill(means);
+      const scale = height / Math.max(1, name === "slots" ? run.numSlots : series.most);
+      const numbers = series.binned(edges);
+      [colors["lane-most"], colors["lane-mean"]].forEach((color, kind) => {
+        const bars = new Path2D();
+        numbers.forEach((pair, pixel) => {
+          const tall = pair[kind] * scale;
+          bars.rect(first + pixel / ratio, top + height - tall, 1 / ratio, tall);
+        });
+        context.fillStyle = color;
+        context.fill(bars);
+      });
     });
   }
 

@@ -37,7 +37,7 @@ class Run {
     this.waits = waits ?? { start: [], end: [] };
     this.rejects = rejects ?? { id: [] };
     this.series = {};
-    for (const name of Object.keys(series)) this.series[name] = new Series(series[name], this.numSteps);
+    for (const name of Object.keys(series)) this.series[name] = new Series(series[name]);
     this.times = times && new Times(times); // none where the trace tells none
     this.sort();
   }
@@ -105,67 +105,60 @@ function grouped(keys, number) {
   return [indices, starts];
 }
 
-/** A number for each step, as steps from which on it is another one: [`step`, `value`]. */
+/** A number for each step, stored where it changes: from step[i] on it is value[i]. */
 class Series {
-  constructor({ step, value }, numSteps) {
+  constructor({ step, value }) {
     this.step = step;
     this.value = value;
-    this.sums = new Float64Array(step.length + 1);
-    for (let i = 0; i < step.length; i++)
-      this.sums[i + 1] = this.sums[i] + ((step[i + 1] ?? numSteps) - step[i]) * value[i];
-    this.largest = [value]; // of 32 of the array before
-    while (this.largest.at(-1).length > 32) {
-      const below = this.largest.at(-1);
-      const above = new Float64Array(Math.ceil(below.length / 32));
-      for (let i = 0; i < below.length; i++) above[i >> 5] = Math.max(above[i >> 5], below[i]);
-      this.largest.push(above);
-    }
-    this.most = Math.max(...this.largest.at(-1));
+    this.most = value.reduce((most, one) => Math.max(most, one), 0);
   }
 
   at(step) {
     return this.value[firstAbove(this.step, step) - 1] ?? 0;
   }
 
-  /** Returns the sum of the steps before `position`, which may be within one. */
-  sumTo(position) {
-    const i = firstAbove(this.step, position) - 1;
-    return i < 0 ? 0 : this.sums[i] + (position - this.step[i]) * this.value[i];
-  }
-
-  /** Returns the largest number in the steps from `start` to before `end`. */
-  largestIn(start, end) {
-    let low = Math.max(0, firstAbove(this.step, start) - 1);
-    let high = Math.max(low + 1, firstAbove(this.step, end - 1e-9));
-    let most = 0;
-    for (const numbers of this.largest) {
-      while (low < high && (low & 31 || high - low < 32)) most = Math.max(most, numbers[low++]);
-      while (low < high && high & 31) most = Math.max(most, numbers[--high]);
-      if (low >= high) break;
-      low >>= 5;
-      high >>= 5;
-    }
-    return most;
+  /** Returns [highest, mean] of the steps of each pixel; pixel i has the steps edges[i] to edges[i + 1]. */
+  binned(edges) {
+    const { step, value } = this;
+    let i = Math.max(0, firstAbove(step, edges[0]) - 1);
+    return Array.from(edges.subarray(1), (to, pixel) => {
+      const from = edges[pixel];
+      let [highest, sum] = [0, 0];
+      for (; ; i++) {
+        const [start, end] = [Math.max(from, step[i]), Math.min(to, step[i + 1] ?? to)];
+        if (end > start) [highest, sum] = [Math.max(highest, value[i]), sum + (end - start) * value[i]];
+        if (!(step[i + 1] <= to)) return [highest, to > from ? sum / (to - from) : 0];
+      }
+    });
   }
 }
 
-/** When steps begin and end, in seconds: at some steps as told, and evenly in between. */
+/** The begin and end of steps in seconds: of some steps as recorded, and evenly in between. */
 class Times {
   constructor({ step, before, start }) {
     this.step = step;
     this.before = before; // the end of the step before
-    this.start = start; // null where that is the same
+    this.start = start.map((seconds, i) => seconds ?? before[i]);
   }
 
   startOf(step) {
     const i = firstAbove(this.step, step) - 1;
-    return this.step[i] === step ? (this.start[i] ?? this.before[i]) : this.endOf(step - 1);
+    return this.step[i] === step ? this.start[i] : this.endOf(step - 1);
   }
 
   endOf(step) {
     const i = firstAbove(this.step, step);
-    const [first, start] = [this.step[i - 1], this.start[i - 1] ?? this.before[i - 1]];
+    const [first, start] = [this.step[i - 1], this.start[i - 1]];
     return start + ((step + 1 - first) / (this.step[i] - first)) * (this.before[i] - start);
+  }
+
+  /** Returns the position in steps of a time: within a step a fraction of it. */
+  positionOf(seconds) {
+    const i = Math.max(1, firstAbove(this.start, seconds));
+    if (i === this.step.length) return this.step.at(-1);
+    const [first, start] = [this.step[i - 1], this.start[i - 1]];
+    const share = this.before[i] > start ? (seconds - start) / (this.before[i] - start) : 1;
+    return first + Math.min(1, Math.max(0, share)) * (this.step[i] - first);
   }
 }
 

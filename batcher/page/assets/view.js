@@ -50,18 +50,7 @@ class View {
 
   /** Returns the position in steps of a time in seconds or steps: within a step a fraction of it. */
   position(run, unit) {
-    if (!this.isTimed) return Math.min(Math.max(unit, 0), run.numSteps);
-    let low = 0;
-    let high = run.numSteps;
-    while (low < high) {
-      const middle = (low + high) >>> 1;
-      if (run.times.startOf(middle) > unit) high = middle;
-      else low = middle + 1;
-    }
-    if (!low) return 0;
-    const start = run.times.startOf(low - 1);
-    const end = run.times.endOf(low - 1);
-    return low - 1 + Math.min(1, end > start ? (unit - start) / (end - start) : 1);
+    return this.isTimed ? run.times.positionOf(unit) : Math.min(Math.max(unit, 0), run.numSteps);
   }
 
   setFilter(filter) {
@@ -74,41 +63,27 @@ class View {
 // ids: a set of whole ids, or null; text: a part of an id; outcome, state: "" for all; slots: a set.
 const NO_FILTER = { ids: null, text: "", outcome: "", state: "", slots: null };
 
-/** Which spans of a run a filter lets through, and what of each, summed up in the order of slots. */
+/** The spans of a run that a filter lets through: `shows` has a 1 for each, `number` counts them. */
 class Filtered {
   constructor(run, { ids, text, outcome, state, slots }) {
-    const { spans, sequences, bySlot } = run;
+    const { spans, sequences } = run;
     const { outcomes } = run.facts;
-    const rows = bySlot.length;
     this.isAll = !ids && !text && !outcome && !state && !slots;
-    this.shows = new Uint8Array(rows);
-    this.number = 0;
-    this.busy = new Float64Array(rows + 1); // steps of all spans before one
-    this.prefill = new Float64Array(rows + 1); // of those that are shown, up to the first token
-    this.decode = new Float64Array(rows + 1); // the others
-    this.marks = new Uint32Array(rows + 1); // how many that are shown ended by a preemption or failed
-    for (let at = 0; at < rows; at++) {
-      const span = bySlot[at];
+    this.shows = Uint8Array.from(spans.slot, (slot, span) => {
       const sequence = spans.sequence[span];
       const id = sequences.id[sequence];
       const ended = outcomes[spans.outcome[span]];
       const hasWaited = spans.resumed[span] || sequences.arrived[sequence] < spans.start[span];
-      const isShown =
+      return (
         (!ids || ids.has(id)) &&
         id.includes(text) &&
-        (!slots || slots.has(run.firstSlot + spans.slot[span])) &&
+        (!slots || slots.has(run.firstSlot + slot)) &&
         (!outcome || outcome === ended || outcome === outcomes[sequences.reason[sequence]]) &&
         (state !== "preempted" || ended === "preempted") &&
-        (state !== "waiting" || hasWaited);
-      const steps = spans.steps[span];
-      const prefill = Math.min(steps, spans.prefill[span]);
-      this.shows[span] = isShown;
-      this.number += isShown;
-      this.busy[at + 1] = this.busy[at] + steps;
-      this.prefill[at + 1] = this.prefill[at] + (isShown && state !== "decode" ? prefill : 0);
-      this.decode[at + 1] = this.decode[at] + (isShown && state !== "prefill" ? steps - prefill : 0);
-      this.marks[at + 1] = this.marks[at] + (isShown && FAILURES.includes(ended));
-    }
+        (state !== "waiting" || hasWaited)
+      );
+    });
+    this.number = d3.sum(this.shows);
   }
 }
 
