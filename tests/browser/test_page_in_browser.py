@@ -117,7 +117,8 @@ def test_every_pixel_has_the_largest_and_the_mean_of_its_steps(show):
                 sum += series.at(at);
               }
               const mean = sum / (edges[pixel + 1] - edges[pixel] || 1);
-              if (most !== found[pixel][0] || Math.abs(mean - found[pixel][1]) > 1e-9) wrong.push(edges);
+              if (most !== found[pixel][0] || Math.abs(mean - found[pixel][1]) > 1e-9)
+                wrong.push(edges);
             }
           }
           return wrong;
