@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from batcher.errors import RUN_ERROR_CODES, BatchdecodeError
 from batcher.events import RunEvent
 from batcher.request import Request
-from batcher.requests.lines import BadLine, ParsedLine, RequestParser
+from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.results import decode_result_line
 from batcher.requests.validation import ModelCapabilities
 from batcher.result import Result
@@ -42,7 +42,7 @@ from ..config import OF_ROWS
 from ..options import WALL
 from ..screen.terminal import counted, printable_lines
 from .files import BESIDE_RESULTS, OutFile, OutputError, ResumeError, Sink, write_lines
-from .input import IdRegistry, OpenInput, RequestReader, Waiting
+from .input import IdRegistry, OpenInput
 from .problems import say
 from .run_options import RunOptions
 
@@ -62,11 +62,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     input_sha256: None if the run cannot be resumed: its input was a pipe, its results depend on
     timing, or they are mixed with token events.
     workers: the most of any run that wrote these results; None for one engine.
+    size: of the results of a finished run, in bytes.
     version: 2 since the checksums of lines changed.
     """
 
     version: Literal[2] = 2
     finished: bool = False
+    size: int | None = None
     model: str
     settings: dict[str, Any]
     batch: int
@@ -85,7 +87,7 @@ class Resumption:
 
     file: the results, locked.  earlier: the results of the earlier run, or None.
     is_possible: this run can be resumed if it ends early.
-    has_finished: the earlier run was complete, and none of its results were dropped since.
+    has_finished: the earlier run has finished, and its results are as it left them.
 
     Raises:
         ResumeError: there are results, and they cannot be resumed, or --resume is missing.
@@ -164,14 +166,15 @@ class Resumption:
             was_written = _written_lines(output, name)
             if options.repair or options.retry_failed:
                 _write_record(output, record)  # from here on, results may be missing
-            elif before is not None:
-                self.has_finished = before.finished
+            size = Path(output).stat().st_size
             try:
                 self.earlier = _take_over(output, self.file, options, requests, was_written)
             except ResumeError as error:
                 raise ResumeError(f"cannot resume {name}: {error}") from error
             except OSError as error:
                 raise OutputError(f"cannot continue {output}: {error.strerror}") from error
+            is_kept = not (options.repair or options.retry_failed)
+            self.has_finished = is_kept and before is not None and before.size == size
         self._record, self.is_possible = record, record.input_sha256 is not None
         return self
 
@@ -189,9 +192,9 @@ class Resumption:
         """
         if self.earlier is None or num_requests is None:
             return ""
-        there = f"{self.file.name} has {counted(self.earlier.num_results, 'result')}"
-        left = f"{num_requests - self.earlier.num_answered:,} of {counted(num_requests, 'request')}"
-        lines = f"resuming: {there}, {left} have none yet\n"
+        num_results = counted(self.earlier.num_results, "result")
+        in_all = counted(num_requests, "request")
+        lines = f"resuming: {self.file.name} has {num_results}; {in_all} in all\n"
         if is_decoded_again and self.earlier.num_results:
             lines += f"{AGAIN}\n"
         return lines
@@ -223,47 +226,26 @@ class Resumption:
                     found.add(*each)
                 answers = (found.lines_of(*line) for line in _requests_of(self._requests))
                 write_lines(chain.from_iterable(answers), sink)
-        _write_record(self._output, replace(self._record, finished=True))
+        size = Path(self._output).stat().st_size
+        _write_record(self._output, replace(self._record, finished=True, size=size))
         self.file.finish()
 
 
-def conclude_finished(
-    resumption: Resumption,
-    requests: OpenInput,
-    parser: RequestParser,
-    options: RunOptions,
-    waiting: Waiting,
-) -> int | None:
-    """Return the exit status of a run that has nothing left to do, else None.
-
-    Every request and every result is looked at, but no model is called.
-    waiting: entered meanwhile.
-    """
+def conclude_finished(resumption: Resumption, options: RunOptions) -> int | None:
+    """Return the exit status of a run that has nothing left to do, else None."""
     more = options.trace, options.summary_json, options.report, options.timeseries, options.otel
     if options.is_exposed or options.stats or any(output is not None for output in more):
         return None  # only decoding again gives that
     earlier = resumption.earlier
     if earlier is None or not resumption.has_finished:
         return None
-    with waiting():
-        num_failed, reader = 0, RequestReader(requests.lines(), parser)
-        for number, _, line in reader:
-            if isinstance(line, BadLine):
-                if not earlier.has_rejected(number):
-                    return None
-                num_failed += 1
-                continue
-            results = earlier.results_of(line.request)
-            if len(results) < line.request.n:
-                return None
-            num_failed += any(result.error is not None for result in results.values())
     if not options.quiet:
-        name, whole = resumption.file.name, counted(reader.num_read, "request")
-        text = f"nothing to do: {name} has all results of {whole}"
-        if num_failed:
-            text += f"; {num_failed:,} failed (see --retry-failed)"
+        name, whole = resumption.file.name, counted(earlier.num_results, "result")
+        text = f"nothing to do: {name} is complete with {whole}"
+        if earlier.num_failed:
+            text += f"; {earlier.num_failed:,} failed (see --retry-failed)"
         say(printable_lines(f"{text}\n"))
-    return 1 if num_failed else 0
+    return 1 if earlier.num_failed else 0
 
 
 def _why_not_replaced(earlier: RunRecord | None) -> str:
@@ -504,11 +486,11 @@ class EarlierResults:
 
     is_copy: added lines are also written to `lines`.
     end: the offset behind the last added line.
-    num_results, num_answered: added results, and the input lines they answer.
+    num_results, num_failed: added results, and those of failed requests.
     """
 
     def __init__(self, lines: BinaryIO, *, is_copy: bool = False) -> None:
-        self.end = self.num_results = self.num_answered = 0
+        self.end = self.num_results = self.num_failed = 0
         self.lines, self._is_copy = lines, is_copy
         self._offsets = IdRegistry()
 
@@ -523,13 +505,7 @@ class EarlierResults:
                     f"line {number}: it is one of two results {result.index} "
                     f"of request {result.id!r}; {REPAIR}"
                 )
-            # An input line is answered once, though later samples may come before the first.
-            if place > 0:
-                is_first = offsets.add(f"+ {result.id}", 0) is None
-                is_first &= offsets.find(f"0 {result.id}") is None
-            else:
-                is_first = place < 0 or offsets.find(f"+ {result.id}") is None
-            self.num_answered += is_first
+            self.num_failed += result.error is not None
         self.num_results += len(results)
         if self._is_copy:
             self.lines.write(line)

@@ -18,7 +18,6 @@ from batcher.garbage import look_seldom
 from batcher.models.base import number_of
 from batcher.models.simulated import SimulatedModel
 from batcher.remote.model import RemoteModel
-from batcher.requests.lines import RequestParser
 
 from ..errors import WriteError
 from ..models import is_real
@@ -127,9 +126,6 @@ class RunSetup(EngineSetup):
             on_bad_line=None if is_reported else self.report.add,
         )
 
-    def any_parser(self) -> RequestParser:
-        return RequestParser(self.capabilities)
-
 
 def run_events(options: RunOptions) -> Iterator[Event]:
     """Yield the events of a run; nothing is written but problems of the input, to stderr."""
@@ -199,9 +195,7 @@ def run(
         resumption = stack.enter_context(
             opened.resumption.prepare(setup.options, opened.requests, setup.run_event())
         )
-        status = conclude_finished(
-            resumption, opened.requests, setup.any_parser(), setup.options, stop.waiting
-        )
+        status = conclude_finished(resumption, setup.options)
         if status is not None:
             return status
         try:

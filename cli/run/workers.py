@@ -22,7 +22,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import Event, RestartEvent, RunEvent
 from batcher.metrics.summary import EngineState, RunMetrics
 from batcher.request import NOTHING_UNREAD, Request, Unread
-from batcher.requests.lines import BadLine, ParsedLine, RequestParser
+from batcher.requests.lines import BadLine, ParsedLine
 from batcher.requests.results import decode_result_line
 from batcher.trace.run import RequestFold, is_follower
 
@@ -45,7 +45,7 @@ from .input import (
 from .loop import RunOutcome
 from .problems import InvalidInput, ProblemReport, say
 from .results import InputOrder
-from .resume import EarlierResults, parser_for_any_model
+from .resume import EarlierResults
 from .run_options import RunOptions
 from .worker import CheckedLine, Line
 
@@ -612,9 +612,6 @@ class Workers(Gauges):
     @property
     def num_all_steps(self) -> int:
         return sum(self.num_steps)
-
-    def any_parser(self) -> RequestParser:
-        return parser_for_any_model()
 
     def put_back(self, index: int, lines: bytes) -> list[bytes]:
         return [lines] if self._order is None else self._order.put(index, lines)

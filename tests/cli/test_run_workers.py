@@ -392,6 +392,6 @@ def test_a_finished_run_of_workers_leaves_nothing_to_do(tmp_path, capfd):
     again = options_of(tmp_path, force=False, resume=True, quiet=False)
     capfd.readouterr()
     assert run_inner(again)[0] == 1
-    told = f"{again.output} has all results of 7 requests; 1 failed (see --retry-failed)"
+    told = f"{again.output} is complete with 7 results; 1 failed (see --retry-failed)"
     assert capfd.readouterr().err == f"nothing to do: {told}\n"
     assert (tmp_path / "results.jsonl").read_bytes() == before
