@@ -1,15 +1,15 @@
-"""Every error the project raises: a family for what users can cause, a class for our own bugs."""
+"""All errors of the project: a family that users can cause, and a class for our own bugs."""
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 REQUEST_ERROR_CODES = {
     "invalid-json": "the line is not one JSON object",
-    "invalid-text": "bytes that are not UTF-8, or a lone surrogate, which stands for no character",
+    "invalid-text": "bytes that are not UTF-8, or a lone surrogate, which is not a character",
     "unknown-field": "a field that requests do not have",
     "duplicate-field": "the same field twice in one object",
     "conflicting-fields": "a field and its synonym together, or fields that contradict each other",
-    "missing-field": "a field that must be there is not",
+    "missing-field": "a required field is missing",
     "invalid-type": "a value of the wrong type",
     "invalid-value": "a value of the right type that is not allowed",
     "unknown-token": "a token id outside the model's vocabulary",
@@ -18,27 +18,27 @@ REQUEST_ERROR_CODES = {
     "unsupported-model": "a field that this model, or this installation, cannot serve",
     "unsupported-option": "an option of OpenAI or vLLM that is not supported",
     "too-many-parts": "a line of more than 131,072 strings, lists and objects",
-    "duplicate-id": "an id that an earlier request has already",
+    "duplicate-id": "an id that an earlier request has",
 }
 INPUT_ERROR_CODES = {
     "line-too-long": "a line of more than 64 MiB",
     "arrival-order": "on a pipe, a request that arrives before the one before it",
 }
 FIT_ERROR_CODES = {
-    "empty-prompt": "a prompt without a token, for a model that needs one to begin with",
-    "prompt-too-long": "a prompt that leaves no room for output in the model's context",
+    "empty-prompt": "a prompt without tokens, for a model that needs one",
+    "prompt-too-long": "a prompt that fills the model's context",
 }
 RUN_ERROR_CODES = {
-    "model-error": "the model raised, or gave no usable token or logits for the row",
-    "call-timeout": "the LLM has not answered within the time that a call may take",
-    "too-few-outputs": "beam search found fewer outputs than were asked for",
-    "constraint-error": "the output broke its constraint, or nothing was left that keeps it",
-    "server-error": "a server refused the request, or its answer did not come whole",
-    "content-filter": "a server's content filter refused the request, or broke its answer off",
+    "model-error": "the model raised, or returned no usable token or logits for the row",
+    "call-timeout": "the LLM has not answered within --call-timeout",
+    "too-few-outputs": "beam search found fewer outputs than requested",
+    "constraint-error": "the output broke its constraint, or no token could continue it",
+    "server-error": "a server refused the request, or its answer is incomplete",
+    "content-filter": "a server's content filter refused the request or cut its answer",
     "refusal": "a server's model refused to answer",
-    "kv-too-small": "all blocks together cannot hold what the request may need",
-    "worker-died": "each worker that decoded the request by itself has died of it",
-    "session-failed": "the request before it in its session failed, or was aborted",
+    "kv-too-small": "the request may need more blocks than there are",
+    "worker-died": "each worker that decoded the request alone died",
+    "session-failed": "the previous request of its session failed or was aborted",
 }
 CLIENT_FAULTS = {
     "too-few-outputs",
@@ -47,32 +47,28 @@ CLIENT_FAULTS = {
     "refusal",
     "kv-too-small",
 }
-"""Those of RUN_ERROR_CODES that the same request meets again, so its status is 400."""
+"""Those of RUN_ERROR_CODES that will happen again to the same request: its status is 400."""
 ERROR_CODES = REQUEST_ERROR_CODES | INPUT_ERROR_CODES | FIT_ERROR_CODES | RUN_ERROR_CODES
 
 
 class BatchdecodeError(Exception):
-    """A mistake outside the project's code; its message is for the person who can mend it."""
+    """A mistake outside the project's code; the message says how to fix it."""
 
 
 class ModelError(BatchdecodeError):
-    """A model raised, or answered something that is not one token id per row."""
+    """A model raised, or did not return one token id per row."""
 
 
 class LostModelError(BatchdecodeError):
-    """A model that will not answer any more, whatever it is asked: nothing can go on with it."""
+    """A model that will not answer any more: the run cannot continue."""
 
 
 Path = tuple[str | int, ...]
-"""Where in a request something is: ("stop_sequence", 2, 0) is stop_sequence[2][0]; () is all."""
+"""A place in a request: ("stop_sequence", 2, 0) is stop_sequence[2][0]; () is the request."""
 
 
 class FieldProblem(Struct, frozen=True):
-    """One thing wrong with one field of a request.
-
-    `path` leads to the value.  is_key: the fault is not the value's but that of the last name on
-    the path.
-    """
+    """One mistake in one field; is_key: whether the last name on `path` is wrong, not its value."""
 
     code: str
     path: Path
@@ -82,13 +78,13 @@ class FieldProblem(Struct, frozen=True):
 
     @property
     def field(self) -> str | None:
-        """The path as a person writes it, `stop_sequence[2][0]`; None for the whole request."""
+        """The path as text, `stop_sequence[2][0]`; None for the whole request."""
         text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
         return text.removeprefix(".") or None
 
 
 class GrammarError(BatchdecodeError):
-    """A constraint that cannot be compiled; `path` leads to the fault, as in a FieldProblem."""
+    """A constraint that cannot be compiled; path: as in a FieldProblem."""
 
     def __init__(self, path: Path, message: str) -> None:
         self.path = path
@@ -96,7 +92,7 @@ class GrammarError(BatchdecodeError):
 
 
 class EncodingError(BatchdecodeError):
-    """A text that the model's tokenizer cannot encode; code: one of REQUEST_ERROR_CODES."""
+    """A text that the tokenizer cannot encode; code: one of REQUEST_ERROR_CODES."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
@@ -109,11 +105,7 @@ def not_encoded(path: Path, error: EncodingError) -> FieldProblem:
 
 
 class Failure(Struct, frozen=True):
-    """Why one row has no token, and what a person should know.
-
-    code: one of RUN_ERROR_CODES or, of what is never computed, FIT_ERROR_CODES.  status: of the
-    answer of a server, if it sent one.
-    """
+    """Why a row has no token; code: of RUN_ERROR_CODES or FIT_ERROR_CODES; status: an HTTP one."""
 
     code: str
     message: str
@@ -121,7 +113,7 @@ class Failure(Struct, frozen=True):
 
 
 class RequestError(BatchdecodeError):
-    """The request with this id cannot be decoded as it stands; `problems` lists what is wrong."""
+    """The request with this id is not valid; `problems` lists its mistakes."""
 
     def __init__(self, request_id: str, problems: list[FieldProblem]) -> None:
         self.request_id, self.problems = request_id, problems
@@ -135,19 +127,19 @@ def id_in_use(request_id: str) -> RequestError:
 
 
 def writable(text: str) -> str:
-    """Return `text` with a question mark for each lone surrogate, which no file can hold."""
+    """Return `text` with a question mark for each lone surrogate."""
     return text.encode(errors="replace").decode()
 
 
 def describe(error: BaseException) -> str:
-    """Return what an exception of somebody else's code says, whatever its text holds."""
+    """Return the type and text of an exception of a user's code."""
     kind = type(error).__name__
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - even this is somebody else's code
+    except Exception:  # noqa: BLE001 - the exception's own code
         return kind
     return writable(f"{kind}: {text}")
 
 
 class InvariantError(Exception):
-    """A bug in batchdecode itself: something that must never happen did."""
+    """A bug in batchdecode itself."""

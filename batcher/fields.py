@@ -1,6 +1,6 @@
-"""What a table says of a field: records whose annotations are all there is to know of their fields.
+"""Tables of fields: records with annotations that say everything about their fields.
 
-Rule: whoever needs a range, a default or a word for people reads it here, from the annotation.
+Rule: ranges, defaults and descriptions are read from the annotation, here.
 """
 
 from collections.abc import Mapping
@@ -34,10 +34,7 @@ def read_number(text: str, kind: type[Number]) -> Number:
 
 
 class Range(Struct, frozen=True):
-    """The numbers from `smallest`, itself included unless `is_open`, to `largest`.
-
-    is_integer: whether only integers are among them.  unit: what a message adds.
-    """
+    """Numbers from `smallest`, included unless `is_open`, to `largest`; unit: for messages."""
 
     smallest: int
     largest: int
@@ -53,7 +50,7 @@ class Range(Struct, frozen=True):
         return f"{noun} from {self.smallest} to {self.largest}"
 
     def holds(self, value: float) -> bool:
-        """Return whether the number is in the range; NaN is in none."""
+        """Return whether the number is in the range; NaN is not."""
         is_above = self.smallest < value if self.is_open else self.smallest <= value
         return is_above and value <= self.largest
 
@@ -66,7 +63,7 @@ def range_in_words(smallest: float | None, largest: float | None) -> str:
 
 
 def expected_of(kind: Any) -> str:
-    """Return what a message says of what a type holds, null aside: `an integer from 1 to 64`."""
+    """Return what a message expects of a type, except null: `an integer from 1 to 64`."""
     if get_origin(kind) in _UNIONS:
         return " or ".join(expected_of(part) for part in get_args(kind) if part is not NoneType)
     if get_origin(kind) is Literal:
@@ -85,7 +82,7 @@ def expected_of(kind: Any) -> str:
 
 
 def check_types(record: Struct, facts: Mapping[str, "FieldFacts"]) -> None:
-    """Raise a BatchdecodeError if a field that `facts` names has a value of another type."""
+    """Raise a BatchdecodeError if a field in `facts` has a value of another type."""
     for name, field in facts.items():
         value = getattr(record, name)
         try:
@@ -96,13 +93,12 @@ def check_types(record: Struct, facts: Mapping[str, "FieldFacts"]) -> None:
 
 
 def _in_words(number: float) -> str:
-    """Return a number of a range, none of which is less than a millionth apart from a whole one."""
     text = f"{number:,.6f}" if isinstance(number, float) else f"{number:,}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 class FieldFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a field of any record; words: what it means, in Markdown."""
+    """A field of any record; words: its description, in Markdown."""
 
     words: str = ""
     name: str = ""
@@ -115,13 +111,12 @@ class FieldFacts(Struct, frozen=True, kw_only=True):
 
 
 class Field(FieldFacts, frozen=True):
-    """What is to be known of a field of a request.
+    """A field of a request.
 
-    shape: its type and default for people, where the type does not tell.  unit: of a number.  idle:
-    the values by which it asks for nothing, if there are more than its default.  needs_logits:
-    whether a model that gives only tokens cannot serve it.  excludes: fields it cannot go with, and
-    why; it is the one to leave out.  needs: the field that it has no effect without, and how to
-    give that.
+    shape: its type and default in words, if the type does not say it.  unit: of a number.  idle:
+    values without effect, besides the default.  needs_logits: whether a model that returns only
+    tokens cannot serve it.  excludes: fields it cannot go with, and why; this field is to be left
+    out.  needs: the field without which it has no effect, and how to give that one.
     """
 
     shape: str | None = None
@@ -179,18 +174,17 @@ def range_of(kind: Any, unit: str = "") -> Range | None:
 
 
 def fields_of(record: type[Struct]) -> dict[str, Any]:
-    """Return what the annotations of a record tell of its fields, by their names.
+    """Return the fields of a record by their names, read from its annotations.
 
-    Each tells the words and the shape as texts, and what else there is in a Field; or all of it in
-    something like one.  That learns its name, type and default.
+    An annotation has the description, the shape, and the rest in a Field or another FieldFacts.
     """
     hints = get_type_hints(record, include_extras=True)
     found = {}
     for field in fields(record):
-        kind, *told = get_args(hints[field.name])
-        limits = [part for part in told if isinstance(part, Meta)]
-        facts = next((part for part in told if isinstance(part, FieldFacts)), Field())
-        texts = [part for part in told if isinstance(part, str)]
+        kind, *given = get_args(hints[field.name])
+        limits = [part for part in given if isinstance(part, Meta)]
+        facts = next((part for part in given if isinstance(part, FieldFacts)), Field())
+        texts = [part for part in given if isinstance(part, str)]
         found[field.name] = replace(
             facts,
             name=field.name,

@@ -1,7 +1,7 @@
-"""Somebody else's code: how it is named, called and asked, and what is told of what it raises.
+"""Users' own code: import it, call it, and report what it raises.
 
-What it forks ends where it would come back to ours; an attribute that it lacks is not one whose
-code fails.
+A process that such code forks ends where it would return to ours.  An attribute error inside its
+code is not mistaken for a missing attribute.
 """
 
 import os
@@ -25,16 +25,15 @@ if TYPE_CHECKING:
     from traceback import TracebackException
 
 ABSENT: Any = object()
-MAX_FRAMES = 20  # of a traceback, those nearest to where it was raised
+MAX_FRAMES = 20  # of a traceback, the innermost
 _HOST = re.compile(r"(https?://)?([\w.-]+(?::\d+)?|\[[0-9a-fA-F:]+\](?::\d+)?)(/\S*)?", re.ASCII)
 _OURS = str(Path(__file__).parent) + os.sep
 
 
 class Raised(Struct, frozen=True):
-    """An exception without its frames, which would keep alive all that they hold.
+    """An exception without its frames, which would keep objects alive.
 
-    said: its type and its text.  place: file and line of the code that raised it, those of
-    libraries only if need be.
+    said: its type and text.  place: file and line that raised it, in the user's code if possible.
     """
 
     said: str
@@ -42,15 +41,15 @@ class Raised(Struct, frozen=True):
     _trace: "TracebackException | None"
 
     def __str__(self) -> str:
-        is_told = self.place is None or self.place in self.said  # as by a SyntaxError
-        return self.said if is_told else f"{self.said} ({self.place})"
+        has_place = self.place is None or self.place in self.said  # a SyntaxError names it
+        return self.said if has_place else f"{self.said} ({self.place})"
 
     @property
     def traceback(self) -> str:
-        """The traceback as Python prints it, from the code of others on."""
+        """The traceback as Python prints it, from the user's code on."""
         try:
             lines = [] if self._trace is None else list(self._trace.format())
-        except Exception:  # noqa: BLE001 - an exception may be as odd as its author wants
+        except Exception:  # noqa: BLE001 - the exception's own code
             lines = []
         return "".join(lines) or f"{self.said}\n"
 
@@ -59,7 +58,7 @@ LISTENERS: list[Callable[[Raised], None]] = []
 
 
 class RaisedError(BatchdecodeError):
-    """Somebody else's code raised where nothing can go on."""
+    """A user's code raised, and the run cannot continue."""
 
     def __init__(self, message: str, what: Raised) -> None:
         super().__init__(message)
@@ -67,8 +66,7 @@ class RaisedError(BatchdecodeError):
 
 
 def raised(error: BaseException) -> Raised:
-    """Return what is to be told of `error`."""
-    from traceback import TracebackException  # noqa: PLC0415 - once something is raised
+    from traceback import TracebackException  # noqa: PLC0415 - after an error
 
     start = next((tb for tb in _walk(error) if not _is_ours(tb.tb_frame.f_code.co_filename)), None)
     try:
@@ -81,24 +79,24 @@ def raised(error: BaseException) -> Raised:
 
 
 def note_raised(what: Raised) -> None:
-    """Tell LISTENERS and the logger `batcher` that a model raised this, and the run goes on."""
-    import logging  # noqa: PLC0415 - only where something is raised
+    """Report an exception of a model to LISTENERS and the logger `batcher`; the run continues."""
+    import logging  # noqa: PLC0415 - after an error
 
     for listener in LISTENERS:
         listener(what)
 
     logger = logging.getLogger("batcher")
     if not logger.handlers:
-        logger.addHandler(logging.NullHandler())  # or else Python would print it by itself
+        logger.addHandler(logging.NullHandler())  # else Python prints it
     if logger.isEnabledFor(logging.ERROR):
         logger.error("%s", what.traceback)
 
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """Run code of others inside: whatever it raises becomes a RaisedError that begins with `what`.
+    """Turn whatever the code inside raises into a RaisedError that begins with `what`.
 
-    But for KeyboardInterrupt, which breaks off a wait for it.
+    KeyboardInterrupt passes through.
     """
     try:
         with child_ends_here():
@@ -112,10 +110,9 @@ def calling(what: str) -> Iterator[None]:
 
 @contextmanager
 def child_ends_here() -> Iterator[None]:
-    """End a process that was forked inside, before it goes on with what is its parent's.
+    """End a process that was forked inside before it returns to its parent's code.
 
-    It ends as one of Python's does, but without what is to be done at exit: buffers and locks are
-    those of the parent, too.
+    It skips exit handlers: buffers and locks are the parent's, too.
     """
     process = os.getpid()
     try:
@@ -134,23 +131,23 @@ def child_ends_here() -> Iterator[None]:
 
 
 def meant_server(text: str) -> str | None:
-    """Return the model that `text`, a host or a URL, may stand for: openai:URL; None for others."""
+    """Return openai:URL if `text` is a host or a URL, else None."""
     match = _HOST.fullmatch(text)
     return match and f"openai:{match[1] or 'http://'}{match[2]}{match[3] or '/v1'}"
 
 
 def import_object(spec: str, kind: str, known: str) -> object:
-    """Return what `package.module:name` names; the current folder is importable.
+    """Import `package.module:name`, also from the current folder.
 
-    kind: what it is meant to be, for messages; known: what else it may be, likewise.
+    kind: what it should be, for messages; known: the other choices, likewise.
 
     Raises:
-        BatchdecodeError: there is no such thing.
-        RaisedError: the module's own code raised.
+        BatchdecodeError: it does not exist.
+        RaisedError: the module raised.
     """
     module_name, separator, name = spec.partition(":")
     if not (module_name and separator and _is_dotted(name)):
-        from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+        from difflib import get_close_matches  # noqa: PLC0415 - mistakes only
 
         near = get_close_matches(spec, known.split(", "), n=1)
         hint = f" (did you mean {near[0]}?)" if near else _as_module(spec, "NAME")
@@ -160,7 +157,7 @@ def import_object(spec: str, kind: str, known: str) -> object:
     if not _is_dotted(module_name) or module_name.endswith(".py"):
         hint = _as_module(module_name, name)
         raise BatchdecodeError(
-            f"unknown {kind} {spec!r}: {module_name!r} is no package.module{hint}"
+            f"unknown {kind} {spec!r}: {module_name!r} is not a package.module{hint}"
         )
     here = str(Path.cwd())
     if here not in sys.path:
@@ -172,7 +169,7 @@ def import_object(spec: str, kind: str, known: str) -> object:
         with calling(f"cannot import {spec}:"):  # it may have a `__getattr__`
             found = attribute_of(holder, part)
         if found is ABSENT:
-            from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+            from difflib import get_close_matches  # noqa: PLC0415 - mistakes only
 
             near = get_close_matches(name, dir(holder), n=1)
             hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
@@ -198,10 +195,7 @@ def _is_dotted(text: str) -> bool:
 
 
 def attribute_of(holder: Any, name: str, default: Any = ABSENT) -> Any:
-    """Return an attribute of `holder`, `default` if it has none of this name.
-
-    What the code behind the attribute raises, be it an AttributeError, passes through.
-    """
+    """Return an attribute or `default`; an AttributeError of the attribute's own code is raised."""
     try:
         return getattr(holder, name)
     except AttributeError as error:
@@ -216,11 +210,7 @@ def has_attribute(holder: Any, name: str) -> bool:
 
 
 def check_members(what: str, value: object, protocol: type) -> None:
-    """Make sure that `value`, which is called `what`, has all that a protocol names.
-
-    Raises:
-        BatchdecodeError: it has not.
-    """
+    """Raise a BatchdecodeError unless `value`, called `what`, has all members of a protocol."""
     names = [name for name in {**protocol.__annotations__, **vars(protocol)} if name[0] != "_"]
     lacking = [name for name in names if not has_attribute(value, name)]
     if lacking:
@@ -256,7 +246,7 @@ def _is_ours(filename: str) -> bool:
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    import sysconfig  # noqa: PLC0415 - only where something is raised
+    import sysconfig  # noqa: PLC0415 - after an error
 
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return tuple({sysconfig.get_path(name) + os.sep for name in names})

@@ -1,7 +1,7 @@
-"""Prompts as requests state them, read into token ids.
+"""Prompts of requests as token ids.
 
-Rule: the tokens that a `length` stands for depend on its seed, their place in the segment and the
-size of the vocabulary, and on nothing else: equal segments share cached blocks.
+Rule: the tokens of a `length` depend only on its seed, their position in the segment and the size
+of the vocabulary: equal segments share cached blocks.
 """
 
 from array import array
@@ -34,9 +34,9 @@ _HALF = np.uint64(32)  # bits
 
 
 class Undrawn(Struct, frozen=True, gc=False):
-    """Tokens of which some are still to be drawn: those of segments that give a length.
+    """A prompt with segments that give a length; their tokens are drawn when they are needed.
 
-    parts: in order, tokens and such segments.  ends: of each, counted in tokens.
+    parts: tokens and such segments, in order.  ends: the end of each, in tokens.
     """
 
     parts: list[Tokens | PromptSegment]
@@ -64,10 +64,10 @@ class Undrawn(Struct, frozen=True, gc=False):
 
 
 class Prompt(Struct, gc=False):
-    """A prompt as the model reads it; what is drawn of it is drawn when it is first asked for.
+    """A prompt as the model reads it.
 
-    segment_ends: for each segment that has tokens where it ends, counted in tokens, and its
-    eviction priority: cached blocks of the lowest are given up first.  () without segments.
+    segment_ends: end in tokens and eviction priority of each segment with tokens; cached blocks of
+    the lowest priority are evicted first.  () without segments.
     """
 
     drawn: Tokens | Undrawn
@@ -80,22 +80,19 @@ class Prompt(Struct, gc=False):
 
     @property
     def tokens(self) -> Tokens:
-        """Its tokens, which nobody is to change."""
+        """Its tokens; do not change the list."""
         if isinstance(self.drawn, Undrawn):
             self.drawn = self.drawn.draw(0, self.num_tokens)
         return self.drawn
 
     def read(self, start: int, stop: int) -> Tokens:
-        """Return the tokens from `start` up to `stop`, or the last.
-
-        Of a long prompt, what is drawn for that is not kept.
-        """
+        """Return tokens start..stop without keeping what is drawn for a long prompt."""
         if isinstance(self.drawn, Undrawn) and self.drawn.num_tokens > MANY:
             return self.drawn.draw(start, stop)
         return self.tokens[start:stop]
 
     def after(self, history: Tokens, vocab_size: int | None) -> "Prompt":
-        """Return the prompt of a turn that goes on from the tokens of `history`."""
+        """Return the prompt of a turn that continues `history`."""
         start = len(history)
         segment_ends = tuple((start + end, priority) for end, priority in self.segment_ends)
         if segment_ends and start:
@@ -115,20 +112,18 @@ class Prompt(Struct, gc=False):
 def read_prompt(
     prompt: PromptInput, field: str, request_id: str, model: Model, history: Tokens = NO_TOKENS
 ) -> Prompt:
-    """Return the tokens of a valid `prompt`, which is the value of `field`, after those before it.
+    """Return the tokens of a valid `prompt`, the value of `field`; a list of ids is not copied.
 
-    The list is the prompt's own if that is one of token ids, and nothing is before it.
-
-    history: the tokens of the turns before it in its session.
+    history: tokens of the earlier turns of its session.
 
     Raises:
-        RequestError: the model's tokenizer fails on a text.
+        RequestError: the tokenizer fails on a text.
     """
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], PromptSegment)):
         prefix = NO_TOKENS if history else prefix_of(prompt, model.tokenizer)
         own = _read(prompt, field, request_id, model, prefix)
     else:
-        own = Prompt(prompt)  # type: ignore[arg-type]  # of ids, then
+        own = Prompt(prompt)  # type: ignore[arg-type]  # token ids
     return own.after(history, model.vocab_size) if history else own
 
 
@@ -159,7 +154,7 @@ def _read(
 
 
 def prefix_of(prompt: PromptInput, tokenizer: Tokenizer) -> Tokens:
-    """Return the tokens before a prompt that begins with a text, such as BOS, if there are any."""
+    """Return the tokens that the tokenizer puts before a text, such as BOS."""
     prefix: Tokens = getattr(tokenizer, "prefix_token_ids", NO_TOKENS)
     is_text = isinstance(prompt, str) or (has_segments(prompt) and prompt[0].text is not None)
     return prefix if is_text else NO_TOKENS
@@ -170,12 +165,12 @@ def has_segments(prompt: PromptInput) -> TypeGuard[list[PromptSegment]]:
 
 
 def eviction_priority_of(segment: PromptSegment) -> int:
-    """Return how late cached blocks of `segment` are given up: a higher priority is kept longer."""
+    """Return the eviction priority of cached blocks; the highest is evicted last."""
     return PINNED if segment.pin else EVICTION_PRIORITIES[segment.type]
 
 
 def count_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
-    """Return how many tokens a valid `prompt` has, its prefix not counted, without drawing any."""
+    """Return the number of tokens of a valid `prompt`, without its prefix."""
     if isinstance(prompt, str):
         return len(encoded(prompt, tokenizer))
     if not has_segments(prompt):
@@ -184,10 +179,7 @@ def count_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
 
 
 def num_lasting_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
-    """Return how many tokens a valid `prompt` begins with that are the system's.
-
-    They stay when the oldest turns of a session are dropped.
-    """
+    """Return the number of system tokens at the start of a prompt, which a session never drops."""
     if not has_segments(prompt):
         return 0
     return sum(_count(one, tokenizer) for one in takewhile(lambda o: o.type == "system", prompt))
@@ -205,7 +197,7 @@ def _drawn_tokens(seed: int | str, start: int, stop: int, vocab_size: int | None
     first = FIRST_ORDINARY_TOKEN if size > FIRST_ORDINARY_TOKEN else 0
     places = np.arange(start, stop, dtype=np.uint64)
     bits = scramble(places * _STEP + np.uint64(_hash(seed)))
-    # The upper half, as a fraction of 2^32, of so many tokens.
+    # The upper half, as a fraction of 2^32, scaled to the number of tokens.
     drawn = ((bits >> _HALF) * np.uint64(size - first)) >> _HALF
     token_ids = drawn.view(np.int64) + first
     if stop - start <= MANY:
@@ -216,20 +208,16 @@ def _drawn_tokens(seed: int | str, start: int, stop: int, vocab_size: int | None
 
 
 def _hash(seed: int | str) -> int:
-    """Return 64 bits that are the same in every process; neighbouring seeds have nothing alike."""
+    """Return 64 well mixed bits, the same in every process."""
     if isinstance(seed, str):
-        from hashlib import blake2b  # noqa: PLC0415 - few prompts need it, and it loads OpenSSL
+        from hashlib import blake2b  # noqa: PLC0415 - rare, and it loads OpenSSL
 
         return int.from_bytes(blake2b(seed.encode(), digest_size=_BITS // 8).digest(), "little")
     return int(scramble(seed & (2**_BITS - 1)))
 
 
 def encoded(text: str, tokenizer: Tokenizer, vocab_size: int | None = None) -> Tokens:
-    """Return the tokens of `text`; of a long one, without ever making a list, if that can be.
-
-    Raises:
-        EncodingError: the tokenizer fails on it.
-    """
+    """Return the tokens of `text`, as an array if it is long; raise an EncodingError."""
     if len(text) > MANY:
         encode_array = getattr(tokenizer, "encode_array", None)
         if encode_array is not None:
@@ -248,13 +236,12 @@ def _encode(text: str, path: tuple[str | int, ...], request_id: str, model: Mode
 def block_contents(
     prompt: Prompt, output: Tokens, start: int, stop: int, size: int, typecode: str
 ) -> Iterator[bytes]:
-    """Yield the tokens start..stop of a prompt and what follows it as bytes, `size` by `size`.
+    """Yield the tokens start..stop of a prompt and its output as bytes, in blocks of `size`.
 
-    They are read piece by piece, the first block by itself: most ask for no more.  What is drawn
-    for that of a long prompt is not kept.
+    The first block is read by itself, as most callers need no more.  Drawn tokens of a long prompt
+    are not kept.
 
-    output: of what follows the prompt, the tokens that are among them.
-    typecode: of tokens in an item.
+    output: ends at `stop`.  typecode: of an array of tokens.
     """
     num_prompt, num_read = stop - len(output), size
     while start < stop:

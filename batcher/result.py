@@ -1,7 +1,4 @@
-"""What goes out: the result that a request is given.
-
-Names and order of the fields are the contract of docs/requests-and-results.md.
-"""
+"""The result of a request; docs/requests-and-results.md fixes the names and order of its fields."""
 
 from typing import Any, Literal
 
@@ -10,7 +7,7 @@ from msgspec import Struct
 from batcher.errors import InvariantError
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
-NUM_DIGITS = 6  # of log-probabilities, after the point
+NUM_DIGITS = 6  # of log-probabilities, after the decimal point
 
 FinishReason = Literal["stop", "length", "error", "aborted"]
 StopReason = int | list[int] | str | None
@@ -20,18 +17,14 @@ ConstraintCheck = Literal["none"]
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """How many tokens went in and came out."""
+    """Numbers of prompt and output tokens."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class StepTimes(Struct, frozen=True, gc=False):
-    """The steps at which things happened to a request; None for what never did.
-
-    `finished` is the step that generated the last token, so a request holds its slot from
-    `admitted` up to and including `finished`.
-    """
+    """Steps of a request's events, or None; its slot is held from `admitted` to `finished`."""
 
     arrived: int | None
     admitted: int | None
@@ -40,10 +33,7 @@ class StepTimes(Struct, frozen=True, gc=False):
 
 
 class ErrorInfo(Struct, frozen=True, omit_defaults=True):
-    """Why a request failed; line, column and field where the fault is in its text.
-
-    status: of the answer of a server, if it sent one.
-    """
+    """Why a request failed; line, column and field of a mistake in it; status of an HTTP error."""
 
     code: str
     message: str
@@ -54,9 +44,9 @@ class ErrorInfo(Struct, frozen=True, omit_defaults=True):
 
 
 class TopLogprob(Struct, frozen=True, gc=False):
-    """A token and the natural logarithm of its probability, at least LOWEST_LOGPROB.
+    """A token and its natural log-probability, at least LOWEST_LOGPROB.
 
-    token: its id; its text where a server does not tell that.
+    token: its id; its text if a server does not report ids.
     """
 
     token: int | str
@@ -64,7 +54,7 @@ class TopLogprob(Struct, frozen=True, gc=False):
 
 
 class TokenLogprob(Struct, frozen=True, gc=False):
-    """A generated token, and the most likely ones where it stands, most likely first."""
+    """A generated token, and the most likely tokens at its position, most likely first."""
 
     token: int | str
     logprob: float
@@ -72,10 +62,7 @@ class TokenLogprob(Struct, frozen=True, gc=False):
 
 
 class PromptLogprob(Struct, frozen=True, gc=False):
-    """A token of the prompt, and the most likely ones where it stands, most likely first.
-
-    Nothing goes before the first token, so its logprob is None, and `top` is empty.
-    """
+    """A token of the prompt, like TokenLogprob; the first has no logprob and an empty `top`."""
 
     token: int | str
     logprob: float | None
@@ -83,9 +70,9 @@ class PromptLogprob(Struct, frozen=True, gc=False):
 
 
 class Segment(Struct, frozen=True, gc=False):
-    """A part of the output that one state has generated, the markers cut out.
+    """The output of one state, without markers.
 
-    tokens: those with a byte in `text`; one that goes over a marker may be in two segments.
+    tokens: those with a byte in `text`; a token across a marker may be in two segments.
     """
 
     state: str
@@ -94,18 +81,15 @@ class Segment(Struct, frozen=True, gc=False):
 
 
 class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """What a request was given: exactly one for every output of every request read.
+    """Exactly one for every output of every request.
 
-    index: which of the request's outputs it is, from 0.  tokens: None if a server does not tell
-    their ids.
-    What is None is not written: error, why it failed; cumulative_logprob, of all tokens, and
-    logprobs, of each, if asked for, and prompt_logprobs, of those of the prompt; score, that of
-    beam search; segments, if the request names states; constraint, whether an output that has to
-    follow one is a whole; constraint_check, that nothing but what made it could tell;
-    constraint_verified, keywords of the schema that only the check of the whole output has decided;
-    limit, which one an output of finish_reason "length" has reached, if it is not max_tokens; and
-    of a server's model reasoning, what it thought, refusal, what it said in place of an answer,
-    tool_calls and function_call, what it calls, in OpenAI's forms.
+    index: of the output, from 0.  tokens: None if a server does not report ids.  error: why it
+    failed.  cumulative_logprob, logprobs, prompt_logprobs: if requested.  score: of beam search.
+    segments: of a request with states.  constraint: whether the output is complete.
+    constraint_check: "none" if only the maker of the output could check it.  constraint_verified:
+    keywords of the schema that only the check of the whole output decided.  limit: that ended an
+    output of finish_reason "length", if not max_tokens.  From servers: reasoning, refusal,
+    tool_calls and function_call, in OpenAI's forms.  Fields that are None are not written.
     """
 
     id: str
@@ -134,7 +118,6 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 
     @property
     def token_ids(self) -> list[int]:
-        """The ids of its tokens, which whoever has a model knows."""
         if self.tokens is None:
-            raise InvariantError(f"nobody has told the tokens of {self.id!r}")
+            raise InvariantError(f"the token ids of {self.id!r} are not known")
         return self.tokens

@@ -1,8 +1,8 @@
-"""What decides a schedule beside the requests and the batch size: limits, orders, memory, time.
+"""Everything that decides a schedule, besides requests and batch size.
 
-Rule: the first line of a trace holds these, so whatever changes a schedule has a field here.  All
-there is to know of a setting stands beside it, and nowhere else: the options of the commands, their
-help and their table in docs/cli.md, the axes of comparisons and the checks of values follow.
+Rule: the first line of a trace holds these settings, so whatever changes a schedule is a field
+here.  Options of the commands, their help, docs/cli.md, the axes of comparisons and the checks of
+values follow from this table.
 """
 
 from collections.abc import Callable
@@ -21,24 +21,22 @@ PreemptFor = Literal["priority", "deadline"]
 
 DEFAULT_BLOCK_SIZE = 16  # tokens
 DEFAULT_AGING = 300.0  # seconds
-GRAMMAR_TIMEOUT = 5.0  # seconds of processor time that compiling a constraint may take
+GRAMMAR_TIMEOUT = 5.0  # seconds of processor time to compile a constraint
 DEFAULT_WATERMARK = 0.0  # of all blocks
 MAX_KV_BLOCKS, MAX_BLOCK_SIZE = 2**24, 2**20
 MIN_AGING, MAX_AGING = 1e-6, 1e9  # seconds, as an option takes them
 
-# What a person says of the prefix cache -> the setting.
 PREFIX_CACHE = {"on": True, "off": False, "auto": None}
 PREFIX_CACHE_WORDS = {setting: word for word, setting in PREFIX_CACHE.items()}
 
 
 class Setting(FieldFacts, frozen=True):
-    """What is to be known of a setting beside its type and its default.
+    """A setting: its option and its column in comparisons.
 
-    metavar: what stands for its value.  title: of its column in comparisons, rank: where that
-    stands.  smallest, largest: of a number that an option takes.  is_allowed: of a fraction,
-    must_be: what a message says of it; expected: what one of comparisons does, if that is not the
-    same.  has_effect: whether the setting has an effect beside the others; without: what it has
-    none without.  is_common: whether the short page of help has it.
+    metavar: of the option.  title, rank: of the column.  smallest, largest: range of a number.
+    is_allowed, must_be: check of a fraction and its message; expected: message in comparisons, if
+    different.  has_effect: whether it matters to these settings; without: what it needs to.
+    is_common: whether the short help page shows it.
     """
 
     metavar: str
@@ -67,7 +65,7 @@ class Setting(FieldFacts, frozen=True):
 
     @property
     def choices(self) -> dict[str, Any] | None:
-        """Its values as a person says them, None where they are not stated one by one."""
+        """The values by their words; None if the type has others."""
         if self.kind is bool:
             return PREFIX_CACHE
         if get_origin(self.kind) is not Literal:
@@ -76,12 +74,11 @@ class Setting(FieldFacts, frozen=True):
 
     @property
     def takes_none(self) -> bool:
-        """Whether a person may say "none": it stands for None, unless there is a word for that."""
+        """Whether "none" means None."""
         return self.is_optional and None not in (self.choices or {}).values()
 
     @property
     def shown_default(self) -> str:
-        """Its default as a person says it; empty for none."""
         if self.kind is int and self.default is None:
             return "no limit"
         return "" if self.default is None and self.takes_none else self.shown(self.default)
@@ -99,7 +96,7 @@ class Setting(FieldFacts, frozen=True):
 
 
 class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How requests are scheduled; docs/scheduling.md says more of what each one means."""
+    """How requests are scheduled; docs/scheduling.md explains each setting."""
 
     policy: Annotated[
         str,
@@ -209,14 +206,14 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def sees_all(self) -> bool:
-        """Whether who comes next depends on all that have arrived, and not on their order alone."""
+        """Whether the next request depends on all that have arrived, not only on their order."""
         return self.policy != "fcfs" or self.preempt_for is not None
 
     @property
     def beside_policy(self) -> dict[str, Any]:
-        told: dict[str, Any] = to_builtins(self)
-        told.pop("policy", None)
-        return told
+        settings: dict[str, Any] = to_builtins(self)
+        settings.pop("policy", None)
+        return settings
 
     @property
     def is_paged(self) -> bool:
@@ -224,8 +221,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 CacheWindows = tuple[int | None, ...]
-"""For each group of layers with a block table of its own how many tokens one reads there, its own
-included; None: all before it."""
+"""Attention window in tokens of each group of layers with a block table; None: unlimited."""
 
 ONE_GROUP: CacheWindows = (None,)
 DEFAULT_SCHEDULING = SchedulingSettings()

@@ -180,8 +180,8 @@ def test_a_model_is_found_in_the_current_folder(tmp_path, monkeypatch):
     [
         ("gpt", {}, None, "unknown model 'gpt', known: simulated, smollm2, FILE.gguf"),
         ("smolm2", {}, None, r"'smolm2' \(did you mean smollm2\?\), known: .*openai:URL"),
-        ("./my:x", {}, None, "unknown model './my:x': './my' is no package.module"),
-        ("my.py:x", {}, None, "'my.py' is no package.module"),
+        ("./my:x", {}, None, "unknown model './my:x': './my' is not a package.module"),
+        ("my.py:x", {}, None, "'my.py' is not a package.module"),
         ("no_such_module:x", {}, None, "cannot import no_such_module: ModuleNotFoundError"),
         ("math:pi", {}, None, "math:pi is neither a Model nor an LLM nor callable"),
         ("math:sqrt", {}, 4, "a seed is a setting of the simulated model"),

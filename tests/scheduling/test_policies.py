@@ -93,7 +93,7 @@ def test_a_policy_that_gives_no_number_is_named(
         ("math:pi", "the policy math:pi is no function, but a float"),
         (":rank", "unknown policy ':rank'"),
         ("math:", "unknown policy 'math:'"),
-        ("mo dule:rank", "is no package.module"),
+        ("mo dule:rank", "is not a package.module"),
     ],
 )
 def test_what_names_no_function_is_refused(name: str, message: str) -> None:
