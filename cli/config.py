@@ -1,8 +1,7 @@
-"""Settings of --config FILE.yaml: they go below flags and environment, and above the defaults.
+"""Settings in --config FILE.yaml: above the defaults, below the environment and flags.
 
-Rule: nothing in the file is ignored: a key that is no option is an error, and so is a value that
-may mean something else.  The file is a flat mapping, with a section for each kind of model.  An
-error names all mistakes in it, each with its place.
+The file is a flat mapping, with a section for each kind of model.  Unknown keys and ambiguous
+values are errors.  One message lists all mistakes in the file with their places.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ OF_MODELS = {"model", "chat", *LOADING_SETTINGS}
 OF_SCHEDULING = {*SETTINGS, *SPECULATION_SETTINGS, "check", "profile", "kv_memory"}
 OF_ROWS = ("max_tokens", "temperature", "top_p", "seed")
 OF_REQUESTS = {"batch", "keep_going", *OF_ROWS, *OF_MODELS, *OF_SCHEDULING}
-# The sections of models: the field of a command's record, and the record of their settings.
+# Sections of models: the field of the command's record, and the record of the settings.
 MODEL_SECTIONS = {
     "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
     "llm": ("llm_settings", "batcher.models.callables", "CallSettings"),
@@ -36,11 +35,11 @@ MODEL_SECTIONS = {
     "transformer": ("transformer_settings", "batcher.transformer.config", "TransformerSettings"),
     "hf": ("hf_settings", "batcher.transformer.config", "HFSettings"),
 }
-_MAX_SHOWN = 50  # mistakes in a file, as of bad requests
+_MAX_SHOWN = 50  # mistakes
 _TEXT_TAG = "tag:yaml.org,2002:str"
 
-Place = tuple[int, int]
-"""A line and a column of the file, from 1."""
+Place = tuple[int, int]  # line and column, from 1
+Problem = tuple[Place, str]
 
 
 class ConfigError(BatchdecodeError):
@@ -48,7 +47,7 @@ class ConfigError(BatchdecodeError):
 
 
 class FileSetting(NamedTuple):
-    """One key of the file, with its place; the value of a section is a list of settings."""
+    """A key of the file, its place and its value; that of a section is a list of settings."""
 
     place: Place
     key: str
@@ -56,43 +55,43 @@ class FileSetting(NamedTuple):
 
 
 def defaults_in(path: str, context: Any) -> dict[str, Any]:
-    """Return the defaults that the file `path` has for the options of the command of `context`.
+    """Return the defaults that the file sets for the options of the command of `context`.
 
     Raises:
-        ConfigError: the file cannot be read, or has a key that is no option; names all mistakes.
+        ConfigError: the file cannot be read, or has mistakes.
     """
     from typer import BadParameter  # noqa: PLC0415 - only when there is a file
 
     group: Any = context.find_root().command
-    known = {  # of any command, since one file may serve them all
+    known = {  # of every command, since one file may serve them all
         param.name: param
         for name in _COMMANDS
         for param in group.get_command(context, name).params
         if param.param_type_name == "option" and param.expose_value and not param.hidden
     }
-    known.pop("config")
+    del known["config"]
     options = {option.name: option for option in context.command.params}
     settings, found = _read(path)
     defaults, problems = {}, [*found]
-    for place, key, written in settings:
-        name, value = key.replace("-", "_"), written
+    for place, key, value in settings:
+        name = key.replace("-", "_")
         if key in MODEL_SECTIONS:
-            problems += _problems_in_section(place, key, written)
+            problems += _problems_in_section(place, key, value)
             continue
         if name not in known:
             names = {name.replace("_", "-") for name in known}.union(MODEL_SECTIONS)
             setting, _, meant = (name_here(key) or "").removeprefix("--").partition(" ")
+            problem = _unknown(key, sorted(names))
             if setting in names:
                 here = f"{setting}: {meant}" if meant else setting
-                problems.append((place, f"unknown setting {key}; here it is {here}"))
-            else:
-                problems.append((place, _unknown(key, sorted(names))))
+                problem = f"unknown setting {key}; here it is {here}"
+            problems.append((place, problem))
             continue
         kind = known[name].type
-        if isinstance(written, bool) and "on" in getattr(kind, "choices", ()):
-            value = "on" if written else "off"  # which are booleans in YAML
-        if value is not None and type(value) not in getattr(kind, "types", (str,)):  # True: none
-            expected = getattr(kind, "allowed", expected_of(str))  # with the range
+        if isinstance(value, bool) and "on" in getattr(kind, "choices", ()):
+            value = "on" if value else "off"  # noqa: PLW2901 - YAML reads them as booleans
+        if value is not None and type(value) not in getattr(kind, "types", (str,)):
+            expected = getattr(kind, "allowed", expected_of(str))
             problems.append((place, f"{key} must be {expected}, not {show(value)}"))
         elif name in options:
             try:
@@ -105,7 +104,7 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
 
 
 def model_settings(path: str) -> dict[str, dict[str, Any]]:
-    """Return the sections of models in a file that `defaults_in` accepts, by fields of a record."""
+    """Return the sections of models, by field of the command's record."""
     return {
         MODEL_SECTIONS[key][0]: {each.key: each.value for each in value}
         for _, key, value in _read(path)[0]
@@ -114,23 +113,22 @@ def model_settings(path: str) -> dict[str, dict[str, Any]]:
 
 
 def settings_in(path: str, record: type["Struct"]) -> dict[str, Any]:
-    """Return the settings in the file `path`, all of which are fields of `record`."""
+    """Return the settings in the file `path`, which have to be fields of `record`."""
     settings, problems = _read(path)
     _raise_all(path, [*problems, *_problems_of(settings, record)])
     return {setting.key: setting.value for setting in settings}
 
 
-def _problems_in_section(place: Place, key: str, value: Any) -> list[tuple[Place, str]]:
+def _problems_in_section(place: Place, key: str, value: Any) -> list[Problem]:
     if value is None:
         return []
     if not isinstance(value, list):
-        return [(place, f"{key}: its settings belong below it, each with a value")]
+        return [(place, f"{key}: write its settings below it, each with a value")]
     _, module, record = MODEL_SECTIONS[key]
     return _problems_of(value, getattr(import_module(module), record))
 
 
-def _problems_of(settings: list[FileSetting], record: type["Struct"]) -> list[tuple[Place, str]]:
-    """Return which `settings` are no fields of `record`, or have another type."""
+def _problems_of(settings: list[FileSetting], record: type["Struct"]) -> list[Problem]:
     import msgspec  # noqa: PLC0415 - only when there is a section
 
     types = {field.name: field.type for field in msgspec.structs.fields(record)}
@@ -146,8 +144,7 @@ def _problems_of(settings: list[FileSetting], record: type["Struct"]) -> list[tu
     return problems
 
 
-def _raise_all(path: str, problems: list[tuple[Place, str]]) -> None:
-    """Raise the mistakes in the file, if there are any: the first _MAX_SHOWN, in their order."""
+def _raise_all(path: str, problems: list[Problem]) -> None:
     if not problems:
         return
     ordered = sorted(problems, key=lambda problem: problem[0])
@@ -169,8 +166,8 @@ def _unknown(key: str, known: Sequence[str]) -> str:
 
 
 @cache  # a pipe can be read only once
-def _read(path: str) -> tuple[list[FileSetting], tuple[tuple[Place, str], ...]]:
-    """Return the settings at the top level of the file, and its mistakes so far."""
+def _read(path: str) -> tuple[list[FileSetting], tuple[Problem, ...]]:
+    """Return the settings at the top level of the file, and its syntax mistakes."""
     import yaml  # noqa: PLC0415 - only when there is a file
 
     from batcher.plain_yaml import plain_events, read_text  # noqa: PLC0415 - as above
@@ -179,10 +176,12 @@ def _read(path: str) -> tuple[list[FileSetting], tuple[tuple[Place, str], ...]]:
         text = read_text(path)
         for event in plain_events(text):
             if isinstance(event, yaml.AliasEvent):
-                _raise_all(path, [(_place(event.start_mark), "no aliases, write the value")])
+                _raise_all(
+                    path, [(_place(event.start_mark), "aliases are not allowed; write the value")]
+                )
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        problems: list[tuple[Place, str]] = []
+        problems: list[Problem] = []
         settings = [] if node is None else list(_settings(loader, node, path, problems))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -194,7 +193,7 @@ def _read(path: str) -> tuple[list[FileSetting], tuple[tuple[Place, str], ...]]:
 
 
 def _settings(
-    loader: "yaml.SafeLoader", node: "yaml.Node", path: str, problems: list[tuple[Place, str]]
+    loader: "yaml.SafeLoader", node: "yaml.Node", path: str, problems: list[Problem]
 ) -> Iterator[FileSetting]:
     import yaml  # noqa: PLC0415 - as above
 
@@ -206,9 +205,9 @@ def _settings(
         problem = ""
         if key_node.tag != _TEXT_TAG:
             shown = key if isinstance(key, str) else "this"
-            problem = f"{shown} is no name of a setting, as it is not text"
+            problem = f"{shown} is not a name of a setting, since it is not text"
         elif (name := key.replace("-", "_")) in first_lines:
-            problem = f"{key} is set in line {first_lines[name]} already"
+            problem = f"{key} is already set in line {first_lines[name]}"
         else:
             first_lines[name] = place[0]
             if isinstance(value_node, yaml.MappingNode) and key in MODEL_SECTIONS:
@@ -216,17 +215,17 @@ def _settings(
             elif isinstance(value_node, yaml.ScalarNode):
                 try:
                     value = loader.construct_object(value_node)
-                except ValueError as error:  # a date, for example, that no calendar has
+                except ValueError as error:  # such as an impossible date
                     problem = f"{key}: {error}"
             else:
-                problem = f"{key}: a single value was expected"
+                problem = f"{key}: expected a single value"
         if problem:
             problems.append((place, problem))
         else:
             yield FileSetting(place, key, value)
 
 
-def _place(mark: Any) -> Place:  # a yaml.Mark, of which there are two classes
+def _place(mark: Any) -> Place:  # there are two classes of marks
     return mark.line + 1, mark.column + 1
 
 
@@ -234,9 +233,9 @@ def _place(mark: Any) -> Place:  # a yaml.Mark, of which there are two classes
 
 
 def name_here(name: str) -> str | None:
-    """Return the option here that vLLM, SGLang, llama.cpp or mlx-lm call `name`, or None.
+    """Return the option that vLLM, SGLang, llama.cpp or mlx-lm call `name`, or None.
 
-    It may have a value.  The words of `name` may be joined in any way.
+    The option may come with a value.
     """
     return OTHER_NAMES.get("--" + name.removeprefix("--").replace("_", "-"))
 

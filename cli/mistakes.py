@@ -1,4 +1,4 @@
-"""Errors about a command line: what is wrong, what is allowed, and what may be meant."""
+"""Error messages for command lines: what is wrong, what is allowed, and what you may have meant."""
 
 import os
 import re
@@ -20,62 +20,60 @@ from .screen.terminal import listed
 
 _READING_REQUESTS = {"run", "check"}
 _SEVERAL = {
-    **dict.fromkeys(_READING_REQUESTS, "several INPUTs"),  # they make one input together
-    "trace": "two runs in step: batchdecode trace diff A B; of several files of requests as one",
-}
-_REMOVED = {
-    "--ranks": "--replicas",
-    "--kv-offload-blocks": "more --kv-blocks",
-    "--draft-model": "the --kv-blocks that a draft model leaves",
+    **dict.fromkeys(_READING_REQUESTS, "for several INPUTs"),
+    "trace": "to compare two runs: batchdecode trace diff A B; for several files of requests",
 }
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
-_ALIKE = 0.7  # how alike a command or an option of the command has to be
-_CLOSE = 0.75  # how alike an option of another command has to be
-_MAX_COMMANDS = 3  # that have an option, named in a message
+_ALIKE = 0.7  # similarity of a command, or of an option of the command
+_CLOSE = 0.75  # similarity of an option of another command
+_MAX_COMMANDS = 3  # that a message names
 
 
 def describe(error: exceptions.UsageError, line: Sequence[str]) -> str:
-    """Return what is wrong, in a sentence, and where to read on in a second line.
+    """Return one sentence about the error, and where to read more in a second line.
 
-    line: the whole command line, in which an option may have one dash too few.
+    line: the whole command line.
     """
     context: Any = error.ctx
     if context is None:
         return _lowered(error.message)
     path, see = context.command_path, f"\n(see {context.command_path} --help)"
-    own = [opt for param in context.command.get_params(context) for opt in param.opts]
+    params = context.command.get_params(context)
+    own = [opt for param in params for opt in param.opts]
     given = (argument.partition("=")[0] for argument in line)
     dashed = next((name for name in given if name[:2] != "--" and f"-{name}" in own), None)
     if dashed is not None:
         return f"{path} has no option {dashed}; did you mean -{dashed}?{see}"
-    if isinstance(error, exceptions.MissingParameter):
-        return f"{path} needs {_named(error.param)}{see}"
-    if isinstance(error, exceptions.BadParameter):
-        name, param = "", error.param
-        if param is not None and param.name is not None:
-            source = context.get_parameter_source(param.name)
-            is_variable = source is not None and source.name == "ENVIRONMENT"
-            name = f"{PREFIX}{param.name.upper()}" if is_variable else _named(param).split()[0]
-            for letter in (opt for opt in param.opts if opt[:2] != "--"):
-                value = next((a[3:] for a in line if a.startswith(f"{letter}=")), None)
-                if value is not None:
-                    return f"{letter}={value}: write {letter} {value} or {name}={value}{see}"
-        return f"{name} {error.message}".lstrip()
-    if isinstance(error, exceptions.NoSuchOption):
-        return f"{path} has no option {error.option_name}{_alike(error.option_name, context)}{see}"
-    if isinstance(error, exceptions.BadOptionUsage):
-        for param in context.command.get_params(context):
-            if error.option_name in param.opts:
-                wanted = "takes no value" if param.is_flag else f"needs a value, {param.metavar}"
-                return f"{error.option_name} {wanted}{see}"
+    match error:
+        case exceptions.MissingParameter():
+            return f"{path} needs {_named(error.param)}{see}"
+        case exceptions.BadParameter():
+            name = ""
+            if error.param is not None and error.param.name is not None:
+                name = _named(error.param).split()[0]
+                source = context.get_parameter_source(error.param.name)
+                if source is not None and source.name == "ENVIRONMENT":
+                    name = f"{PREFIX}{error.param.name.upper()}"
+            return f"{name} {error.message}".lstrip()
+        case exceptions.NoSuchOption():
+            alike = _alike(error.option_name, context, own)
+            return f"{path} has no option {error.option_name}{alike}{see}"
+        case exceptions.BadOptionUsage():
+            for param in params:
+                if error.option_name in param.opts:
+                    wanted = f"needs a value, {param.metavar}"
+                    wanted = "takes no value" if param.is_flag else wanted
+                    return f"{error.option_name} {wanted}{see}"
+        case _:
+            pass
     extra = _EXTRA.fullmatch(error.message)
     if extra is None:
         return f"{_lowered(error.message)}{see}"
     several = _SEVERAL.get(context.info_name)
-    hint = f"; of {several}: cat FILE ... | {path} -" if several else ""
-    names = [p.metavar for p in context.command.params if p.param_type_name == "argument"]
-    takes = f"takes {listed(names, 'and')} alone" if names else "takes no arguments"
-    return f"{path} {takes}, not {extra[1]}{' as well' if names else ''}{hint}{see}"
+    hint = f"; {several}: cat FILE ... | {path} -" if several else ""
+    names = [param.metavar for param in params if param.param_type_name == "argument"]
+    takes = f"takes only {listed(names, 'and')}" if names else "takes no arguments"
+    return f"{path} {takes}, not {extra[1]}{hint}{see}"
 
 
 def unknown_command(name: str, known: Sequence[str]) -> str:
@@ -88,9 +86,9 @@ def unknown_command(name: str, known: Sequence[str]) -> str:
 
 
 def unknown_variables(line: Sequence[str]) -> Iterator[str]:
-    """Yield a warning for each variable of ours that sets no option of any command.
+    """Yield a warning for each BATCHDECODE_ variable that sets no option of any command.
 
-    The other commands are imported only if a variable sets no option of the one in `line`.
+    Other commands are imported only for a variable that the command in `line` does not know.
     """
     name = next((n for n in (" ".join(line[:2]), line[0]) if n in COMMANDS), None)
     params = [] if name is None else command_of(name).params
@@ -99,11 +97,11 @@ def unknown_variables(line: Sequence[str]) -> Iterator[str]:
     if own.issuperset(given):
         return
     options = sorted({param.name.upper() for _, param in all_options()})
-    for option in given:  # arguments have no variable
+    for option in given:
         if option not in options:
             near = get_close_matches(option, options, n=1)
             hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-            yield f"{PREFIX}{option} in the environment is no option of any command{hint}"
+            yield f"{PREFIX}{option} in the environment is not an option of any command{hint}"
 
 
 def _lowered(message: str) -> str:
@@ -115,44 +113,37 @@ def _named(param: Any) -> str:
     return f"{max(param.opts, key=len)} {param.metavar}" if is_option else f"{param.metavar}"
 
 
-def _alike(name: str, context: Any) -> str:
-    """Return the end of a message: the option that may be meant, and the commands that have it."""
-    own = [opt for param in context.command.get_params(context) for opt in param.opts]
+def _alike(name: str, context: Any, own: Sequence[str]) -> str:
+    """Return the end of a message: a similar option, and the commands that have it."""
     if name.startswith("--no-") and f"--{name.removeprefix('--no-')}" in own:
         return f"; leave out --{name.removeprefix('--no-')}"
     meant = name_here(name) or name
     option = meant.partition(" ")[0]
     if option in own:
         return f"; here it is {meant}"
-    if name in _REMOVED and "--replicas" in own:
-        return f", which was removed; use {_REMOVED[name]}"
     arguments = [p for p in context.command.params if p.param_type_name == "argument"]
     if any(name == f"--{param.name}" for param in arguments):
-        return f"; give it without an option: {context.command_path} FILE"
+        return f"; write it without an option: {context.command_path} FILE"
     field = own_name(name.removeprefix("--").replace("-", "_"), Request.__struct_fields__)
     if field is not None and f"--{field.replace('_', '-')}" in own:
         return f"; here it is --{field.replace('_', '-')}"
     if field is not None and context.info_name in _READING_REQUESTS:
-        return f'; each request says it: {{"{field}": ...}}'
-    elsewhere: dict[str, list[str]] = {}
+        return f'; it is a field of each request: {{"{field}": ...}}'
+    commands: dict[str, list[str]] = {opt: [] for opt in own}
     for command, param in all_options():
         for opt in param.opts:
-            elsewhere.setdefault(opt, []).append(command)
-    found = _nearest(option, [*own, *elsewhere], _ALIKE)  # of equals the own one goes first
-    if found not in own:
-        found = _nearest(option, list(elsewhere), _CLOSE)
-    if found in own:
-        return f"; did you mean {found}?"
-    commands = elsewhere.get(found, [])
-    if not commands:
+            commands.setdefault(opt, []).append(command)
+    names = {opt.removeprefix("--"): opt for opt in reversed(commands)}  # own options come first
+    for cutoff in (_ALIKE, _CLOSE):
+        near = get_close_matches(option.removeprefix("--"), names, n=1, cutoff=cutoff)
+        found = names[near[0]] if near else option
+        if found in own:
+            return f"; did you mean {found}?"
+        names = {opt.removeprefix("--"): opt for opt in commands if opt not in own}
+    having = commands.get(found, [])
+    if not having:
         return ""
-    if len(commands) > _MAX_COMMANDS:
-        commands = [*commands[: _MAX_COMMANDS - 1], "others"]
-    have = "has" if len(commands) == 1 else "have"
-    return f"; {listed(commands, 'and')} {have} {'it' if found == name else found}"
-
-
-def _nearest(option: str, known: Sequence[str], cutoff: float) -> str:
-    names = {opt.removeprefix("--"): opt for opt in reversed(known)}
-    near = get_close_matches(option.removeprefix("--"), names, n=1, cutoff=cutoff)
-    return names[near[0]] if near else option
+    if len(having) > _MAX_COMMANDS:
+        having = [*having[: _MAX_COMMANDS - 1], "others"]
+    verb = "has" if len(having) == 1 else "have"
+    return f"; {listed(having, 'and')} {verb} {'it' if found == name else found}"

@@ -41,7 +41,8 @@ _REQUESTS = st.fixed_dictionaries(
 
 
 def workloads():
-    return st.lists(_REQUESTS, min_size=1, max_size=20)
+    requests = _REQUESTS.filter(lambda request: not {"n", "session"} <= request.keys())
+    return st.lists(requests, min_size=1, max_size=20)
 
 
 def write_requests(path, requests):

@@ -46,19 +46,19 @@ def test_one_file_serves_all_commands_and_flags_go_before_it(check):
         ("batch: 3\n\nquit: true", ":3:1: unknown setting quit; did you mean quiet?"),
         ("live: sometimes", None),  # an option of another command
         ("a: [", ":1:5: "),
-        ("llm:\n  a:\n    b: 1", ":2:3: a: a single value was expected"),
+        ("llm:\n  a:\n    b: 1", ":2:3: a: expected a single value"),
         ("simulated:\n  zzz: 3", ":2:3: unknown setting zzz (known: eos_"),
         ("llm:\n  max_attempts: 0", ":2:3: max_attempts must be an integer from 1 to 100, not 0"),
         ("simulated:\n  eos_rate: 2", ":2:3: eos_rate must be a number from 0 to 1, not 2"),
         ("- a\n- b", "not a list of settings"),
         ("\x00", "cannot read"),
-        ("? [1]\n: 2", ":1:3: this is no name of a setting"),
+        ("? [1]\n: 2", ":1:3: this is not a name of a setting"),
         ("batch: 3.7", ":1:1: batch must be an integer from 1 to 1,048,576, not 3.7"),
         ("output: 2024-99-99", ":1:1: output: month must be in 1..12"),
         ('model: "\\ud800"', ":1:8: a lone surrogate stands for no character"),
         ("model: !!timestamp x", ":1:8: no tags like timestamp, write the value"),
         ("a: " + "[" * 10_000, ":1:11: nested too deeply"),
-        ("a: &a [x]\nb: *a", ":2:4: no aliases, write the value"),
+        ("a: &a [x]\nb: *a", ":2:4: aliases are not allowed; write the value"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said_with_its_place(check, text, message):
@@ -92,14 +92,14 @@ def test_all_that_is_wrong_in_the_file_is_said_at_once_and_very_much_counted(che
         "error: all.yaml:1:1: unknown setting bacth; did you mean batch?\n"
         'error: all.yaml:2:1: batch must be an integer from 1 to 1,048,576, not "x"\n'
         "error: all.yaml:3:1: live must be auto, always, plain or never, not 3\n"
-        "error: all.yaml:4:1: 1 is no name of a setting, as it is not text\n"
+        "error: all.yaml:4:1: 1 is not a name of a setting, since it is not text\n"
         'error: all.yaml:6:3: seed must be an integer, not "x"\n'
         "error: all.yaml:7:3: unknown setting sede; did you mean seed?\n"
-        "error: all.yaml:8:3: seed is set in line 6 already\n"
-        "error: all.yaml:9:1: llm: its settings belong below it, each with a value\n"
-        "error: all.yaml:10:1: seed: a single value was expected\n"
-        "error: all.yaml:11:1: seed is set in line 10 already\n"
-        "error: all.yaml:12:1: seed is set in line 10 already\n"
+        "error: all.yaml:8:3: seed is already set in line 6\n"
+        "error: all.yaml:9:1: llm: write its settings below it, each with a value\n"
+        "error: all.yaml:10:1: seed: expected a single value\n"
+        "error: all.yaml:11:1: seed is already set in line 10\n"
+        "error: all.yaml:12:1: seed is already set in line 10\n"
         "error: 11 mistakes in all.yaml\n"
     )
     (tmp_path / "all.yaml").write_text("".join(f"zz{number}: 1\n" for number in range(1234)))
@@ -192,10 +192,10 @@ def test_what_plan_searches_may_be_set_for_others_and_unknown_names_are_warned_o
     done = batchdecode("check", REQUESTS, BATCHDECODE_BACTH="4", BATCHDECODE_API_KEY="secret")
     assert done.returncode == 0
     assert done.stderr == (
-        "warning: BATCHDECODE_BACTH in the environment is no option of any command; "
+        "warning: BATCHDECODE_BACTH in the environment is not an option of any command; "
         "did you mean BATCHDECODE_BATCH?\n"
     )
     monkeypatch.setenv("BATCHDECODE_XYZ", "0")
     assert list(unknown_variables(["check"])) == [
-        "BATCHDECODE_XYZ in the environment is no option of any command"
+        "BATCHDECODE_XYZ in the environment is not an option of any command"
     ]
