@@ -9,7 +9,7 @@ The table only shows that a row has ended. `read_output` finds the reason once, 
 """
 
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property, partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -20,7 +20,6 @@ from msgspec import Struct
 from batcher.decoding.stops import (
     END,
     NO_ID,
-    ByteIndex,
     Exit,
     StopAutomaton,
     StopProgress,
@@ -227,49 +226,25 @@ class StopMatcher:
     def _state_of(self, place: AutomatonPlace) -> int:
         """Return the state of a row at `place`, whose line is made if needed.
 
-        From most places, most tokens lead where they lead from the root, so a line starts as a
-        copy.
+        At the root of an automaton's state most tokens lead back to it.
         """
         line = self._lines.get(place)
         if line is not None:
             return line * self._width
         automaton, progress = place
-        root = StopProgress(progress.state)
-        entries: IntArray | int = UNKNOWN
-        if progress != root and not progress.skip:
-            start = self._state_of(AutomatonPlace(automaton, root))
-            entries = self._flat[start : start + self._width]
-        line = FIRST_LINE + len(self._places)
-        if progress == root:
-            entries = line * self._width
+        line = self._lines[place] = FIRST_LINE + len(self._places)
         self._places.append(place)
-        self._lines[place] = line
-        self._table[line] = entries
-        for columns in self._to_be_read(place):
-            self._table[line, columns] = UNKNOWN
-        return line * self._width
-
-    def _to_be_read(self, place: AutomatonPlace) -> Iterator[IntArray | list[int]]:
-        """Yield the columns of tokens that may not lead where they lead from the root."""
-        automaton, (state, id_node, text_node, skip) = place
-        last = self._width - 1
-        if skip:
-            return
-        if self._shared is not None and self._is_always_read(automaton):
-            yield [self._shared]
-        if not id_node and not text_node:
-            for way in automaton.exits[state]:
+        is_root = progress == StopProgress(progress.state)
+        self._table[line] = line * self._width if is_root else UNKNOWN
+        if is_root:
+            if self._shared is not None and self._is_always_read(automaton):
+                self._table[line, self._shared] = UNKNOWN
+            for way in automaton.exits[progress.state]:
                 if isinstance(way.pattern, bytes):
-                    yield self._texts.having[way.pattern[0]]
+                    self._table[line, self._having[way.pattern[0]]] = UNKNOWN
                 else:
-                    yield [min(way.pattern[0], last)]
-            return
-        ids, texts = self._reader_of(automaton).tries[state]
-        yield [min(token_id, last) for token_id in ids.own_symbols(id_node)]
-        if text_node:
-            yield self._texts.empty
-            for byte in texts.own_symbols(text_node):
-                yield self._texts.having[byte]
+                    self._table[line, min(way.pattern[0], self._width - 1)] = UNKNOWN
+        return line * self._width
 
     def _is_always_read(self, automaton: StopAutomaton) -> bool:
         return any(
@@ -280,9 +255,14 @@ class StopMatcher:
         )
 
     @cached_property
-    def _texts(self) -> ByteIndex:
+    def _having(self) -> list[IntArray]:
+        """For each byte, the columns of tokens that have it."""
         known = self._token_bytes[: self._width if self._shared is None else self._shared]
-        return ByteIndex([*known, *[REPLACEMENT] * (self._width - len(known))])
+        texts = [*known, *[REPLACEMENT] * (self._width - len(known))]
+        joined = np.frombuffer(b"".join(texts), np.uint8)
+        owners = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+        ends = np.bincount(joined, minlength=256).cumsum()
+        return np.split(owners[joined.argsort(kind="stable")], ends[:-1])
 
 
 # -- outputs ---------------------------------------------------------------------------------------

@@ -244,10 +244,6 @@ class Trie:
         for suffix in self._suffixes(node):
             yield from self._begun[suffix]
 
-    def own_symbols(self, node: int) -> set[int]:
-        """Return the symbols that may not lead from `node` where they lead from the root."""
-        return {symbol for suffix in self._suffixes(node) for symbol in self._children[suffix]}
-
     def _suffixes(self, node: int) -> Iterator[int]:
         while node:
             yield node
@@ -316,15 +312,3 @@ class StopReader:
         return StopReading(
             StopProgress(state, ids.settled[id_node], texts.settled[text_node]), matches
         )
-
-
-class ByteIndex:
-    """Finds texts by their bytes; having: for each byte the indices of texts that have it."""
-
-    def __init__(self, texts: Sequence[bytes]) -> None:
-        lengths = np.array([len(text) for text in texts])
-        joined = np.frombuffer(b"".join(texts), np.uint8)
-        owners = np.repeat(np.arange(len(texts)), lengths)[joined.argsort(kind="stable")]
-        ends = np.bincount(joined, minlength=256).cumsum()
-        self.having: list[IntArray] = np.split(owners, ends[:-1])
-        self.empty: IntArray = (lengths == 0).nonzero()[0]

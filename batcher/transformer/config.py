@@ -1,4 +1,4 @@
-"""What a transformer is made of, whichever file says so; what is wrong is a BatchdecodeError."""
+"""Settings, configs and tensor names of transformers; errors are BatchdecodeErrors."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,13 +22,13 @@ SessionOverflow = Literal["error", "drop-oldest"]
 
 
 class TransformerSetting(FieldFacts, frozen=True):
-    """What is to be known of a setting beside its type, its default and what it does."""
+    """Facts of a setting besides its type, default and help."""
 
     metavar: str | None = None
 
 
 class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a checkpoint is computed; docs/models.md says more of what each one costs."""
+    """Settings of a checkpoint; docs/models.md describes their costs."""
 
     weights: Annotated[
         WeightKind,
@@ -86,7 +86,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model of transformers is computed; docs/huggingface.md says more of each."""
+    """Settings of a model of transformers; see docs/huggingface.md."""
 
     device: Annotated[
         str,
@@ -143,16 +143,16 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**24)]
 
 
 class LinearScaling(Struct, frozen=True):
-    """Divide every frequency by `factor`, as Chen et al. 2023 interpolate positions."""
+    """Divide every frequency by `factor` (Chen et al. 2023, position interpolation)."""
 
     factor: Positive
 
 
 class Llama3Scaling(Struct, frozen=True):
-    """Low frequencies are divided by `factor`, high ones are not, those between in part.
+    """Divide low frequencies by `factor`, keep high ones, and interpolate between.
 
-    Low is what turns less than low_freq_factor times in the original context, high what turns
-    more than high_freq_factor times; see `_compute_llama3_parameters` of transformers.
+    Low turns less than low_freq_factor times in the original context, high more than
+    high_freq_factor times; see `_compute_llama3_parameters` of transformers.
     """
 
     factor: Positive
@@ -162,7 +162,7 @@ class Llama3Scaling(Struct, frozen=True):
 
 
 class FrequencyFactors(Struct, frozen=True):
-    """Each frequency is divided by a factor of its own: how GGUF files say what Llama 3 does.
+    """Divide each frequency by a factor of its own: Llama 3's scaling in GGUF files.
 
     factors: [head_dim / 2].
     """
@@ -176,8 +176,8 @@ Scaling = LinearScaling | Llama3Scaling | FrequencyFactors
 class RopeSettings(Struct, frozen=True):
     """Rotary position embeddings.
 
-    style: which values of a head are a pair: i and i + head_dim / 2, or 2i and 2i + 1.
-    partial_rotary_factor: the part of a head, from its beginning, that is turned at all.
+    style: pairs of features: i and i + head_dim / 2, or 2i and 2i + 1.
+    partial_rotary_factor: the share of a head, from its beginning, that is rotated.
     """
 
     theta: Positive = 10_000.0
@@ -192,9 +192,9 @@ class RopeSettings(Struct, frozen=True):
 class ExpertSettings(Struct, frozen=True):
     """A mixture of experts.
 
-    layers: those that have experts.  num_chosen: how many of them each token goes through.
-    normalises: whether the shares of those that are chosen are made to add up to one.
-    shared_intermediate_size: of one that every token goes through; None if there is no such one.
+    layers: those with experts. num_chosen: experts of each token.
+    normalises: whether the weights of the chosen experts add up to one.
+    shared_intermediate_size: of an expert for every token, or None.
     """
 
     layers: tuple[int, ...]
@@ -206,10 +206,10 @@ class ExpertSettings(Struct, frozen=True):
 
 
 class DeltaNetSettings(Struct, frozen=True):
-    """Gated delta nets, which some layers have in place of attention.
+    """Gated delta nets, which replace attention in some layers.
 
-    layers: those that do.  num_key_heads: of queries and of keys; each serves as many value heads.
-    kernel_size: of how many tokens, itself included, the convolution mixes the features.
+    layers: those layers. num_key_heads: of queries and keys; each serves as many value heads.
+    kernel_size: tokens, itself included, that the convolution mixes.
     """
 
     layers: tuple[int, ...]
@@ -245,19 +245,19 @@ class DeltaNetSettings(Struct, frozen=True):
 
 
 class TransformerConfig(Struct, frozen=True):
-    """A decoder of RMSNorm, RoPE, grouped heads and gated networks.
+    """A decoder with RMSNorm, RoPE, grouped heads and gated networks.
 
-    sliding_window: how many tokens, itself included, a token attends to; None for all before it.
-    full_layers: the layers that attend to all tokens though there is a window.
-    local_rope: that of layers with a window, where it is another one.
+    sliding_window: tokens, itself included, that a token attends to; None for all before it.
+    full_layers: layers without the window.
+    local_rope: of layers with a window, if it differs.
     attention_scale: of the scores; None for head_dim ** -0.5.
     attention_softcap, logit_softcap: see `soft_cap` in layers.py.
-    has_offset_norms: whether norms multiply by one more than their weights.
-    has_post_norms: whether what attention and the network come to is normalised, too.
-    has_qkv_bias: of the projections of queries, keys and values alone.
-    has_qk_norm: whether each head of queries and keys is normalised, before RoPE.
-    has_output_gate: whether queries come with gates, by which what is attended to is multiplied.
-    ties_embeddings: whether the embedding is the output projection as well.
+    has_offset_norms: norms multiply by their weights plus one.
+    has_post_norms: the outputs of attention and network are normalised, too.
+    has_qkv_bias: biases of the projections of queries, keys and values.
+    has_qk_norm: each head of queries and keys is normalised before RoPE.
+    has_output_gate: queries come with gates of the attention output.
+    ties_embeddings: the embedding is the output projection as well.
     """
 
     architecture: Architecture
@@ -469,7 +469,7 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
 
 
 def config_of(architecture: Architecture, mapping: Mapping[str, Any]) -> TransformerConfig:
-    """Return what the fields of a config.json say of such a model; raise as `config_from_json`."""
+    """Return the config of an architecture by fields of config.json; raises a BatchdecodeError."""
     try:
         fields = msgspec.convert(mapping, _Fields)
         try:
@@ -553,7 +553,7 @@ def config_of(architecture: Architecture, mapping: Mapping[str, Any]) -> Transfo
 
 
 def eos_token_ids(given: Eos) -> tuple[int, ...]:
-    """Return the tokens that end a text, which config.json has as none, one or a list."""
+    """Return the tokens that end a text; config.json has none, one or a list."""
     if given is None:
         return ()
     return (given,) if isinstance(given, int) else tuple(dict.fromkeys(given))
@@ -575,7 +575,7 @@ def _ropes_of(
 ) -> tuple[RopeSettings, RopeSettings | None]:
     """Return the RoPE of `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
 
-    The second is that of layers with a window, where it is another one.
+    The second is that of layers with a window, if it differs.
     """
     part = fields.partial_rotary_factor
     given = {

@@ -1,6 +1,6 @@
-"""The layers of a transformer: norms, activations, RoPE, attention, and products with matrices.
+"""The layers of a transformer: norms, activations, RoPE, attention, and matrix products.
 
-Each works on the last axis alone, so that what a row comes to never depends on the rows beside it.
+Each works on the last axis alone, so that no row depends on the rows beside it.
 """
 
 from collections import Counter
@@ -34,10 +34,7 @@ def rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
 
 
 def sigmoid(x: FloatArray) -> FloatArray:
-    """Return 1 / (1 + exp(-x)) of each element.
-
-    Where the power is above all floats, it is infinite, and what comes of it is 0, as it should be.
-    """
+    """Return 1 / (1 + exp(-x)) of each element; an infinite power gives 0."""
     activated = _one_and_power(x)
     return np.divide(np.float32(1), activated, out=activated)
 
@@ -64,22 +61,22 @@ def softplus(x: FloatArray) -> FloatArray:
 
 
 def gelu_tanh(x: FloatArray) -> FloatArray:
-    """Return x * P(X <= x) of a normal X, by way of tanh (Hendrycks and Gimpel, 2016)."""
+    """Return GELU of each element in its tanh form (Hendrycks and Gimpel, 2016)."""
     inner = np.float32(sqrt(2 / pi)) * (x + np.float32(0.044715) * x * x * x)
     activated: FloatArray = np.float32(0.5) * x * np.add(np.tanh(inner), 1, dtype=np.float32)
     return activated
 
 
 def soft_cap(x: FloatArray, cap: float) -> FloatArray:
-    """Return cap * tanh(x / cap), which lies between -cap and cap (Gemma 2)."""
+    """Return cap * tanh(x / cap), between -cap and cap (Gemma 2)."""
     capped: FloatArray = np.float32(cap) * np.tanh(x / np.float32(cap))
     return capped
 
 
 class RotaryEmbedding:
-    """Turns pairs of features by angles that grow with the position (Su et al., "RoFormer", 2021).
+    """Rotates pairs of features by angles that grow with the position (Su et al., 2021).
 
-    frequencies: [pairs] by how much each pair is turned from one position to the next.
+    frequencies: [pairs] angle from one position to the next.
     """
 
     def __init__(self, settings: RopeSettings, head_dim: int) -> None:
@@ -107,10 +104,10 @@ class RotaryEmbedding:
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     def rotate(self, x: FloatArray, cosines: FloatArray, sines: FloatArray) -> FloatArray:
-        """Return x [rows, heads, head_dim], turned.
+        """Return x [rows, heads, head_dim], rotated.
 
-        Half-split, feature i is paired with i + pairs; interleaved, 2i with 2i + 1.  What is not in
-        a pair stays as it is.
+        Half-split, feature i is paired with i + pairs; interleaved, 2i with 2i + 1. Features
+        outside pairs are unchanged.
         """
         half = len(self.frequencies)
         end = 2 * half
@@ -139,9 +136,9 @@ NOWHERE = 0  # the cell of missing positions: its keys and values are zeros
 
 
 def create_causal_mask(seq_length: int, batch_size: int) -> FloatArray:
-    """Return what is added to scores [batch, queries, keys] of sequences so that none looks ahead.
+    """Return a mask to add to scores [batch, queries, keys]: -inf for keys after the query.
 
-    It is 0 where the key is not after the query, and -inf above the diagonal; to be read only.
+    It is read-only.
     """
     mask = np.triu(np.full((seq_length, seq_length), -np.inf, np.float32), 1)
     return np.broadcast_to(mask, (batch_size, seq_length, seq_length))
@@ -153,17 +150,17 @@ _MASKS[0] = -np.inf
 
 
 def padded_cells(cells: IntArray) -> IntArray:
-    """Return the cells [positions] of a sequence, filled up to whole blocks of keys."""
+    """Return the cells [positions] of a sequence, padded to whole blocks of keys."""
     num_missing = -len(cells) % KEYS
     return np.concatenate([cells, np.full(num_missing, NOWHERE)]) if num_missing else cells
 
 
 class RowBlocks:
-    """The blocks of keys that some queries see, each of another sequence: one after the other.
+    """The blocks of keys seen by queries of different sequences, concatenated.
 
-    cells: [blocks, KEYS].  rows: [blocks] the number of the query that sees each.
-    starts: [rows] where the blocks of each begin.  counts: [rows] how many each has.
-    mask: [blocks, 1, 1, KEYS] is added to scores: 0, or -inf for a key that is hidden.
+    cells: [blocks, KEYS]. rows: [blocks] the query of each.
+    starts: [rows] first block of each query. counts: [rows] number of its blocks.
+    mask: [blocks, 1, 1, KEYS] added to scores: 0, or -inf for hidden keys.
     """
 
     def __init__(self, positions: IntArray, tables: Sequence[IntArray], window: int | None) -> None:
@@ -184,18 +181,18 @@ class RowBlocks:
         return len(self.rows) == len(self.counts)
 
     def spread(self, x: FloatArray) -> FloatArray:
-        """Return x [rows, ...] for the row of each block: [blocks, ...]."""
+        """Return x [rows, ...] repeated for each block: [blocks, ...]."""
         return x if self._is_single else x[self.rows]
 
     def largest(self, parts: FloatArray) -> FloatArray:
-        """Return the maxima [rows, ...] of what each block comes to [blocks, ...]."""
+        """Return the maxima [rows, ...] of the blocks' results [blocks, ...]."""
         if self._is_single:
             return parts
         largest: FloatArray = np.maximum.reduceat(parts, self.starts)
         return largest
 
     def summed(self, parts: FloatArray) -> FloatArray:
-        """Return the sums [rows, ...] of what each block comes to [blocks, ...], in their order."""
+        """Return the sums [rows, ...] of the blocks' results [blocks, ...], in order."""
         if self._is_single:
             return parts
         total: FloatArray = parts[self.starts]
@@ -206,7 +203,7 @@ class RowBlocks:
 
 
 def first_blocks(positions: IntArray, window: int | None) -> IntArray:
-    """Return the number of the first block of which queries at `positions` see anything."""
+    """Return the number of the first block that queries at `positions` see."""
     if window is None:
         return np.zeros_like(positions)
     first: IntArray = np.maximum(positions - window + 1, 0) // KEYS
@@ -216,8 +213,8 @@ def first_blocks(positions: IntArray, window: int | None) -> IntArray:
 class Attention:
     """Attention with grouped heads (Ainslie et al., "GQA", 2023), perhaps within a window.
 
-    scale: of the scores.  window: how many keys, its own included, a query sees; None for all
-    before it.  softcap: between which bounds the scores are kept; None if they are not.
+    scale: of the scores. window: keys that a query sees, its own included; None for all before it.
+    softcap: limit of the scores, or None.
     """
 
     def __init__(self, scale: float, window: int | None, softcap: float | None = None) -> None:
@@ -227,9 +224,9 @@ class Attention:
     def of_chunk(
         self, query: FloatArray, first: int, cells: IntArray, keys: FloatArray, values: FloatArray
     ) -> FloatArray:
-        """Return the output [tokens, heads, head_dim] of tokens on end of one sequence.
+        """Return the output [tokens, heads, head_dim] of consecutive tokens of one sequence.
 
-        query: [tokens, heads, head_dim].  first: the position of the first of them.
+        query: [tokens, heads, head_dim]. first: the position of the first token.
         cells: [whole blocks of keys] of the sequence, see `padded_cells`.
         keys, values: [cells, kv_heads, head_dim].
         """
@@ -282,14 +279,14 @@ class Attention:
         return (query * self._scale).reshape(num_rows, num_kv_heads, -1, head_dim)
 
     def _score(self, keys: FloatArray, grouped: FloatArray, scores: FloatArray) -> None:
-        """Put the scores [..., KEYS] of queries [..., head_dim] with blocks of keys in place."""
+        """Write the scores [..., KEYS] of queries [..., head_dim] with blocks of keys."""
         np.matvec(keys, grouped, out=scores)
         if self._softcap is not None:
             scores[:] = soft_cap(scores, self._softcap)
 
 
 def _mask(positions: IntArray, starts: IntArray, window: int | None) -> FloatArray:
-    """Return 0, or -inf for a key that is hidden from a query: [rows, KEYS]."""
+    """Return 0, or -inf for keys hidden from a query: [rows, KEYS]."""
     places = np.clip(positions - starts, -1, KEYS) + 1
     mask: FloatArray = _MASKS[places]
     if window is not None:
@@ -299,9 +296,9 @@ def _mask(positions: IntArray, starts: IntArray, window: int | None) -> FloatArr
 
 
 def _by_head(store: FloatArray, cells: IntArray) -> FloatArray:
-    """Return what is in `cells` [blocks, KEYS]: [blocks, kv_heads, 1, KEYS, head_dim].
+    """Return the contents of `cells` [blocks, KEYS]: [blocks, kv_heads, 1, KEYS, head_dim].
 
-    The keys of a head lie on end, however many heads there are: kernels are chosen by that.
+    The keys of a head are contiguous, however many heads there are: kernels depend on that.
     """
     num_heads, head_dim = store.shape[1:]
     rows = cells[:, None] * num_heads + np.arange(num_heads)[:, None]
@@ -328,7 +325,7 @@ _NUM_SAMPLES = 64  # sums compared for each place of a product
 
 
 class Tile(NamedTuple):
-    """A product of `size` rows, of which `num_rows` from `first` on are good."""
+    """A product of `size` rows, of which `num_rows` from `first` on have the right bits."""
 
     size: int
     first: int
@@ -340,7 +337,7 @@ class Tile(NamedTuple):
 
 
 class TilePart(NamedTuple):
-    """Rows start..stop of many, which a tile computes."""
+    """Rows start..stop, computed by a tile."""
 
     tile: Tile
     start: int
@@ -348,7 +345,7 @@ class TilePart(NamedTuple):
 
 
 class Tiles:
-    """The tiles in which weights of a shape are multiplied; the bits are the same in all."""
+    """The tiles in which weights of a shape are multiplied; all give equal bits."""
 
     def __init__(self, tiles: list[Tile]) -> None:
         self._widest = max(tiles, key=lambda tile: tile.num_rows / tile.cost)
@@ -385,7 +382,7 @@ def multiply(weight: FloatArray, x: FloatArray) -> FloatArray:
 
 
 def pieces_of(num_out: int) -> list[slice]:
-    """Return the pieces, all of one size, in which weights with so many outputs are multiplied."""
+    """Return the equal pieces in which weights with so many outputs are multiplied."""
     size = _piece(num_out)
     return [slice(min(start, num_out - size), start + size) for start in range(0, num_out, size)]
 
@@ -396,9 +393,9 @@ def _piece(num_out: int) -> int:
 
 @cache
 def tiles_of(num_out: int, num_in: int) -> Tiles:
-    """Return the tiles in which this BLAS gives all rows times weights [out, in] equal bits.
+    """Return the tiles in which this BLAS gives equal bits for weights [out, in].
 
-    Rows may lie in memory one after the other or feature by feature.
+    Rows may be contiguous by row or by feature.
     """
     draw = np.random.default_rng(0)
     weight = draw.standard_normal((_piece(num_out), num_in), np.float32)
@@ -433,9 +430,9 @@ LARGEST = 127  # without -128, so that zero is in the middle
 
 
 class Quantized(NamedTuple):
-    """Numbers as integers times a scale.
+    """Integers times a scale.
 
-    integers: [out, in] from -127 to 127.  scales: [out], or [1] for all.
+    integers: [out, in] from -127 to 127. scales: [out], or [1] for all.
     """
 
     integers: NDArray[np.int8]
@@ -458,12 +455,12 @@ _TURNED = 2048  # features transposed at once
 
 
 class Linear:
-    """A product with a matrix, and a bias [out] added to it."""
+    """A product with a matrix, plus a bias [out]."""
 
     _bias: FloatArray | None = None  # [out, 1]
 
     def __call__(self, x: FloatArray) -> FloatArray:
-        """Return x [rows, in] times the matrix: [rows, out], row by row in memory."""
+        """Return x [rows, in] times the matrix: [rows, out], contiguous by row."""
         features = self.by_feature(x)
         if features.T.flags.c_contiguous:
             return features.T
@@ -473,7 +470,7 @@ class Linear:
         return product
 
     def by_feature(self, x: FloatArray) -> FloatArray:
-        """Return the same as [out, rows], feature by feature; x may lie in memory either way."""
+        """Return the same as [out, rows], contiguous by feature."""
         product = self._product(x)
         if self._bias is not None:
             product += self._bias
@@ -484,9 +481,9 @@ class Linear:
 
 
 class FastLinear(Linear):
-    """x @ weight.T as BLAS computes it; the last bits of a row depend on how many rows there are.
+    """x @ weight.T as BLAS computes it; the last bits depend on the number of rows.
 
-    weight: [out, in].  bias: [out].
+    weight: [out, in]. bias: [out].
     """
 
     def __init__(self, weight: FloatArray, bias: FloatArray | None = None) -> None:
@@ -498,7 +495,7 @@ class FastLinear(Linear):
 
 
 class TiledLinear(FastLinear):
-    """x @ weight.T in tiles of rows, so that each row is the same in any company."""
+    """x @ weight.T in tiles of rows, so that no row depends on the others."""
 
     def __init__(self, weight: FloatArray, bias: FloatArray | None = None) -> None:
         super().__init__(weight, bias)
@@ -526,16 +523,15 @@ class TiledLinear(FastLinear):
 
 
 class Int8Linear(Linear):
-    """x @ weight.T in integers, which have no order: rows are the same in any company, untiled.
+    """x @ weight.T in integers, whose sums have no order.
 
-    The activations of each row are rounded to int8, too, with a scale of their own.  Integers are
-    multiplied as float32, in which BLAS is fastest.  It adds whole numbers exactly as long as no
-    sum can be above EXACT, so where one could, weights are multiplied in slices.
+    The activations of each row are rounded to int8 with a scale of their own. Integers are
+    multiplied as float32, in which BLAS is fastest. Sums up to EXACT are exact, so weights are
+    multiplied in slices whose sums stay below.
 
-    weight: [out, in].  per_channel: whether each output has a scale of its own.  bias: [out].
-    outputs: which of the outputs there are, with the scales that they have among all.
-    is_packed: whether weights are kept as int8, a quarter of the memory, and unpacked for each
-    product, a few outputs at a time.
+    weight: [out, in]. per_channel: a scale for each output. bias: [out].
+    outputs: a part of the outputs, with their scales among all.
+    is_packed: keep weights as int8, a quarter of the memory, and unpack a few outputs at a time.
     """
 
     def __init__(
@@ -576,7 +572,7 @@ class Int8Linear(Linear):
 
 
 def slices_of(integers: NDArray[np.int8]) -> list[slice]:
-    """Return the fewest slices of weights [out, in] whose sums with any int8 stay exact."""
+    """Return the fewest slices of weights [out, in] whose sums with any int8 are exact."""
     num_in = integers.shape[1]
     for num_slices in range(1, num_in + 1):
         starts = [num_in * number // num_slices for number in range(num_slices + 1)]
@@ -591,10 +587,10 @@ Embedding = Callable[[IntArray], FloatArray]
 
 
 class OwnHeads(NamedTuple):
-    """The heads of keys and values that a process attends with.
+    """The heads of keys and values of this process.
 
-    which: of all of them.  gather: returns what all heads come to [tokens, heads * width], of what
-    these do [tokens, own heads, width].
+    which: of all heads. gather: returns the output of all heads [tokens, heads * width], from that
+    of these [tokens, own heads, width].
     """
 
     which: slice
@@ -602,10 +598,10 @@ class OwnHeads(NamedTuple):
 
 
 class WholeLinears:
-    """Makes products of weights that one process holds.
+    """Makes products of whole weights.
 
-    kind: how they are kept and multiplied.  is_fast: whether products of floats are left to BLAS.
-    table: looks up rows of the embedding where its file is, if integers stay packed.
+    kind: their format. is_fast: leave float products to BLAS.
+    table: reads rows of the embedding from its file, if integers stay packed.
     """
 
     def __init__(
@@ -614,7 +610,7 @@ class WholeLinears:
         self._kind, self._is_fast, self._table = kind, is_fast, table
 
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
-        """Return the product with a weight [out, in], and a bias [out] added to it."""
+        """Return the product with a weight [out, in] and a bias [out]."""
         if self._kind != "fp32":
             is_packed, per_channel = self._table is not None, self._kind == "int8-channel"
             return Int8Linear(weight, bias, per_channel=per_channel, is_packed=is_packed)

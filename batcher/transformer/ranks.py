@@ -1,8 +1,7 @@
-"""A transformer whose columns are held by several processes, the ranks: all compute every step.
+"""A transformer whose columns are split among processes, the ranks, which compute every step.
 
-Rule: this process computes nothing.  What it is asked goes to all ranks in the same order; what
-comes of it, the first of them hands over.  Ranks take no notice of signals: they end with this
-process, however it ends, and all of them if one does.
+This process computes nothing. Requests go to all ranks in the same order, and the first rank
+returns the result. Ranks ignore signals, and end with this process or with any other rank.
 """
 
 import os
@@ -53,12 +52,12 @@ class PeerGoneError(Exception):
 
 
 class RankGroup:
-    """One of the processes of a group, as it sees the others; it can be handed to one that starts.
+    """A member of a group of processes; it can be sent to a process that starts.
 
-    The memory has two halves, which are used in turn: what is in one may be read until all are done
-    with the next.
+    The memory has two halves, used in turn: the data in one may be read until all are done with the
+    next.
 
-    rank: its number among `world_size`.  memory: of all of them.  peers: a socket to each other.
+    rank: its number among `world_size`. memory: shared by all. peers: a socket to each other.
     """
 
     def __init__(self, rank: int, world_size: int, memory: Any, peers: list[Connection]) -> None:
@@ -73,12 +72,12 @@ class RankGroup:
         return slice(boundaries[self.rank], boundaries[self.rank + 1])
 
     def all_gather(self, part: FloatArray, boundaries: Boundaries) -> FloatArray:
-        """Return the rows [rows, width] of all ranks, one after the other.
+        """Return the rows [rows, width] of all ranks, concatenated.
 
         part: [own rows, width].
 
         Raises:
-            PeerGoneError: one of the others is gone.
+            PeerGoneError: another rank has ended.
         """
         whole, given = np.empty((boundaries[-1], part.shape[1]), np.float32), part.reshape(-1)
         own, last = (boundaries[rank] * part.shape[1] for rank in (self.rank, self.rank + 1))
@@ -109,7 +108,7 @@ class RankGroup:
 def rank_groups(
     context: SpawnContext, world_size: int, capacity: int = CAPACITY
 ) -> list[RankGroup]:
-    """Return a new group as each rank sees it; so many numbers are handed over at once."""
+    """Return the members of a new group; `capacity`: numbers exchanged at once."""
     memory = context.RawArray("f", _HALVES * capacity)
     peers: list[list[Connection]] = [[] for _ in range(world_size)]
     for one, other in combinations(range(world_size), 2):
@@ -125,7 +124,7 @@ MakeRank = Callable[[RankGroup, Watch], Transformer]
 
 
 def serve(connection: Connection, group: RankGroup, make: MakeRank) -> None:
-    """Make the transformer of a rank, and compute what is asked; the first rank hands it over."""
+    """Make the transformer of a rank and execute requests; the first rank returns results."""
     become_helper()
     last_words: tuple[str, ...] = ()
     try:
@@ -166,14 +165,14 @@ _GRACE = 5.0  # seconds to wait for the end of a process
 
 
 class RankProcesses:
-    """A Decoder that other processes compute, each a part of every product.
+    """A CausalModel that other processes compute, each a part of every product.
 
-    config: its sizes.  make: called in each of `world_size` processes.  watch: called with how many
-    tensors the first of them has read.
+    make: called in each of `world_size` processes. watch: called with the number of tensors that
+    the first has read.
 
     Raises:
-        BatchdecodeError: a rank has raised it while it was made.
-        LostModelError: one has ended, then or later.
+        BatchdecodeError: raised by a rank while it loads.
+        LostModelError: a rank has ended.
     """
 
     def __init__(
@@ -247,7 +246,7 @@ class RankProcesses:
 
     @contextmanager
     def _unless_lost(self) -> Iterator[None]:
-        """Talk to ranks inside; what breaks that off ends them: nobody knows what they did."""
+        """Talk to ranks inside; an exception ends them, as their state is unknown."""
         if self._lost is not None:
             raise LostModelError(self._lost)
         try:
@@ -267,7 +266,7 @@ class RankProcesses:
             raise
 
     def _find_out(self) -> NoReturn:
-        """Raise what a rank has raised; or else say which has ended, and how."""
+        """Raise the error of a rank, or report which one has ended, and how."""
         for connection in self._connections:
             with suppress(EOFError, OSError):
                 while connection.poll():
@@ -294,7 +293,7 @@ class RankProcesses:
 
 
 class RemoteStore(KVStore):
-    """A KVStore, or RecurrentStates, in each rank, where it is called `number`."""
+    """A KVStore, or RecurrentStates, in each rank, under a `number`."""
 
     def __init__(self, tell: Callable[..., None], number: int) -> None:
         self.number, self._tell = number, tell
@@ -392,7 +391,7 @@ class ColumnParallelLinears(WholeLinears):
 
 
 class ColumnParallelLinear(Linear):
-    """A product of which every rank has its columns."""
+    """A product whose columns are split among ranks."""
 
     def __init__(self, own: Linear, boundaries: Boundaries, group: RankGroup) -> None:
         self._own, self._boundaries, self._group = own, boundaries, group
@@ -402,7 +401,7 @@ class ColumnParallelLinear(Linear):
 
 
 class ParallelEmbedding:
-    """A table of which each rank holds the rows of some tokens, as ColumnParallelLinear does."""
+    """An embedding table whose rows are split among ranks."""
 
     def __init__(self, own: FloatArray, boundaries: Boundaries, group: RankGroup) -> None:
         self._own, self._boundaries, self._group = own, boundaries, group
@@ -419,14 +418,14 @@ class ParallelEmbedding:
 
 
 def reference_of(shape: tuple[int, int]) -> FloatArray:
-    """Return what a process gets for a weight [out, in]: a product [rows, out] of drawn numbers."""
+    """Return a product [rows, out] of random numbers with a weight [out, in], in one process."""
     return _product_of(shape, slice(0, shape[0]))
 
 
 def exact_boundaries(
     shape: tuple[int, int], reference: FloatArray, group: RankGroup
 ) -> tuple[int, ...]:
-    """Return where a weight of this shape is cut so that the bits are those of the reference."""
+    """Return boundaries for a weight of this shape that keep the bits of the reference."""
     for boundaries in dict.fromkeys(_promising(shape[0], group.world_size)):
         own = group.own_part(boundaries)
         is_equal = np.array_equal(_product_of(shape, own), reference[:, own])
@@ -438,9 +437,9 @@ def exact_boundaries(
 
 
 def _promising(num_columns: int, world_size: int) -> Iterator[tuple[int, ...]]:
-    """Yield where a weight may be cut, evenest first.
+    """Yield candidate boundaries of a weight, most even first.
 
-    Threads of BLAS take even parts of the columns, and kernels go through each in steps of a grid.
+    BLAS threads take even parts of the columns, and kernels take steps of a grid.
     """
     yield even_boundaries(num_columns, world_size)
     num_cpus = os.cpu_count() or 1
@@ -457,7 +456,7 @@ def _promising(num_columns: int, world_size: int) -> Iterator[tuple[int, ...]]:
 
 
 def _product_of(shape: tuple[int, int], own: slice) -> FloatArray:
-    """Return drawn numbers times some rows of a weight [out, in]: a few, again and again."""
+    """Return random numbers times some rows of a weight [out, in], which repeats a few rows."""
     drawn = np.random.default_rng(0).standard_normal((_NUM_DRAWN, shape[1]), np.float32)
     rows = np.random.default_rng(1).standard_normal((_NUM_ROWS, shape[1]), np.float32)
     return TiledLinear(drawn[np.arange(own.start, own.stop) % _NUM_DRAWN])(rows)

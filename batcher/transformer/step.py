@@ -1,7 +1,4 @@
-"""The tokens that one forward computes, and the cells where what is kept of them is.
-
-Whose the cells are is the block tables' business.
-"""
+"""The tokens of one forward, and the cells of their cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -30,13 +27,13 @@ _MAX_BYTES = 4 * 2**20  # of states at once; more take twice the time each
 
 
 class RecurrentStates:
-    """What each gated delta net keeps, for a number of cells, which may grow.
+    """The states of each gated delta net, in a growing number of cells.
 
-    Whose state is in which cell is up to the spans of a step; NOWHERE holds that of no tokens.
+    Spans assign cells; NOWHERE holds the state before any token.
 
     convolution: for each layer [cells, kernel_size - 1, channels], the last inputs.
-    delta: for each layer [cells, value heads, key_head_dim, value_head_dim], what keys lead to.
-    num_computed_together: as many as do not push each other out of the processor's caches.
+    delta: for each layer [cells, value heads, key_head_dim, value_head_dim], the memory.
+    num_computed_together: spans that fit into the processor's caches.
     """
 
     def __init__(self, settings: DeltaNetSettings) -> None:
@@ -79,8 +76,8 @@ def _grown(old: FloatArray, num_cells: int) -> FloatArray:
 class CacheGroup(NamedTuple):
     """Layers with a block table of their own.
 
-    window: how many tokens one reads there, its own included; None for all before it, and 2 for
-    recurrent layers, which read what the token before has left.
+    window: tokens that a token reads there, its own included; None for all before it, and 2 for
+    recurrent layers, which read the state after the previous token.
     """
 
     layers: tuple[int, ...]
@@ -99,7 +96,7 @@ def cache_groups(config: TransformerConfig) -> tuple[CacheGroup, ...]:
 def attention_groups(
     windows: Mapping[int, int | None], max_position_embeddings: int
 ) -> tuple[CacheGroup, ...]:
-    """Return the groups of layers with attention: those that read all, those with a window."""
+    """Return the groups of layers with attention, by window."""
     by_window: dict[int | None, list[int]] = {None: []}
     for layer, window in windows.items():
         is_full = window is None or window >= max_position_embeddings
@@ -113,7 +110,7 @@ def attention_groups(
 
 
 def num_kv_layers(groups: Sequence[CacheGroup]) -> int:
-    """Return for how many layers a block has room for keys and values: those of the first group."""
+    """Return the number of layers for which a block holds keys and values."""
     first = groups[0]
     return 0 if first.is_recurrent else len(first.layers)
 
@@ -123,7 +120,7 @@ NUM_FIXED = PADDING + 1  # cells before those of block 0
 
 
 class KVStore:
-    """Keys and values of every layer for a number of cells, which may grow.
+    """Keys and values of every layer, in a growing number of cells.
 
     keys, values: for each layer [cells, kv_heads, head_dim]; the cell NOWHERE holds zeros.
     """
@@ -149,7 +146,7 @@ class KVStore:
     def cells(self, table: list[int], block_size: int, num_tokens: int) -> IntArray:
         """Return the cells [num_tokens] of the first tokens of a sequence with this block table.
 
-        NOWHERE for those whose block is freed, which has a negative number.
+        NOWHERE if their block is freed, which has a negative number.
         """
         positions = np.arange(num_tokens)
         blocks = np.array(table, np.int64)[positions // block_size]
@@ -160,9 +157,9 @@ class KVStore:
     def update(
         self, layer: int, cells: IntArray, new_keys: FloatArray, new_values: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Write what a layer has made of new tokens; return its keys and values of all cells.
+        """Write a layer's keys and values of new tokens; return those of all cells.
 
-        cells: [tokens] where each is written.  new_keys, new_values: [tokens, kv_heads, head_dim].
+        cells: [tokens]. new_keys, new_values: [tokens, kv_heads, head_dim].
         """
         keys, values = self.keys[layer], self.values[layer]
         keys[cells] = new_keys
@@ -175,7 +172,7 @@ class KVStore:
             store[second : second + block_size] = store[first : first + block_size]
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Let cells hold what others do, all at once: pairs (source, target), from block 0 on."""
+        """Copy cells to others, all at once: pairs (source, target), counted from block 0."""
         sources, targets = np.array(moves).T + NUM_FIXED
         for store in (*self.keys, *self.values):
             store[targets] = store[sources]
@@ -187,11 +184,11 @@ _FLOAT_SIZE = 4  # bytes
 
 
 class CacheSize(NamedTuple):
-    """What a cache takes, in bytes.
+    """The bytes of a cache.
 
-    per_token: the keys and values of a token, in all groups of layers.
-    cell: those of one group, which a block has room for.
-    state: the recurrent states that a block has room for beside them.
+    per_token: keys and values of a token, in all groups of layers.
+    cell: those of one group, for which a block has room.
+    state: recurrent states of a block.
     """
 
     per_token: int
@@ -217,7 +214,7 @@ NO_BLOCK = -1
 
 
 class OwnTables:
-    """A table of each slot for each group of layers, over blocks of which there are ever more."""
+    """Block tables of each slot for each group of layers, over a growing number of blocks."""
 
     def __init__(self, num_slots: int, groups: Sequence[CacheGroup]) -> None:
         self.num_blocks = 0
@@ -226,10 +223,10 @@ class OwnTables:
         self._tables: list[list[list[int]]] = [[[] for _ in groups] for _ in range(num_slots)]
 
     def grow(self, slot: int, start: int, stop: int) -> list[list[int]]:
-        """Return the tables of a slot, by groups, with blocks to compute the tokens start..stop.
+        """Return the tables of a slot, by group, with blocks for the tokens start..stop.
 
-        What no token from `start` on reads is given back, and its place is NO_BLOCK.  So are those
-        of states after tokens in the middle: nobody goes on from there.
+        Blocks that no token from `start` on reads are freed and become NO_BLOCK, as are states
+        after tokens in the middle.
         """
         tables, num_blocks = self._tables[slot], -(-stop // OWN_BLOCK_SIZE)
         for group, table in zip(self._groups, tables, strict=True):
@@ -251,7 +248,7 @@ class OwnTables:
         return self.num_blocks - 1
 
     def fork(self, source: int, target: int) -> Iterator[tuple[int, int]]:
-        """Give `target` as many blocks as `source` has; yield which are to be copied to which."""
+        """Allocate blocks for a copy of `source` in `target`; yield the blocks to copy."""
         self.release(target)
         for table, copied in zip(self._tables[source], self._tables[target], strict=True):
             for block in table:
@@ -269,23 +266,22 @@ class OwnTables:
 
 
 class Snapshot(NamedTuple):
-    """The cell in which the states after so many tokens of a span are kept."""
+    """The cell for the states after so many tokens of a span."""
 
     num_tokens: int
     cell: int
 
 
 class Span(NamedTuple):
-    """Tokens on end of one sequence.
+    """Consecutive tokens of one sequence.
 
-    start: the position of the first.  cells: for each group of layers with attention, those of the
-    keys and values of all positions up to the last of them; NOWHERE of such that are not read.  A
-    model with recurrent layers also needs
-    source: the cell of the states before the first; NOWHERE if that is the first of all.
-    snapshots: which states are kept, ascending; the last are those after all tokens but drafts.  A
-    span may start from what one before it in the same step has kept.
+    start: the position of the first. cells: for each group of layers with attention, those of all
+    positions up to the last token; NOWHERE for positions that are not read. Recurrent layers need:
+    source: the cell of the states before the first token; NOWHERE at the start of a sequence.
+    snapshots: the states to keep, ascending; the last are those before the drafts. A later span in
+    the step may start from them.
     num_drafts: how many of the last tokens are drafts.
-    num_prompt: how many tokens of the sequence are its prompt.
+    num_prompt: prompt tokens of the sequence.
     """
 
     token_ids: Sequence[int]
@@ -298,7 +294,7 @@ class Span(NamedTuple):
 
 
 def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
-    """Return the spans of tokens whose last ones are drafts that are a tree."""
+    """Return the spans of tokens that end in a tree of drafts."""
     num_known = len(span.token_ids) - len(paths)
     known = span.start + num_known
     past = [cells[:known] for cells in span.cells]
@@ -322,17 +318,17 @@ _NUM_BLOCKS = 128  # blocks of keys of several rows at once, so that they fit in
 
 
 class Step:
-    """Spans of several sequences, one after the other, and where what is kept of them is.
+    """Spans of several sequences, concatenated, and their cells.
 
-    Padded, all spans are as long as the longest.  The padding comes after the tokens of all spans;
-    it attends to the sequence that it stands behind, writes into a cell that nobody reads, and
-    changes no states: it costs what it costs, is thrown away, and shows in no bit of the tokens
-    beside it.  Spans of one token have no padding, but their keys and values are a rectangle.
+    Padded, all spans are as long as the longest. The padding follows the tokens of all spans: it
+    attends to its sequence, writes into an unused cell, changes no states and no bit of other
+    tokens, and is dropped. Spans of one token have no padding, but their keys and values are a
+    rectangle.
 
-    num_tokens: how many tokens they have, padding not counted.
-    token_ids, positions: [tokens].  For each group of layers with attention, own_cells: [tokens]
-    where their keys and values are written, and mixed: which of them attend to what.
-    waves: which of them recurrent layers compute together, if there are states of such layers.
+    num_tokens: without padding.
+    token_ids, positions: [tokens]. For each group of layers with attention, own_cells: [tokens]
+    cells of their keys and values, and mixed: their attention.
+    waves: the spans that recurrent layers compute together, if there are such layers.
     """
 
     def __init__(
@@ -382,14 +378,14 @@ class Step:
         self._angles: dict[RopeSettings, tuple[FloatArray, FloatArray]] = {}
 
     def angles(self, rotary: RotaryEmbedding) -> tuple[FloatArray, FloatArray]:
-        """Return the cosines and sines of all tokens, which layers of one RoPE share."""
+        """Return the cosines and sines of all tokens, shared by layers with equal RoPE."""
         if rotary.settings not in self._angles:
             self._angles[rotary.settings] = rotary.angles(self.positions)
         return self._angles[rotary.settings]
 
 
 class _Mixed:
-    """Which tokens of a step attend to what: single ones together, those on end by sequences."""
+    """The attention of a step: single tokens together, longer spans by sequence."""
 
     def __init__(
         self,
@@ -439,7 +435,7 @@ _NUM_KEYS = 2**16  # keys of several rows at once, to bound memory
 
 
 class _PaddedKeys:
-    """What single tokens of several sequences attend to, all gathered as long as the longest."""
+    """The attention of single tokens, with keys gathered to the length of the longest."""
 
     def __init__(self, cells: Sequence[IntArray]) -> None:
         self._lengths: IntArray = np.array([*map(len, cells)])
@@ -473,8 +469,8 @@ def batched_attention_with_padding(
 
     query: [batch, queries, d], or [batch, queries, heads, d]; each sees all keys of its sequence.
     key, value: [batch, seq, d], or [batch, seq, kv_heads, d].
-    seq_lengths: [batch] how many keys each sequence has, at least one; behind them may be anything.
-    attention: how it is done; None for nothing but the formula.
+    seq_lengths: [batch] keys of each sequence, at least one; the rest is ignored.
+    attention: by default the plain formula.
     """
     (batch, num_queries), head_dim = query.shape[:2], query.shape[-1]
     num_keys = key.shape[1]
@@ -504,24 +500,22 @@ def _store_of(padded: FloatArray) -> FloatArray:
 
 
 class Kept(NamedTuple):
-    """States to be kept at some time: of these spans [snapshots], in these cells [snapshots]."""
+    """States to keep at some time: spans [snapshots] and cells [snapshots]."""
 
     spans: IntArray
     cells: IntArray
 
 
 class Wave:
-    """Spans of which none starts from what another leaves, nor leaves anything in the same cell.
+    """Independent spans, the longest first: at any time the first few of them have a token.
 
-    The longest is the first: at any time, those that have a token are the first so many.
-
-    sources: [spans] the cells of the states that they start from.
-    rows: [tokens] their tokens' places in the step: the first of all spans, the second, and so on.
+    sources: [spans] the cells of their initial states.
+    rows: [tokens] indices of their tokens in the step, by time, then by span.
     bounds: [times + 1] where in `rows` the tokens of each time begin.
-    kept: after how many tokens, and then which states.
-    inputs: [kernel_size, tokens] what the convolution of each token is of, the oldest first: rows
-    of the past of all spans, [kernel_size - 1, spans], and then those of the tokens.
-    kept_inputs: [snapshots, kernel_size - 1] the past of what is kept, and in which cells.
+    kept: number of tokens -> states to keep then.
+    inputs: [kernel_size, tokens] inputs of each token's convolution, oldest first: rows of the past
+    of all spans, [kernel_size - 1, spans], followed by those of the tokens.
+    kept_inputs: [snapshots, kernel_size - 1] the past to keep, in kept_cells.
     """
 
     def __init__(self, spans: Sequence[Span], firsts: Sequence[int], kernel_size: int) -> None:
@@ -554,11 +548,10 @@ class Wave:
 
 
 def waves_of(spans: Sequence[Span], kernel_size: int, max_spans: int) -> Iterator[Wave]:
-    """Yield the spans of a step in waves, in order; none has more than `max_spans`.
+    """Yield the spans of a step in waves of at most `max_spans`, in order.
 
     Raises:
-        InvariantError: a span would keep nothing before its drafts, or something NOWHERE, or
-            something behind them.
+        InvariantError: a span keeps nothing before its drafts, or states NOWHERE or after drafts.
     """
     written: set[int] = set()
     begun: list[Span] = []

@@ -1,4 +1,4 @@
-"""A tensor as it lies in a file, in any of the formats that are read, and as float32."""
+"""Tensors and configs in files, GGUF or safetensors."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @contextmanager
 def about(what: Path | str) -> Iterator[None]:
-    """Let errors within say that they are about `what`, as a BatchdecodeError."""
+    """Prefix errors with `what`, as a BatchdecodeError."""
     try:
         yield
     except RecursionError:
@@ -92,9 +92,9 @@ KINDS = {
 
 
 class StoredTensor(Struct, frozen=True, eq=False):
-    """A tensor in a file that is mapped: what is not read costs nothing.
+    """A tensor in a mapped file; only parts that are used are read.
 
-    kind: one of KINDS; it is checked here, as is that the bytes are those of the shape.
+    kind: one of KINDS, checked with the number of bytes.
     shape: rows first, as in numpy: [out, in] of a weight.
     data: [bytes] of the mapped file.
     """
@@ -112,7 +112,7 @@ class StoredTensor(Struct, frozen=True, eq=False):
             )
 
     def read(self) -> FloatArray:
-        """Return the numbers: a view of the file, read-only, if it has float32, else a copy."""
+        """Return the tensor as float32: a read-only view of float32 in the file, else a copy."""
         data = self.data
         if self.kind == "F32":
             numbers: NDArray[np.floating] = data.view("<f4")
@@ -129,7 +129,7 @@ class StoredTensor(Struct, frozen=True, eq=False):
         return np.require(numbers.reshape(self.shape), np.float32, ["C", "A"])
 
     def read_rows(self, rows: IntArray) -> FloatArray:
-        """Return some of the rows as they are in what `read` returns; nothing else is read."""
+        """Return some of its rows, without reading others."""
         data = self.data.reshape(self.shape[0], -1)[rows].reshape(-1)
         return StoredTensor(self.kind, (len(rows), *self.shape[1:]), data).read()
 
@@ -162,7 +162,7 @@ _U32, _U64 = 4, 8  # bytes of numbers
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Return the metadata of the file at `path`, and its tensors by name; they stay in the file."""
+    """Return the metadata of a file, and its tensors by name, mapped."""
     from gguf import GGMLQuantizationType  # noqa: PLC0415 - optional
 
     check_not_pointer(path)
@@ -215,7 +215,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 class _Header:
-    """A position in the first bytes of a file, which moves over what is read, up to its end."""
+    """A position in the header of a file."""
 
     def __init__(self, data: Bytes) -> None:
         self.offset = 0
@@ -231,7 +231,7 @@ class _Header:
             raise BatchdecodeError("a string in its header is not UTF-8") from None
 
     def counted(self, count: int, least: int) -> range:
-        """Return the indices of `count` things to read, each of at least `least` bytes."""
+        """Return the indices of `count` items of at least `least` bytes each."""
         if count * least > len(self._bytes) - self.offset:
             raise self._cut_off()
         return range(count)
@@ -307,7 +307,7 @@ class _Entry(Struct):
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of the one file in `folder`, or of the parts that its index lists."""
+    """Return the tensors of the one file in `folder`, or of the shards in its index."""
     if not (folder / INDEX).is_file():
         if not (folder / ALONE).is_file():
             raise BatchdecodeError(
@@ -372,7 +372,7 @@ LARGEST_GEMMA = 62  # layers of Gemma 3 27B
 def config_from_gguf(
     metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 ) -> TransformerConfig:
-    """Return what the metadata says, and what follows from which tensors there are."""
+    """Return the config in the metadata, completed by which tensors there are."""
     named = metadata.get("general.architecture")
     if named not in KNOWN:
         raise BatchdecodeError(

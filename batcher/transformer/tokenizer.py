@@ -1,7 +1,7 @@
 """Tokenizers of checkpoints, over the package `tokenizers`, with the bytes of every token.
 
-A text is only text: a special token that is spelled out in it is encoded letter by letter.  A chat
-template inserts special tokens; the messages that it is given cannot, unless the request allows it.
+A special token in a text is encoded as text. A chat template inserts special tokens; its messages
+cannot, unless the request allows it.
 """
 
 import json
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 class ChatTemplate:
-    """What makes a text of messages, as `render_jinja_template` of transformers does.
+    """A chat template, as `render_jinja_template` of transformers runs it.
 
-    special_tokens: the texts that a template may name, such as bos_token.
+    special_tokens: texts for the template, such as bos_token.
 
     Raises:
-        RaisedError: the template is broken.
+        RaisedError: the template is invalid.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -58,7 +58,7 @@ class ChatTemplate:
                 return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
         def to_json(value: Any, *given: Any, **named: Any) -> str:
-            """Return JSON as it is; Jinja's own filter makes it safe for HTML."""
+            """Return plain JSON; Jinja's own filter escapes HTML."""
             names = ("ensure_ascii", "indent", "separators", "sort_keys")
             options = dict(zip(names, given, strict=False)) | named
             return json.dumps(value, **{"ensure_ascii": False, **options})
@@ -82,9 +82,9 @@ class ChatTemplate:
         self._special_tokens = special_tokens
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """Return the text of a chat; what the template raises passes through.
+        """Return the text of a chat; exceptions of the template pass through.
 
-        add_generation_prompt: whether it ends with the beginning of an answer.
+        add_generation_prompt: append the beginning of an answer.
         """
         return self._template.render(
             **self._special_tokens,
@@ -104,16 +104,16 @@ _BYTE_TOKEN = pattern("<0x([0-9A-F]{2})>")
 class TransformerTokenizer:
     """Text to token ids, and the bytes of each id.
 
-    bytes_of: what the text of a token stands for.  token_bytes: [vocabulary] b"" for special
-    tokens, and for ids without a token.
-    prefix_token_ids: what stands before a prompt of text, such as BOS; no part of what is encoded.
-    It has `apply_chat_template` if there is a template.
+    bytes_of: from the text of a token. token_bytes: [vocabulary] b"" for special tokens and unused
+    ids.
+    prefix_token_ids: put before a prompt of text, such as BOS; not part of `encode`. It has
+    `apply_chat_template` if there is a template.
 
-    The tokens of a text stand for its bytes, unless the tokenizer normalises it: Qwen's composes
-    characters (NFC), those of sentencepiece may put a space before it.
+    The tokens of a text have its bytes, unless the tokenizer normalises it: Qwen's composes
+    characters (NFC), and sentencepiece may prepend a space.
 
-    Rule: in a chat a special token comes from the template.  Where a message spells one out, a mark
-    in it shows after rendering whose token it is; text is encoded letter by letter there.
+    In a chat, special tokens come from the template alone. Where a message spells one out, a mark
+    identifies it after rendering, and it is encoded as text.
     """
 
     def __init__(
@@ -157,13 +157,12 @@ class TransformerTokenizer:
         """Return the token ids of `text`.
 
         Raises:
-            EncodingError: it has a byte that no token stands for, as some vocabularies leave out
-            control characters; `tokenizers` would drop it.
+            EncodingError: it has a byte without a token, which `tokenizers` would drop.
         """
         return self._encode(text, self._inner.encode_batch_fast, is_special=False).ids
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Return the token ids of `text`, in which special tokens are what they are."""
+        """Return the token ids of `text`, including special tokens."""
         return self._encode(text, self._inner.encode_batch_fast, is_special=True).ids
 
     def _encode(
@@ -187,9 +186,9 @@ class TransformerTokenizer:
         add_generation_prompt: bool = True,
         special_tokens_in_text: bool = False,
     ) -> list[int] | str:
-        """Return a chat as token ids, or as text; what the template raises passes through.
+        """Return a chat as token ids, or as text; exceptions of the template pass through.
 
-        special_tokens_in_text: whether those that messages spell out are special, too.
+        special_tokens_in_text: keep special tokens in messages special.
         """
         mark, marked = "", messages
         if not special_tokens_in_text:
@@ -215,10 +214,10 @@ class TransformerTokenizer:
     def _marked(
         self, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[str, Sequence[Mapping[str, Any]]]:
-        """Return a mark, and messages with it in each special token that they spell out.
+        """Return a mark, and messages with it inside each special token that they spell out.
 
-        It is behind the first character, so that no trimming reaches it.  What a text ends in may
-        be the beginning of a token that the template, or the next text, completes.
+        It follows the first character, so that trimming cannot remove it. The end of a text may
+        begin a token that the template, or the next text, completes.
         """
         texts = [text for message in messages for text in message.values() if isinstance(text, str)]
         if not any(self._special.search(text) or self._beginning_at_end(text) for text in texts):
@@ -242,13 +241,13 @@ class TransformerTokenizer:
         ]
 
     def _beginning_at_end(self, text: str) -> int:
-        """Return how many of the last characters begin a special token, at most; 0 for none."""
+        """Return how many of the last characters may begin a special token, at most."""
         sizes = range(min(self._longest - 1, len(text)), 0, -1)
         return next((size for size in sizes if text[-size:] in self._beginnings), 0)
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """Return the bytes of a token of byte-level BPE, in which a character stands for each."""
+    """Return the bytes of a token of byte-level BPE, one for each character."""
     try:
         return bytes(map(_BYTE_OF.__getitem__, token))
     except KeyError:
@@ -256,7 +255,7 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def sentencepiece_bytes(token: str) -> bytes:
-    """Return the bytes of a token as sentencepiece writes it, such as <0x0A>."""
+    """Return the bytes of a token of sentencepiece, such as <0x0A>."""
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
 
@@ -350,7 +349,7 @@ def prefix_of(inner: "Tokenizer") -> list[int]:
 
 
 def decoding_of(text: bytes | str) -> Callable[[str], bytes]:
-    """Return what the decoder of a tokenizer, which is JSON, makes of the text of one token."""
+    """Return the function from a token's text to its bytes, by the decoder in a tokenizer.json."""
     decoder = msgspec.json.decode(text, type=_Tokenizer).decoder
     kinds = [] if decoder is None else [decoder.type, *(part.type for part in decoder.decoders)]
     found = next((kind for kind in kinds if kind in DECODERS), None)
@@ -399,7 +398,7 @@ class _Fields(Struct):
 
 
 def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerTokenizer:
-    """Return the tokenizer that the metadata of the file at `path` describes."""
+    """Return the tokenizer in the metadata of the file at `path`."""
     with about(path):
         fields = msgspec.convert(metadata, _Fields)
         if fields.model not in BYTES_OF:
@@ -428,8 +427,8 @@ def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerT
 def _encoder_of(fields: _Fields, architecture: Any) -> "Tokenizer":
     """Return the encoder of byte-level BPE, or of a vocabulary of sentencepiece.
 
-    The vocabulary of Gemma is in the order in which its tokens are merged, whatever their scores
-    are; and it has runs of spaces as they are, where others write them as sentencepiece does.
+    Gemma's vocabulary is in merge order, whatever its scores, and has runs of plain spaces, where
+    others have SPACE.
     """
     from tokenizers import AddedToken, Tokenizer, models, normalizers  # noqa: PLC0415 - optional
 
@@ -489,7 +488,7 @@ def _encoder_of(fields: _Fields, architecture: Any) -> "Tokenizer":
 
 
 def split_of(pre: str) -> "PreTokenizer":
-    """Return what cuts a text before tokens are merged; pre: one of SPLITS."""
+    """Return the pre-tokenizer of `pre`, one of SPLITS."""
     from tokenizers import Regex  # noqa: PLC0415 - optional
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split  # noqa: PLC0415 - as above
 

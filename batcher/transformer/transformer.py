@@ -1,7 +1,7 @@
-"""A decoder-only transformer: one ragged forward over all tokens that a step computes.
+"""A decoder-only transformer: one ragged forward over all tokens of a step.
 
-All models are one architecture with parts that are there or not; the names of weights are those of
-Hugging Face's transformers.
+All models are one architecture with optional parts; weights have the names of Hugging Face's
+transformers.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ ReadWeight = Callable[[str], FloatArray]
 
 
 class Weights:
-    """Makes the parts of a layer from the weights that have its prefix."""
+    """Makes the parts of a layer from the weights with its prefix."""
 
     def __init__(
         self, config: TransformerConfig, read: ReadWeight, linears: WholeLinears, prefix: str = ""
@@ -63,7 +63,7 @@ class Weights:
         return self._read(f"{self.prefix}{name}")
 
     def linear(self, *names: str, has_bias: bool = False) -> Linear:
-        """Return one product for the weights of all these names, one after the other."""
+        """Return one product for the concatenated weights of all names."""
         weights = [self.read(f"{name}.weight") for name in names]
         weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
         bias = [self.read(f"{name}.bias") for name in names] if has_bias else None
@@ -75,7 +75,7 @@ class Weights:
 
 
 class SelfAttention:
-    """Queries, keys and values, normalised and turned; what is attended to, projected."""
+    """Self-attention with rotary embeddings and optional norms, window and gate."""
 
     def __init__(
         self, layer: int, groups: Sequence[CacheGroup], own_heads: OwnHeads, weights: Weights
@@ -100,7 +100,7 @@ class SelfAttention:
     def __call__(self, x: FloatArray, step: Step) -> FloatArray:
         """Return the output [tokens, hidden_size] of x [tokens, hidden_size].
 
-        Keys and values of all tokens are written into their cells before any of them is read.
+        Keys and values of all tokens are written before any is read.
         """
         config, own = self._config, self._own_heads.which
         every = 2 if config.has_output_gate else 1  # each query is followed by its gate
@@ -127,7 +127,7 @@ class SelfAttention:
         return self._output(self._own_heads.gather(by_kv_head))
 
     def _turned(self, heads: FloatArray, norm: FloatArray | None, step: Step) -> FloatArray:
-        """Return heads [tokens, heads, head_dim], normalised and turned by their positions."""
+        """Return heads [tokens, heads, head_dim], normalised and rotated."""
         normed = heads if norm is None else rms_norm(heads, norm, self._config.rms_norm_eps)
         return self._rotary.rotate(normed, *step.angles(self._rotary))
 
@@ -154,9 +154,9 @@ class GatedMLP:
 
 
 class Experts:
-    """Of several networks, those that a router finds likeliest for a token, and a shared one.
+    """The likeliest experts of each token by a router, and perhaps a shared one.
 
-    Their outputs are added in the order of the experts, so a token's sum is always the same.
+    Outputs are added in the order of the experts, so a token's sum is always the same.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -200,18 +200,18 @@ _EPS = np.float32(1e-6)  # added to squared lengths of keys and queries
 class GatedDeltaNet:
     """The token mixer of recurrent layers: a short convolution, then memory under the delta rule.
 
-    A head keeps a matrix that maps keys to values.  With each token it fades, and what it has for
-    the token's key moves towards the token's value; what it has for the query is the output.  See
-    Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (2025).  Value heads are in groups, one for
-    each key head.
+    A head keeps a matrix that maps keys to values. With each token it decays, and its value for the
+    token's key moves towards the token's value; its value for the query is the output. See Yang,
+    Kautz and Hatamizadeh, "Gated Delta Networks" (2025). Value heads are in groups, one for each
+    key head.
 
-    That goes token by token, so no chunk shows in the bits; what spans at the same time do is one
-    operation for all, in which each has products of its own.
+    Tokens are computed one by one, so bits do not depend on chunks; independent spans are one
+    operation with separate products.
 
-    cache: the number of its states among those of all such layers.
+    cache: the index of its states among those of all such layers.
     qkvz: one product for queries, keys, values and output gates.
-    ba: one for how far values are moved to, and by how much memories fade.
-    convolution: [kernel_size, channels], that of the token itself last.
+    ba: one for the update strength of values, and the decay of memories.
+    convolution: [kernel_size, channels], the token's own weight last.
     fading, fading_bias: [key heads, value heads of a group].
     norm: [value_head_dim] of each head's output.
     """
@@ -246,7 +246,7 @@ class GatedDeltaNet:
     def __call__(self, x: FloatArray, step: Step) -> FloatArray:
         """Return the output [tokens, hidden_size] of x [tokens, hidden_size].
 
-        The states that spans keep are written into their cells.
+        States in snapshots are written into their cells.
         """
         if step.states is None:
             raise InvariantError("recurrent layers, and no cells for their states")
@@ -309,7 +309,7 @@ class GatedDeltaNet:
 
 
 def _unit(x: FloatArray) -> FloatArray:
-    """Return x [..., features], of length 1."""
+    """Return x [..., features], normalised to length 1."""
     squares: FloatArray = np.square(x).sum(-1, keepdims=True)
     unit: FloatArray = x / np.sqrt(squares + _EPS)
     return unit
@@ -321,7 +321,7 @@ Watch = Callable[[int, int], None]
 
 
 class ModelSizes(Protocol):
-    """What is to be known of any model that makes logits of tokens; eos_token_ids: all of them."""
+    """The sizes of any model that returns logits; eos_token_ids: all of them."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -332,10 +332,9 @@ class ModelSizes(Protocol):
 
 
 class CausalModel(Protocol):
-    """A model that makes hidden states and logits of tokens, wherever it is computed.
+    """A model that computes hidden states and logits, in any process.
 
-    cache_groups: which of its layers share a block table.  cache_size: how much memory it takes to
-    keep what it does of sequences, in a store and, of recurrent layers, in states.
+    cache_groups: layers that share a block table. cache_size: bytes of its store and states.
     """
 
     @property
@@ -349,20 +348,14 @@ class CausalModel(Protocol):
     def forward(
         self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None = None
     ) -> FloatArray:
-        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
-
-        Their keys and values are written into their cells, and states into those of snapshots.
-        """
+        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order."""
 
     def logits(self, hidden: FloatArray) -> FloatArray:
-        """Return the logits [rows, vocab_size] after tokens with these hidden states."""
+        """Return the logits [rows, vocab_size] of hidden states."""
 
 
 class _Layer:
-    """A mixer of tokens, then a network for each token.
-
-    Either has a norm before it, and perhaps another of what it comes to.
-    """
+    """A mixer of tokens, then a network, each with a norm before it and perhaps one after."""
 
     def __init__(
         self, layer: int, groups: Sequence[CacheGroup], own_heads: OwnHeads, weights: Weights
@@ -382,7 +375,7 @@ class _Layer:
                 self._norms.append(weights.norm(name))
 
     def add_to(self, x: FloatArray, step: Step) -> None:
-        """Add what the layer makes of x [tokens, hidden_size] to it."""
+        """Add the layer's output to x [tokens, hidden_size]."""
         norms, eps, has_post = self._norms, self._eps, self._has_post_norms
         mixed = self._mixer(rms_norm(x, norms[0], eps), step)
         x += rms_norm(mixed, norms[1], eps) if has_post else mixed
@@ -391,9 +384,9 @@ class _Layer:
 
 
 class Transformer:
-    """The weights of a model, and what they make of tokens: a CausalModel.
+    """A CausalModel in this process.
 
-    linears: makes the products with them.  layout: whether tokens come with padding.
+    linears: makes the products. layout: of steps.
     """
 
     def __init__(
