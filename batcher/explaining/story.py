@@ -35,7 +35,7 @@ from batcher.events import (
     SequenceName,
     SpeculateReason,
 )
-from batcher.metrics.times import StepFeed, WholeStep, open_feed
+from batcher.metrics.times import StepFeed, WholeStep
 from batcher.result import ErrorInfo, LengthLimit
 from batcher.trace.run import (
     AdmissionRecord,
@@ -97,7 +97,7 @@ class PhaseFollower:
         """Add the next event; yield the sequences that have ended by now."""
         found = self._fold.take(event)
         if isinstance(event, RunEvent):
-            self._run, self._feed = event, open_feed(event)
+            self._run, self._feed = event, StepFeed(event)
             return
         if self._run is None or self._feed is None:
             raise InvariantError("there is no run event")
@@ -105,7 +105,7 @@ class PhaseFollower:
             yield from self.close(event.step)
             for known in (self._marks, self._first_tokens, self._decoding_next):
                 known.clear()
-            self._feed = open_feed(self._run)
+            self._feed = StepFeed(self._run)
             self._feed.go_on_from(event.step, event.time)
             return
         for step in self._feed.take(event, found):

@@ -50,6 +50,14 @@ class Number(NamedTuple):
     scale: int = MICROSECONDS
 
 
+def _of(part: str, name: str) -> Callable[[Summary, WatchedTotals], Any]:
+    def read(summary: Summary, _: WatchedTotals) -> Any:
+        found = getattr(summary, part)
+        return None if found is None else getattr(found, name)
+
+    return read
+
+
 def _success(summary: Summary, watched: WatchedTotals) -> dict[str, int]:
     """Return the ended outputs, dropped samples included: a counter never decreases."""
     names = {"stop": "stop", "length": "length", "abort": "aborted", "error": "error"}
@@ -73,9 +81,7 @@ GAUGES = {  # of an EngineState
     "vllm:num_requests_running": Number("Occupied slots.", attrgetter("num_running")),
     WAITING: Number("Outputs that have arrived and wait for a slot.", attrgetter("num_waiting")),
     NOT_ARRIVED: Number("Known outputs that have not arrived.", attrgetter("num_coming")),
-    "vllm:kv_cache_usage_perc": Number(
-        "Share of the KV blocks that sequences hold.", attrgetter("kv_share")
-    ),
+    "vllm:kv_cache_usage_perc": Number("Share of KV blocks in use.", attrgetter("kv_share")),
     "batchdecode_slots": Number("Slots.", attrgetter("num_slots")),
 }
 COUNTS = {  # of a Summary and the WatchedTotals; None: not reported
@@ -87,41 +93,33 @@ COUNTS = {  # of a Summary and the WatchedTotals; None: not reported
     ),
     "vllm:request_success": Number("Outputs that have ended.", _success, "finished_reason"),
     "batchdecode_dropped_samples": Number(
-        "Samples of best_of among them that are no results.",
-        lambda _, watched: watched.dropped,
-        "finished_reason",
+        "Dropped samples of best_of among them.", lambda _, w: w.dropped, "finished_reason"
     ),
     "vllm:num_preemptions": Number(
         "Preemptions.", lambda s, _: s.preemptions.count if s.preemptions else 0
     ),
     "vllm:prefix_cache_queries": Number(
-        "Tokens looked for in the prefix cache, at first admissions.",
-        lambda s, _: s.prefix_cache and s.prefix_cache.asked,
+        "Tokens looked for in the prefix cache, at first admissions.", _of("prefix_cache", "asked")
     ),
     "vllm:prefix_cache_hits": Number(
-        "Tokens found in the prefix cache, at first admissions.",
-        lambda s, _: s.prefix_cache and s.prefix_cache.found,
+        "Tokens found in the prefix cache, at first admissions.", _of("prefix_cache", "found")
     ),
     "vllm:spec_decode_num_drafts": Number(
-        "Times a step verified drafts of a row.", lambda s, _: s.speculation and s.speculation.steps
+        "Times a step verified drafts of a row.", _of("speculation", "steps")
     ),
-    "vllm:spec_decode_num_draft_tokens": Number(
-        "Drafts.", lambda s, _: s.speculation and s.speculation.drafted
-    ),
+    "vllm:spec_decode_num_draft_tokens": Number("Drafts.", _of("speculation", "drafted")),
     "vllm:spec_decode_num_accepted_tokens": Number(
-        "Accepted drafts.", lambda s, _: s.speculation and s.speculation.accepted
+        "Accepted drafts.", _of("speculation", "accepted")
     ),
     "vllm:spec_decode_num_accepted_tokens_per_pos": Number(
         "Accepted drafts by their position, from 0.", _accepted_by_position, "position"
     ),
     "batchdecode_steps": Number("Steps.", lambda s, _: s.steps),
     "batchdecode_blocked_steps": Number(
-        "Steps with a free slot that did not admit the first request in the queue.",
-        _blocked,
-        "reason",
+        "Steps with a free slot that did not admit the first queued request.", _blocked, "reason"
     ),
 }
-_LATENCIES = {
+LATENCIES = {
     "vllm:time_to_first_token_seconds": ("ttft", "From arrival to the first token."),
     "vllm:inter_token_latency_seconds": ("itl", "From a token to the next one of an output."),
     "vllm:request_time_per_output_token_seconds": ("tpot", "Mean time per token after the first."),
@@ -130,19 +128,13 @@ _LATENCIES = {
 }
 SPREADS = {  # of the RunTotals and the WatchedTotals
     name: Number(words, lambda totals, _, key=key: totals.times[key])
-    for name, (key, words) in _LATENCIES.items()
+    for name, (key, words) in LATENCIES.items()
 } | {
     "vllm:request_prompt_tokens": Number(
-        "Prompt tokens of requests that have ended.",
-        lambda _, watched: watched.prompts,
-        bounds=TOKENS,
-        scale=1,
+        "Prompt tokens of requests that have ended.", lambda _, w: w.prompts, None, TOKENS, 1
     ),
     "vllm:request_generation_tokens": Number(
-        "Tokens of outputs that have ended.",
-        lambda _, watched: watched.outputs,
-        bounds=TOKENS,
-        scale=1,
+        "Tokens of outputs that have ended.", lambda _, w: w.outputs, None, TOKENS, 1
     ),
 }
 
@@ -203,18 +195,15 @@ class WorkersCollector:
             engine_metrics(state, totals, run, (self._model, str(number)))
             for number, (state, totals) in enumerate(zip(states, all_totals, strict=True))
         ]
-        engines += [
-            [_gauge(name, GAUGES[name].words, count, (self._model, ""))]
-            for name, count in zip((WAITING, NOT_ARRIVED), self._backlog(), strict=True)
-        ]
+        backlog = zip((WAITING, NOT_ARRIVED), self._backlog(), strict=True)
+        engines.append(_gauge(name, count, (self._model, "")) for name, count in backlog)
         yield from joined(engines)
 
 
 def engine_metrics(
     state: EngineState, totals: RunTotals, run: RunEvent | None, labels: tuple[str, str]
 ) -> Iterator[Metric]:
-    for name, gauge in GAUGES.items():
-        yield _gauge(name, gauge.words, gauge.read(state), labels)
+    yield from (_gauge(name, gauge.read(state), labels) for name, gauge in GAUGES.items())
     summary, watched = totals.report(run), totals.watched or WatchedTotals()
     for name, count in COUNTS.items():
         counted = count.read(summary, watched)
@@ -242,8 +231,8 @@ def joined(engines: Iterable[Iterable[Metric]]) -> Iterator[Metric]:
     yield from families.values()
 
 
-def _gauge(name: str, words: str, value: float, labels: tuple[str, str]) -> Metric:
-    family = GaugeMetricFamily(name, words, labels=LABELS)
+def _gauge(name: str, value: float, labels: tuple[str, str]) -> Metric:
+    family = GaugeMetricFamily(name, GAUGES[name].words, labels=LABELS)
     family.add_metric(labels, value)
     return family
 

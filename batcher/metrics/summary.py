@@ -45,7 +45,6 @@ from batcher.metrics.times import (
     TokenTimes,
     WholeStep,
     is_untimed,
-    open_feed,
     share_of,
 )
 from batcher.request import NOTHING_UNREAD, Unread
@@ -529,7 +528,7 @@ class RunMetrics:
             self._series.total_blocks = settings.kv_blocks
 
     def _begin_times(self, run: RunEvent) -> None:
-        self._feed = open_feed(run)
+        self._feed = StepFeed(run)
         self.counted.times = self._token_times.times
         self.counted.numbers.goodput = Goodput()
         if self._series is not None:

@@ -183,33 +183,57 @@ class WholeStep(NamedTuple):
 _COUNTS = WholeStep._fields[3:-2]  # lists of the same names in a StepsEvent
 
 
-class StepFeed:
-    """Turns events into whole steps, for a run with steps events.
+def is_untimed(run: RunEvent) -> bool:
+    """Return whether every step lasts 1.0 and computes all it can, so the trace omits the steps."""
+    return not run.step_time and not run.scheduling and run.policy == DEFAULT_SCHEDULING.policy
 
-    A step is whole once a later event is known.
+
+class StepFeed:
+    """Turns events into whole steps.  A step is whole once a later event is known.
+
+    An untimed run has no steps events: each step lasts 1.0 and advances every row.
     """
 
-    def __init__(self) -> None:
-        self._events: deque[EventOfRequest] = deque()  # of unfinished steps
+    def __init__(self, run: RunEvent) -> None:
+        self._is_untimed = is_untimed(run)
+        self._events: deque[EventOfRequest] = deque()  # of the steps that are not whole
         self._steps: deque[WholeStep] = deque()  # still without their events and starts
-        self._end = 0.0  # of the step before
+        self._num_steps, self._end = 0, 0.0  # the whole steps, and the end of the last one
+        self._num_rows = 0  # after it, in an untimed run
 
     def take(self, event: Event, found: RequestTimeline | None) -> Iterator[WholeStep]:
         """Add the next event, which is about `found`; yield the steps that are now whole."""
         if isinstance(event, SEQUENCE_EVENTS) and found is not None:
-            yield from self._steps_before(event)
+            is_end = isinstance(event, FinishEvent)
+            may_be_early = isinstance(event, ArriveEvent) or (is_end and event.slot is None)
+            if not (self._is_untimed and may_be_early):
+                yield from self.catch_up(event.step)
+                if self._is_untimed and event.step == self._num_steps and not is_end:
+                    self._end = max(self._end, event.time)
             self._events.append((event, found))
-        elif isinstance(event, StepsEvent):
-            yield from self._add_steps(event)
+        elif isinstance(event, StepsEvent) and not self._is_untimed:
+            counts = [getattr(event, name) for name in _COUNTS]
+            counts.append([0] * len(event.ends) if event.drafts is None else event.drafts)
+            if {len(column) for column in counts} != {len(event.ends)}:
+                raise BatchdecodeError(
+                    f"the steps event of step {event.step}: its lists differ in length"
+                )
+            for step, (end, *of_step) in enumerate(
+                zip(event.ends, *counts, strict=True), event.step
+            ):
+                self._steps.append(WholeStep._make((step, end, end, *of_step, [])))
+            yield from self.catch_up(event.step + len(event.ends) - 1)
         elif isinstance(event, EndEvent):
             yield from self.catch_up(event.steps)
 
-    def go_on_from(self, step: int, time: float) -> None:  # noqa: ARG002 - steps have numbers
+    def go_on_from(self, step: int, time: float) -> None:
         """Let the first step be `step`, which starts at `time`; call it before any event."""
-        self._end = time
+        self._num_steps, self._end = step, time
 
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         """Yield the known steps before `num_steps`, which have no more events to come."""
+        while self._is_untimed and self._num_steps < num_steps:
+            yield self._untimed_step()
         while self._steps and self._steps[0].step < num_steps:
             step = self._steps.popleft()
             events = self.take_events(step.step)
@@ -226,71 +250,24 @@ class StepFeed:
             taken.append(events.popleft())
         return taken
 
-    def _steps_before(self, event: SequenceEvent) -> Iterator[WholeStep]:
-        return self.catch_up(event.step)
-
-    def _add_steps(self, event: StepsEvent) -> Iterator[WholeStep]:
-        counts = [getattr(event, name) for name in _COUNTS]
-        counts.append([0] * len(event.ends) if event.drafts is None else event.drafts)
-        if {len(column) for column in counts} != {len(event.ends)}:
-            raise BatchdecodeError(
-                f"the steps event of step {event.step}: its lists differ in length"
-            )
-        for step, (end, *of_step) in enumerate(zip(event.ends, *counts, strict=True), event.step):
-            self._steps.append(WholeStep._make((step, end, end, *of_step, [])))
-        return self.catch_up(event.step + len(event.ends) - 1)
-
-
-class _UntimedFeed(StepFeed):
-    """The steps of a run without steps events: each lasts 1.0 and advances every row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._step, self._start = 0, 0.0  # the next step
-        self._num_rows = 0  # of the batch before it
-
-    def go_on_from(self, step: int, time: float) -> None:
-        self._step, self._start = step, time
-
-    def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
-        while self._step < num_steps:
-            step, start = self._step, self._start
-            events = self.take_events(step)
-            num_prefills = num_admitted = num_gone = num_late = num_drafts = 0
-            for event, found in events:
-                if isinstance(event, AdmitEvent):
-                    num_admitted += 1
-                    num_prefills += 0 if found.arrive is None else found.arrive.prompt_tokens
-                elif isinstance(event, DraftEvent):
-                    num_drafts += event.tokens
-                elif isinstance(event, FinishEvent) and event.slot is not None:
-                    num_late += event.step < step
-                    num_gone += event.step >= step
-            num_decodes = self._num_rows - num_late
-            self._num_rows = num_decodes + num_admitted - num_gone
-            self._step, self._start = step + 1, start + UNTIMED_STEP_SECONDS
-            counts = (num_decodes, num_prefills + num_drafts, 0, 0, 0, num_drafts)
-            yield WholeStep(step, start, self._start, *counts, events)
-
-    def _steps_before(self, event: SequenceEvent) -> Iterator[WholeStep]:
-        is_end = isinstance(event, FinishEvent)
-        if isinstance(event, ArriveEvent) or (is_end and event.slot is None):
-            return
-        yield from self.catch_up(event.step)
-        if event.step == self._step and not is_end:
-            self._start = max(self._start, event.time)
-
-    def _add_steps(self, event: StepsEvent) -> Iterator[WholeStep]:  # noqa: ARG002 - has none
-        return iter(())
-
-
-def is_untimed(run: RunEvent) -> bool:
-    """Return whether every step lasts 1.0 and computes all it can, so the trace omits the steps."""
-    return not run.step_time and not run.scheduling and run.policy == DEFAULT_SCHEDULING.policy
-
-
-def open_feed(run: RunEvent) -> StepFeed:
-    return _UntimedFeed() if is_untimed(run) else StepFeed()
+    def _untimed_step(self) -> WholeStep:
+        step, start = self._num_steps, self._end
+        events = self.take_events(step)
+        num_prefills = num_admitted = num_gone = num_late = num_drafts = 0
+        for event, found in events:
+            if isinstance(event, AdmitEvent):
+                num_admitted += 1
+                num_prefills += 0 if found.arrive is None else found.arrive.prompt_tokens
+            elif isinstance(event, DraftEvent):
+                num_drafts += event.tokens
+            elif isinstance(event, FinishEvent) and event.slot is not None:
+                num_late += event.step < step
+                num_gone += event.step >= step
+        num_decodes = self._num_rows - num_late
+        self._num_rows = num_decodes + num_admitted - num_gone
+        self._num_steps, self._end = step + 1, start + UNTIMED_STEP_SECONDS
+        counts = (num_decodes, num_prefills + num_drafts, 0, 0, 0, num_drafts)
+        return WholeStep(step, start, self._end, *counts, events)
 
 
 # Latencies as docs/metrics.md defines them.  Rows that decode together share the gaps between their

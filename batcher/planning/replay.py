@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RunEvent
-from batcher.metrics.times import EndedRequest, StepFeed, TokenTimes, is_untimed, open_feed
+from batcher.metrics.times import EndedRequest, StepFeed, TokenTimes, is_untimed
 from batcher.planning.fleet import Fleet
 from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, ReplicaView, Router
 from batcher.planning.simulated_sequence import GREEDY, Piece, SimulatedSequence
@@ -89,7 +89,7 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
         )
     fold, ended = RequestFold(), list[EndedRequest]()
     workers = defaultdict[int | None, tuple[StepFeed, TokenTimes]](
-        lambda: (open_feed(run), TokenTimes())
+        lambda: (StepFeed(run), TokenTimes())
     )
     for event in events:
         if isinstance(event, RunEvent):

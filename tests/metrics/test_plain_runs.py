@@ -15,7 +15,7 @@ from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEv
 from batcher.metrics import times
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics
-from batcher.metrics.times import TimeSeries, open_feed
+from batcher.metrics.times import StepFeed, TimeSeries
 from batcher.trace.run import RequestFold
 
 SLO = Slo({"ttft": 3.0, "e2e": 6.0})
@@ -132,7 +132,7 @@ def test_a_row_that_is_aborted_between_two_steps_goes_on_in_no_other():
     ends += [FinishEvent(2, 2.0, "b", 0, 1, "length", None, 3), EndEvent(3, 3.0, 6, 3)]
     events = [run, *arrived, *admitted, aborted, late, in_step_2, *ends]
     assert summary_of(events, SLO).latencies.itl.count == 1 + 2
-    feed, fold = open_feed(run), RequestFold()
+    feed, fold = StepFeed(run), RequestFold()
     steps = [step for event in events[1:5] for step in feed.take(event, fold.take(event))]
     steps += feed.catch_up(2)  # somebody asks for the summary just then
     steps += [step for event in events[5:] for step in feed.take(event, fold.take(event))]
