@@ -1,7 +1,6 @@
-"""What requests are answered with: lines of results, as these come or in the order of the input.
+"""Turn results into the lines of the output, as they come or in the order of the input.
 
-Rule: a request that is answered by the line of its one result, when that comes, leaves nothing
-here.
+A request with one result, which becomes a line when it comes, takes no memory here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ class InputOrder:
         self._spilled = SpilledTable("results that wait for their turn")
 
     def put(self, index: int, lines: bytes) -> list[bytes]:
-        """Take in the lines that answer the line `index`; return those whose turn has come."""
+        """Add the answer to the input line `index`; return the answers whose turn has come."""
         self._held[index] = lines
         self._num_held_bytes += len(lines)
         if index != self._next:
@@ -48,14 +47,20 @@ class InputOrder:
                 self._spilled.add(self._held)
                 self._num_held_bytes = 0
             return []
-        ready = []
-        while (lines_now := self._take(self._next)) is not None:
-            ready.append(lines_now)
+        ready: list[bytes] = []
+        while True:
+            answer = self._held.pop(self._next, None)
+            if answer is not None:
+                self._num_held_bytes -= len(answer)
+            elif self._spilled:
+                answer = self._spilled.find(self._next)
+            if answer is None:
+                return ready
+            ready.append(answer)
             self._next += 1
-        return ready
 
     def rest(self) -> Iterator[bytes]:
-        """Yield the lines still kept back, in order; those missing between them will not come."""
+        """Yield the answers that still wait, in order."""
         if self._spilled:
             self._spilled.add(self._held)
         for index, lines in self._spilled.items_from(self._next):
@@ -67,24 +72,14 @@ class InputOrder:
     def close(self) -> None:
         self._spilled.close()
 
-    def _take(self, index: int) -> bytes | None:
-        lines = self._held.pop(index, None)
-        if lines is not None:
-            self._num_held_bytes -= len(lines)
-        elif self._spilled:
-            lines = self._spilled.find(index)
-        return lines
-
 
 class _OpenRequest(Struct, gc=False):
-    """A request in the engine that is not just answered by the line of its result, when it comes.
+    """A request in the engine that does not become one line when its one result comes.
 
-    input_index: of its line.  num_left: how many of its results have not come.
-    found: those that an earlier run has given.  is_replayed: the engine goes through the motions
-    for them, and decodes only the others.
-    num_lacking: how many are not written; failures may have made other samples the best ones.
-    is_ranked: its results come in their order, all at once.  form: that of the answer.
-    kept: the results that have come, if they are answered together.
+    num_left: results that have not come.  num_lacking: results that are not written; failures may
+    have made other samples the best ones.
+    found: the results of an earlier run.  is_replayed: the engine replays them, and decodes others.
+    is_ranked: the results come best first, all at once.  kept: results that are answered together.
     """
 
     input_index: int
@@ -95,18 +90,16 @@ class _OpenRequest(Struct, gc=False):
     is_ranked: bool
     form: Form
     has_failed: bool = False
-    kept: list[Result] = []  # of its own
+    kept: list[Result] = []
 
 
 class Answers:
-    """Turns the results of a run into lines, each time those whose turn has come.
+    """Turns the results of a run into lines.
 
-    model: its name.  bytes_of: what a token stands for.
-    earlier: what an earlier run has given.  order: if answers go in the order of the input.
-    replaying: what becomes of the results of an earlier run.  With "steps" they are not decoded
-    again where what every step does follows from how many tokens each row has; with "whole" nothing
-    is, ever; with "never" all is.
-    first_slot: of the engine, if it is a worker's.
+    bytes_of: the bytes of a token.  earlier: the results of an earlier run.
+    order: for answers in the order of the input.  first_slot: of this engine among all workers.
+    replaying: "steps" replays earlier results of requests whose schedule follows from the number of
+    their tokens, "whole" all of them, and "never" none.
     """
 
     def __init__(
@@ -123,10 +116,10 @@ class Answers:
         self._model, self._bytes_of, self._replaying = model, bytes_of, replaying
         self._earlier, self._order, self._first_slot = earlier, order, first_slot
         self._open: dict[str, _OpenRequest] = {}
-        self._alone: dict[str, int] = {}  # of one result, whose turn comes: the index of the line
+        self._alone: dict[str, int] = {}  # requests with one result -> input index
 
     def open(self, request: Request, form: Form, input_index: int) -> Mapping[int, Result]:
-        """Take in a request; return those of its results that the engine may replay."""
+        """Add a request; return the earlier results that the engine replays."""
         num_results, earlier = request.n, self._earlier
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
         if num_results == 1 and form == "result" and earlier is None:
@@ -147,7 +140,7 @@ class Answers:
         return found if is_replayed else _NOTHING
 
     def reject(self, bad: BadLine, input_index: int) -> list[bytes]:
-        """Return what is to be written for a bad line, as in `take`."""
+        """Return the lines for a bad line."""
         number = bad.problems[0].line
         if self._earlier is not None and self._earlier.has_rejected(number):
             return []
@@ -156,7 +149,7 @@ class Answers:
 
     def is_first_failure(self, request_id: str) -> bool:
         request = self._open.get(request_id)
-        if request is None:  # it has no other one
+        if request is None:  # it has one result
             return True
         is_first = not request.has_failed
         request.has_failed = True
@@ -167,9 +160,9 @@ class Answers:
         return sum(request.has_failed for request in self._open.values())
 
     def note_replayed(self, event: FinishEvent) -> bool:
-        """Take note that a sequence has ended; return whether its request failed by that.
+        """Note the end of a sequence in a resumed run; return whether it fails the request.
 
-        Needed only if a run is resumed: of a replayed sample there is no result.
+        A replayed sample has no result that would show it.
         """
         request = self._open.get(event.id)
         if request is None or not request.is_replayed or event.index not in request.found:
@@ -181,16 +174,13 @@ class Answers:
         return has_failed
 
     def take(self, results: Sequence[Result]) -> list[bytes]:
-        """Return what is to be written now that these results have come, in lines.
-
-        Several lines may be one item; with an order, those of a request are.
-        """
+        """Return the lines that can be written now; an item may hold several."""
         order, alone = self._order, self._alone
         if self._first_slot:
             for result in results:
                 if result.slot is not None:
                     force_setattr(result, "slot", self._first_slot + result.slot)
-        if not (self._open or order):  # as in most runs
+        if not (self._open or order):  # the common case
             return [encode_results(results)] if results else []
         lines: list[bytes] = []
         for result in results:
@@ -253,12 +243,12 @@ class Answers:
 
 
 def can_be_replayed(request: Request) -> bool:
-    """Return whether the schedule of `request` follows from its results, one by one.
+    """Return whether the schedule of `request` follows from its results.
 
-    Where tokens are forced, several may come in one step, and of best_of and beams some rows have
-    no result.  Of those that only have their prompt computed, a slot is held for no token.
+    It does not if tokens are forced (several may come in one step), if some rows have no result
+    (best_of, beams), or if a slot is held for no token (scoring a prompt).
     """
     is_forced = request.heal or bool(constraint_fields_of(request))
     is_scored_alone = request.max_tokens == 0 and request.prompt_logprobs is not None
-    is_forced |= is_scored_alone
-    return request.best_of is None and request.num_beams == 1 and not is_forced
+    has_hidden_rows = request.best_of is not None or request.num_beams > 1
+    return not (is_forced or is_scored_alone or has_hidden_rows)
