@@ -1,7 +1,6 @@
-"""The timeline of a run: who held which slot at which step, rebuilt from its events alone.
+"""The timeline of a run, rebuilt from its events: which sequence held which slot at which step.
 
-Rule: spans and waits are what is stored, half-open in steps, and of these only a part in memory;
-all that is by step is derived as it is asked for.
+It stores spans and waits, half-open in steps and mostly on disk, and derives figures by step.
 """
 
 import os
@@ -64,18 +63,18 @@ _encoder = msgspec.json.Encoder()
 
 
 class SortedRecords(Generic[Record]):
-    """Takes records in any order, then gives them by their keys, and those of one key as they came.
+    """Takes records in any order and iterates over them by key; equal keys keep their order.
 
-    They are sorted in runs, which are merged as they are read (Knuth, The Art of Computer
-    Programming 3, section 5.4).  A run is read only from where its first record comes, so of
-    records that came nearly in order two runs or so are read at once.
+    Long lists are sorted in runs on disk, which are merged as they are read (Knuth, The Art of
+    Computer Programming 3, section 5.4).  A run is read from the key of its first record on, so
+    about two runs are open at once if the records come nearly in order.
     """
 
     def __init__(self, kind: Any) -> None:
         self._decoder = msgspec.json.Decoder(tuple[Key, kind])
         self._held: list[tuple[Key, Record]] = []
         self._file: BinaryIO | None = None
-        self._runs: list[tuple[Key, int, int]] = []  # the first key, and from where to where
+        self._runs: list[tuple[Key, int, int]] = []  # the first key, and where it starts and ends
         self._num_records = 0
 
     def add(self, key: Key, record: Record) -> None:
@@ -105,7 +104,7 @@ class SortedRecords(Generic[Record]):
                 yield record
 
     def _read_run(self, first: Key, start: int, end: int) -> Iterator[tuple[Key, Record | None]]:
-        yield first, None  # so that nothing is read before it is the turn of the first
+        yield first, None  # nothing is read before the first key is due
         rest = b""
         while self._file is not None and start < end:
             block = os.pread(self._file.fileno(), min(_BLOCK_BYTES, end - start), start)
@@ -115,7 +114,7 @@ class SortedRecords(Generic[Record]):
 
 
 class MergedRecords(SortedRecords[Record]):
-    """The records of several SortedRecords by a key of theirs, merged as they are read."""
+    """The records of several SortedRecords, merged by `key` as they are read."""
 
     def __init__(self, parts: list[SortedRecords[Record]], key: Callable[[Record], Any]) -> None:
         self._parts, self._key = parts, key
@@ -128,7 +127,7 @@ class MergedRecords(SortedRecords[Record]):
 
 
 class Stretch(NamedTuple):
-    """The steps [start, stop), and how many hold a slot, or wait, in each of them."""
+    """The steps [start, stop), and a number that all of them have."""
 
     start: int
     stop: int
@@ -140,7 +139,7 @@ class Stretch(NamedTuple):
 
 
 def count_steps(spans: Iterable[tuple[int, int]], num_steps: int) -> Iterator[Stretch]:
-    """Yield how many of `spans`, which come by their start, hold each of the steps of a run."""
+    """Yield how many of `spans`, sorted by start, cover each step of a run."""
     ends: list[int] = []  # a heap
     start = 0
     for step, end in chain(spans, [(MAX_STEPS, MAX_STEPS)]):
@@ -157,7 +156,7 @@ def count_steps(spans: Iterable[tuple[int, int]], num_steps: int) -> Iterator[St
 def cut(
     stretches: Iterable[tuple[int, int, Same]], points: Iterator[int]
 ) -> Iterator[tuple[int, int, Same]]:
-    """Yield `stretches`, steps [start, stop) in which something stays the same, cut at `points`."""
+    """Yield `stretches` of steps [start, stop), cut at `points`."""
     point = next(points, None)
     for first, stop, same in stretches:
         start = first
@@ -177,17 +176,17 @@ def clip(stretches: Iterable[Stretch], steps: range) -> Iterator[Stretch]:
             yield Stretch(max(start, steps.start), min(stop, steps.stop), count)
 
 
-_IN_SLOT = (PrefillEvent, *get_args(InSlotEvent))
+_IN_SLOT = (AdmitEvent, FinishEvent, PrefillEvent, *get_args(InSlotEvent))
 STEP_SECONDS = 1.0
 MAX_STEPS = 2**28  # more than any run takes
-MAX_SLOTS = 2**20  # more than any run has, those of all workers together
+MAX_SLOTS = 2**20  # of all workers, more than any run has
 
 
 class StepFigures:
-    """The figures of the steps 0, 1, ... as far as StepsEvents have them: arrays by step.
+    """The figures of steps, as far as StepsEvents report them, in arrays by step.
 
-    ends: in seconds.  tokens: computed.  decodes: the next tokens of rows that generate, among
-    them.  blocks: held.  known_steps: those whose start events have.
+    ends: in seconds.  tokens: computed.  decodes: tokens of sequences past their prefill, among
+    them.  blocks: held.  known_steps: the steps whose start is in an event.
     """
 
     def __init__(self) -> None:
@@ -206,7 +205,7 @@ class StepFigures:
         return zip(self.known_steps, self._known_starts, strict=True)
 
     def add(self, event: StepsEvent) -> None:
-        """Take in the figures of the next steps, or raise InvariantError if they cannot follow."""
+        """Add the figures of the next steps, or raise InvariantError if they do not fit."""
         columns = (event.ends, event.decodes, event.prefills, event.rows, event.blocks)
         if event.step != len(self.ends):
             raise InvariantError(
@@ -234,7 +233,7 @@ class StepFigures:
                 changes.append(step)
 
     def start_of(self, step: int) -> float:
-        """Return when `step` began, or would have; in seconds."""
+        """Return the start of `step` in seconds, estimated where no event reports it."""
         number = bisect_right(self.known_steps, step) - 1
         known_step = self.known_steps[number] if number >= 0 else 0
         known_start = self._known_starts[number] if number >= 0 else 0.0
@@ -253,11 +252,11 @@ class StepFigures:
         return min(self.start_of(step) + self._usual_duration(), self.start_of(step + 1))
 
     def end_before(self, step: int) -> float:
-        """Return when the step before `step` ended: before it began, if the clock jumped there."""
+        """Return the end of the step before `step`; the clock may jump in between."""
         return self.end_of(step - 1) if step else self.start_of(step)
 
     def is_standstill(self, step: int) -> bool:
-        """Return whether rows that generate had no token in `step`, which computed prompts."""
+        """Return whether `step` computed prompts and no tokens of sequences past their prefill."""
         return step < len(self.decodes) and not self.decodes[step]
 
     def standstill_changes(self, steps: range) -> Sequence[int]:
@@ -277,7 +276,7 @@ def _check_step(step: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The part of a timeline that a view shows: all, but for steps, requests and slots."""
+    """The part of a timeline that a view shows; each field selects all by default."""
 
     start: int | None = None
     stop: int | None = None
@@ -290,53 +289,53 @@ class Selection:
 
 EVERYTHING = Selection()
 MAX_EMPTY_SLOTS = 1024  # a trace of a few bytes may state a batch of a million
-_NO_DRAFTS: tuple[int, Iterable[StepDrafts]] = (MAX_STEPS, ())
 AnyRecord = TypeVar("AnyRecord", SlotSpan, Wait)
 
-
-_ORDERS: dict[str, Callable[[Any], Any]] = {
-    "spans": attrgetter("start", "slot"),
-    "waits": attrgetter("start"),
-    "blocked": attrgetter("start"),
-    "drafts": attrgetter("step", "slot"),
+_KINDS: dict[str, tuple[Any, Callable[[Any], Any]]] = {  # with their order in a merged timeline
+    "spans": (SlotSpan, attrgetter("start", "slot")),
+    "waits": (Wait, attrgetter("start")),
+    "blocked": (BlockedSpan, attrgetter("start")),
+    "drafts": (StepDrafts, attrgetter("step", "slot")),
 }
 
 
 class Timeline:
-    """What happened in a run: its records, and what they tell of its steps.
+    """The record of a run that every view reads.
 
-    spans: by (start, slot).  waits, blocked: by start.  drafts: by (step, slot), of the steps that
-    verified some.  figures: of the steps, of a run of one worker.  restarts: of workers that were
-    replaced, by step.  num_requests, num_outputs: as in Summary; failures: bad ends of sequences
-    that waited on their own account.  These are known when it is closed.  parts: what happened in
-    each of several workers, with steps, a clock and a queue of its own; the records of all are then
-    merged from theirs.
+    spans: by (start, slot).  waits, blocked: by start.  drafts: by (step, slot).  figures: of the
+    steps, in a run of one worker.  restarts: of replaced workers, by step.  num_requests,
+    num_outputs: as in RunSummary.  failures: by reason, of sequences with an arrival.  All are
+    complete once it is closed.  parts: the timelines of several workers, each with its own steps,
+    clock and queue, from which the records are merged.
     """
 
+    spans: SortedRecords[SlotSpan]
+    waits: SortedRecords[Wait]
+    blocked: SortedRecords[BlockedSpan]
+    drafts: SortedRecords[StepDrafts]
+
     def __init__(self, fold: RequestFold | None = None) -> None:
-        """Begin with nothing; `fold`, for others to read as well, takes in what this does."""
-        self.num_steps = 0
-        self.spans = SortedRecords[SlotSpan](SlotSpan)
-        self.waits = SortedRecords[Wait](Wait)
-        self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
-        self.drafts = SortedRecords[StepDrafts](StepDrafts)
+        """Start empty; `fold` receives the same events, for other readers."""
+        for name, (kind, _) in _KINDS.items():
+            setattr(self, name, SortedRecords(kind))
         self.figures = StepFigures()
-        self.num_requests = self.num_outputs = 0
+        self.num_steps = self.num_requests = self.num_outputs = 0
         self.failures = Counter[EndReason]()
         self.restarts: list[RestartEvent] = []
         self.parts: list[Any] = []  # of the class of this one
         self.fold = RequestFold() if fold is None else fold
-        self._run: RunEvent | None = None
         self.worker: int | None = None
-        self._last_step = -1  # of any event, whether it takes a slot or not
-        self._num_alive: Counter[str] = Counter()  # by id: those that wait or run
+        self._run: RunEvent | None = None
+        self._last_step = -1  # of any event, with or without a slot
+        self._num_alive: Counter[str] = Counter()  # waiting or running sequences, by id
+        # Ended samples that may still be dropped, by id and index, and ids that ended in this step.
         self._finished: defaultdict[str, dict[int, RequestTimeline]] = defaultdict(dict)
-        self._over: list[str] = []  # the ids of which nothing waits or runs since this step
-        self._verifying: list[StepDrafts] = []  # of the last step that has any
+        self._over: list[str] = []
+        self._verifying: list[StepDrafts] = []  # of the last step with drafts
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Self:
-        """Return the timeline of a run; events that break off give the timeline up to there.
+        """Return the timeline of a run, up to the end of `events`, which may break off.
 
         Raises:
             InvariantError: the events contradict each other, or do not begin with a run event.
@@ -358,7 +357,7 @@ class Timeline:
         restarts: Iterable[RestartEvent],
         dropped: Collection[tuple[str, int]],
     ) -> Self:
-        """Return what a gantt shows of sequences; dropped: the samples without a result."""
+        """Return the timeline of sequences; dropped: samples without a result."""
         timeline = cls()
         timeline._run, timeline.num_steps = run, num_steps
         for found in sequences:
@@ -371,7 +370,6 @@ class Timeline:
 
     @property
     def run(self) -> RunEvent:
-        """The event that began it; InvariantError is raised if nothing did."""
         if self._run is None:
             raise InvariantError("there is no run event")
         return self._run
@@ -381,49 +379,79 @@ class Timeline:
         return self.parts or [self]
 
     def of_worker(self, worker: int | None) -> Self:
-        """Return what happened in a worker; None is the only one of a run."""
         found: Self = self if worker == self.worker else self.parts[worker or 0]
         return found
 
     def add(self, event: Event) -> RequestTimeline | None:
-        """Take in the next event, and return the sequence that it tells of, if it is of one.
-
-        It raises what from_events does.
-        """
+        """Take the next event, and return its sequence, if any; it raises as from_events does."""
         if isinstance(event, RunEvent):
             self._begin(event)
             return None
         if event.worker != self.worker or self.parts:
             check_worker(event, self.run)
             return self.of_worker(event.worker).add(event)
-        fold = self.fold
-        if type(event) is ArriveEvent:  # no `match`: it takes longer, three times a request
-            found: RequestTimeline | None = fold.arrive(event)
-            self._num_alive[event.id] += 1
-        elif type(event) is AdmitEvent:
+        if isinstance(event, _IN_SLOT):
             self._note_step(event)
-            found = fold.admit(event)
-            before = self._finished.get(event.id, {}).pop(event.index, None)  # of the same name
-            if before is not None:
-                self._record(before)
-            self.figures.note_start(event.step, event.time)
-            if found.first_event is event and not is_follower(found):
-                self._num_alive[event.id] += 1  # events that begin in the middle
-        elif type(event) is FinishEvent:
-            self._note_step(event)
-            found = fold.finish(event)
-            if event.role == "sample":
-                self._finished[event.id][event.index] = found
-            else:
-                self._record(found)
-            if not is_follower(found):
-                self._num_alive[event.id] -= 1
-                if self._num_alive[event.id] <= 0:
-                    del self._num_alive[event.id]
-                    self._over.append(event.id)
-        else:
-            found = self._add_rare(event)
-        if fold.unblocked is not None:
+        elif isinstance(event, RestartEvent):
+            self._restart(event)
+        found = self.fold.take(event)
+        match event:
+            case ArriveEvent():
+                self._num_alive[event.id] += 1
+            case AdmitEvent() if found is not None:
+                before = self._finished.get(event.id, {}).pop(event.index, None)  # of the same name
+                if before is not None:
+                    self._record(before)
+                self.figures.note_start(event.step, event.time)
+                if found.first_event is event and not is_follower(found):
+                    self._num_alive[event.id] += 1  # the events begin in the middle of a run
+            case FinishEvent() if found is not None:
+                if event.role == "sample":
+                    self._finished[event.id][event.index] = found
+                else:
+                    self._record(found)
+                if not is_follower(found):
+                    self._num_alive[event.id] -= 1
+                    if self._num_alive[event.id] <= 0:
+                        del self._num_alive[event.id]
+                        self._over.append(event.id)
+            case PreemptEvent():
+                _check_step(event.step)
+                self.figures.note_start(event.step, event.time)
+                self.go_on_to(event.step)
+            case StepsEvent():
+                self.figures.add(event)
+            case DraftEvent():
+                drafts = None if found is None or not found.admission else found.admission.drafts
+                if drafts is not None and drafts.latest is not None:
+                    if self._verifying and self._verifying[-1].step < drafts.latest.step:
+                        self._add_drafts()
+                    self._verifying.append(drafts.latest)
+            case DropEvent():
+                label = label_of(event.id, event.index, "sample")
+                dropped = self._finished.get(event.id, {}).pop(event.index, None)
+                if dropped is None or dropped.finish is None:
+                    raise InvariantError(
+                        f"{label!r} is dropped in step {event.step}, and has not finished"
+                    )
+                reason = dropped.finish.reason
+                if event.reason != reason:
+                    raise InvariantError(
+                        f"{label!r} is dropped with the reason {event.reason!r}, not {reason!r}"
+                    )
+                self._record(dropped, is_dropped=True)
+            case RejectEvent():
+                self.num_requests += 1
+                self.num_outputs += 1
+                self.failures["error"] += 1
+            case EndEvent():
+                if any(one.admission is not None for one in self.fold.open):
+                    raise InvariantError("the run ends while requests hold slots")
+                if not 0 <= event.steps <= self._last_step + 1:
+                    over = f"all was over by step {self._last_step}"
+                    raise InvariantError(f"{event.steps} steps, but {over}")
+                self.num_steps = event.steps
+        if self.fold.unblocked is not None:
             self._add_blocked()
         return found
 
@@ -431,7 +459,7 @@ class Timeline:
         self.num_steps = max(self.num_steps, num_steps)
 
     def close(self) -> None:
-        """End what has not ended where the events break off; see from_events."""
+        """End what runs or waits where the events end; it raises as from_events does."""
         if self._run is None:
             raise InvariantError("there is no run event")
         for part in self.parts:
@@ -463,60 +491,14 @@ class Timeline:
             part.add(replace(event, workers=1))
             part.worker = worker
             self.parts.append(part)
-        for name, key in _ORDERS.items() if self.parts else ():
-            merged = MergedRecords([getattr(part, name) for part in self.parts], key)
-            setattr(self, name, merged)
-
-    def _add_rare(self, event: Event) -> RequestTimeline | None:
-        if isinstance(event, _IN_SLOT):
-            self._note_step(event)
-        elif isinstance(event, RestartEvent):
-            self._restart(event)
-        found = self.fold.take(event)
-        match event:
-            case PreemptEvent():
-                _check_step(event.step)
-                self.figures.note_start(event.step, event.time)
-                self.go_on_to(event.step)
-            case StepsEvent():
-                self.figures.add(event)
-            case DraftEvent():
-                drafts = None if found is None or not found.admission else found.admission.drafts
-                if drafts is not None and drafts.latest is not None:
-                    if self._verifying and self._verifying[-1].step < drafts.latest.step:
-                        self._add_drafts()
-                    self._verifying.append(drafts.latest)
-            case DropEvent():
-                label = label_of(event.id, event.index, "sample")
-                dropped = self._finished.get(event.id, {}).pop(event.index, None)
-                if dropped is None or dropped.finish is None:
-                    raise InvariantError(
-                        f"{label!r} is dropped in step {event.step}, and has not finished"
-                    )
-                reason = dropped.finish.reason
-                if event.reason != reason:
-                    raise InvariantError(
-                        f"{label!r} is dropped with the reason {event.reason!r}, not {reason!r}"
-                    )
-                self._record(dropped, is_dropped=True)
-            case RejectEvent():
-                self.num_requests += 1
-                self.num_outputs += 1
-                self.failures["error"] += 1
-            case EndEvent():
-                if any(found.admission is not None for found in self.fold.open):
-                    raise InvariantError("the run ends while requests hold slots")
-                if not 0 <= event.steps <= self._last_step + 1:
-                    over = f"all was over by step {self._last_step}"
-                    raise InvariantError(f"{event.steps} steps, but {over}")
-                self.num_steps = event.steps
-        return found
+        for name, (_, key) in _KINDS.items() if self.parts else ():
+            setattr(self, name, MergedRecords([getattr(part, name) for part in self.parts], key))
 
     def _note_step(self, event: AdmitEvent | FinishEvent | PrefillEvent | InSlotEvent) -> None:
         _check_step(event.step)
         if event.step > self._last_step:
             self._last_step = event.step
-            # What cannot be dropped any more: that is done in the step of the last end.
+            # Samples are dropped in the step of the last end, so these cannot be dropped any more.
             self._settle([over for over in self._over if over not in self._num_alive])
             self._over.clear()
         if event.step >= self.num_steps and event.slot is not None:
@@ -553,18 +535,24 @@ class Timeline:
                 self._record(found)
 
     def _record(self, found: RequestTimeline, *, is_dropped: bool = False) -> None:
-        """Record the spans and waits of a sequence that has ended, or goes on at `num_steps`."""
+        """Record the spans and waits of a sequence that has ended, or continues at `num_steps`."""
         finish, is_first = found.finish, not is_follower(found)
         reason = None if finish is None else finish.reason
         if is_first:
-            self.num_requests += not found.index and reason != "lost"  # what is lost comes again
+            self.num_requests += not found.index and reason != "lost"  # a lost one comes again
             if reason in FAILURES:
                 self.failures[reason] += 1
         if not is_dropped:
             has_result = found.role != "negative" and reason not in {"unused", "lost"}
             self.num_outputs += is_first if finish is None else has_result
+        waits = [(one.number, one.waits_from, one.event.step) for one in found.admissions]
+        if found.admission is None:
+            end = self.num_steps if finish is None else finish.step
+            waits.append((found.number, found.waits_from, end))
+        for number, start, end in waits:
+            if number and start < end and is_first:
+                self.waits.add((start, number), Wait(found.id, found.index, start, end))
         for admission in found.admissions:
-            self._add_wait(found, admission.number, admission.waits_from, admission.event.step)
             if admission.preempt is not None:
                 span = found.slot_span(admission, admission.preempt.step, "preempted")
             else:
@@ -572,14 +560,6 @@ class Timeline:
                 span = found.slot_span(admission, end, reason)
                 span = replace(span, dropped=True) if is_dropped else span
             self.spans.add((span.start, span.slot), span)
-        if found.admission is None:
-            end = self.num_steps if finish is None else finish.step
-            self._add_wait(found, found.number, found.waits_from, end)
-
-    def _add_wait(self, found: RequestTimeline, number: int, start: int, end: int) -> None:
-        """Record that a sequence has waited from `start` to `end`, if it was on its own account."""
-        if number and start < end and not is_follower(found):
-            self.waits.add((start, number), Wait(found.id, found.index, start, end))
 
     @property
     def slots(self) -> range:
@@ -591,7 +571,7 @@ class Timeline:
         return len(self.slots)
 
     def columns(self, selection: Selection = EVERYTHING) -> list[int]:
-        """Return the slots that views show: of very many only those that were ever used."""
+        """Return the slots to show: all, or only used slots if there are very many."""
         if selection.slots or self.num_slots <= MAX_EMPTY_SLOTS:
             return sorted(selection.slots) or list(self.slots)
         return sorted({span.slot for span in self.spans})
@@ -606,7 +586,7 @@ class Timeline:
 
     @cached_property
     def has_memory(self) -> bool:
-        """Whether what the steps computed, or the blocks, made any span differ from a plain one."""
+        """Whether any span shows a chunked prefill, a cache hit or a preemption."""
         return any(
             span.prefill > 1 or span.cached or span.generated or span.resumed or span.preemption
             for span in self.spans
@@ -616,7 +596,7 @@ class Timeline:
         return count_steps(((span.start, span.end) for span in self.spans), self.num_steps)
 
     def waiting(self) -> Iterator[Stretch]:
-        """Yield how many samples, or beams together, have arrived and are not admitted."""
+        """Yield the number of samples, or beams together, in the waiting queue."""
         return count_steps(((wait.start, wait.end) for wait in self.waits), self.num_steps)
 
     def drafts_in(self, window: range) -> Iterator[StepDrafts]:
@@ -630,14 +610,14 @@ class Timeline:
         return range(*slice(selection.start, selection.stop).indices(self.num_steps))
 
     def select_spans(self, selection: Selection = EVERYTHING) -> Iterator[SlotSpan]:
-        """Yield the spans `selection` touches, uncut, by (start, slot)."""
+        """Yield the spans that `selection` touches, unclipped, by (start, slot)."""
         slots = selection.slots
         for span in self._select(self.spans, selection):
             if not slots or span.slot in slots:
                 yield span
 
     def select_waits(self, selection: Selection = EVERYTHING) -> Iterator[Wait]:
-        """Yield the waits `selection` touches, uncut and in order; slots do not matter."""
+        """Yield the waits that `selection` touches, unclipped; its slots do not matter."""
         return self._select(self.waits, selection)
 
     def _select(self, records: Iterable[AnyRecord], selection: Selection) -> Iterator[AnyRecord]:
@@ -649,15 +629,16 @@ class Timeline:
                 yield record
 
     def select_steps(self, selection: Selection = EVERYTHING) -> Iterator[StepRow]:
-        """Yield the rows `selection` covers.
+        """Yield the steps that `selection` covers.
 
-        Chosen slots are all the columns there are; chosen requests leave the steps in which one of
-        them holds such a slot, with their neighbours in the batch.
+        Only selected slots are columns.  With selected requests, only steps in which one of them
+        holds a column are yielded, with everything else in the batch.
         """
         window, columns = self.window(selection), self.columns(selection)
         waiting, figures = clip(self.waiting(), window), self.figures
         of_steps = groupby(self.drafts_in(window), key=attrgetter("step"))
-        drafts_step, drafts = next(of_steps, _NO_DRAFTS)
+        no_drafts: tuple[int, Iterable[StepDrafts]] = MAX_STEPS, ()
+        drafts_step, drafts = next(of_steps, no_drafts)
         waits_until = num_waiting = 0
         for start, stop, labels, chosen in self.batches(window, selection):
             if not chosen and selection.request_ids:
@@ -667,21 +648,21 @@ class Timeline:
                 while waits_until <= step:
                     _, waits_until, num_waiting = next(waiting)
                 while drafts_step < step:
-                    drafts_step, drafts = next(of_steps, _NO_DRAFTS)
-                told: dict[str, Any] = {}
+                    drafts_step, drafts = next(of_steps, no_drafts)
+                known: dict[str, Any] = {}
                 if step < len(figures.ends):
-                    told["begin"], told["end"] = figures.start_of(step), figures.ends[step]
-                    told["tokens"], told["blocks"] = figures.tokens[step], figures.blocks[step]
+                    known["begin"], known["end"] = figures.start_of(step), figures.ends[step]
+                    known["tokens"], known["blocks"] = figures.tokens[step], figures.blocks[step]
                 if drafts_step == step:
                     of_step = list(drafts)
-                    told["drafted"] = sum(one.drafted for one in of_step)
-                    told["accepted"] = sum(one.accepted for one in of_step)
-                yield StepRow(step, shown, num_waiting, **told)
+                    known["drafted"] = sum(one.drafted for one in of_step)
+                    known["accepted"] = sum(one.accepted for one in of_step)
+                yield StepRow(step, shown, num_waiting, **known)
 
     def batches(
         self, window: range, selection: Selection = EVERYTHING
     ) -> Iterator[tuple[int, int, dict[int, str], set[int]]]:
-        """Yield a start, a stop, the label by held slot, and which slots chosen requests hold."""
+        """Yield a start, a stop, the labels by slot, and the slots that selected requests hold."""
         labels: dict[int, str] = {}
         chosen: set[int] = set()
         ends: list[tuple[int, int]] = []
@@ -700,18 +681,16 @@ class Timeline:
                     chosen.add(upcoming.slot)
                 heappush(ends, (upcoming.end, upcoming.slot))
                 upcoming = next(spans, None)
-            next_steps = [window.stop, *(end for end, _ in ends[:1])]
-            if upcoming is not None:
-                next_steps.append(upcoming.start)
-            stop = min(next_steps)
+            next_start = window.stop if upcoming is None else upcoming.start
+            stop = min(window.stop, next_start, *(end for end, _ in ends[:1]))
             yield step, stop, labels, chosen
             step = stop
 
     def check_integrity(self) -> None:
         """Raise InvariantError if the spans cannot have happened.
 
-        A slot does not exist or holds two sequences at once, a step is outside the run or has no
-        sequence, or a sequence is not in step with the one it belongs to.
+        For example, two sequences share a slot, a step has no sequence, or a follower is not in
+        step with its leader.
         """
         for part in self.parts:
             part.check_integrity()
@@ -737,9 +716,9 @@ class Timeline:
                     raise InvariantError(
                         f"{before.label!r} and {span.label!r} share slot {span.slot}"
                     )
-                first = (0, "beam") if span.role == "beam" else (span.index, "sample")
-                if is_follower(span) and (span.id, *first, span.end) not in held:
-                    other = label_of(span.id, first[0], "sample")
+                leader = (0, "beam") if span.role == "beam" else (span.index, "sample")
+                if is_follower(span) and (span.id, *leader, span.end) not in held:
+                    other = label_of(span.id, leader[0], "sample")
                     raise InvariantError(f"{span.label!r} {until}, but {other!r} does not")
                 last_in[span.slot] = span
                 end = max(end, span.end)
@@ -750,7 +729,7 @@ class Timeline:
 
 
 class Bubble(NamedTuple):
-    """The steps [start, stop); num_idle: how many slots stayed empty in each of them, in all."""
+    """The steps [start, stop), and the empty slots in them, summed over the steps."""
 
     start: int
     stop: int
@@ -758,16 +737,21 @@ class Bubble(NamedTuple):
 
 
 def worst_bubble(timeline: Timeline) -> Bubble | None:
-    """Return the first of the steps in a row with most empty slots above the mean of all steps.
+    """Return the first stretch of steps with most empty slots above the mean, or None.
 
-    None if all steps have equally many. Kadane's algorithm (J. Bentley, Programming Pearls, column
-    8), on what each step has above the mean.
+    Kadane's algorithm (J. Bentley, Programming Pearls, column 8), on what each step has above the
+    mean of all steps.  None if all steps have equally many.
     """
     num_steps = max((span.start for span in timeline.spans), default=0)
-    total = sum(stretch.total for stretch in _idle(timeline, num_steps))
+
+    def idle() -> Iterator[Stretch]:
+        for start, stop, occupied in clip(timeline.occupied(), range(num_steps)):
+            yield Stretch(start, stop, timeline.num_slots - occupied)
+
+    total = sum(stretch.total for stretch in idle())
     worst, most = None, 0
     start = num_idle = gain = 0
-    for stretch in _idle(timeline, num_steps):
+    for stretch in idle():
         if gain <= 0:
             start, num_idle, gain = stretch.start, 0, 0
         num_idle += stretch.total
@@ -776,8 +760,3 @@ def worst_bubble(timeline: Timeline) -> Bubble | None:
         if gain > most:
             worst, most = Bubble(start, stretch.stop, num_idle), gain
     return worst
-
-
-def _idle(timeline: Timeline, num_steps: int) -> Iterator[Stretch]:
-    for start, stop, occupied in clip(timeline.occupied(), range(num_steps)):
-        yield Stretch(start, stop, timeline.num_slots - occupied)
