@@ -155,8 +155,8 @@ def test_what_a_worker_found_in_its_cache_is_of_that_worker():
     [
         ({"worker": None}, "an event of no worker in a run of 2"),
         ({"worker": 2}, "an event of worker 2 in a run of 2"),
-        ({"worker": 1, "slot": 0}, "slot 0 is none of the 3 of worker 1"),
-        ({"worker": 0, "slot": 3}, "slot 3 is none of the 3 of worker 0"),
+        ({"worker": 1, "slot": 0}, "worker 1 has 3 slots, and slot 0 is not one of them"),
+        ({"worker": 0, "slot": 3}, "worker 0 has 3 slots, and slot 3 is not one of them"),
     ],
 )
 def test_an_event_of_no_worker_or_of_the_slot_of_another_is_refused(change, complaint):

@@ -1,7 +1,7 @@
-"""Folds the events of a run, one by one, into what happened to each of its sequences.
+"""Fold the events of a run, as they arrive, into its sequences.
 
-Rule: every reader of events reads it from here and keeps no sequences of its own.  Only those that
-have not ended are kept, and events that contradict each other are refused where they do.
+Every reader of events uses this fold and keeps no sequences of its own.  The fold keeps sequences
+that have not ended, and rejects events that contradict each other.
 """
 
 from bisect import bisect_left
@@ -49,17 +49,16 @@ from batcher.settings import DEFAULT_AGING, DEFAULT_SCHEDULING
 
 
 class Totals(Struct):
-    """Numbers of a part of a run that add up, so no means or percentiles.
+    """Numbers of part of a run that can be added up, so no means or percentiles.
 
-    LARGEST, LEAST: fields that are the largest, or the least known, of all parts instead of the
-    sum.
+    LARGEST, LEAST: fields of which the largest, or the least known, value counts instead.
     """
 
     LARGEST: ClassVar[frozenset[str]] = frozenset()
     LEAST: ClassVar[frozenset[str]] = frozenset()
 
     def merge(self, other: Self) -> None:
-        """Take in the numbers of another part, which stays as it is."""
+        """Add the numbers of another part, which stays unchanged."""
         for name in self.__struct_fields__:
             choose = max if name in self.LARGEST else min if name in self.LEAST else add
             setattr(self, name, _merged(getattr(self, name), getattr(other, name), choose))
@@ -82,7 +81,7 @@ def _merged(own: Any, others: Any, choose: Callable[[Any, Any], Any]) -> Any:
 
 
 SequenceKey = str | tuple[str, int, Role, int | None]
-"""The id, index, role and worker of a sequence; for most the id alone, which is faster."""
+"""The id, index, role and worker of a sequence; usually the id alone, which is faster."""
 
 SpanOutcome = EndReason | Literal["preempted"]  # why a sequence left its slot
 SpanEnding = Literal["", "failed", "preempted", "lost", "dropped"]  # the ends that views mark
@@ -97,21 +96,20 @@ InSlotEvent = (
     | SpeculateEvent
     | ForkEvent
 )
-"""What happens to a sequence in its slot, of which it does not say the role."""
+"""Events of a sequence in its slot, without its role."""
 
 FAILURES: frozenset[SpanOutcome] = frozenset({"error", "aborted"})
-"""The bad ends that one may come to."""
 
-# Drafts: nothing is accepted or rejected but what the same step drafted, and none of it twice.
+# -- drafts: a step accepts or rejects only its own drafts, each once ----------------------------
 
-MAX_POSITIONS = 64  # of so many drafts on end it is told by position what became of them
+MAX_POSITIONS = 64  # acceptance by position is counted up to here
 
 
 class StepDrafts(Struct, gc=False):
     """The drafts of one step for the sequence in a slot, from `position` on.
 
-    parents: as in a DraftEvent.  depth: the most that can be accepted: a whole line, or the longest
-    path of a tree.  Drafts of a step or a row that broke off are neither accepted nor rejected.
+    parents: as in a DraftEvent.  depth: the most that can be accepted, which is the number of
+    drafts or the longest path of a tree.  An interrupted step neither accepts nor rejects drafts.
     """
 
     step: int
@@ -125,11 +123,10 @@ class StepDrafts(Struct, gc=False):
 
 
 class DraftCounts(Totals):
-    """The numbers of steps by their drafts; num_drafted: all drafts.
+    """Numbers of steps by their drafts; num_drafted: all drafts.
 
     lengths: steps by StepDrafts.depth.  accepted_lengths: steps by accepted drafts, without 0.
-    num_rejecting: steps that accepted fewer than they could.  blocks: given back for rejected
-    drafts.
+    num_rejecting: steps that accepted fewer than they could.  blocks: returned for rejected drafts.
     """
 
     lengths: Counter[int] = field(default_factory=Counter)
@@ -149,7 +146,7 @@ class DraftCounts(Totals):
 
     @property
     def num_on_end(self) -> int:
-        """How many could be accepted, of all steps: without trees, all drafts."""
+        """How many drafts could be accepted in all steps; without trees, all drafts."""
         return sum(length * number for length, number in self.lengths.items())
 
     def draft(self, drafts: StepDrafts) -> None:
@@ -165,7 +162,7 @@ class DraftCounts(Totals):
             self.blocks += event.blocks
 
     def by_position(self) -> list[tuple[int, int]]:
-        """Return the i-th drafts and how many were accepted, for i from 0 to 63."""
+        """Return how many drafts had each position from 0 to 63, and how many were accepted."""
         longest = min(max(self.lengths, default=0), MAX_POSITIONS)
 
         def longer_than(place: int, lengths: Mapping[int, int]) -> int:
@@ -178,9 +175,9 @@ class DraftCounts(Totals):
 
 
 class DraftRecord(Struct):
-    """The drafts of a sequence while it held a slot; latest: of the newest step that had any.
+    """The drafts of a sequence in a slot; latest: of the newest step with drafts.
 
-    num_changes: how often another number of them was wanted; last_change: since when, and why.
+    num_changes, last_change: how often the wanted number of drafts changed, and the last change.
     """
 
     counts: DraftCounts = field(default_factory=DraftCounts)
@@ -189,9 +186,9 @@ class DraftRecord(Struct):
     last_change: SpeculateEvent | None = None
 
     def draft(self, event: DraftEvent, label: str) -> StepDrafts:
-        """Take in the drafts of the next step, and return them.
+        """Add and return the drafts of the next step.
 
-        InvariantError: there are none, no tree, or the tokens before them were not given yet.
+        InvariantError: there are none, they are not a tree, or do not follow known tokens.
         """
         latest, where = self.latest, f"in step {event.step}"
         if event.tokens < 1:
@@ -201,34 +198,33 @@ class DraftRecord(Struct):
         earliest = 1 if latest is None else latest.position + latest.accepted + 1
         if event.position < earliest:
             raise InvariantError(
-                f"{label!r} drafts from position {event.position} on {where}, "
-                f"where it was given all before {earliest}"
+                f"{label!r} drafts from position {event.position} {where}, but already has the "
+                f"tokens before {earliest}"
             )
-        depths = [0]  # of a tree, of which the first draft follows what was given
+        depths = [0]  # of a tree whose root is the last known token
         for draft, parent in enumerate(event.parents, 1):
             if not 0 <= parent < draft:
                 raise InvariantError(f"{label!r} has draft {draft} follow draft {parent} {where}")
             depths.append(depths[parent] + 1)
         if event.parents and len(event.parents) != event.tokens:
             raise InvariantError(
-                f"{label!r} drafts {event.tokens} tokens {where}, and {len(event.parents)} have "
-                "parents"
+                f"{label!r} drafts {event.tokens} tokens {where} with {len(event.parents)} parents"
             )
-        depth = max(depths) or event.tokens
+        depth, parents = max(depths) or event.tokens, event.parents
         name = event.step, event.slot, event.position, event.tokens
-        self.latest = StepDrafts(*name, depth=depth, parents=event.parents)
+        self.latest = StepDrafts(*name, depth=depth, parents=parents)
         self.counts.draft(self.latest)
         return self.latest
 
     def settle(self, event: AcceptEvent | RollbackEvent, label: str) -> StepDrafts:
-        """Take in how many drafts of its step were accepted, or rejected; return those drafts.
+        """Count accepted or rejected drafts of a step, and return all drafts of that step.
 
-        InvariantError: its step drafted less than that for the sequence, or others.
+        InvariantError: the step has no such drafts for the sequence.
         """
         latest, where = self.latest, f"in step {event.step}"
         verb = "accepts" if isinstance(event, AcceptEvent) else "rejects"
         if latest is None or latest.step != event.step:
-            raise InvariantError(f"{label!r} {verb} drafts {where}, which has none for it")
+            raise InvariantError(f"{label!r} {verb} drafts {where}, which has no drafts for it")
         left = latest.drafted - latest.accepted - latest.rejected
         if not 1 <= event.tokens <= left:
             raise InvariantError(
@@ -237,17 +233,17 @@ class DraftRecord(Struct):
         if isinstance(event, AcceptEvent):
             if latest.accepted or event.position != latest.position:
                 raise InvariantError(
-                    f"{label!r} accepts drafts from position {event.position} on {where}, "
-                    f"and those of the step begin at {latest.position + latest.accepted}"
+                    f"{label!r} accepts drafts from position {event.position} {where}, but the "
+                    f"next draft is at {latest.position + latest.accepted}"
                 )
             parents = dict(enumerate(latest.parents, 1))
             follows = zip((0, *event.drafts), event.drafts, strict=False)
-            is_way = all(parents.get(draft) == before for before, draft in follows)
+            is_path = all(parents.get(draft) == before for before, draft in follows)
             is_tree = bool(parents or event.drafts)
-            if is_tree and not (is_way and len(event.drafts) == event.tokens):
+            if is_tree and not (is_path and len(event.drafts) == event.tokens):
                 raise InvariantError(
-                    f"{label!r} accepts drafts {[*event.drafts]} {where}, which are not "
-                    f"{event.tokens} on end"
+                    f"{label!r} accepts drafts {[*event.drafts]} {where}, which are not a path of "
+                    f"{event.tokens}"
                 )
             latest.accepted = event.tokens
         else:
@@ -255,24 +251,27 @@ class DraftRecord(Struct):
             if latest.rejected or event.position + event.tokens != end:
                 raise InvariantError(
                     f"{label!r} rejects drafts up to position {event.position + event.tokens} "
-                    f"{where}, and those of the step end at {end}"
+                    f"{where}, but the drafts end at {end}"
                 )
             latest.rejected = event.tokens
         self.counts.settle(event, latest)
         return latest
 
 
+# -- what views read -----------------------------------------------------------------------------
+
+
 class Fork(Struct, frozen=True):
-    """After `step` a beam went on as what the beam `parent` of its request was."""
+    """After `step` a beam continues the beam `parent` of its request."""
 
     step: int
     parent: int
 
 
 class SpanPreemption(Struct, frozen=True):
-    """Why a sequence lost its slot: for_id and for_index are those of the one that needed room.
+    """Why a sequence lost its slot, and to which sequence (for_id, for_index).
 
-    tokens: how many have to be computed again.  generated: how many of its own it had by then.
+    tokens: how many must be computed again.  generated: how many it had generated.
     """
 
     reason: PreemptReason
@@ -291,14 +290,13 @@ class SpanPreemption(Struct, frozen=True):
 
 
 class SlotSpan(Struct, frozen=True, omit_defaults=True):
-    """The steps [start, end) over which a sequence held a slot without a break.
+    """The steps [start, end) in which a sequence held a slot.
 
-    outcome: None if the events break off while it runs; its end is then theirs.  jumped: tokens
-    that a constraint forced.  drafted, accepted: drafts that were verified, and accepted.  dropped:
-    whether it has no result, since other samples of its request are better.  forks: by step.
-    prefill: the steps up to its first token, included.  cached: tokens found computed, of
-    cached_from.  generated: tokens from earlier slots.  resumed: whether a preemption ended an
-    earlier span.  preemption: that which ended this one.  worker: None in a run of one.
+    outcome: None if the events end while it runs.  jumped: tokens forced by a constraint.  drafted,
+    accepted: verified and accepted drafts.  dropped: it has no result because other samples of its
+    request are better.  prefill: steps up to and including the first token.  cached: tokens found
+    in the cache, computed by cached_from.  generated: tokens from earlier slots.  resumed: it was
+    preempted before.  preemption: the one that ended this span.  worker: None in a run of one.
     """
 
     slot: int
@@ -345,9 +343,9 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
 
 
 class Wait(Struct, frozen=True):
-    """The steps [start, end), at least one, over which a sequence was in the waiting queue.
+    """The steps [start, end), at least one, in which a sequence was in the waiting queue.
 
-    A sample waits with its negative prompt, and all beams of a request wait as one, as index 0.
+    A negative prompt waits with its sample, and all beams of a request wait as index 0.
     """
 
     id: str
@@ -361,9 +359,9 @@ class Wait(Struct, frozen=True):
 
 
 class BlockedSpan(Wait, frozen=True):
-    """Why a slot stayed free over the steps [start, end): the first in the queue was not admitted.
+    """The steps [start, end) in which the head of the queue could not take a free slot, and why.
 
-    blocks: how many it needed, if the reason is "kv".
+    blocks: how many KV blocks it needed, if the reason is "kv".
     """
 
     reason: BlockedReason
@@ -371,9 +369,9 @@ class BlockedSpan(Wait, frozen=True):
 
 
 class StepRow(Struct, frozen=True, omit_defaults=True):
-    """The batch in one step: the label in each slot (None: empty), and how many waited.
+    """The batch in one step: the label in each slot (None: empty), and the length of the queue.
 
-    begin, end, in seconds, tokens and blocks are those of the trace, if it has figures of steps.
+    begin, end (seconds), tokens and blocks are None if the trace has no figures of steps.
     """
 
     step: int
@@ -388,7 +386,7 @@ class StepRow(Struct, frozen=True, omit_defaults=True):
 
 
 def label_of(request_id: str, index: int, role: Role) -> str:
-    """Return what a sequence is called in all views: a, a#1, and a~, a#1~ for negative prompts."""
+    """Return the name of a sequence in all views: a, a#1, and a~, a#1~ for negative prompts."""
     name = f"{request_id}#{index}" if index else request_id
     return f"{name}~" if role == "negative" else name
 
@@ -398,7 +396,7 @@ def label_of_name(name: SequenceName) -> str:
 
 
 def key_of(request_id: str, index: int, role: Role, worker: int | None = None) -> SequenceKey:
-    """Return the key of a sequence; a first beam has that of a first sample, as its arrival has."""
+    """Return the key of a sequence; the first beam shares it with its arrival, a first sample."""
     if index or role == "negative":
         return request_id, index, role, worker
     return request_id if worker is None else (request_id, 0, "sample", worker)
@@ -414,21 +412,20 @@ class Named(Protocol):
 
 
 def is_follower(sequence: Named) -> bool:
-    """Return whether it came along with another sequence, which alone has an arrive event."""
+    """Return whether only its leader, a sample or the first beam, has an arrive event."""
     return sequence.role == "negative" or (sequence.role == "beam" and sequence.index > 0)
 
 
 class AdmissionRecord(Struct, gc=False):
     """An admission, up to the preemption or the end of the sequence.
 
-    waits_from, number: when it had joined the queue, and its place among all that did.  left:
-    tokens to compute before it generates.  first_token: the step that completed that, or None.
-    chunks: the later steps that computed a part.  jumps: the steps in which a constraint forced
-    tokens.  forks: by step.  These are None where empty, which is faster.  num_still: the steps
-    since then without a token.  told_still: the last of them that is known from what steps computed
-    alone.  may_compute: whether forced tokens may be uncomputed, or drafts were accepted, which
-    some models compute again.  num_received: tokens that a server has sent, or None.  retries: None
-    if the server answered at once.
+    waits_from, number: when it joined the queue, and its number among all that joined.  left:
+    tokens to compute before it generates.  first_token: the step that completed them, or None.
+    chunks: later steps with a part of them.  jumps: steps in which a constraint forced tokens.
+    chunks, jumps and forks are None if empty, which is faster.  num_still: steps since the first
+    token without a token.  told_still: the last of them known from a StepsEvent.  may_compute:
+    a chunk may follow without being announced, for forced tokens or accepted drafts.
+    num_received: tokens sent by a server, or None.  retries: requests that the server failed.
     """
 
     event: AdmitEvent
@@ -449,7 +446,7 @@ class AdmissionRecord(Struct, gc=False):
     preempt: PreemptEvent | None = None
 
     def has_chunk(self, step: int) -> bool:
-        """Return whether `step`, one after the admission, computed tokens of what it began with."""
+        """Return whether `step`, after the admission, computed a part of its prefill."""
         return _has(self.chunks or [], step)
 
     @property
@@ -467,14 +464,13 @@ def _has(ascending: list[int], step: int) -> bool:
 
 
 class RequestTimeline(Struct, gc=False, eq=False):
-    """A sequence on its way through a run; the first of a sequence group stands for all of it.
+    """The life of a sequence; the leader of a sequence group stands for all of it.
 
-    arrive: None if the events begin later, if it was aborted before, or came along with another.
-    waits_from, number: when it joined the queue last, and its place among all that did.  admission:
-    that of the slot it holds, or held when it ended; None while it waits.  max_tokens: its limit; 0
-    for a negative prompt.  num_rows: the slots that its group takes at once.  Times of tokens in
-    seconds, set by TokenTimes: queue, ttft: from its arrival to its admission and first token.
-    last_token: the last one before it decodes.  ended: the end of its last step.
+    arrive: None for followers, and if the events begin later.  waits_from, number: when it joined
+    the queue last, and its number among all that joined.  admission: of the slot it holds or held
+    at its end; None while it waits.  max_tokens: 0 for a negative prompt.  num_rows: the slots of
+    its group.  TokenTimes sets, in seconds: queue, ttft: from arrival to admission and first token;
+    last_token: the last one before it decodes; ended: the end of its last step.
     """
 
     id: str
@@ -511,7 +507,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
         return None
 
     def tokens_after(self, step: int) -> int:
-        """Return the tokens after `step`, the last one made; those of a beam are its steps."""
+        """Return the number of tokens after `step`, the newest; a beam has one for each step."""
         if not self.admissions or self.role == "negative":
             return 0
         admission = self.admissions[-1]
@@ -565,14 +561,13 @@ class RequestTimeline(Struct, gc=False, eq=False):
 
 
 class RequestFold:
-    """Takes in the events of a run; an id may come again once all that had it has ended.
+    """Folds events into sequences; an id may come again once its sequences have ended.
 
-    unblocked: the block that ended last, for a reader to take.  slots: the newest sequence of each
-    used slot.  num_arrived, num_wanted: the arrived samples, or beams together, and their
-    max_tokens.  drafts: of all steps.  news: events and sequences since a view took them from here,
-    None without a view: ends, preemptions, samples beside the first, drops and the like.  Then
-    step_drafts are the newest, and num_asked and num_found the tokens sought and found in the
-    prefix cache.
+    unblocked: the block that ended last, to be taken by a reader.  slots: the newest sequence of
+    each used slot.  num_arrived, num_wanted: arrived samples, or beams together, and the sum of
+    their max_tokens.  drafts: of all steps.  news: events and sequences for a view, which takes
+    them from here; None without a view, in which case step_drafts, num_asked and num_found (tokens
+    looked up and found in the prefix cache) are not counted either.
     """
 
     def __init__(self) -> None:
@@ -602,7 +597,7 @@ class RequestFold:
 
     @property
     def blocked(self) -> BlockedEvent | None:
-        """Why the first of a waiting queue, of any worker, is not admitted."""
+        """Why the head of the queue of a worker is not admitted, or None."""
         return next(iter(self._blocked.values()), None)
 
     @property
@@ -610,9 +605,9 @@ class RequestFold:
         return self._open.values()
 
     def ends_at(self, restart: RestartEvent) -> list[FinishEvent]:
-        """Return the ends of all that had not ended when its worker died.
+        """Return the ends of the sequences that their worker lost when it died.
 
-        InvariantError: some of it was admitted later than that.
+        InvariantError: one of them was admitted later.
         """
         ends = []
         for found in self._open.values():
@@ -634,9 +629,9 @@ class RequestFold:
         return ends
 
     def take(self, event: Event) -> RequestTimeline | None:
-        """Take in the next event, and return the sequence that it tells of, if it is of one.
+        """Take the next event, and return its sequence, if any.
 
-        InvariantError: it contradicts those before it.
+        InvariantError: it contradicts earlier events.
         """
         taker = self._takers.get(type(event))
         return None if taker is None else taker(event)
@@ -664,7 +659,7 @@ class RequestFold:
     def admit(self, event: AdmitEvent) -> RequestTimeline:
         key = key_of(event.id, event.index, event.role, event.worker)
         found = self._open.get(key)
-        if found is None:  # of those that came along, or events that begin in the middle
+        if found is None:  # a follower, or the events begin in the middle of a run
             found = RequestTimeline(event.id, event.index, event.role, event.worker)
             self._open[key] = found
         if is_follower(event):
@@ -711,7 +706,7 @@ class RequestFold:
                 admission.num_still -= 1
             drafts, is_sample = admission.drafts, found.role == "sample"
             if drafts is not None and is_sample and event.reason != "lost":
-                # Steps in which it stood still may be told of later, so there may be fewer.
+                # Standstills may be reported later, so there may be fewer.
                 counts, most = drafts.counts, found.tokens_after(event.step)
                 least = admission.event.generated + admission.num_jumped
                 least += counts.num_steps + counts.num_accepted - (event.reason == "error")
@@ -735,7 +730,7 @@ class RequestFold:
             self.end_block(event.worker, event.step)
 
     def end_block(self, worker: int | None, end: int) -> None:
-        """Note that from the step `end` on nothing blocks the first of a worker's queue."""
+        """End what blocks the head of a worker's queue at the step `end`."""
         blocked = self._blocked.pop(worker, None)
         if blocked is not None and blocked.step < end:
             self.unblocked = BlockedSpan(
@@ -791,7 +786,6 @@ class RequestFold:
         return found
 
     def _take_in_slot(self, event: InSlotEvent) -> RequestTimeline:
-        """Take in what happens to a sequence of whatever role in its slot."""
         for role in get_args(Role):
             found = self._open.get(key_of(event.id, event.index, role, event.worker))
             admission = None if found is None else found.admission
@@ -854,21 +848,21 @@ class RequestFold:
         return found
 
     def _tell(self, event: StepsEvent) -> None:
-        """Count the steps that computed prompts alone, in which those that generate stood still."""
-        if 0 not in event.decodes or self._is_received:  # a server tells of all its tokens
+        """Count the steps in which sequences past their prefill had no token."""
+        if 0 not in event.decodes or self._is_received:  # a server reports all its tokens
             return
         for step, num_decodes in enumerate(event.decodes, event.step):
             for slot, found in self.slots.items() if not num_decodes else ():
                 admission = found.admission
                 if admission is None or found.finish is not None or admission.event.slot != slot:
-                    continue  # it has left the slot, perhaps for another one
+                    continue  # it has left the slot
                 if found.worker != event.worker:
                     continue
                 first_token = admission.first_token
                 if first_token is None or first_token >= step or admission.has_chunk(step):
                     continue
                 if _has(admission.jumps or [], step - 1):
-                    continue  # it computed what was forced in the step before
+                    continue  # it computed the tokens forced in the step before
                 admission.num_still += 1
                 admission.told_still = step
 
@@ -885,7 +879,6 @@ class RequestFold:
     def _holding(
         self, event: PrefillEvent | PreemptEvent, verb: str
     ) -> tuple[RequestTimeline, AdmissionRecord]:
-        """Return the sequence of `event`, which `verb` its slot, and how it came there."""
         found = self._open.get(key_of(event.id, event.index, event.role, event.worker))
         if found is not None and found.admission is not None:
             admit = found.admission.event
@@ -900,26 +893,23 @@ def _not_held(event: PrefillEvent | PreemptEvent | FinishEvent, verb: str) -> In
 
 
 def aging_of(run: RunEvent) -> float | None:
-    """Return how long who waits goes by the policy; None if always, or if urgency counts, too."""
+    """Return the aging limit in steps or seconds; None without aging."""
     if run.policy == DEFAULT_SCHEDULING.policy or run.scheduling.get("preempt_for") is not None:
         return None
     return float(run.scheduling.get("aging", DEFAULT_AGING))
 
 
 def is_aged(admit: AdmitEvent, arrive: ArriveEvent | None, aging: float) -> bool:
-    """Return whether one that arrived by itself had waited for `aging` when it was admitted."""
+    """Return whether a sequence with an arrival had waited for `aging` at its admission."""
     return arrive is not None and admit.time - arrive.time >= aging
 
 
 class TraceChecks:
-    """Takes in the events of a trace, and keeps of open samples how many tokens they can have.
-
-    A beam is told of otherwise: what it passes on is not what it was given.
-    """
+    """Checks that samples of a trace arrive, and end with as many tokens as their steps allow."""
 
     def __init__(self) -> None:
-        # By worker, id and index: max_tokens; the step of the admission, each from which on may
-        # have given it a token, None without a slot; and how many tokens it was given beside those.
+        # By worker, id and index: max_tokens, the step of the admission (None without a slot), and
+        # the tokens in addition to one for each step since then.
         self._open: dict[tuple[int | None, str, int], tuple[int, int | None, int]] = {}
         self._is_remote = False
 
@@ -958,20 +948,22 @@ class TraceChecks:
 
 
 def check_worker(event: RequestEvent | EndEvent, run: RunEvent) -> None:
-    """Raise InvariantError if an event is of no worker of the run, or of a slot of another one."""
+    """Raise InvariantError if an event has a wrong worker, or the slot of another worker."""
     worker, batch = event.worker, run.batch
     if worker is None and run.workers == 1:
         return
     if worker is None or not 0 <= worker < run.workers or run.workers == 1:
-        whose = "no worker" if worker is None else f"worker {worker}"
-        raise InvariantError(f"an event of {whose} in a run of {run.workers}")
+        name = "no worker" if worker is None else f"worker {worker}"
+        raise InvariantError(f"an event of {name} in a run of {run.workers}")
     slot: int | None = getattr(event, "slot", None)
     if slot is not None and not 0 <= slot - worker * batch < batch:
-        raise InvariantError(f"slot {slot} is none of the {batch} of worker {worker}")
+        raise InvariantError(
+            f"worker {worker} has {batch} slots, and slot {slot} is not one of them"
+        )
 
 
 def event_of_worker(event: Event, worker: int, batch: int) -> Event:
-    """Return an event of a worker with `batch` slots as the trace of the whole run has it."""
+    """Return an event of a worker of `batch` slots as an event of the whole run."""
     slot: int | None = getattr(event, "slot", None)
     place = {} if slot is None else {"slot": worker * batch + slot}
     return replace(event, worker=worker, **place)
