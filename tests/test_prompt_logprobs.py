@@ -256,5 +256,5 @@ def test_a_model_that_does_not_score_what_it_should_fails_that_row(pieces, messa
     ids=["function", "model"],
 )
 def test_a_model_that_cannot_score_says_so(model):
-    with pytest.raises(Exception, match="needs a model that gives the logits after every token"):
+    with pytest.raises(Exception, match="needs logits after every token"):
         decode([{"prompt": [1, 2], "prompt_logprobs": 0}], model=model)

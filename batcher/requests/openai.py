@@ -297,7 +297,7 @@ _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
     path, template = (name,), fields.capabilities.chat_template
-    empty = f"{quote(path)} is empty: nobody says anything"
+    empty = f"{quote(path)} is empty"
     if fields.capabilities.served is not None:
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             yield wrong("invalid-type", path, "a list of messages, which are objects", messages)
@@ -332,7 +332,7 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
         if num_system:
             system = PromptSegment(tokens=[*rendered[:num_system]], type="system")
             rendered = [system, PromptSegment(tokens=[*rendered[num_system:]])]
-    except Exception as error:  # noqa: BLE001 - whatever the template's own code raises
+    except Exception as error:  # noqa: BLE001 - the template's own code
         message = f"the chat template fails on {quote(path)}: {describe(error)}"
         yield FieldProblem("invalid-value", path, message)
     else:
@@ -365,13 +365,13 @@ def _rendered(answer: Any) -> str | list[Any]:
 def _num_system_tokens(
     messages: list[Message], rendered: str | list[Any], template: ChatTemplate
 ) -> int:
-    """Return how many tokens are those of the system's messages, which no session drops."""
+    """Return the number of tokens of the system's messages, which a session never drops."""
     system = list(takewhile(lambda message: message["role"] == "system", messages))
     if not system or system == messages or isinstance(rendered, str):
         return 0
     try:
         alone = _rendered(template(system, add_generation_prompt=False))
-    except Exception:  # noqa: BLE001 - a template may ask for more than these
+    except Exception:  # noqa: BLE001 - a template may need other messages, too
         return 0
     return len(alone) if alone == rendered[: len(alone)] else 0
 
@@ -383,7 +383,7 @@ def _read_prompt(name: str, value: Any, fields: Fields) -> Found:
         return
     if isinstance(value, str) and encode is not None and fields.allows_special:
         if fields.values.get("session") is not None:
-            message = f"`{SPECIAL}` is for prompts that are whole, and a session continues one"
+            message = f"`{SPECIAL}` needs a whole prompt, and a session continues one"
             yield FieldProblem("conflicting-fields", (name,), message, "use messages")
             return
         try:
@@ -594,7 +594,7 @@ class Reading:
         }
         if not given.isdisjoint({"max_tokens", "max_completion_tokens"}):
             defaults.pop("max_tokens", None)
-        elif is_chat and capabilities.served is None:  # a server has defaults of its own
+        elif is_chat and capabilities.served is None:  # a server has its own defaults
             defaults.setdefault("max_tokens", TO_THE_END)
         return defaults
 

@@ -1,7 +1,7 @@
-"""The second look at a line: everything that is wrong with it, each problem at its place.
+"""All problems of a line, each at its place, and how they are shown: the line with a caret.
 
-It works on the raw values, so it goes on where a typed decoder stops, and it alone decides: a line
-in which it finds nothing is a request.
+It works on raw values, where a typed decoder stops at the first mistake.  Rule: this alone decides
+whether a line is a request.  Only printable text of known width reaches a terminal.
 """
 
 import json
@@ -20,25 +20,21 @@ from batcher.request import PromptSegment, Request, ServerRequest, Transition
 from batcher.requests import json_spans, openai
 from batcher.requests.validation import MAX_PROBLEMS, ModelCapabilities, cut, find_problems, show
 
-# A problem in a line of input, and how a person is shown it: the place, the line, a caret.
-#
-# Whatever the line holds, only printable text of known width reaches the terminal.
-
-CONTEXT = 500  # characters kept on either side of a problem: more than a terminal is wide
+CONTEXT = 500  # characters on either side of a problem: more than a terminal is wide
 MIN_SOURCE_WIDTH = 20
 ELLIPSIS = "…"
 FIRST_PRINTABLE = 0x20
-SYMBOL_FOR_NULL = 0x2400  # the first of the pictures of control characters, in their order
+SYMBOL_FOR_NULL = 0x2400  # first of the pictures of control characters
 INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 COMBINING = frozenset(("Mn", "Me"))
 VARIATION_SELECTORS = range(0xFE00, 0xFE10)
 
 
 class Problem(Struct, frozen=True):
-    """One thing wrong with one line.
+    """One mistake in one line.
 
     line and column count from 1, column and width in characters.  source: the text around the
-    place, with "…" where it was cut; source_start: the column of its first character.
+    place, with "…" where it is cut; source_start: the column of its first character.
     """
 
     code: str
@@ -52,12 +48,12 @@ class Problem(Struct, frozen=True):
     source_start: int = 1
 
 
-# The escape sequences before an error, strong words and the gutter, and after each of them.
+# Escape sequences: error, bold, gutter, reset.
 ANSI = ("\x1b[1;31m", "\x1b[1m", "\x1b[1;34m", "\x1b[0m")
 
 
 def make_problem(problem: FieldProblem, line: int, text: str, span: json_spans.TextSpan) -> Problem:
-    """Return `problem`, found at `span` of the line `text`, with what is near it."""
+    """Return a problem at `span` of the line `text`, with the text around it."""
     start, end = span.start, max(span.end, span.start + 1)
     first, last = max(0, start - CONTEXT), min(end, start + CONTEXT) + CONTEXT
     left = ELLIPSIS if first > 0 else ""
@@ -76,7 +72,7 @@ def make_problem(problem: FieldProblem, line: int, text: str, span: json_spans.T
 
 
 def render_problem(problem: Problem, *, filename: str, width: int, color: bool) -> str:
-    """Return the problem as a person reads it; the line it shows is cut to `width` columns."""
+    """Return the problem as text with a caret; the line is cut to `width` columns."""
     error, strong, gutter, reset = ANSI if color else ("", "", "", "")
     number = str(problem.line)
     indent = " " * len(number)
@@ -85,7 +81,7 @@ def render_problem(problem: Problem, *, filename: str, width: int, color: bool) 
     end = min(start + problem.width, len(texts))
     available = max(MIN_SOURCE_WIDTH, width - len(number) - 3)
     first, last = 0, len(texts)
-    if sum(widths) >= available:  # or equal: a caret may stand one column behind the text
+    if sum(widths) >= available:  # or equal: the caret may be one column behind the text
         first, last = _choose_window(list(widths), start, end, available)
     left = ELLIPSIS if first > 0 else ""
     right = ELLIPSIS if last < len(texts) else ""
@@ -130,7 +126,7 @@ def _count_fitting(widths: list[int], room: int) -> int:
 
 
 def _cell(character: str) -> tuple[str, int]:
-    """Return what is printed for a character, and how many columns of the terminal it takes."""
+    """Return the text to print for a character, and its number of columns."""
     if " " <= character <= "~":
         return character, 1
     code = ord(character)
@@ -141,20 +137,20 @@ def _cell(character: str) -> tuple[str, int]:
         name = f"<U+{code:04X}>"
         return name, len(name)
     if category in COMBINING:
-        # A variation selector would change the width of the character before it, on some terminals.
+        # On some terminals a variation selector changes the width of the character before it.
         return "" if code in VARIATION_SELECTORS else character, 0
     return character, 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-# The fields in which each name of an object counts once, at whatever depth.
+# Fields whose objects may not have two equal names, at any depth.
 OBJECT_FIELDS = (
     *("prompt", "logit_bias", "json_schema", "states"),
     *("messages", "response_format", "guided_json", "structured_outputs"),
 )
-# Where a field that is missing belongs: behind the first character of an object.
+# Missing fields that are shown at the first character of their object.
 _MISSING_FROM = {"body", "prompt", "messages", "on", "to"}
 
-# How messages name a place inside a text.
+# A place inside a text, as messages name it.
 _PLACE_IN_TEXT = re.compile(
     r"(?P<regex>in the regex '.*', )?"
     r"(?:offset (?P<offset>\d+)|line (?P<line>\d+), column (?P<column>\d+)|the end): ",
@@ -163,7 +159,7 @@ _PLACE_IN_TEXT = re.compile(
 
 
 class BadRequestError(Exception):
-    """A line is no request; id: as it gives it, or else its line number."""
+    """A line is not a request; id: its own, or else its line number."""
 
     def __init__(self, request_id: str, problems: list[Problem], form: openai.Form) -> None:
         self.id, self.problems, self.form = request_id, problems, form
@@ -194,7 +190,7 @@ def read_line(
 
 
 def place_problem(problem: FieldProblem, line: bytes, line_number: int) -> Problem:
-    """Return a problem of the request on the line `line`, which has been parsed, with its place."""
+    """Return a problem of the request on a parsed line, with its place."""
     text = line.decode()
     reading = openai.Reading(json.loads(text), ModelCapabilities())
     return _show(_located(problem, reading), line_number, text)
@@ -206,7 +202,7 @@ def _read_object(
     reading = openai.Reading(fields, capabilities)
     problems = [*islice(_find_doubled(text, number, reading), MAX_PROBLEMS)]
     findings = [*islice(reading.find_misplaced(), MAX_PROBLEMS)]
-    given: dict[str, Any] = {"prompt": ""}  # of which nothing is to be said if it is missing
+    given: dict[str, Any] = {"prompt": ""}  # a missing prompt is reported once
     *above, name = reading.path_of("prompt")
     if name in (reading.values if above else fields):
         given["prompt"] = None
@@ -223,19 +219,19 @@ def _read_object(
     problems += (_show(found, number, text) for found in findings)
     if problems:
         problems.sort(key=_rank)
-        if problems[0].field in openai.ROW_FIELDS:  # what is inside a row is read by these
+        if problems[0].field in openai.ROW_FIELDS:  # these decide how the rest is read
             problems = [problem for problem in problems if problem.field in openai.ROW_FIELDS]
         raise BadRequestError(
             request.id if isinstance(request.id, str) else str(number), problems, form
         )
     given = msgspec.structs.asdict(request)
     given["id"] = str(number) if request.id is None else request.id
-    # An integer where any number may stand becomes a float, as it does for every decoder.
+    # An integer becomes a float where the type is float.
     return msgspec.convert(given, type(request)), form
 
 
 def _find_doubled(text: str, number: int, reading: openai.Reading) -> Iterator[Problem]:
-    """Yield the names that an object has twice, where that is not left to others."""
+    """Yield doubled names where they are mistakes: of the request, and in OBJECT_FIELDS."""
     start = len(reading.prefix)
     for path, span, first in json_spans.find_doubles(text):
         inner = path[start:] if path[:start] == reading.prefix else ()
@@ -274,7 +270,7 @@ def _span_of(problem: FieldProblem, text: str) -> json_spans.TextSpan:
         return span
     path = (*path, "pattern") if place["regex"] else path
     inner = json_spans.find_value(text, path)
-    if inner == json_spans.find_value(text, path[:-1]):  # it is in a schema that is text
+    if inner == json_spans.find_value(text, path[:-1]):  # in a schema that is text
         return span
     value = msgspec.json.decode(text[inner.start : inner.end])
     if not isinstance(value, str):
@@ -289,18 +285,14 @@ def _span_of(problem: FieldProblem, text: str) -> json_spans.TextSpan:
 
 
 def _rank(problem: Problem) -> tuple[int, int]:
-    """Return what sorts the problems of a line: those that others may come from go first."""
+    # Problems that may cause others come first.
     ranks = {"conflicting-fields": 2, "missing-field": 3}
     rank = 0 if problem.field in openai.ROW_FIELDS else ranks.get(problem.code, 1)
     return rank, problem.column
 
 
 def _with_records(path: Path, value: Any, findings: list[FieldProblem]) -> Any:
-    """Return the value that a line gives a field, with records for its objects.
-
-    What is wrong with their names joins `findings`.  What is no object stays as it is, for the
-    rules of validation to say what is wrong.
-    """
+    """Return the value of a field with records for its objects; bad names join `findings`."""
 
     def record(kind: type[Struct], item: Any, at: Path) -> Any:
         if not isinstance(item, dict):

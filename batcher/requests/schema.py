@@ -1,6 +1,6 @@
-"""The JSON Schema of one line of each kind of file, made from the types that read and write it.
+"""The JSON Schema of a line of each kind of file, made from the types that read and write it.
 
-What the types do not say is added here: what null stands for, and which fields exclude each other.
+What types cannot state is added: null, and fields that exclude each other.
 """
 
 import json
@@ -55,7 +55,7 @@ def make_schema(kind: Kind) -> Schema:
         tops = _add_lines(definitions)
     for name, definition in definitions.items():
         if name == "Choice":
-            del definition["properties"]["token_ids"]  # of answers over HTTP alone
+            del definition["properties"]["token_ids"]  # only in answers over HTTP
         definition["description"] = " ".join(definition["description"].split())
         for field, schema in definition["properties"].items() if kind == "request" else ():
             schema.setdefault("description", _DESCRIPTIONS.get(field))
@@ -86,13 +86,13 @@ def _describe(definitions: dict[str, Schema]) -> None:
     any_ids = {name: value for name, value in ids.items() if name != "minItems"}
     segments = _list_of({"$ref": "#/$defs/PromptSegment"})
     properties["prompt"]["anyOf"] = [_STRING, any_ids, segments]
-    texts = _list_of(text) | {"minItems": 0}  # an empty list is no stop
+    texts = _list_of(text) | {"minItems": 0}  # may be empty
     properties["stop_sequence"]["anyOf"] = [text, ids, _list_of(ids), texts, _NULL]
     biases, states = properties["logit_bias"]["anyOf"][0], properties["states"]["anyOf"][0]
     biases["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
     states["propertyNames"] = {"minLength": 1, "maxLength": MAX_NAME}
     states["not"] = {"propertyNames": {"const": ANY_STATE}}
-    segment = definitions["PromptSegment"]  # which fields exclude or need each other
+    segment = definitions["PromptSegment"]  # fields that exclude or need each other
     segment["oneOf"] = [_given(**{name: {"not": _NULL}}) for name in ("text", "tokens", "length")]
     segment["if"] = _given(seed={"enum": [0, None]})
     no_seed = {"not": {"required": ["seed"]}}
@@ -112,7 +112,7 @@ def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
     token_ids = fields["prompt"]["anyOf"][1]
     names = [_given(**{name: {"not": _NULL}}) for name in ("prompt", "prompt_tokens", "messages")]
     definitions["RequestLine"] = _record(
-        "A line that is a request, by whichever names of its fields.",
+        "A request, by any names of its fields.",
         fields
         | {"prompt": _nullable(fields["prompt"])}
         | {"custom_id": _MAYBE_TEXT | {"default": None}}
@@ -125,7 +125,7 @@ def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
         "logprobs": {
             "type": ["boolean", "null"],
             "default": None,
-            "description": "Whether to tell the logprob of each token.",
+            "description": "Whether to report the logprob of each token.",
         },
         "top_logprobs": fields["logprobs"],
     }
@@ -175,7 +175,7 @@ def _list_of(items: Schema) -> Schema:
     return {"type": "array", "items": items, "minItems": 1}
 
 
-# -- the names that OpenAI and vLLM have for fields of a request -----------------------------------
+# -- names of OpenAI and vLLM ----------------------------------------------------------------------
 
 _JSON_SCHEMA: Schema = {"type": ["object", "boolean", "string", "null"]}
 _CHOICE: Schema = {"type": ["array", "null"], "items": _STRING, "minItems": 1}
@@ -246,11 +246,11 @@ _DESCRIPTIONS = {
     ),
     "custom_id": "The request's id, as OpenAI calls it.",
     "prompt_tokens": "The prompt as token ids; a synonym of prompt.",
-    "messages": "A chat, of which the model's template makes the prompt; in place of prompt.",
+    "messages": "A chat; the model's template makes the prompt.",
     "max_completion_tokens": "A synonym of max_tokens.",
     "stop_token_ids": "Token ids that end the output; a synonym of stop_token.",
-    "top_logprobs": "The most likely tokens at each place, with their logprobs.",
-    "special_tokens_in_text": "Whether special tokens that texts spell out are special tokens.",
+    "top_logprobs": "Number of most likely tokens to report at each position.",
+    "special_tokens_in_text": "Whether special tokens spelled out in texts are read as such.",
     "response_format": "OpenAI's way to ask for JSON.",
     "guided_json": "A synonym of json_schema; text is read as JSON.",
     "guided_regex": "A synonym of regex.",
@@ -258,6 +258,6 @@ _DESCRIPTIONS = {
     "guided_grammar": "A grammar: with `::=` in it a synonym of gbnf, else of lark.",
     "structured_outputs": "vLLM's way to state one of the constraints.",
     "method": "Always POST.",
-    "url": "The only endpoint that is answered.",
-    "body": "What the endpoint is asked.",
+    "url": "The endpoint.",
+    "body": "The request to the endpoint.",
 }

@@ -218,7 +218,7 @@ def check_value(
             return
         if base is str and isinstance(value, str):
             if not is_text(value):
-                message = f"{quote(path)} holds a lone surrogate, which stands for no character"
+                message = f"{quote(path)} holds a lone surrogate, which is not a character"
                 yield FieldProblem("invalid-text", path, message)
             elif not value and base is not part:
                 yield _empty(path)
@@ -409,7 +409,7 @@ def check_states(states: object, path: Path, capabilities: ModelCapabilities) ->
         yield wrong("invalid-type", path, "an object of states", states)
         return
     if not states.keys() - {ANY_STATE}:
-        ways_out = f'"{ANY_STATE}" is none, but holds ways out of all: ' if states else ""
+        ways_out = f'"{ANY_STATE}" is not a state: ' if states else ""
         hint = ways_out + 'add one, such as "text": []'
         yield FieldProblem("invalid-value", path, f"{quote(path)} declares no state", hint)
     for name, transitions in states.items():
@@ -554,7 +554,7 @@ def find_conflicts(request: Request) -> Iterator[tuple[FieldProblem, str | None]
     }
     temperature: float | None = request.temperature
     if isinstance(request, ServerRequest) and "temperature" not in request.stated:
-        temperature = None  # the server has a default of its own
+        temperature = None  # the server has its own default
     blamed = set()
     for name, field in asked.items():
         for other, why in field.excludes.items():
@@ -611,11 +611,11 @@ def _make(name: str, other: str, message: str) -> tuple[FieldProblem, str]:
     return FieldProblem("conflicting-fields", (name,), message), other
 
 
-# -- what the model and the batch can do -----------------------------------------------------------
+# -- the model and the batch -----------------------------------------------------------------------
 
 
 def num_slots_needed(request: Request) -> int:
-    """Return the slots of one admission: the beams, or a sample and its negative prompt."""
+    """Return the slots of one admission: its beams, or a sample and its negative prompt."""
     if request.num_beams > 1:
         return request.num_beams
     return 1 if request.cfg_scale == 1 else 2
@@ -635,12 +635,12 @@ def constraint_fields_of(request: Request) -> list[ConstraintField]:
 
 def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
     if capabilities.served is not None:
-        yield from find_untold(request, capabilities, capabilities.served)
+        yield from find_unsent(request, capabilities, capabilities.served)
         for field in constraint_fields_of(request):
             yield from find_uncompiled(field, getattr(request, field), capabilities)
         return
     if request.extra_body:
-        message = "`extra_body` is for a server, and this model is none"
+        message = "`extra_body` is for servers, and this model is local"
         yield FieldProblem("unsupported-model", ("extra_body",), message, "leave it out")
     if not capabilities.gives_logits:
         for name in logit_fields_of(request):
@@ -648,8 +648,8 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
             yield FieldProblem("unsupported-model", (name,), message)
     if request.prompt_logprobs is not None and not capabilities.scores_prompts:
         message = (
-            "`prompt_logprobs` needs a model that gives the logits after every token of a prompt; "
-            "this one gives only those after the last"
+            "`prompt_logprobs` needs logits after every token of a prompt; "
+            "this model gives only those after the last"
         )
         hint = "leave it out, and in rows of completions `echo` or `logprobs`"
         yield FieldProblem("unsupported-model", ("prompt_logprobs",), message, hint)
@@ -677,7 +677,7 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
                     yield not_encoded(path, error)
 
 
-def find_untold(
+def find_unsent(
     request: Request, capabilities: ModelCapabilities, served: frozenset[str]
 ) -> Iterator[FieldProblem]:
     for name, field in REQUEST_FIELDS.items():
@@ -696,10 +696,10 @@ def find_untold(
         yield FieldProblem("missing-field", (), message, hint)
     prompt = request.prompt
     if isinstance(prompt, list) and any(isinstance(part, PromptSegment) for part in prompt):
-        message = "`prompt` has segments, which a server cannot be told"
+        message = "`prompt` has segments, which servers do not know"
         yield FieldProblem("unsupported-model", ("prompt",), message, "give a text, or token ids")
     if request.session is not None and isinstance(prompt, list):
-        message = "`prompt` is token ids, and a session with a server goes on from texts"
+        message = "`prompt` is token ids, and a session with a server continues texts"
         yield FieldProblem("unsupported-model", ("prompt",), message, "give a text")
     for name in sorted(OF_STREAMS & {name for name, value in extra.items() if value is not None}):
         message = f"`extra_body.{name}` is set by batchdecode: each output is a stream of its own"
@@ -707,7 +707,7 @@ def find_untold(
         yield FieldProblem("conflicting-fields", path, message, "leave it out", is_key=True)
     stops = request.stop_sequence
     if isinstance(stops, list) and not all(isinstance(stop, str) for stop in stops):
-        message = "`stop_sequence` has token ids, which a server cannot be told"
+        message = "`stop_sequence` has token ids, which servers do not know"
         yield FieldProblem("unsupported-model", ("stop_sequence",), message, "give texts")
 
 

@@ -44,7 +44,7 @@ def test_without_a_state_it_is_said_what_is_one():
         'add one, such as "text": []',
     )
     first, second = problems_of({"*": [Transition("x", "a")]})
-    assert first.hint == '"*" is none, but holds ways out of all: add one, such as "text": []'
+    assert first.hint == '"*" is not a state: add one, such as "text": []'
     assert second.message == '`states.*[0].to` "a" is not declared; no state is'
 
 
