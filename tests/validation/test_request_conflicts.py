@@ -1,4 +1,4 @@
-"""Fields that contradict each other, although each is right by itself."""
+"""Fields that contradict each other, and what a model or a batch cannot do."""
 
 import itertools
 from pathlib import Path
@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.request import REQUEST_FIELDS, Request, Transition
-from batcher.requests.validation import ModelCapabilities, find_problems, look_closely, quick_copy
+from batcher.errors import BatchdecodeError, GrammarError
+from batcher.request import CONSTRAINT_FIELDS, REQUEST_FIELDS, Request, Transition
+from batcher.requests.validation import (
+    ModelCapabilities,
+    find_problems,
+    logit_fields_of,
+    look_closely,
+    num_slots_needed,
+    quick_copy,
+)
 
 EXCLUSIONS = [
     (name, other, why)
@@ -207,3 +215,88 @@ def test_the_fast_way_accepts_nothing_that_the_slow_way_refuses(fields, gives_lo
     assert find_problems(request, capabilities) == problems
     if quick_copy(request, capabilities) is not None:
         assert problems == []
+
+
+# Values that need no logits, alone or without temperature.
+NEEDS_TOKENS = [
+    {"seed": 5, "echo": True},
+    {"top_k": 5, "top_p": 0.5, "min_p": 0.5, "typical_p": 0.5},
+    {"logit_bias": {}, "bad_words": []},
+    {"states": {"a": [Transition("x", None)]}},
+]
+
+
+def summary(capabilities, **fields):
+    problems = find_problems(Request(**{"prompt": "a"} | fields), capabilities)
+    return [(problem.code, problem.field) for problem in problems]
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_field_that_needs_logits_or_an_end_of_sequence_is_refused_without(name):
+    fields = ASKING[name]
+    needed = [n for n in REQUEST_FIELDS if n in fields and REQUEST_FIELDS[n].needs_logits]
+    assert logit_fields_of(Request(prompt="a", **fields)) == needed
+    tokens_only = ModelCapabilities(vocab_size=512, gives_logits=False)
+    assert summary(tokens_only, **fields) == [("unsupported-model", name) for name in needed]
+    assert summary(ModelCapabilities(vocab_size=512), **fields) == []
+    expected = [("unsupported-model", name)] if name in CONSTRAINT_FIELDS else []
+    assert summary(ModelCapabilities(has_eos=False), **fields) == expected
+
+
+def test_fields_that_need_tokens_only():
+    for fields in NEEDS_TOKENS:
+        tokens_only = ModelCapabilities(vocab_size=512, gives_logits=False)
+        assert summary(tokens_only, **fields) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed"),
+    [
+        ({}, 1),
+        ({"temperature": 1, "n": 8}, 1),
+        ({"num_beams": 4, "n": 2}, 4),
+        ({"cfg_scale": 0, "temperature": 1, "n": 3}, 2),
+    ],
+    ids=repr,
+)
+def test_a_request_needs_its_beams_or_a_sample_and_its_negative_prompt_at_once(fields, needed):
+    assert num_slots_needed(Request(prompt="a", **fields)) == needed
+    assert summary(ModelCapabilities(num_slots=needed), **fields) == []
+    if needed > 1:
+        name = "num_beams" if "num_beams" in fields else "cfg_scale"
+        few = ModelCapabilities(num_slots=needed - 1)
+        [problem] = find_problems(Request(prompt="a", **fields), few)
+        assert (problem.code, problem.field) == ("too-few-slots", name)
+        assert f" needs {needed} slots at once, and the batch has {needed - 1}" in problem.message
+
+
+def test_a_constraint_is_compiled_and_says_what_is_wrong_where():
+    seen = []
+
+    def check(kind, value):
+        seen.append((kind, value))
+        if kind == "json_schema":
+            raise GrammarError((kind, "properties", "a", "items"), "no such type")
+        if value == "(":
+            raise GrammarError((kind,), "unbalanced parenthesis at 1")
+
+    capabilities = ModelCapabilities(check_constraint=check)
+    assert summary(capabilities, regex="a") == []
+    assert summary(capabilities, regex=5) == [("invalid-type", "regex")]
+    (problem,) = find_problems(Request(prompt="", regex="("), capabilities)
+    assert (problem.code, problem.field) == ("invalid-grammar", "regex")
+    assert problem.message == "`regex`: unbalanced parenthesis at 1"
+    assert [*dict.fromkeys(seen)] == [("regex", "a"), ("regex", "(")]
+    (problem,) = find_problems(Request(prompt="", json_schema={}), capabilities)
+    assert problem.message == "`json_schema.properties.a.items`: no such type"
+
+
+def test_where_nothing_can_be_compiled_a_constraint_cannot_be_served():
+    def check(*_):
+        raise BatchdecodeError("install batchdecode[grammar]")
+
+    (problem,) = find_problems(
+        Request(prompt="", gbnf="x"), ModelCapabilities(check_constraint=check)
+    )
+    assert (problem.code, problem.field) == ("unsupported-model", "gbnf")
+    assert problem.message == "`gbnf`: install batchdecode[grammar]"
