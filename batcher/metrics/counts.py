@@ -121,18 +121,21 @@ class Durations(Totals):
     num_drafts: int = 0
 
 
-class DraftedStepCosts(Totals):
-    """Measures how much longer a step takes per draft.
+class SpeculationTotals(Totals):
+    """The sums behind Speculation.
 
-    Only steps that computed nothing but next tokens and drafts count.  Steps with and without
-    drafts are compared by the number of rows, from the first drafts on.
+    without, drafting: durations of the steps without and with drafts that computed nothing else but
+    next tokens, by their rows.  num_decode_steps: of sequences that speculated.
     """
 
+    counts: DraftCounts = field(default_factory=DraftCounts)
     without: dict[int, Durations] = field(default_factory=dict)
     drafting: dict[int, Durations] = field(default_factory=dict)
+    changes: Counter[SpeculateReason] = field(default_factory=Counter)
+    num_decode_steps: int = 0
 
     def add(self, event: StepsEvent, begin: float) -> None:
-        """Add the steps of `event`, the first of which began at `begin`."""
+        """Add the durations of the steps of `event`, the first of which began at `begin`."""
         ends, num_drafts = [begin, *event.ends], event.drafts or [0] * len(event.ends)
         columns = zip(event.decodes, event.prefills, num_drafts, strict=False)
         for (start, end), (rows, prefills, drafts) in zip(pairwise(ends), columns, strict=False):
@@ -154,15 +157,6 @@ class DraftedStepCosts(Totals):
                 drafts_per_row += step * drafting.num_drafts / rows
         return max(0.0, (taken - usual) / drafts_per_row) if drafts_per_row else None
 
-
-class SpeculationTotals(Totals):
-    """The sums behind Speculation; num_decode_steps: of sequences that speculated."""
-
-    counts: DraftCounts = field(default_factory=DraftCounts)
-    costs: DraftedStepCosts = field(default_factory=DraftedStepCosts)
-    changes: Counter[SpeculateReason] = field(default_factory=Counter)
-    num_decode_steps: int = 0
-
     def report(self, rule: Acceptance, num_positions: int) -> Speculation | None:
         """Return the numbers of the drafts, given all computed positions; None without drafts."""
         counts = self.counts
@@ -172,7 +166,7 @@ class SpeculationTotals(Totals):
         tested = num_accepted + counts.num_rejecting
         acceptance = num_accepted / tested if tested else 0.0
         num_decode_steps = max(self.num_decode_steps, counts.num_steps)
-        cost, mean_length = self.costs.draft_cost(), counts.num_on_end / counts.num_steps
+        cost, mean_length = self.draft_cost(), counts.num_on_end / counts.num_steps
         level_cost = (cost or 0.0) * (num_drafted / counts.num_on_end)
         expected = (
             num_decode_steps

@@ -25,7 +25,6 @@ from batcher.metrics.summary import (
     RunMetrics,
     RunTotals,
     Summary,
-    WatchedTotals,
     state_of,
 )
 from batcher.metrics.times import MICROSECONDS, Histogram
@@ -50,28 +49,28 @@ class Number(NamedTuple):
     scale: int = MICROSECONDS
 
 
-def _of(part: str, name: str) -> Callable[[Summary, WatchedTotals], Any]:
-    def read(summary: Summary, _: WatchedTotals) -> Any:
+def _of(part: str, name: str) -> Callable[[Summary, RunTotals], Any]:
+    def read(summary: Summary, _: RunTotals) -> Any:
         found = getattr(summary, part)
         return None if found is None else getattr(found, name)
 
     return read
 
 
-def _success(summary: Summary, watched: WatchedTotals) -> dict[str, int]:
+def _success(summary: Summary, totals: RunTotals) -> dict[str, int]:
     """Return the ended outputs, dropped samples included: a counter never decreases."""
     names = {"stop": "stop", "length": "length", "abort": "aborted", "error": "error"}
-    reasons, dropped = summary.finish_reasons, watched.dropped
+    reasons, dropped = summary.finish_reasons, totals.dropped
     return {name: reasons[own] + dropped[own] for name, own in names.items()}
 
 
-def _accepted_by_position(summary: Summary, _: WatchedTotals) -> dict[str, int] | None:
+def _accepted_by_position(summary: Summary, _: RunTotals) -> dict[str, int] | None:
     if summary.speculation is None:
         return None
     return {str(place): one.accepted for place, one in enumerate(summary.speculation.by_position)}
 
 
-def _blocked(summary: Summary, _: WatchedTotals) -> dict[str, int] | None:
+def _blocked(summary: Summary, _: RunTotals) -> dict[str, int] | None:
     blocked = summary.blocked
     return None if blocked is None else {r: blocked.get(r, 0) for r in get_args(BlockedReason)}
 
@@ -84,16 +83,16 @@ GAUGES = {  # of an EngineState
     "vllm:kv_cache_usage_perc": Number("Share of KV blocks in use.", attrgetter("kv_share")),
     "batchdecode_slots": Number("Slots.", attrgetter("num_slots")),
 }
-COUNTS = {  # of a Summary and the WatchedTotals; None: not reported
+COUNTS = {  # of a Summary and the RunTotals; None: not reported
     "vllm:prompt_tokens": Number(
         "Prompt tokens of requests that have arrived.", lambda s, _: s.prompt_tokens
     ),
     "vllm:generation_tokens": Number(
-        "Tokens of outputs that have ended.", lambda s, w: s.generated_tokens + w.lost_tokens
+        "Tokens of outputs that have ended.", lambda s, t: s.generated_tokens + t.lost_tokens
     ),
     "vllm:request_success": Number("Outputs that have ended.", _success, "finished_reason"),
     "batchdecode_dropped_samples": Number(
-        "Dropped samples of best_of among them.", lambda _, w: w.dropped, "finished_reason"
+        "Dropped samples of best_of among them.", lambda _, t: t.dropped, "finished_reason"
     ),
     "vllm:num_preemptions": Number(
         "Preemptions.", lambda s, _: s.preemptions.count if s.preemptions else 0
@@ -126,15 +125,15 @@ LATENCIES = {
     "vllm:e2e_request_latency_seconds": ("e2e", "From arrival to the last token."),
     "vllm:request_queue_time_seconds": ("queue", "From arrival to a slot."),
 }
-SPREADS = {  # of the RunTotals and the WatchedTotals
-    name: Number(words, lambda totals, _, key=key: totals.times[key])
+SPREADS = {  # of the RunTotals
+    name: Number(words, lambda totals, key=key: totals.times[key])
     for name, (key, words) in LATENCIES.items()
 } | {
     "vllm:request_prompt_tokens": Number(
-        "Prompt tokens of requests that have ended.", lambda _, w: w.prompts, None, TOKENS, 1
+        "Prompt tokens of requests that have ended.", lambda t: t.prompts, None, TOKENS, 1
     ),
     "vllm:request_generation_tokens": Number(
-        "Tokens of outputs that have ended.", lambda _, w: w.outputs, None, TOKENS, 1
+        "Tokens of outputs that have ended.", lambda t: t.outputs, None, TOKENS, 1
     ),
 }
 
@@ -204,9 +203,9 @@ def engine_metrics(
     state: EngineState, totals: RunTotals, run: RunEvent | None, labels: tuple[str, str]
 ) -> Iterator[Metric]:
     yield from (_gauge(name, gauge.read(state), labels) for name, gauge in GAUGES.items())
-    summary, watched = totals.report(run), totals.watched or WatchedTotals()
+    summary = totals.report(run)
     for name, count in COUNTS.items():
-        counted = count.read(summary, watched)
+        counted = count.read(summary, totals)
         if counted is not None:
             own = [] if count.label is None else [count.label]
             counter = CounterMetricFamily(name, count.words, labels=(*LABELS, *own))
@@ -215,7 +214,7 @@ def engine_metrics(
             yield counter
     for name, spread in SPREADS.items() if totals.times else ():  # no times before the run event
         histogram = HistogramMetricFamily(name, spread.words, labels=LABELS)
-        buckets = buckets_of(spread.read(totals, watched), spread.bounds, spread.scale)
+        buckets = buckets_of(spread.read(totals), spread.bounds, spread.scale)
         histogram.add_metric(labels, *buckets)
         yield histogram
 

@@ -216,25 +216,16 @@ def encode_summary(summary: Summary) -> bytes:
     return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
 
 
-class WatchedTotals(Totals):
-    """Further counts for Prometheus.
-
-    prompts, outputs: tokens of those that ended.  dropped: samples of best_of that ended and are no
-    results, by finish reason.  lost_tokens: of samples that ended before their worker died.
-    """
-
-    prompts: Histogram = field(default_factory=Histogram)
-    outputs: Histogram = field(default_factory=Histogram)
-    dropped: Counter[str] = field(default_factory=Counter)
-    lost_tokens: int = 0
-
-
 class RunTotals(Totals):
     """The sums of a run, or of one of its workers.
 
     numbers: the counts that the summary reports as they are.  longest_run: the most steps from an
     admission to the end of a sequence.  first_arrival, end: seconds.  times: empty if the run has
     no use for them.  seconds, block_seconds: of the timed steps.
+
+    For Prometheus alone, prompts and outputs in a watched run only: prompts, outputs: tokens of
+    those that ended.  dropped: samples of best_of that ended and are no results, by finish reason.
+    lost_tokens: of samples that ended before their worker died.
     """
 
     LARGEST: ClassVar = frozenset({"longest_run", "end"})
@@ -255,7 +246,10 @@ class RunTotals(Totals):
     timed_steps: int = 0
     seconds: float = 0.0
     block_seconds: float = 0.0
-    watched: WatchedTotals | None = None
+    prompts: Histogram | None = None
+    outputs: Histogram | None = None
+    dropped: Counter[str] = field(default_factory=Counter)
+    lost_tokens: int = 0
 
     def report(self, run: RunEvent | None, slo: Slo | None = None) -> Summary:
         """Return the counts with the numbers that follow from them."""
@@ -354,8 +348,8 @@ class RunMetrics:
     """Counts the events of a run, live or from a trace, and reports its summary at any time.
 
     slo: the limits of goodput.  series: the run over time.  fold: the sequences of the run, if
-    shared.  is_watched: whether to count WatchedTotals, and times in every run.  worker_series: the
-    time series, or None, of each of several workers, whose numbers are `workers`.
+    shared.  is_watched: whether to count for Prometheus, and times in every run.  worker_series:
+    the time series, or None, of each of several workers, whose numbers are `workers`.
     """
 
     def __init__(
@@ -372,14 +366,14 @@ class RunMetrics:
         self.run: RunEvent | None = None
         self.counted = RunTotals(
             speculation=SpeculationTotals(counts=self.fold.drafts),
-            watched=WatchedTotals() if is_watched else None,
+            prompts=Histogram() if is_watched else None,
+            outputs=Histogram() if is_watched else None,
         )
         self._slots = SlotUse()
         self._slo, self._series = slo, series
         self._feed: StepFeed | None = None  # None if the run has no use for times
         self._token_times = TokenTimes()
         self._aging: float | None = None
-        self._max_batch_tokens: int | None = None
         self._blocked: Counter[str] = Counter()
         self._end = 0.0  # of the last step with a steps event
         # Requests with several samples: how many have not ended, and the ends of the others.
@@ -503,21 +497,19 @@ class RunMetrics:
         counted, numbers = self.counted, self.counted.numbers
         self.run = run
         numbers.batch = self._slots.num_slots = run.batch
-        self._is_padded = run.layout == "padded"
-        is_plain = is_untimed(run)
+        self._is_padded, is_plain = run.layout == "padded", is_untimed(run)
         self._has_steps = self._is_padded or not is_plain
+        has_readers = self._slo is not None or self._series is not None
+        if not is_plain or has_readers or counted.outputs is not None:
+            self._begin_times(run)
         if is_plain:
-            if counted.watched is not None or self._slo is not None or self._series is not None:
-                self._begin_times(run)
             return
-        settings = settings_of(run)
-        self._begin_times(run)
-        self._aging, self._max_batch_tokens = aging_of(run), settings.max_batch_tokens
+        settings, self._aging = settings_of(run), aging_of(run)
         numbers.computed = Computed()
         if settings.is_paged:
             numbers.kv = KvUse(block_size=settings.block_size, total=settings.kv_blocks)
-        if self._max_batch_tokens is not None:
-            numbers.budget = BudgetUse(max_batch_tokens=self._max_batch_tokens)
+        if settings.max_batch_tokens is not None:
+            numbers.budget = BudgetUse(max_batch_tokens=settings.max_batch_tokens)
         if settings.has_prefix_cache:
             numbers.prefix_cache = PrefixHits()
         if settings.kv_blocks is not None or settings.preempt_for is not None:
@@ -544,6 +536,8 @@ class RunMetrics:
                 numbers.steps = event.steps
             case PreemptEvent():
                 self._slots.occupy(event.step, -1)
+                if numbers.preemptions is not None and found is not None:
+                    numbers.preemptions.count += not is_follower(event)
             case BlockedEvent():
                 self._slots.occupy(event.step, 0)
                 self._slots.reason = event.reason
@@ -561,8 +555,7 @@ class RunMetrics:
                 numbers.forks += 1
             case DropEvent():
                 counted.reasons[event.reason] -= 1
-                if counted.watched is not None:
-                    counted.watched.dropped[event.reason] += 1
+                counted.dropped[event.reason] += 1
             case RejectEvent():
                 numbers.requests += 1
                 numbers.rejected += 1
@@ -573,7 +566,7 @@ class RunMetrics:
                 numbers.positions.padding += padding
                 numbers.positions.total += sum(event.decodes) + sum(event.prefills) + padding
                 if self.fold.drafts.num_drafted:
-                    speculation.costs.add(event, self._end)
+                    speculation.add(event, self._end)
                 if event.ends:
                     self._end = event.ends[-1]
 
@@ -592,16 +585,29 @@ class RunMetrics:
             self._begin_times(self.run)  # from the first deadline on
 
     def _admit(self, event: AdmitEvent, found: RequestTimeline) -> None:
-        arrive = found.arrive
-        if arrive is None:
+        numbers, arrive, is_first = self.counted.numbers, found.arrive, len(found.admissions) == 1
+        lost = None if is_first else found.admissions[-2].preempt
+        if lost is not None and numbers.preemptions is not None:
+            numbers.preemptions.recomputed_tokens += max(0, lost.tokens - event.cached)
+        if arrive is None:  # a partner or beam
             self._slots.occupy(event.step, 1)
             self._num_begun += event.tokens - 1
             return
         self._num_begun += (event.tokens or arrive.prompt_tokens) - event.cached - 1
-        self.counted.numbers.steps = event.step + 1
+        numbers.steps = event.step + 1
         self._slots.admit(event.step, found)
-        if len(found.admissions) == 1:
+        if is_first:
             self.counted.wait.add(event.step - arrive.step)
+        if (hits := numbers.prefix_cache) is not None:
+            num_asked = arrive.prompt_tokens + event.generated
+            if lost is None:
+                hits.asked += num_asked
+                hits.found += event.cached
+            else:
+                hits.asked_again += num_asked
+                hits.found_again += event.cached
+        if numbers.aged is not None and self._aging is not None:
+            numbers.aged += is_aged(event, arrive, self._aging)
 
     def _finish(self, event: FinishEvent, found: RequestTimeline) -> None:
         counted, arrive, admissions = self.counted, found.arrive, found.admissions
@@ -619,12 +625,11 @@ class RunMetrics:
             numbers.longest_output = event.tokens
         if event.slot is not None:
             self._slots.occupy(event.step + 1, -1)
-        if counted.watched is not None:
-            if event.reason != "unused":
-                counted.watched.outputs.add(event.tokens)
-            if arrive is not None and not event.index:
-                known = event.prompt_tokens
-                counted.watched.prompts.add(arrive.prompt_tokens if known is None else known)
+        if counted.outputs is not None and event.reason != "unused":
+            counted.outputs.add(event.tokens)
+        if counted.prompts is not None and arrive is not None and not event.index:
+            known = event.prompt_tokens
+            counted.prompts.add(arrive.prompt_tokens if known is None else known)
         if arrive is None:  # a partner or beam, or aborted before its arrival
             numbers.requests += event.index == 0 and event.role != "negative"
             return
@@ -671,14 +676,12 @@ class RunMetrics:
         for _, all_ended in self._samples.values():
             for end in all_ended:
                 counted.reasons[end.reason] -= 1
+                counted.dropped[end.reason] += 1
                 numbers.generated_tokens -= end.tokens
-                if counted.watched is not None:
-                    counted.watched.dropped[end.reason] += 1
-                    counted.watched.lost_tokens += end.tokens
+                counted.lost_tokens += end.tokens
         self._samples.clear()
 
     def _observe_times(self, feed: StepFeed, event: Event, found: RequestTimeline | None) -> None:
-        numbers = self.counted.numbers
         for step in feed.take(event, found):
             self._add_step(step)
         if isinstance(event, EndEvent):
@@ -686,31 +689,6 @@ class RunMetrics:
             self._add_ended(self._token_times.interrupt(rest))
             if self._series is not None:
                 self._series.take_rest(rest)
-        elif found is None:
-            return
-        elif isinstance(event, PreemptEvent):
-            if numbers.preemptions is not None:
-                numbers.preemptions.count += not is_follower(event)
-        elif isinstance(event, AdmitEvent):
-            self._count_admission(event, found)
-
-    def _count_admission(self, event: AdmitEvent, found: RequestTimeline) -> None:
-        numbers, arrive = self.counted.numbers, found.arrive
-        lost = found.admissions[-2].preempt if len(found.admissions) > 1 else None
-        if lost is not None and numbers.preemptions is not None:
-            numbers.preemptions.recomputed_tokens += max(0, lost.tokens - event.cached)
-        if arrive is None:  # a partner or beam
-            return
-        if (hits := numbers.prefix_cache) is not None:
-            num_asked = arrive.prompt_tokens + event.generated
-            if lost is None:
-                hits.asked += num_asked
-                hits.found += event.cached
-            else:
-                hits.asked_again += num_asked
-                hits.found_again += event.cached
-        if numbers.aged is not None and self._aging is not None:
-            numbers.aged += is_aged(event, arrive, self._aging)
 
     def _add_step(self, step: WholeStep) -> None:
         totals, numbers, duration = self.counted, self.counted.numbers, step.end - step.start
@@ -726,9 +704,8 @@ class RunMetrics:
             done.left_padding += step.decode_padding
         if numbers.kv is not None:
             numbers.kv.max_blocks = max(numbers.kv.max_blocks, step.blocks)
-        if numbers.budget is not None:
-            is_full = step.decodes + step.prefills == self._max_batch_tokens
-            numbers.budget.full_steps += is_full
+        if (budget := numbers.budget) is not None:
+            budget.full_steps += step.decodes + step.prefills == budget.max_batch_tokens
         given, ended = self._token_times.observe(step)
         self._add_ended(ended)
         if self._series is not None:

@@ -284,14 +284,6 @@ class Latencies(Struct, frozen=True, kw_only=True):
     e2e: Distribution | None
 
 
-class GivenTokens(NamedTuple):
-    """The tokens of a step, the first tokens among them, and the sum of their TTFTs."""
-
-    num_tokens: int
-    num_first: int
-    sum_ttft: float
-
-
 class EndedRequest(NamedTuple):
     """A finished sample, or all beams of a request; queue, ttft: None if it had none."""
 
@@ -326,8 +318,11 @@ class TokenTimes:
         self._last_advance = 0.0  # the end of the last step with decoding rows
         self._decoding: dict[float, int] = {}  # decoding rows, by the time of their last token
 
-    def observe(self, step: WholeStep) -> tuple[GivenTokens, list[EndedRequest]]:
-        """Add the next step; return its tokens and the requests that ended in it."""
+    def observe(self, step: WholeStep) -> tuple[tuple[int, int, float], list[EndedRequest]]:
+        """Add the next step; return the requests that ended in it, and its tokens before them.
+
+        Of the tokens: all, the first ones, and the sum of the TTFTs of these.
+        """
         ended, itl, end = self.interrupt(step.events, step), self.times["itl"], step.end
         num_tokens = num_first = 0
         sum_ttft = 0.0
@@ -366,7 +361,7 @@ class TokenTimes:
                 else:
                     found.is_decoding = True
                     self._decoding[end] = self._decoding.get(end, 0) + 1
-        return GivenTokens(num_tokens, num_first, sum_ttft), ended
+        return (num_tokens, num_first, sum_ttft), ended
 
     def interrupt(
         self, events: list[EventOfRequest], step: WholeStep | None = None
@@ -486,7 +481,8 @@ class TimeSeries:
         self._close_before(None)
         return self.rows()
 
-    def take(self, step: WholeStep, given: GivenTokens) -> None:
+    def take(self, step: WholeStep, tokens: tuple[int, int, float]) -> None:
+        num_tokens, num_first, sum_ttft = tokens  # as TokenTimes.observe returns them
         for event, found in step.events:
             self._count(event, found, step)
         row = self._row(step.end)
@@ -494,9 +490,9 @@ class TimeSeries:
         row.blocks = max(row.blocks, step.blocks)
         row.prompt_tokens += step.prefills - step.drafts
         row.drafted += step.drafts
-        row.output_tokens += given.num_tokens
-        row.num_first += given.num_first
-        row.sum_ttft += given.sum_ttft
+        row.output_tokens += num_tokens
+        row.num_first += num_first
+        row.sum_ttft += sum_ttft
         self._known_steps = step.end
         if self._is_fixed:
             known = min(self._known_arrivals, self._known_steps)
