@@ -5,7 +5,8 @@ from collections import deque
 
 import pytest
 
-from cli.run.worker import Decode, Died, Worker, decode_instruction, decode_report, encode
+from cli.run.worker import Worker, decode_instruction, decode_report, encode
+from cli.run.workers import Died
 
 KILLED = Died("was killed by signal 9", "killed", 9)
 
@@ -70,16 +71,16 @@ class InnerWorkers:
             worker = self.workers[number] = Worker(self.options, number, self.restarts[number])
         given = list(self.instructions[number])
         self.instructions[number].clear()
-        if any(self.is_deadly(each.lines) for each in given if isinstance(each, Decode)):
+        if any(self.is_deadly(each.decode) for each in given):
             return [self.die(number)]
-        reports = list(worker.exchange(given))
-        reports = [decode_report(encode(report)) for report in reports]
+        report = worker.exchange(given)
+        reports = [] if report is None else [decode_report(encode(report))]
         if self.num_kills < self.max_kills and self.random.random() < self.kill_share:
-            reports = [*reports[: self.random.randint(0, len(reports))], self.die(number)]
+            reports = [*reports[: self.random.randint(0, 1)], self.die(number)]
         return reports
 
     def is_deadly(self, lines):
-        return any(line.text in self.poison and not line.deaths for line in lines)
+        return any(line.text in self.poison and not line.failure for line in lines)
 
     def die(self, number):
         self.num_kills += 1

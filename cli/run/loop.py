@@ -119,6 +119,7 @@ class Loop:
                 if self._ahead is not None:
                     raise InvariantError("a request that was read waits for an engine that is idle")
                 self.source.wait()
+                yield RunOutcome(())
             else:
                 return
 

@@ -1,51 +1,83 @@
-"""Workers as actors of Ray, on whatever machines of a cluster have room for them.
+"""Workers as actors of Ray, on the machines of a cluster.
 
-Rule: of each actor at most CALLS calls are on their way, so that it goes on with the next while the
-reports of the last one travel; a call without instructions lets it go on with what it has.  The run
-goes on without those that have no room yet.
+Up to CALLS calls of an actor are under way, so that it continues while its last report travels; a
+call without instructions makes it decode on.  Messages travel as a stream of pieces inside the
+calls themselves: Ray would put anything larger into its object store, which others may have filled.
 
-Messages travel as one stream, in pieces that go with the calls themselves: what is larger, Ray puts
-into its object store, which others may have filled, and the disk that it moves objects to.
-
-A thread looks after the cluster: Ray calls for ever from a machine that has dropped out, and ends
-this process when its head has been away for a minute.
+A thread watches the cluster: Ray retries for ever to reach a machine that is lost, and ends this
+process when the head of the cluster has been away for a minute.
 """
 
 import os
 import re
 import shutil
 import socket
+import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from batcher.errors import BatchdecodeError
 from batcher.events import RestartEvent
 
 from ..screen.terminal import counted
-from . import worker
 from .input import Waiting
 from .problems import say
 from .run_options import RunOptions
+from .worker import Instruction, Report, Worker, decode_instruction, decode_report, encode
+from .workers import Died, Told
 
 CALLS = 2
-PIECE_BYTES = 90 * 2**10  # Ray stores what is larger than 100 KiB,
-MAX_PIECES = 64  # and what makes more than 10 MB of a call
-POLL_SECONDS = 0.1  # after which more of a pipe is noticed
-LOOK_SECONDS = 1.0  # from one look at the cluster to the next
-NOTE_SECONDS = 20.0  # after which a person learns that there is no room
-ROOM_SECONDS = 300.0  # that a cluster which grows may need for a machine
+PIECE_BYTES = 90 * 2**10  # Ray stores arguments of more than 100 KiB,
+MAX_PIECES = 64  # and calls of more than 10 MB
+POLL_SECONDS = 0.1
+LOOK_SECONDS = 1.0  # between two looks at the cluster
+NOTE_SECONDS = 20.0  # without a worker, before a message
+ROOM_SECONDS = 300.0  # without a worker, before the run ends: a cluster may be growing
 HEAD_SECONDS = 30.0  # Ray itself would end this process after 60
-KNOCK_SECONDS = 5.0
-LEAST_BYTES = 2**20  # of a disk that is not full
-_GRAINS = 10_000  # of which Ray makes up a processor or a GPU
+CONNECT_SECONDS = 5.0
+LEAST_BYTES = 2**20  # free on a disk that is not full
+_GRAINS = 10_000  # the smallest part of a processor or GPU in Ray
 _FIELD = re.compile(r"\w+: ?")
 _LOST_MACHINE = "its node has died"
+_LENGTH = struct.Struct("<Q")
+
+Message = TypeVar("Message")
+
+
+class Inbox(Generic[Message]):
+    """Cuts a stream of frames into messages, whatever pieces it comes in."""
+
+    def __init__(self, decode: Callable[[bytes], Message]) -> None:
+        self._decode, self._buffer = decode, bytearray()
+
+    def take(self, piece: bytes) -> list[Message]:
+        """Add a piece; return the messages that it completes."""
+        buffer, found = self._buffer, []
+        buffer += piece
+        while len(buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
+            if end > len(buffer):
+                break
+            found.append(self._decode(bytes(buffer[_LENGTH.size : end])))
+            del buffer[:end]
+        return found
+
+
+def frame_of(message: Instruction | Report) -> bytes:
+    encoded = encode(message)
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+def _cut_piece(stream: bytearray) -> bytes:
+    piece = bytes(stream[:PIECE_BYTES])
+    del stream[:PIECE_BYTES]
+    return piece
 
 
 class Share(NamedTuple):
@@ -67,11 +99,11 @@ class Share(NamedTuple):
 
 
 def share_of(machines: Sequence[Mapping[str, float]], num_workers: int) -> Share:
-    """Return what each of so many workers takes, so that there is room for all of them at once.
+    """Return what each worker takes, so that all fit at once.
 
-    That is a processor and, if there are any, a GPU; the half, the third and so on of one where
-    there are too few.  Machines without a GPU have no workers then.
-    machines: what each of them has, as Ray names it.
+    That is one processor and, if any machine has some, one GPU, or else the largest fraction that
+    fits: a half, a third and so on.  Machines without a GPU get no workers then.
+    machines: the resources of each, as Ray names them.
     """
     parts = [(_GRAINS // number) / _GRAINS for number in range(1, min(num_workers, _GRAINS) + 1)]
     gpus = parts if any(machine.get("GPU") for machine in machines) else [0.0]
@@ -86,21 +118,20 @@ def share_of(machines: Sequence[Mapping[str, float]], num_workers: int) -> Share
 
 
 class _Peer:
-    """An actor, and the calls of it that are on their way, first to last.
+    """An actor, and its calls under way, in order.
 
-    machine_id: where it is; "" as long as it has no room.
-    unsent: instructions on their way.  inbox: its reports.
-    is_idle: when the last call was over that has come back.
+    machine_id: where it runs; "" until it is scheduled.  unsent: instructions.  inbox: for reports.
+    is_idle: as of the last call that has returned.
     """
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
         self.machine_id = ""
-        self.unsent, self.inbox = bytearray(), worker.Inbox(worker.decode_report)
+        self.unsent, self.inbox = bytearray(), Inbox(decode_report)
         self.calls: deque[Any] = deque([actor.machine_id.remote()])
         self.is_idle = False
 
-    def go_on(self) -> None:
+    def call(self) -> None:
         while self.machine_id and len(self.calls) < CALLS and (self.unsent or not self.is_idle):
             most = min(len(self.unsent), MAX_PIECES * PIECE_BYTES)
             pieces = [_cut_piece(self.unsent) for _ in range(0, most, PIECE_BYTES)]
@@ -108,14 +139,14 @@ class _Peer:
 
 
 class Actors:
-    """A Transport to actors; a context manager that connects to a cluster, and ends all.
+    """A Transport to actors; a context manager that connects to a cluster, and ends the actors.
 
-    address: "" is the one that RAY_ADDRESS names, or else one that runs on this machine, or
-        a new one of this machine alone.
-    waiting: entered while nothing comes.
+    address: "" for the cluster in RAY_ADDRESS, or else one that runs on this machine, or else a new
+    one of this machine alone.
+    waiting: entered while no message comes.
 
     Raises:
-        BatchdecodeError: Ray is not installed or, when it is entered, there is no such cluster.
+        BatchdecodeError: Ray is not installed, or, on entry, there is no such cluster.
     """
 
     def __init__(
@@ -140,18 +171,18 @@ class Actors:
     def __enter__(self) -> Self:
         ray, address = self._ray, self._address
         try:
-            # Ray lets its workers import from the folder that it is started in.
+            # The actors import from the folder where Ray is started.
             with self._waiting(), chdir("/"):
                 host, _, port = address.removeprefix("ray://").rpartition(":")
                 if host and port.isdigit():  # or Ray would try for two minutes
-                    socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+                    socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
                 found = ray.init(address or None, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # Ray raises all kinds, bare ones included
             where = f" at {address}" if address else ""
-            hint = "; RAY_AUTH_MODE=token where the cluster asks for a token" if address else ""
-            message = f"cannot connect to a cluster of Ray{where}: {str(error).strip()}{hint}"
+            hint = "; set RAY_AUTH_MODE=token if the cluster needs a token" if address else ""
+            message = f"cannot connect to a Ray cluster{where}: {str(error).strip()}{hint}"
             raise BatchdecodeError(message) from error
-        # Ray's messages about machines that it loses are pages long, and for its developers.
+        # Ray's messages about lost machines are pages long, and for its developers.
         ray._private.worker._worker_logs_enabled = False  # noqa: SLF001 - no public way
         context = ray.get_runtime_context()
         self._own = context.get_node_id()
@@ -160,7 +191,7 @@ class Actors:
         self._head = host.strip("[]"), int(port)
         self._answered_at = self._checked_at = self._had_room_at = time.monotonic()
         self._alive = {self._own}
-        Thread(target=self._look_after_cluster, daemon=True).start()
+        Thread(target=self._watch_cluster, daemon=True).start()
         self._share = share_of(self._machines(), self._num_workers)
         return self
 
@@ -173,26 +204,26 @@ class Actors:
 
     def start(self, number: int, restart: RestartEvent | None = None) -> None:
         remote = self._ray.remote(scheduling_strategy="SPREAD", **self._share._asdict())
-        what = self._options, number, restart, Path.cwd()
-        with self._room("where the command runs"):
-            self._peers[number] = _Peer(remote(ActorWorker).remote(*what))
+        arguments = self._options, number, restart, Path.cwd()
+        with self._storing("where the command runs"):
+            self._peers[number] = _Peer(remote(ActorWorker).remote(*arguments))
 
-    def send(self, number: int, instruction: worker.Instruction) -> None:
-        self._peers[number].unsent += worker.frame_of(instruction)
+    def send(self, number: int, instruction: Instruction) -> None:
+        self._peers[number].unsent += frame_of(instruction)
 
-    def receive(self) -> list[worker.Told]:
-        """Wait until something has come; see Transport.
+    def receive(self) -> list[Told]:
+        """Wait for messages; see Transport.
 
         Raises:
             BatchdecodeError: the cluster is lost, or has no room for workers or their reports.
         """
-        told: list[worker.Told] = []
+        told: list[Told] = []
         while not (told or self._has_woken.is_set()):
-            self._check_cluster()
+            self._check_head()
             self._check_room()
-            with self._room("where the command runs"):
+            with self._storing("where the command runs"):
                 for peer in self._peers.values():
-                    peer.go_on()
+                    peer.call()
             first = {peer.calls[0]: n for n, peer in self._peers.items() if peer.calls}
             with self._waiting():
                 if first:
@@ -209,11 +240,11 @@ class Actors:
     def wake(self) -> None:
         self._has_woken.set()
 
-    def _reports(self, number: int) -> list[worker.Told]:
-        """Return what has come of the first call of a worker, which is over."""
+    def _reports(self, number: int) -> list[Told]:
+        """Return the reports in a worker's first call, which is over."""
         peer = self._peers[number]
         try:
-            with self._room(f"where worker {number} runs"):
+            with self._storing(f"where worker {number} runs"):
                 answer = self._ray.get(peer.calls.popleft())
         except self._ray.exceptions.RayError as error:
             self._kill(self._peers.pop(number))
@@ -224,29 +255,28 @@ class Actors:
         piece, peer.is_idle = answer
         return [(number, report) for report in peer.inbox.take(piece)]
 
-    def _death(self, peer: _Peer, error: Exception) -> worker.Died:
-        """Return how a worker has died of which a call has ended so.
+    def _death(self, peer: _Peer, error: Exception) -> Died:
+        """Return how a worker died, from the error of its call.
 
-        Ray gives the cause in words alone: after its first line, and lines like `ip: 10.0.0.1`.
+        Ray reports the cause in words alone, after its first line and lines like `ip: 10.0.0.1`.
         """
         exceptions = self._ray.exceptions
         if isinstance(error, exceptions.RayTaskError):
-            return worker.Died(f"was lost: {error.cause}")
-        if isinstance(error, exceptions.ActorUnavailableError):
-            return worker.Died("could not be reached", is_machine=True)
+            return Died(f"was lost: {error.cause}")
         lines = [line.strip() for line in str(error).splitlines()]
         if getattr(error, "actor_init_failed", False):
-            return worker.Died(f"was lost: {lines[-1]}")
+            return Died(f"was lost: {lines[-1]}")
         causes = [line for line in lines[1:] if line and not _FIELD.match(line)]
-        # One that has died beside a machine that lives has a cause at once.
-        if isinstance(error, exceptions.ActorDiedError) and not causes:
-            return worker.Died("could not be reached", is_machine=True)
+        # A worker that died on a machine that lives has a cause at once.
+        is_cut_off = isinstance(error, exceptions.ActorDiedError) and not causes
+        if is_cut_off or isinstance(error, exceptions.ActorUnavailableError):
+            return Died("could not be reached", is_machine=True)
         how = f"was lost: {(causes or lines)[0]}{self._describe_disk()}"
         alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
         is_gone = bool(peer.machine_id) and peer.machine_id not in alive
-        return worker.Died(how, is_machine=is_gone or _LOST_MACHINE in how)
+        return Died(how, is_machine=is_gone or _LOST_MACHINE in how)
 
-    def _check_cluster(self) -> None:
+    def _check_head(self) -> None:
         now = time.monotonic()
         if now - self._checked_at > HEAD_SECONDS / 2:  # this process was stopped itself
             self._answered_at = now
@@ -263,7 +293,7 @@ class Actors:
             )
 
     def _check_room(self) -> None:
-        """Report that no worker has room, and end the run if none has had any for too long."""
+        """Print a message if no worker is scheduled for long, and end the run at last."""
         now = time.monotonic()
         if any(peer.machine_id for peer in self._peers.values()):
             self._had_room_at, self._has_noted = now, False
@@ -274,9 +304,9 @@ class Actors:
         there = Share(*(sum(m.get(what, 0.0) for m in machines) for what in ("CPU", "GPU")))
         left = Share(free.get("CPU", 0.0), free.get("GPU", 0.0))
         why = (
-            f"no worker has started in {seconds:.0f} seconds: each of {self._num_workers} wants "
-            f"{self._share}, and the cluster is {counted(len(machines), 'machine')} with {there}, "
-            f"of which {left} free"
+            f"no worker has started in {seconds:.0f} seconds: each of {self._num_workers} needs "
+            f"{self._share}, and the cluster has {counted(len(machines), 'machine')} with {there}, "
+            f"of which {left} is free"
         )
         if seconds > ROOM_SECONDS:
             raise BatchdecodeError(why)
@@ -285,35 +315,35 @@ class Actors:
             say(f"{why}\n")
 
     @contextmanager
-    def _room(self, where: str) -> Iterator[None]:
-        """Hand something to Ray that it may store, or take it."""
+    def _storing(self, where: str) -> Iterator[None]:
+        """Explain that the object store is full, on clusters that store even small objects."""
         exceptions = self._ray.exceptions
         try:
             yield
         except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
             raise BatchdecodeError(
-                f"the object store of Ray is full {where}, and no disk takes what it holds: "
-                "`ray memory` shows whose that is"
+                f"the object store of Ray is full {where}, and cannot spill to disk: "
+                "run `ray memory` to see what fills it"
             ) from error
 
     def _describe_disk(self) -> str:
-        """Return in words that Ray has no room for what it writes on this machine; "" if it has.
+        """Return "" or a warning that Ray's disk is full here.
 
-        Without its logs no worker starts, and Ray does not say why.
+        Without room for its logs no worker starts, and Ray does not say why.
         """
         try:
             is_full = shutil.disk_usage(self._folder).free < LEAST_BYTES
-        except OSError:  # that is not there, or in another place
+        except OSError:  # it is on another machine
             return ""
         return f"; the disk with {self._folder} is full" if is_full else ""
 
     def _machines(self) -> list[dict[str, float]]:
         return [each["Resources"] for each in self._ray.nodes() if each["Alive"]]
 
-    def _look_after_cluster(self) -> None:
+    def _watch_cluster(self) -> None:
         while not self._is_over.wait(LOOK_SECONDS):
             with suppress(OSError, self._ray.exceptions.RayError):
-                socket.create_connection(self._head, KNOCK_SECONDS).close()
+                socket.create_connection(self._head, CONNECT_SECONDS).close()
                 self._alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
                 self._answered_at = time.monotonic()
 
@@ -323,41 +353,34 @@ class Actors:
 
 
 class ActorWorker:
-    """An actor; folder: where the command runs, and this does if its machine has such a folder."""
+    """An actor.  folder: the current one of the command, used here too if it exists."""
 
     def __init__(
         self, options: RunOptions, number: int, restart: RestartEvent | None, folder: Path
     ) -> None:
-        self._worker = worker.Worker(options, number, restart)
-        self._inbox, self._unsent = worker.Inbox(worker.decode_instruction), bytearray()
-        self._given: list[worker.Instruction] = []
+        self._worker = Worker(options, number, restart)
+        self._inbox, self._unsent = Inbox(decode_instruction), bytearray()
+        self._given: list[Instruction] = []
         if folder.is_dir():
             os.chdir(folder)
 
     def machine_id(self) -> str:
-        import ray  # noqa: PLC0415 - it is there wherever this is called
+        import ray  # noqa: PLC0415 - installed wherever this is called
 
         return str(ray.get_runtime_context().get_node_id())
 
     def exchange(self, *pieces: bytes) -> tuple[bytes, bool]:
-        """Take in what is said, and go on for a while; return a piece, and whether that is all.
+        """Add pieces of instructions; return a piece of reports, and whether the worker is idle.
 
-        As long as there is another whole piece to return, it goes no further.
+        It decodes only when less than a piece is left to return.
 
         Raises:
-            LostModelError: another worker may go on with what this one cannot.
+            LostModelError: the model is lost, but another worker may continue.
         """
         self._given += self._inbox.take(b"".join(pieces))
-        if len(self._unsent) >= PIECE_BYTES:
-            return _cut_piece(self._unsent), False
-        given, self._given = self._given, []
-        for report in self._worker.exchange(given):
-            self._unsent += worker.frame_of(report)
+        if len(self._unsent) < PIECE_BYTES:
+            given, self._given = self._given, []
+            report = self._worker.exchange(given)
+            self._unsent += b"" if report is None else frame_of(report)
         piece = _cut_piece(self._unsent)
-        return piece, self._worker.is_idle and not self._unsent
-
-
-def _cut_piece(stream: bytearray) -> bytes:
-    piece = bytes(stream[:PIECE_BYTES])
-    del stream[:PIECE_BYTES]
-    return piece
+        return piece, self._worker.is_idle and not (self._unsent or self._given)

@@ -61,8 +61,7 @@ if TYPE_CHECKING:
     from batcher.trace.run import RequestFold
 
     from .resume import EarlierResults
-    from .worker import Transport
-    from .workers import InputLines, Workers
+    from .workers import InputLines, Transport, Workers
 
 BAD_INPUT = 2  # an exit status
 _RESUME = re.compile(r"(?<= )--resume(?= |$)")

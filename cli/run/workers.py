@@ -1,26 +1,39 @@
-"""A run by workers: which of them decodes which lines, and what becomes of what they report.
+"""A run by workers: checks lines, hands them out, and hands them out again when a worker dies.
 
-Lines are read, checked by workers, then given out as workers get on with them, and again when one
-dies.  Rule: each line is with one worker or none, and what a worker has not answered when it dies
-is given out again, so that nothing is lost, and nothing written twice.
+All lines of a file are checked by workers before the first one is decoded; those of a pipe as they
+come.  The run itself parses no request: it finds duplicate ids and arrival times that go back.
 
-The run parses no request.  Workers report what lines are by themselves; what a line is beside those
-before it (an id given twice, an arrival that goes back) is found out here.  The worker is a column
-of the events that they report: trace, picture and numbers are those of one engine.
+Each line is with at most one worker.  What a worker has not answered when it dies goes to others,
+so no result is lost and none is written twice.  A line that was with DEATHS_TOGETHER workers that
+died is a suspect: it is decoded alone, and fails after DEATHS_ALONE further deaths.  So one request
+that kills workers fails, and its neighbours do not.
+
+A worker that replaces another one continues at the step and time of its predecessor's last report.
+Events carry the number of their worker; trace, views and numbers treat all as one run.
 """
 
+import resource
 import time
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import AbstractContextManager, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.events import Event, RestartEvent, RunEvent
+from batcher.events import Event, RestartEvent, RestartReason, RunEvent
 from batcher.metrics.summary import EngineState, RunMetrics
+from batcher.processes import helpers_started, threads_shared
 from batcher.request import NOTHING_UNREAD, Request, Unread
 from batcher.requests.lines import BadLine, ParsedLine
 from batcher.requests.results import decode_result_line
@@ -28,7 +41,6 @@ from batcher.trace.run import RequestFold, is_follower
 
 from ..screen.terminal import printable_lines
 from ..screen.view import GaugeReading, Gauges
-from . import worker
 from .input import (
     BLOCK_LINES,
     Block,
@@ -47,46 +59,204 @@ from .problems import InvalidInput, ProblemReport, say
 from .results import InputOrder
 from .resume import EarlierResults
 from .run_options import RunOptions
-from .worker import CheckedLine, Line
+from .worker import (
+    CheckedLine,
+    Instruction,
+    Line,
+    Report,
+    decode_report,
+    encode,
+    serve,
+    wants_events,
+)
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import WorkersCollector
 
 MAX_AHEAD = 4 * BLOCK_LINES  # lines of a pipe that no worker has
-_MAX_KINDS = 5  # of what workers say
-DEATHS_TOGETHER = 2
-"""After so many a line is suspected of them, and decoded by itself."""
-DEATHS_ALONE = 3
-"""After so many by itself, a line has failed."""
-MAX_FAILED_STARTS = 3  # with no worker ready in between
-MAX_FUTILE_DEATHS = 30  # of workers with lines, with none decoded in between
-MAX_BATCHES = 2  # that a worker has to check
-AHEAD_SECONDS = 0.2  # for which a worker has lines beside those in its slots
+MAX_BATCHES = 2  # that a worker checks or has to check
+DEATHS_TOGETHER, DEATHS_ALONE = 2, 3
+MAX_FAILED_STARTS = 3  # in a row
+MAX_FUTILE_DEATHS = 30  # in a row, of workers with lines that answered none
+AHEAD_SECONDS = 0.2  # of work for a worker, in addition to the lines in its slots
 MAX_AHEAD_LINES, MAX_AHEAD_BYTES = 4096, 4 * 2**20
-_NEWEST = 0.3  # how much of a rate is what was measured last
+_NEWEST = 0.3  # weight of the newest measurement in a rate
+_MAX_KINDS = 5  # of messages for people
+_OWN_FILES, _FILES_OF_WORKER = 16, 4  # open at the same time
+_EXIT_SECONDS = 5.0  # for a process to exit after it closed its connection
 
 
-class LineBatch(NamedTuple):
-    """Lines that are checked together, from the index `first` on; number: of the batch, from 0."""
+class Died(NamedTuple):
+    """A worker died.
 
-    number: int
+    how: in words.  reason, code: see RestartEvent.  is_machine: its machine or the connection to it
+    is lost, which counts against no line.
+    """
+
+    how: str
+    reason: RestartReason = "lost"
+    code: int = 0
+    is_machine: bool = False
+
+
+Told = tuple[int, Report | Died]
+"""The number of a worker and its message; after Died, none follows until `start`."""
+
+
+class Transport(Protocol):
+    """Starts workers, which have numbers, and exchanges messages with them."""
+
+    def start(self, number: int, restart: RestartEvent | None = None) -> None:
+        """Start a worker; restart: where its predecessor died."""
+
+    def send(self, number: int, instruction: Instruction) -> None:
+        """Send without blocking; if the worker is dead, `receive` returns Died."""
+
+    def receive(self) -> list[Told]:
+        """Wait for messages, or for `wake`."""
+
+    def wake(self) -> None:
+        """Make `receive` return, from any thread."""
+
+
+class _Process(NamedTuple):
+    """A worker, and the threads that read from it and write to it."""
+
+    process: BaseProcess
+    connection: Connection
+    instructions: SimpleQueue[Instruction | None]
+    threads: list[Thread]
+
+
+class Processes:
+    """A Transport to processes of this machine; a context manager that kills them at the end.
+
+    Threads read and write, so that the run never blocks on a worker.
+    waiting: entered while no message comes.
+
+    Raises:
+        BatchdecodeError: the limit on open files is too low.
+    """
+
+    def __init__(self, options: RunOptions, num_workers: int, waiting: Waiting) -> None:
+        self._options, self._num_workers, self._waiting = options, num_workers, waiting
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        num_open = len(list(Path("/proc/self/fd").iterdir()))
+        wanted = num_open + _OWN_FILES + _FILES_OF_WORKER * num_workers
+        if most != resource.RLIM_INFINITY and most < wanted:
+            raise BatchdecodeError(
+                f"--workers {num_workers} opens up to {wanted} files, but `ulimit -n` is {most}: "
+                "raise it or use fewer workers"
+            )
+        # The server that forks workers has imported what they need, and has no threads.
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload([f"{__package__}.worker"])
+        self._workers: dict[int, _Process] = {}
+        self._told: SimpleQueue[tuple[int, Report | None] | None] = SimpleQueue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.process.kill()
+        for number in list(self._workers):
+            self._end(number)
+
+    def start(self, number: int, restart: RestartEvent | None = None) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=serve, args=(theirs, self._options, number, restart, get_temp_dir())
+        )
+        try:
+            with helpers_started(), threads_shared(self._num_workers):
+                process.start()
+        except (EOFError, ConnectionError) as error:
+            raise BatchdecodeError(
+                f"cannot start worker {number}: the process that forks workers has died, perhaps "
+                "out of memory"
+            ) from error
+        finally:
+            theirs.close()
+        instructions: SimpleQueue[Instruction | None] = SimpleQueue()
+
+        def read() -> None:
+            with suppress(EOFError, OSError):
+                while True:
+                    self._told.put((number, decode_report(ours.recv_bytes())))
+            self._told.put((number, None))
+
+        def write() -> None:
+            with suppress(OSError):
+                while (instruction := instructions.get()) is not None:
+                    ours.send_bytes(encode(instruction))
+
+        threads = [Thread(target=target, daemon=True) for target in (read, write)]
+        self._workers[number] = _Process(process, ours, instructions, threads)
+        for thread in threads:
+            thread.start()
+
+    def send(self, number: int, instruction: Instruction) -> None:
+        self._workers[number].instructions.put(instruction)
+
+    def receive(self) -> list[Told]:
+        with self._waiting():
+            found = [self._told.get()]
+        while not self._told.empty():
+            found.append(self._told.get())
+        told = filter(None, found)
+        return [(n, self._end(n) if report is None else report) for n, report in told]
+
+    def wake(self) -> None:
+        self._told.put(None)
+
+    def _end(self, number: int) -> Died:
+        """Forget a process that has closed its connection or was killed."""
+        process, connection, instructions, threads = self._workers.pop(number)
+        process.join(_EXIT_SECONDS)
+        code = process.exitcode
+        if code is None:
+            process.kill()
+            process.join()
+        instructions.put(None)
+        for thread in threads:
+            thread.join()
+        connection.close()
+        if code is None:
+            return Died("stopped responding")
+        if code < 0:
+            return Died(f"was killed by signal {-code}, perhaps out of memory", "killed", -code)
+        return Died(f"exited with status {code}", "exited", code)
+
+
+# -- lines of the input ---------------------------------------------------------------------------
+
+
+class LineBatch(Struct):
+    """Lines that are checked together, from the index `first` on.
+
+    lines: with their numbers.  checked: what they are, once it is known.
+    num_deaths: workers that died while they checked it.
+    """
+
     first: int
     lines: list[tuple[int, bytes]]
+    checked: list[CheckedLine] | None = None
+    num_deaths: int = 0
 
 
 class InputLines:
-    """Lines on their way to workers, which are checked in batches, and given out.
+    """The lines of the input, which are checked in batches and then handed out.
 
-    A file is checked whole before a line is given out, and read again for that: of a line 4 bytes
-    are held in memory, with earlier results 5.  A pipe is read by a thread, and its lines are given
-    out as they are checked.
+    A file is checked whole, then read again to be handed out; 4 bytes per line are held meanwhile,
+    5 with earlier results.  A thread reads a pipe.
 
-    num_read: how many were checked.  num_bad: of them, those that are no requests.
-    total, num_to_answer: how many there are, and are without an earlier result, once it is known.
-    has_refused: a bad line has ended the reading.  broken: why it could not be read on.
-    arrivals: of all that were checked, a line counting as one.
-    wake: called, by the thread, whenever more has come.  keep_going: bad lines are answered, and do
-    not end the reading.
+    num_read, num_bad: of the lines that are checked.
+    total, num_to_answer: all lines of a file, and those without an earlier result, once known.
+    has_refused: a bad line has ended the reading.  broken: why a pipe cannot be read to its end.
+    arrivals: of all checked lines.
+    wake: called by the thread when more has come.
+    keep_going: whether bad lines are answered and do not end the reading.
     """
 
     def __init__(
@@ -109,32 +279,31 @@ class InputLines:
         self._ahead: ReadAhead[Block] | None = None
         if not requests.is_file:
             read = self._reader.read_block
-            blocks = iter(lambda: read(BLOCK_LINES), Block([], []))
-            self._ahead = ReadAhead(blocks, wake)
+            self._ahead = ReadAhead(iter(lambda: read(BLOCK_LINES), Block([], [])), wake)
         self._has_read_all = self._is_closed = False
-        self._num_batches = self._num_taken = self._num_lines = 0
-        self._early: dict[int, tuple[LineBatch, list[CheckedLine]]] = {}
+        self._num_lines = 0
+        self._batches: deque[LineBatch] = deque()  # without those before them checked
         self._ids, self._last_arrival = IdRegistry(), 0.0
         self._ready: deque[Line] = deque()
         # Of a file:
         self._checksums, self._duplicates = array("I"), dict[int, int]()
         self._is_answered = bytearray()  # of each line, if there are earlier results
-        self._found: dict[int, set[int]] = {}
+        self._found: dict[int, set[int]] = {}  # results of an incomplete earlier answer
         self._num_read_again = 0
 
     @property
     def is_checked(self) -> bool:
-        return self._has_read_all and self._num_taken == self._num_batches
+        return self._has_read_all and not self._batches
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more lines will be given out."""
+        """Whether no more lines will be handed out."""
         if self._ready or self._is_closed:
             return not self._ready
         return self.is_checked if self._ahead else self._num_read_again == self.total
 
     def next_batch(self) -> LineBatch | None:
-        """Return lines that are to be checked; None while there are none.
+        """Return lines to be checked; None if there are none now.
 
         Raises:
             InputError: the input is damaged or gone.
@@ -154,55 +323,49 @@ class InputLines:
                     raise
                 block, self.broken = None, error
         if block is None or not block.texts:
-            self._has_read_all = True  # or as much of it as can be
+            self._has_read_all = True
             return None
-        batch = LineBatch(self._num_batches, self._num_lines, list(zip(*block, strict=True)))
+        batch = LineBatch(self._num_lines, list(zip(*block, strict=True)))
         self._num_lines += len(batch.lines)
-        self._num_batches += 1
+        self._batches.append(batch)
         return batch
 
-    def take(self, batch: LineBatch, checked: list[CheckedLine]) -> None:
-        """Take in what the lines of a batch are, whichever was checked first.
+    def note_checked(self) -> None:
+        """Process the batches that are checked, in the order of the input.
 
         Raises:
-            BatchdecodeError: the input cannot be decoded by several workers.
-            InputError: it holds something else than requests.
+            BatchdecodeError: workers cannot decode this input.
+            InputError: it contains something else than requests.
         """
-        self._early[batch.number] = batch, checked
-        while (found := self._early.pop(self._num_taken, None)) is not None:
-            self._num_taken += 1
-            batch, checked = found
-            for index, (line, one) in enumerate(
-                zip(batch.lines, checked, strict=True), batch.first
-            ):
+        while self._batches and self._batches[0].checked is not None:
+            batch = self._batches.popleft()
+            lines = zip(batch.lines, batch.checked or (), strict=True)
+            for index, (line, checked) in enumerate(lines, batch.first):
                 if not self._is_closed:
-                    self._take_line(Line(index, *line, one.checksum), one)
+                    self._add(Line(index, *line, checked.checksum), checked)
 
-    def _take_line(self, line: Line, checked: CheckedLine) -> None:
-        """Take in what a line is, and find out what it is beside those before it."""
+    def _add(self, line: Line, checked: CheckedLine) -> None:
+        """Compare a line with those before it."""
         number, text, arrival = line.number, line.text, checked.arrival
         self.num_read += 1
         bad = None if checked.bad is None else BadLine(*checked.bad)
         if bad is None:
             if checked.session is not None:
                 raise BatchdecodeError(
-                    f"line {number} is a turn of session {checked.session!r}: turns go on "
-                    "from one another in one engine, so run these requests without --workers"
+                    f"line {number} is a turn of session {checked.session!r}: the turns of a "
+                    "session need one engine, so run these requests without --workers"
                 )
-            first = self._ids.add(checked.id, number)
-            if first is not None:
-                line.first_number = first
-                parsed = ParsedLine(Request(id=checked.id, prompt=""))
-                bad = id_given_before(parsed, text, number, first)
+            request = Request(id=checked.id, prompt="", arrival_time=arrival)
+            line.first_number = self._ids.add(checked.id, number) or 0
+            if line.first_number:
+                bad = id_given_before(ParsedLine(request), text, number, line.first_number)
             elif arrival < (last := self._last_arrival):
                 if self._ahead is None:
                     raise BatchdecodeError(
                         f"line {number}: arrival_time goes back from {last:g} to {arrival:g}: "
-                        "workers are given lines as they stand, so sort them by arrival_time, "
-                        "or run them without --workers"
+                        "sort the requests by arrival_time, or run them without --workers"
                     )
                 line.last_arrival = last
-                request = Request(id=checked.id, prompt="", arrival_time=arrival)
                 bad = arrival_goes_back(ParsedLine(request), text, number, last)
         if bad is None:
             self._last_arrival = arrival
@@ -222,20 +385,17 @@ class InputLines:
         self._checksums.append(line.checksum)
         if line.first_number:
             self._duplicates[line.index] = line.first_number
-        earlier = self._earlier
-        if earlier is None:
-            return
-        if bad is not None:
-            self._is_answered.append(earlier.has_rejected(number))
-            return
-        found = set(earlier.find(checked.id, checked.num_outputs))
-        is_answered = len(found) >= checked.num_results
-        if found and not is_answered:
-            self._found[line.index] = found
-        self._is_answered.append(is_answered)
+        if self._earlier is not None and bad is not None:
+            self._is_answered.append(self._earlier.has_rejected(number))
+        elif self._earlier is not None:
+            found = set(self._earlier.find(checked.id, checked.num_outputs))
+            is_answered = len(found) >= checked.num_results
+            if found and not is_answered:
+                self._found[line.index] = found
+            self._is_answered.append(is_answered)
 
     def begin(self) -> None:
-        """Give out the lines of a file from here on.
+        """Start handing out the lines of a file.
 
         Raises:
             InvalidInput: there are bad lines, and they are not to be skipped.
@@ -248,38 +408,37 @@ class InputLines:
         self._reader = self._requests.lines()
 
     def next_lines(self, most: int) -> list[Line]:
-        """Return lines that are to be answered, up to so many; less while there are no more.
+        """Return up to `most` lines to be answered.
 
         Raises:
-            InputError: the input is damaged or gone, or shorter than it was.
+            InputError: the input is damaged or gone, or shorter than before.
         """
-        while self._ahead is None and len(self._ready) < most and not self._is_closed:
-            if self._num_read_again == self.total:
-                break
-            self._read_again()
-        return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
-
-    def _read_again(self) -> None:
-        """Read the lines that come next, without those that are answered."""
-        first = self._num_read_again
-        numbers, texts = self._reader.read_block(BLOCK_LINES)
-        if not texts:
-            raise InputError("the input has become shorter while it was read")
-        checksums = self._checksums[first : first + len(texts)]  # what was added since is left out
-        self._num_read_again += len(checksums)
-        for index, number, text, checksum in zip(
-            range(first, self._num_read_again), numbers, texts, checksums, strict=False
+        ready = self._ready
+        while (
+            self._ahead is None
+            and len(ready) < most
+            and not self._is_closed
+            and self._num_read_again != self.total
         ):
-            if not (self._is_answered and self._is_answered[index]):
-                first_number = self._duplicates.get(index, 0)
-                self._ready.append(Line(index, number, text, checksum, first_number))
+            first = self._num_read_again
+            numbers, texts = self._reader.read_block(BLOCK_LINES)
+            if not texts:
+                raise InputError("the input has become shorter while it was read")
+            checksums = self._checksums[first : first + len(texts)]  # without lines added since
+            self._num_read_again += len(checksums)
+            lines = zip(numbers, texts, checksums, strict=False)
+            for index, (number, text, checksum) in enumerate(lines, first):
+                if not (self._is_answered and self._is_answered[index]):
+                    first_number = self._duplicates.get(index, 0)
+                    ready.append(Line(index, number, text, checksum, first_number))
+        return [ready.popleft() for _ in range(min(most, len(ready)))]
 
     def close(self) -> None:
         self._is_closed = self._has_read_all = True
         self._ready.clear()
 
     def lacking(self, index: int, answer: bytes) -> bytes:
-        """Return what of the answer to a line an earlier run has not given."""
+        """Return the part of an answer that the earlier run has not given."""
         found = self._found.pop(index, None)
         if found is None:
             return answer
@@ -288,12 +447,14 @@ class InputLines:
         return b"".join(left[: len(lines) - len(found)])
 
 
+# -- workers --------------------------------------------------------------------------------------
+
+
 class _Member:
     """A worker as the run knows it.
 
-    held: the lines that it has not answered, by index.  batches: what it has to check, in order.
-    is_alone: it has one line that is suspected, and is given no other one.
-    num_steps, now: how many steps were made in its place, and when the next one starts.
+    num_steps, now: of all engines in its place.  held: its lines without an answer, by index.
+    batches: what it checks, in order.  is_alone: it decodes a suspect, and nothing else.
     """
 
     def __init__(self, num_steps: int = 0, now: float = 0.0) -> None:
@@ -305,21 +466,18 @@ class _Member:
         self._rate, self._last = 0.0, time.monotonic()
 
     def hold(self, lines: list[Line]) -> None:
-        for line in lines:
-            self.held[line.index] = line
-            self._num_bytes += len(line.text)
+        self.held |= {line.index: line for line in lines}
+        self._num_bytes += sum(len(line.text) for line in lines)
 
-    def release(self, indexes: list[int]) -> None:
-        for index in indexes:
-            self._num_bytes -= len(self.held.pop(index).text)
-
-    def note_answered(self, indexes: list[int]) -> None:
-        self.release(indexes)
+    def release(self, indexes: list[int]) -> list[Line]:
+        lines = [self.held.pop(index) for index in indexes]
+        self._num_bytes -= sum(len(line.text) for line in lines)
         now = time.monotonic()
-        rate = len(indexes) / max(now - self._last, 1e-3)
+        rate = len(lines) / max(now - self._last, 1e-3)
         self._rate += _NEWEST * (rate - self._rate)
         self._last = now
         self.is_alone = self.is_alone and bool(self.held)
+        return lines
 
     def num_wanted(self, num_slots: int) -> int:
         if self._num_bytes > MAX_AHEAD_BYTES:
@@ -330,24 +488,21 @@ class _Member:
 
 
 class Workers(Gauges):
-    """Workers as a run sees them: an engine and its Loop, which yields what they have answered.
+    """The workers of a run in place of its engine and its Loop, which see for other attributes.
 
-    states: how each engine stands, for Prometheus.  num_restarts: how many took others' places.
-    fold, metrics: of the run, which sets them.  num_unread: of the input, which nobody counts.
-    See Loop for the others.
+    states: of the engines, for Prometheus.  num_restarts: how many workers replaced another one.
+    fold, metrics: of the run, which sets them.
 
     Raises, in all but its constructor:
-        BatchdecodeError: a worker cannot go on, or they die whatever they do.
-        KeyboardInterrupt: a model has raised one.
-        InputError: the input is damaged or gone, or not what workers can decode.
+        BatchdecodeError: a worker failed, or workers keep dying.
+        KeyboardInterrupt: a model raised one.
+        InputError: the input is damaged or gone, or workers cannot decode it.
     """
 
-    lines: InputLines  # from `loop` on
+    lines: InputLines  # after `loop` is called
     num_unread = None
 
-    def __init__(
-        self, options: RunOptions, requests: OpenInput, transport: worker.Transport
-    ) -> None:
+    def __init__(self, options: RunOptions, requests: OpenInput, transport: Transport) -> None:
         self.options, self.requests = options, requests
         num_workers = self.num_workers = options.workers or 1
         self.report = ProblemReport(requests.name, options.color)
@@ -360,28 +515,27 @@ class Workers(Gauges):
         self._transport, self._num_slots = transport, options.batch
         self._run: RunEvent | None = None
         self._order: InputOrder | None = None
-        self._is_resumed = self._has_begun = False
+        self._is_resumed = False
+        self._tell: Callable[[str], object] = say
         self._members = [_Member() for _ in range(num_workers)]
         self._num_answered = self._num_failed_starts = self._num_futile_deaths = 0
-        self._unchecked: deque[LineBatch] = deque()  # with workers that died
+        self._unchecked: deque[LineBatch] = deque()  # of workers that died
         self._again: deque[Line] = deque()
         self._suspects: deque[Line] = deque()
-        self._deaths: dict[int, int] = {}  # of lines, by index, as long as they have no answer
-        self._failed_checks: Counter[int] = Counter()  # by batch
         self._said: set[str] = set()
 
     def run_event(self) -> RunEvent:
-        """Return how the trace begins, once a worker is ready."""
+        """Return the first event of the trace, once a worker is ready."""
         if self._run is None:
             for number in range(self.num_workers):
                 self._transport.start(number)
             while self._run is None:
-                for number, report in self._transport.receive():
-                    self._take(number, report)
+                for _ in self._receive():
+                    pass
         return self._run
 
     def loop(self, earlier: EarlierResults | None) -> "Workers":
-        """Return this, ready to be iterated over; the lines of a file are checked by then.
+        """Return this, ready to be iterated over, after all lines of a file are checked.
 
         Raises:
             InvalidInput: the file has bad lines, and they are not to be skipped.
@@ -395,15 +549,13 @@ class Workers(Gauges):
             self._order = InputOrder()
         if requests.is_file:
             try:
-                while not lines.is_checked:
-                    self._give_batches()
-                    if not lines.is_checked:
-                        for number, report in self._transport.receive():
-                            self._take(number, report)
+                while self._give_batches() or not lines.is_checked:
+                    for _ in self._receive():
+                        pass
                 lines.begin()
             finally:
                 say(requests.take_notes() + self.report.closing())
-        self._has_begun = True
+        self._tell = self.report.tell
         return self
 
     def __iter__(self) -> Iterator[RunOutcome]:
@@ -414,145 +566,130 @@ class Workers(Gauges):
             is_busy = self._again or self._suspects or any(m.held for m in self._members)
             if lines.has_ended and not is_busy:
                 break
-            for number, report in transport.receive():
-                outcome = self._take(number, report)
-                if outcome is not None:
-                    yield outcome
-        # The engines come to their end as well; one that dies now has none.
-        left = set[int]()
-        if worker.wants_events(self.options):
-            left = {number for number, member in enumerate(self._members) if member.is_ready}
-        for number in left:
-            transport.send(number, worker.Finish())
-        while left:
-            for number, report in transport.receive():
-                if isinstance(report, worker.Finished | worker.Died):
-                    left.discard(number)
-                elif isinstance(report, worker.Answered):
-                    yield self._take_answered(number, report)
+            yield from self._receive()
         self.is_complete = not (self.has_given_up or lines.has_refused or lines.broken)
+        if wants_events(self.options):  # those at the end of an engine, unless it dies now
+            left = {number for number, member in enumerate(self._members) if member.is_ready}
+            for number in left:
+                transport.send(number, Instruction(is_last=True))
+            while left:
+                for number, report in transport.receive():
+                    if isinstance(report, Report):
+                        yield self._take(number, report)
+                    if isinstance(report, Died) or report.is_finished or report.failure:
+                        left.discard(number)
 
-    def _take(self, number: int, report: worker.Report | worker.Died) -> RunOutcome | None:
-        """Take in what has come of a worker; return what the run is to know of it."""
-        member = self._members[number]
-        match report:
-            case worker.Answered():
-                return self._take_answered(number, report)
-            case worker.Checked(checked):
-                self.lines.take(member.batches.popleft(), checked)
-            case worker.Ready(run):
-                member.is_ready, self._num_failed_starts = True, 0
-                self._run = replace(run, workers=self.num_workers)
-            case worker.Dropped(indexes):
-                member.release(indexes)
-            case worker.Failed(message, traceback, is_input):
-                (self.report.tell if self._has_begun else say)(printable_lines(traceback))
-                raise InputError(message) if is_input else BatchdecodeError(message)
-            case worker.StoppedByModel():
-                raise KeyboardInterrupt
-            case worker.Died():
-                return RunOutcome(self._for_run([self._replace(number, report)]))
-            case _:
-                pass
-        return None
+    def _receive(self) -> Iterator[RunOutcome]:
+        for number, report in self._transport.receive():
+            if isinstance(report, Died):
+                yield RunOutcome(self._for_run([self._replace(number, report)]))
+                continue
+            yield self._take(number, report)
+            if (failure := report.failure) is not None:
+                if failure.traceback:
+                    self._tell(printable_lines(failure.traceback))
+                if failure.cause == "interrupt":
+                    raise KeyboardInterrupt
+                raise (InputError if failure.cause == "input" else BatchdecodeError)(
+                    failure.message
+                )
 
-    def _take_answered(self, number: int, told: worker.Answered) -> RunOutcome:
-        member, indexes = self._members[number], told.indexes
-        if not all(member.held[index].deaths for index in indexes):
+    def _take(self, number: int, report: Report) -> RunOutcome:
+        """Note a report; return what it means for the run."""
+        member, indexes, lines = self._members[number], report.indexes, report.answers
+        if report.run is not None:
+            member.is_ready, self._num_failed_starts = True, 0
+            self._run = replace(report.run, workers=self.num_workers)
+            return RunOutcome(())
+        for checked in report.checked:
+            member.batches.popleft().checked = checked
+        if report.checked:
+            self.lines.note_checked()
+        member.num_steps, member.now = report.num_steps, report.now
+        member.num_begun = report.num_begun
+        if not all(line.failure for line in member.release(indexes)):
             self._num_futile_deaths = 0
-        member.num_steps, member.now = told.num_steps, told.now
-        member.num_begun = told.num_begun
-        member.note_answered(indexes)
-        for index in indexes if self._deaths else ():
-            self._deaths.pop(index, None)
-        self._num_answered += len(indexes)
-        if told.state is not None:
-            self.states[number] = told.state
+        self._num_answered += sum(map(bool, lines))
+        if report.state is not None:
+            self.states[number] = report.state
         if self.metrics is not None:
             own = self.metrics.workers[number]
-            own.note_steps(told.num_steps)
-            own.note_constraints(*told.constraints)
-        lines = told.answers
+            own.note_steps(report.num_steps)
+            own.note_constraints(*report.constraints)
         if self._is_resumed or self._order is not None:
             lines = []
-            for index, answer in zip(indexes, told.answers, strict=True):
+            for index, answer in zip(indexes, report.answers, strict=True):
                 lines += self.put_back(index, self.lines.lacking(index, answer))
         had_given_up = self.has_given_up
-        self.num_failed += told.num_failed
+        self.num_failed += report.num_failed
         if self.has_given_up and not had_given_up:
-            self._give_up()
-        self.first_failure = self.first_failure or told.first_failure or None
-        if told.said and told.said not in self._said and len(self._said) < _MAX_KINDS:
-            self._said.add(told.said)
-            self.report.tell(told.said)
-        return RunOutcome(self._for_run(told.events), lines)
+            self.lines.close()
+            self._again.clear()
+            self._suspects.clear()
+            for other, its in enumerate(self._members):
+                if its.held:
+                    self._transport.send(other, Instruction(drops=True))
+        self.first_failure = self.first_failure or report.first_failure or None
+        if report.said and report.said not in self._said and len(self._said) < _MAX_KINDS:
+            self._said.add(report.said)
+            self.report.tell(report.said)
+        return RunOutcome(self._for_run(report.events), lines)
 
     def _for_run(self, events: Sequence[Event]) -> Sequence[Event]:
-        """Return events as the run tells of them: those of one worker alone have no number."""
+        """Return events as the trace has them: without a number if there is one worker."""
         if self.num_workers > 1:
             return events
         return [replace(event, worker=None) for event in events]
 
-    def _give_up(self) -> None:
-        self.lines.close()
-        self._again.clear()
-        self._suspects.clear()
-        for number, member in enumerate(self._members):
-            if member.held:
-                self._transport.send(number, worker.Drop())
-
-    def _give_batches(self) -> None:
+    def _give_batches(self) -> bool:
+        """Hand out lines to check; return whether any are being checked."""
         for number, member in enumerate(self._members):
             while member.is_ready and len(member.batches) < MAX_BATCHES:
                 batch = self._unchecked.popleft() if self._unchecked else self.lines.next_batch()
                 if batch is None:
-                    return
+                    break
                 member.batches.append(batch)
-                self._transport.send(number, worker.Check(batch.lines))
+                self._transport.send(number, Instruction(check=batch.lines))
+        return any(member.batches for member in self._members)
 
     def _give_lines(self) -> None:
-        """Give lines to be decoded to workers that have few: to several of them in turn.
+        """Hand out lines to decode, in turn to the workers that have few.
 
-        So few that are left are spread, and those that arrive together.
+        So the last lines are spread over workers, and so are those that arrive together.
         """
-        wanting: list[tuple[int, int]] = []
+        wanted: dict[int, int] = {}
         for number, member in enumerate(self._members):
             if not member.is_ready or member.is_alone:
                 continue
             if self._suspects and not member.held:
                 member.is_alone = True
                 self._give(number, [self._suspects.popleft()])
-            elif wanted := member.num_wanted(self._num_slots):
-                wanting.append((number, wanted))
-        given: dict[int, list[Line]] = {number: [] for number, _ in wanting}
-        while wanting:
-            left = []
-            share = max(1, self._num_slots // 4) if len(wanting) > 1 else wanting[0][1]
-            for number, wanted in wanting:
-                most, again = min(wanted, share), self._again  # of a worker that died
+            elif most := member.num_wanted(self._num_slots):
+                wanted[number] = most
+        given: dict[int, list[Line]] = {number: [] for number in wanted}
+        while wanted:
+            share = max(1, self._num_slots // 4) if len(wanted) > 1 else max(wanted.values())
+            for number, left in list(wanted.items()):
+                most, again = min(left, share), self._again
                 portion = [again.popleft() for _ in range(min(most, len(again)))]
                 portion += self.lines.next_lines(most - len(portion))
                 given[number] += portion
-                if len(portion) == share < wanted:
-                    left.append((number, wanted - share))
-            wanting = left
-        for number, portion in given.items():
-            if portion:
-                self._give(number, portion)
+                wanted[number] -= most
+                if len(portion) < most or left == most:
+                    del wanted[number]
+        for number, lines in given.items():
+            if lines:
+                self._give(number, lines)
 
     def _give(self, number: int, lines: list[Line]) -> None:
         self._members[number].hold(lines)
-        self._transport.send(number, worker.Decode(lines))
+        self._transport.send(number, Instruction(decode=lines))
 
-    def _replace(self, number: int, died: worker.Died) -> RestartEvent:
-        """Start a worker in place of one that has died, and give out again what that had.
+    def _replace(self, number: int, died: Died) -> RestartEvent:
+        """Start another worker in place of one that died, and hand out its lines again.
 
-        It goes on where the one before it was when it told something last: so the steps in its
-        place are one line, for the trace, the numbers and the results alike.
-
-        A line that was with so many that died is decoded by itself: so one that is the cause is
-        found, and its neighbours are not taken for it.  What dies with its machine tells nothing of
-        lines.
+        Raises:
+            BatchdecodeError: workers keep dying.
         """
         member, how, num_faults = self._members[number], died.how, int(not died.is_machine)
         self._members[number] = _Member(member.num_steps, member.now)
@@ -567,27 +704,29 @@ class Workers(Gauges):
             self._num_futile_deaths += num_faults
             if self._num_futile_deaths == MAX_FUTILE_DEATHS:
                 raise BatchdecodeError(
-                    f"{MAX_FUTILE_DEATHS} workers in a row died, and none has answered anything; "
-                    f"the last {how}"
+                    f"{MAX_FUTILE_DEATHS} workers in a row died without an answer; the last {how}"
                 )
         self._unchecked.extend(member.batches)
-        if member.batches and num_faults:
+        if member.batches:
             batch = member.batches[0]
-            self._failed_checks[batch.number] += 1
-            if self._failed_checks[batch.number] == DEATHS_TOGETHER + DEATHS_ALONE:
+            batch.num_deaths += num_faults
+            if batch.num_deaths == DEATHS_TOGETHER + DEATHS_ALONE:
                 first, last = batch.lines[0][0], batch.lines[-1][0]
                 raise BatchdecodeError(
-                    f"each worker died that was to read lines {first} to {last}; the last {how}"
+                    f"{batch.num_deaths} workers died while they checked lines {first} to {last}; "
+                    f"the last {how}"
                 )
-        for index, line in member.held.items():
-            num_deaths = self._deaths[index] = self._deaths.get(index, 0) + num_faults
-            if num_deaths < DEATHS_TOGETHER:
+        for line in member.held.values():
+            line.num_deaths += num_faults
+            if line.num_deaths < DEATHS_TOGETHER:
                 self._again.append(line)
-            elif num_deaths < DEATHS_TOGETHER + DEATHS_ALONE or not member.is_alone:
+            elif line.num_deaths < DEATHS_TOGETHER + DEATHS_ALONE or not member.is_alone:
                 self._suspects.append(line)
             else:
-                why = f"{DEATHS_ALONE} workers died that decoded nothing else; the last {how}"
-                self._again.append(replace(line, deaths=why))
+                line.failure = (
+                    f"{DEATHS_ALONE} workers died that decoded nothing else; the last {how}"
+                )
+                self._again.append(line)
         self.num_restarts += 1
         restart = RestartEvent(
             step=member.num_steps, time=member.now, reason=died.reason, code=died.code
@@ -595,7 +734,7 @@ class Workers(Gauges):
         self._transport.start(number, restart)
         return replace(restart, worker=number)
 
-    # -- what a run asks besides ---------------------------------------------------------------
+    # -- other attributes of a Loop --------------------------------------------------------------
 
     @property
     def total(self) -> int | None:
@@ -626,7 +765,7 @@ class Workers(Gauges):
     def arrived(self) -> list[Event]:
         return []
 
-    end_events = arrived  # each engine has told of its own
+    end_events = arrived  # each worker reports its own
 
     def collector(self, metrics: RunMetrics) -> "WorkersCollector":
         from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
@@ -635,7 +774,7 @@ class Workers(Gauges):
 
     @property
     def backlog(self) -> Unread:
-        """The lines that no engine has begun, by the worker whose clock is furthest."""
+        """The lines in no engine, by the clock of the worker that is furthest."""
         if self.lines.num_to_answer is None:
             return NOTHING_UNREAD
         members, num_answered = self._members, self._num_answered
@@ -654,11 +793,10 @@ class Workers(Gauges):
         return GaugeReading(0.0, 0, None, None, queued, coming)
 
 
-def transport_of(options: RunOptions, waiting: Waiting) -> AbstractContextManager[worker.Transport]:
-    """Return what starts the workers of a run: as processes, or as --on says."""
+def transport_of(options: RunOptions, waiting: Waiting) -> AbstractContextManager[Transport]:
     number = options.workers or 1
     if options.on is None:
-        return worker.Processes(options, number, waiting)
-    from .ray_workers import Actors  # noqa: PLC0415 - with it comes Ray
+        return Processes(options, number, waiting)
+    from .ray_workers import Actors  # noqa: PLC0415 - an extra
 
     return Actors(options, number, options.on.partition(":")[2], waiting)

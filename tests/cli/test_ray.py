@@ -162,7 +162,7 @@ def actors_of(ray, monkeypatch):
 
 
 def test_a_cluster_that_does_not_start_is_an_error_of_the_run(monkeypatch):
-    message = "cannot connect to a cluster of Ray: The current node timed out during startup."
+    message = "cannot connect to a Ray cluster: The current node timed out during startup."
     with pytest.raises(BatchdecodeError, match=message), actors_of(LateRay(), monkeypatch):
         pass
 

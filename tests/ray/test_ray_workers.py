@@ -42,4 +42,4 @@ def test_a_cluster_that_is_not_there_is_told(folder):
     running = command_in(folder, "--workers", "2", "--on", "ray:127.0.0.1:1")
     _, told = running.communicate()
     assert running.returncode == 2
-    assert b"error: cannot connect to a cluster of Ray at 127.0.0.1:1: " in told
+    assert b"error: cannot connect to a Ray cluster at 127.0.0.1:1: " in told
