@@ -279,7 +279,8 @@ class Worker:
 
     def _note_idle(self) -> None:
         source = self._source
-        self.is_idle = not (self._engine.has_work or source.lines or source.is_closed)
+        is_fed = source.lines or source.is_closed or self._loop.num_ahead
+        self.is_idle = not (self._engine.has_work or is_fed)
 
     def _note_events(self, events: Sequence[Event]) -> None:
         if self._wants_events:

@@ -165,7 +165,9 @@ def test_a_run_that_gets_no_room_says_what_there_is_and_ends(few):
         finally:
             ray.shutdown()
     assert running.returncode == 2
-    room = "each of 2 needs 0.5 CPU, and the cluster has 1 machine with 1 CPU, of which 0 CPU is free"
+    room = (
+        "each of 2 needs 0.5 CPU, and the cluster has 1 machine with 1 CPU, of which 0 CPU is free"
+    )
     found = re.findall(
         r"^(.*)no worker has started in (\d) seconds: (.*)$", told.decode(), re.MULTILINE
     )
