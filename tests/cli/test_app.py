@@ -94,7 +94,7 @@ def limited(limit, *arguments, stdin):
 @pytest.mark.parametrize(
     ("limit", "arguments", "said"),
     [
-        ("-n 24", ["run", "--workers", "8"], r"--workers 8 opens up to \d+ files, and `ulimit -n`"),
+        ("-n 24", ["run", "--workers", "8"], r"--workers 8 opens up to \d+ files, but `ulimit -n`"),
         ("-v 60000", ["check"], "cannot load a library: "),
     ],
 )
