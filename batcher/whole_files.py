@@ -1,6 +1,6 @@
-"""Files that are written as a whole: under a name is what was there before, or all that is new.
+"""Replace a file as a whole: its name leads to the old content or to all of the new one.
 
-Rule: what is not whole yet has no name, so that nothing is left of it, not even by a kill.
+Rule: an incomplete file has no name, so that nothing is left of it, not even after a kill.
 """
 
 import io
@@ -10,18 +10,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-OF_THE_SYSTEM = ("/dev/", "/proc/")  # devices, and descriptors that somebody has opened
+OF_THE_SYSTEM = ("/dev/", "/proc/")  # devices, and descriptors that are open already
 
 
 class WholeFile:
-    """A file that takes the place of `path`, with its owner and permissions, when it is put there.
+    """A file that replaces `path`, with the same owner and permissions, when `put` is called.
 
-    A link is followed.  Written to at once is what no other file can take the place of: a device or
-    a pipe, a file of somebody else, one in a folder where nothing can be made.  Where a file system
-    knows no files without a name (NFS), it has one in the folder of `path`, which a kill leaves.
+    A link is followed.  Files that cannot be replaced are written in place: devices, pipes, files
+    of other users, and files in a folder where none can be created.  On a file system without
+    nameless files (NFS) the new file has a name in the folder of `path`, which a kill leaves.
 
-    raw: what it is written to, unbuffered.  descriptor: that of the file.
-    is_named: a person has named it; any other file is replaced, not followed or written to.
+    raw: the new file, unbuffered.  descriptor: of `raw`.
+    is_named: a person has named the path; any other link or special file is replaced.
 
     Raises:
         OSError, ValueError: `path` cannot be written.
@@ -49,14 +49,14 @@ class WholeFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it; unless it was put in its place, all is as it was."""
+        """Close the file; without `put` the old one stays as it was."""
         self._opened.close()
 
     def put(self, *, is_synced: bool = True) -> None:
-        """Let it take its place; make sure before that all is on the disk, if it is to be synced.
+        """Replace the old file; is_synced: after the new one is on the disk.
 
         Raises:
-            OSError: there is no room for it, or the folder is gone.
+            OSError: the disk is full, or the folder is gone.
         """
         if (folder := self._folder) is None:
             return
@@ -72,11 +72,7 @@ class WholeFile:
             os.fsync(folder)  # so that the name is on the disk, too
 
     def _open_aside(self) -> None:
-        """Open a file that can take the place of the one that is there.
-
-        Raises:
-            OSError: there can be none.
-        """
+        """Open a file that can replace the old one, or raise an OSError."""
         with ExitStack() as opened:
             folder = os.open(self._place.parent, os.O_RDONLY)
             opened.callback(os.close, folder)
@@ -102,7 +98,7 @@ class WholeFile:
 
 
 def _is_replaceable(path: str) -> bool:
-    """Return whether another file may take the place of `path`, or there is none yet."""
+    """Return whether `path` is free, or a regular file that may be written."""
     if path.startswith(OF_THE_SYSTEM):
         return False
     try:

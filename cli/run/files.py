@@ -383,7 +383,7 @@ class OutFile:
 
 
 class UploadedResults(OutFile):
-    """Results in a temporary folder, with the files beside them, uploaded when they are complete.
+    """Results and their record in a temporary folder, uploaded when they are complete.
 
     An unfinished run leaves them in the folder, and can be resumed there.
 
@@ -537,7 +537,7 @@ def print_json(answer: object) -> None:
 
 @contextmanager
 def output_sink(path: str | OutFile | None) -> Iterator[Sink]:
-    """Yield a sink for --output: stdout if `path` is None, else a file that is replaced whole."""
+    """Yield a sink for --output: stdout if `path` is None, or a file replaced whole."""
     if path is None:
         yield stdout_sink()
     else:

@@ -154,7 +154,7 @@ def stdout_beside(view: View) -> Sink:
 class OpenRun(NamedTuple):
     """The files of a run, held until it has ended.
 
-    options: `output` is a local file here.  files: those beside the results, by option.
+    options: `output` is a local file here.  files: all others, by option.
     """
 
     options: RunOptions
@@ -236,7 +236,7 @@ def _check_files(
     outputs = [("--output", output)]
     check_distinct(
         input_status,
-        [*outputs, *(("the file beside --output,", path) for path in beside), *named.items()],
+        [*outputs, *(("the file next to --output,", path) for path in beside), *named.items()],
         options.input,
     )
     if options.metrics_file is not None and is_url(options.metrics_file):

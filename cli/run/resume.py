@@ -1,6 +1,6 @@
 """Resume a run from the results that an earlier run has left.
 
-Two files stand beside results.jsonl.  The record results.jsonl.run.json is written when a run
+Two files lie next to results.jsonl.  The record results.jsonl.run.json is written when a run
 begins and again when it has finished: everything that two runs must share to give equal results.
 results.jsonl.run.sums holds a checksum of each line, so a line that no run has written is found.
 
@@ -252,7 +252,7 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
     if earlier is None:
         return (
             "holds something other than the results of a run: --force overwrites it "
-            "(--resume continues results with their record beside them)"
+            "(--resume continues results with their record next to them)"
         )
     if earlier.finished:
         return (
@@ -402,8 +402,8 @@ class SummedSink:
 def sums_of(lines: list[bytes]) -> bytes:
     """Return the checksums of lines of results, one after the other.
 
-    Both find damage, neither stops a forger, who could write the checksums as well; together they
-    take a fifth of the time of a short blake2b.
+    Both find damage; neither stops a forger, as checksums can be forged, too.  Together they take a
+    fifth of the time of a short blake2b.
     """
     sums = array("I", bytes(SUM_BYTES * len(lines)))
     sums[::2] = array("I", map(crc32, lines))

@@ -9,11 +9,9 @@ from threading import Thread
 import pytest
 from process import batchdecode, start
 
-from batcher.events import EndEvent
-from batcher.trace.files import encode_events
 from cli.errors import WriteError
 from cli.run.files import FileSink, OutputError, check_distinct, check_writable, open_sink
-from cli.run.recording import ResultWriter, TraceWriter
+from cli.run.recording import ResultWriter
 
 
 class FullDisk(io.FileIO):
@@ -99,40 +97,6 @@ def test_appending_nothing_to_a_compressed_file_leaves_it_as_it_is(tmp_path):
 def test_what_cannot_be_opened_is_an_error(tmp_path, name):
     with pytest.raises(OutputError, match="cannot write"):
         open_sink(str(tmp_path / name))
-
-
-class Log:
-    """A file that remembers its writes."""
-
-    is_file = True
-
-    def __init__(self):
-        self.writes = []
-
-    def write(self, lines):
-        self.writes.append(lines)
-
-    def close(self):
-        self.writes.append(None)
-
-
-def test_a_trace_is_written_five_times_a_second():
-    now, log = 0.0, Log()
-    event = EndEvent(1, 1.0, 1, 1)
-    line = encode_events([event])
-    writer = TraceWriter(log, clock=lambda: now)
-    writer.write([event])
-    now = 0.1
-    writer.write([event, event])
-    assert log.writes == []
-    now = 0.25
-    writer.write([event])
-    assert log.writes == [line * 4]
-    writer.write([event])
-    writer.flush()
-    writer.flush()
-    writer.close()
-    assert log.writes == [line * 4, line, None]
 
 
 def test_no_two_files_of_a_run_are_one(tmp_path):

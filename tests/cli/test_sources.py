@@ -135,23 +135,6 @@ BAD_FILE = lines_of(
 BAD_ENTRIES = [(0, "a", False), (1, "2", True), (2, "a", True), (3, "b", True), (4, "5", False)]
 
 
-@pytest.mark.parametrize("num_kept_bytes", [0, 60, 2**20])
-@pytest.mark.parametrize("last", [{"prompt": "z", "arrival_time": 1}, {"prompt": "z"}])
-def test_ids_given_before_are_found_again_when_the_lines_are_read(
-    tmp_path, monkeypatch, num_kept_bytes, last
-):
-    monkeypatch.setattr("cli.run.input._HEAD_BYTES", num_kept_bytes)
-    path = tmp_path / "in"
-    twice = [{"id": name, "prompt": "x", "arrival_time": 1} for name in ("", "a", "", "a", "")]
-    path.write_bytes(lines_of(*twice, last))
-    source, report = source_of(path, keep_going=True)
-    entries = [(0, "", False), (1, "a", False), (2, "", True), (3, "a", True), (4, "", True)]
-    rest = (5, "6", False)
-    in_order = "arrival_time" in last
-    assert ids_of(source) == ([*entries, rest] if in_order else [rest, *entries])
-    assert report.closing().count("already used on line 1") == 2
-
-
 def test_a_survey_keeps_four_bytes_of_a_line_behind_the_head(tmp_path, monkeypatch):
     monkeypatch.setattr("cli.run.input._HEAD_BYTES", 0)
     path, held = tmp_path / "in", []
@@ -331,15 +314,6 @@ def test_blocks_of_lines_are_the_lines(pieces, last, buffer_size, most):
     assert found == [(number, line) for number, _, line in lines]
     assert reader.number == len(io.BytesIO(data).readlines())
     assert (reader.num_blank, notes) == (num_blank, expected_notes)
-
-
-def test_a_block_of_a_pipe_is_what_has_come():
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "wb", buffering=0) as pipe, os.fdopen(reader, "rb") as stream:
-        lines = LineReader(stream, "in", [])
-        pipe.write(b"1\n2\n3\n4")
-        assert lines.read_block(9) == ([1], [b"1\n"])
-        assert lines.read_block(9) == (range(2, 4), [b"2\n", b"3\n"])
 
 
 def test_the_rest_of_a_line_that_is_too_long_may_be_damaged(monkeypatch, tmp_path):

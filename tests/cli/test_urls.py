@@ -15,7 +15,6 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import fsspec
 import pytest
 from process import ENVIRONMENT, ROOT, batchdecode, lines_of, on_a_full_disk, start
 
@@ -141,16 +140,6 @@ def test_a_missing_package_is_told_with_what_installs_it(scheme, monkeypatch):
         open_input(f"{scheme}://bucket/requests.jsonl", nullcontext)
     need = f"{scheme}:// needs {package}: pip install {package}"
     assert str(told.value) == f"cannot read {scheme}://bucket/requests.jsonl: {need}"
-
-
-def test_fsspec_has_files_and_memory(local):
-    done = batchdecode("run", f"file://{local}", "-q")
-    assert done.stdout == batchdecode("run", local, "-q").stdout != b""
-    with fsspec.open("memory://held.jsonl", "wb") as held:
-        held.write(REQUESTS)
-    with open_input("memory://held.jsonl", nullcontext) as source:
-        assert source.is_file
-        assert source.lines().read() == REQUESTS.splitlines(keepends=True)[0]
 
 
 def test_what_cannot_be_read_is_an_error_that_tells_no_secret(store, tmp_path):
