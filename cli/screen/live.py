@@ -1,6 +1,6 @@
-"""The live view: a picture of every slot, redrawn from inside the loop.
+"""The live view: a picture of every slot, redrawn between steps.
 
-While the loop is in a step that takes long, another thread draws; a lock keeps them apart.
+During a long step another thread draws, under a lock.
 """
 
 import math
@@ -29,40 +29,39 @@ from .terminal import Keyboard, Pace, Pasted, Terminal, can_print
 from .theme import ASCII, LABEL, UNICODE, Line, colored, line_width
 from .view import Gauges, RunPlan, View
 
-MIN_RUN = 0.25
-"""Seconds before the first frame: of a run that is over by then only its end is shown."""
-MIN_INTERVAL = 0.1  # seconds from one frame to the next, at least
-MAX_SHARE = 0.02  # of the time, which the pictures take at most
+MIN_RUN = 0.25  # seconds before the first frame; a shorter run shows its end only
+MIN_INTERVAL = 0.1  # seconds between frames
+MAX_SHARE = 0.02  # of the time, spent on frames
 MAX_PENDING_BYTES = 2**16  # of results that wait for the next frame
-TICK = 1.0  # seconds after which the clock in the header changes while the run waits
-SHORTEST_WAIT = 0.05  # seconds that a run which waits is left alone, at least
-USUAL_COST = 0.02  # seconds that a frame may take without being thought to have hung
-NUM_SAMPLES = 20  # the speed in the header is the one since so many frames ago
-END_SECONDS = 1.0  # for which the newest ends are shown: more come, but nothing reads faster
-PAUSED_SECONDS = 0.6
-"""With a step of a paused run so much passes of the time for which marks are shown, and no more."""
-KEY_SECONDS = 0.05
-"""After so long the view looks for keys, and what they ask for is drawn at once: a person presses
-too few of them to keep a run from its work."""
+TICK = 1.0  # seconds between frames while the run waits, for the clock
+SHORTEST_WAIT = 0.05
+USUAL_COST = 0.02  # seconds; a frame that took longer may have hung
+NUM_SAMPLES = 20  # frames over which the speed is measured
+END_SECONDS = 1.0  # for which the newest ends are shown, so that they can be read
+PAUSED_SECONDS = 0.6  # that a single step of a paused run counts for marks
+KEY_SECONDS = 0.05  # between looks for keys
 
-PACE_KEYS = (("space", "pause, or go on"), (".", "one step, and pause"), ("-, +", "slower, faster"))
-QUIT_KEYS = (("q", "end the run, as Ctrl-C does"),)
+PACE_KEYS = (
+    ("space", "pause or continue"),
+    (".", "one step, then pause"),
+    ("-, +", "slower, faster"),
+)
+QUIT_KEYS = (("q", "stop the run, like Ctrl-C"),)
 TYPING_HINTS = ("enter find  escape cancel",)
 HINTS = ("space pause  . step  / find  ? keys  q end", "/ find  ? keys  q end", "? keys")
-ROOM_FOR_HINT = 16  # lines; in fewer there is no line that says which keys there are
+ROOM_FOR_HINT = 16  # lines; with fewer there is no line of hints
 
-_BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"  # a frame is shown at once
+_BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _ENTER_SCREEN, _LEAVE_SCREEN, _HOME = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H"
 _ERASE_REST = "\x1b[K"
 
 
 class ScreenLive:
-    """Frames on the alternate screen, each over the one before and in one write.
+    """Frames on the alternate screen, each in one write over the previous one.
 
-    The cursor is hidden only within a frame, so that not even kill -9 leaves it hidden, and rests
-    on the first line.  fills_screen: nothing else is to be seen.  is_started: whether there was a
-    frame.
+    The cursor is hidden only within a frame, so that not even kill -9 leaves it hidden.  It rests
+    on the first line.  is_started: there was a frame.
     """
 
     fills_screen = True
@@ -72,13 +71,13 @@ class ScreenLive:
         self.is_started = self._is_dropped = self._is_there = False
 
     def show(self, lines: Sequence[Line], above: bytes = b"") -> OSError | None:
-        """Replace what is shown by `lines` below the lines `above`, and return what went wrong."""
+        """Print `above`, replace the picture by `lines`, and return the error, if any."""
         self.is_started, self._is_dropped = True, False
         before, drawn = self._frame(lines, has_above=bool(above))
         return self._write_frame(before, above, drawn)
 
     def _frame(self, lines: Sequence[Line], *, has_above: bool) -> tuple[str, str]:
-        """Return what goes before the lines that stay, and what draws `lines` after them."""
+        """Return what to write before the permanent lines, and what draws `lines` after them."""
         before = _LEAVE_SCREEN if has_above and self._is_there else ""
         enter = "" if self._is_there and not has_above else _ENTER_SCREEN
         drawn = self._drawn(lines, self._terminal.size.lines)
@@ -86,16 +85,16 @@ class ScreenLive:
         return before, enter + _HOME + drawn
 
     def step_aside(self) -> OSError | None:
-        """Leave the terminal to another program, in the middle of a frame as well."""
+        """Leave the terminal to another program, even in the middle of a frame."""
         self._is_dropped, was_there = True, self._is_there
         self._is_there = False
         return self._write(_LEAVE_SCREEN.encode()) if was_there else None
 
     def forget(self) -> None:
-        """Take what is shown as gone: another program has written there, if that can be."""
+        """Forget the picture: another program may have written over it."""
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
-        """Leave `lines` instead of what is shown, and the cursor below them and a blank line."""
+        """Replace the picture by `lines` for good, with the cursor below a blank line."""
         error = self.step_aside()
         self._is_dropped = False
         error = self._write_frame("", b"", self._drawn(lines)) or error
@@ -130,10 +129,9 @@ class ScreenLive:
 
 
 class InlineLive(ScreenLive):
-    """Stands below what is printed, and moves down with it.
+    """A picture below the printed lines, which moves down with them.
 
-    A terminal that is resized keeps the cursor on its line, whatever becomes of the lines below, so
-    the next picture starts where this one did.
+    A resized terminal keeps the cursor on its line, so the next picture starts at the same place.
     """
 
     fills_screen = False
@@ -141,7 +139,7 @@ class InlineLive(ScreenLive):
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
         self._shown: Sequence[Line] = []
-        self._columns = 0  # when it was drawn
+        self._columns = 0  # of the last frame
 
     def _frame(self, lines: Sequence[Line], *, has_above: bool) -> tuple[str, str]:
         num_rows, before = self._num_rows(), ""
@@ -155,7 +153,7 @@ class InlineLive(ScreenLive):
     def _num_rows(self) -> int:
         columns, rows = self._terminal.size
         needed = len(self._shown)
-        if columns < self._columns:  # it may have broken lines into several
+        if columns < self._columns:  # the terminal may have wrapped lines
             widths = (line_width(line) for line in self._shown)
             needed = sum(max(1, -(-width // columns)) for width in widths)
         return min(needed, max(rows - 1, 1))
@@ -177,9 +175,9 @@ class InlineLive(ScreenLive):
 
 
 class Controls:
-    """The keys of a run: they change where a person looks, and the pace of the run.
+    """The keys of a live view, which scroll, find, and change the pace of the run.
 
-    pace: None for a run that cannot be held.
+    pace: None for a run that cannot be paused.
     """
 
     def __init__(self, keyboard: Keyboard, pace: Pace | None, gauges: Gauges) -> None:
@@ -230,9 +228,8 @@ class Controls:
 class LiveView(View):
     """Every slot, at most ten times a second and in a small share of the time.
 
-    Steps are sampled by wall time; of a run that is slowed down each one is drawn.  The gantt of
-    the run stays when it is over.  keyboard: of the person who looks at it, if that is
-    known.  pace: what keys may change; None for a run that cannot be held.
+    A slowed run draws every step.  At the end the gantt of the run stays.  keyboard: None without
+    keys.  pace: of the run, for keys; None for a run that cannot be paused.
     """
 
     def __init__(
@@ -261,14 +258,14 @@ class LiveView(View):
         )
         self._display = display
         self._controls = None if keyboard is None else Controls(keyboard, pace, gauges)
-        # A signal handler may come in at any time, in the thread that holds it.
+        # A signal handler may run at any time, in the thread that holds the lock.
         self.lock = RLock()
         self._step = -1
         self._drawn_step: int | None = None
-        self._computing: float | None = None  # since when the next step is known to be computed
+        self._computing: float | None = None  # when the next step was first seen computing
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
-        self._has_results = False  # among what is pending, or was
+        self._has_results = False
         self._started = self._looked = started = clock()
         self._samples = deque([(-1, 0, started)], maxlen=NUM_SAMPLES)  # step, tokens, time
         self._seconds = 0.0  # since the first frame, pauses not counted
@@ -295,10 +292,10 @@ class LiveView(View):
             self._run.keep_up()
 
     def still_computing(self, step: int) -> None:
-        """Draw how things stand and how long `step` has taken; before the first step, too."""
-        with self.lock, suppress(OSError):  # what is lost then is pending, and lost once more
+        """Draw the state and how long `step` has taken, also before the first step."""
+        with self.lock, suppress(OSError):  # pending results raise it again
             if self._is_closed or self._gauges.current_step != step:
-                return  # what it has brought may be there already
+                return
             if self._computing is None:
                 self._computing = self._clock()
             self.refresh()
@@ -324,7 +321,7 @@ class LiveView(View):
             self._controls.keyboard.wait(min(seconds, KEY_SECONDS))
 
     def write_results(self, lines: bytes) -> None:
-        """Print whole lines above the picture with the next frame, so that they spoil nothing."""
+        """Print whole lines above the picture, with the next frame."""
         self._has_results = True
         self._put(lines)
 
@@ -384,10 +381,10 @@ class LiveView(View):
         return True
 
     def _draw(self, now: float) -> None:
-        """Print what is pending, and the picture below it if the terminal is ours."""
+        """Print pending lines, and the picture below them if the terminal is ours."""
         above = b"".join(self._pending)
         is_ours = self._terminal.is_ours
-        if not is_ours:  # the shell writes there now
+        if not is_ours:  # the shell may write there
             self._display.forget()
             self._next_frame = now + MIN_INTERVAL
         if is_ours and self._has_picture:
@@ -399,8 +396,8 @@ class LiveView(View):
             self._check(self._display.show(lines, above))
             self._drawn_step = self._step
             if math.isfinite(self._next_frame):
-                # The time that results take is no cost of the picture.  A frame that hung, in a
-                # stopped terminal say, counts for twice the one before.
+                # Results do not count as a cost of the picture.  A frame that hung, such as in a
+                # stopped terminal, counts for twice the previous one.
                 end = drawn if above else self._clock()
                 self._cost = min(end - now, max(2 * self._cost, USUAL_COST))
                 self._earliest_frame = end + self._cost * (1 / MAX_SHARE - 1)
@@ -448,7 +445,7 @@ class LiveView(View):
         if self._samples[-1][0] != step:
             self._samples.append((step, num_tokens, now))
         rate, speed = scene.moment.rate, scene.moment.speed
-        if self._is_paused:  # the speed is that of before: time that passes is none of the run's
+        if self._is_paused:  # keep the speed of before the pause
             self._samples = deque([(step, num_tokens, now)], maxlen=NUM_SAMPLES)
         elif step > first_step:
             rate = (num_tokens - first_tokens) / (step - first_step)
@@ -474,7 +471,7 @@ class LiveView(View):
         return self._frames[place - 1][1] if place else 0
 
     def _read_gauges(self) -> None:
-        """Ask the gauges, but not during a step, which may be in another thread."""
+        """Read the gauges, but not during a step: this may be another thread."""
         scene = self._scene
         if self._computing is None:
             scene.gauges = gauges = self._gauges.read_gauges()

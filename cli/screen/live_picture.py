@@ -1,8 +1,7 @@
-"""The picture of a run for a terminal of any size: its layout follows from the room there is.
+"""The picture of a run, for a terminal of any size.
 
-Rule: every slot is in it, in a row, a cell or a share of a cell.  All of one picture is drawn from
-one `Scene`.  A cell of a strip stands for all steps since the frame before, so what is drawn has
-all been looked at.
+Every slot is in the picture, in a row, a cell or a share of a cell.  A picture is a function of one
+`Scene`.  A cell of a strip stands for all steps since the previous frame.
 """
 
 import re
@@ -67,15 +66,15 @@ from .view import GaugeReading, RunPlan
 STYLES = dict.fromkeys(("beam", "partner"), "decode")
 STYLES |= dict.fromkeys(("error", "aborted", "lost"), "failed")
 STYLES |= dict.fromkeys(("length", "unused"), "stop")
-"""The styles of phases, and of reasons for an end, that are not called like their style."""
+"""Styles of phases and finish reasons without a style of their own name."""
 NOBODY = "-"
 MAX_CELLS = 256  # of a strip
-MAX_ALL_CELLS = 2**18  # of all strips: of so many slots that this cuts them, few are ever seen
+MAX_ALL_CELLS = 2**18  # of all strips together
 FIRST_IN_HUE = 0xE000  # private use
-MANY = 2  # so many admissions in a cell hide each other; it is shaded by how busy it was
+MANY = 2  # admissions in a cell, which is then shaded by how busy it was
 
 MAX_BAR, MIN_BAR, MAX_TREND, MIN_TREND, MAX_QUEUE = 60, 8, 30, 8, 20  # cells of the header
-TREND_WIDTH = 60  # from so many cells on there is a trend, whatever goes for it
+TREND_WIDTH = 60  # with so many cells facts make way for a trend
 MIN_TITLE, MAX_NAME = 6, 20
 FULL = 0.95  # of the slots, counts as busy
 
@@ -96,14 +95,14 @@ MAX_NEWEST = 8
 
 MAX_CELLS_PER_STEP = 4
 MIN_WIDTH, MIN_HEIGHT = 20, 3
-MIN_GANTT = 6  # spare lines; in fewer there is no gantt
-ROOMY = 16  # lines; of fewer none is left blank
-HEADER_SHARE = 4  # the header has one of so many lines, at least one
-MANY_SLOTS = 256  # so many are a map, whatever room there is: rows of as many cannot be read
+MIN_GANTT = 6  # spare lines
+ROOMY = 16  # lines; with fewer none is blank
+HEADER_SHARE = 4  # the header has 1 / 4 of the lines
+MANY_SLOTS = 256  # are always a map
 
 
 def cell_parts(glyphs: Glyphs) -> dict[str, Part]:
-    """Return the glyph and the style of each character of a strip, as `strip_cell` makes them."""
+    """Return the glyph and style of each cell that `strip_cell` returns."""
     styles = {
         glyphs.marks["preempted"]: "preempted",
         glyphs.marks["failed"]: "failed",
@@ -118,7 +117,7 @@ def cell_parts(glyphs: Glyphs) -> dict[str, Part]:
 
 
 def strip_cell(stays: Sequence[Stay], steps: range, glyphs: Glyphs) -> str:
-    """Return the cell of a strip that stands for `steps` of a slot."""
+    """Return the cell for `steps` of a slot, a key of `cell_parts`."""
     share, num_admitted, kind, stay = use_of(stays, steps)
     if kind:
         return glyphs.marks[kind]
@@ -159,7 +158,7 @@ class Strips:
 
 
 class StepStrips(Strips):
-    """Strips with a cell for each step, made from recent stays when they are asked for."""
+    """Strips with a cell for each step, made from recent stays on demand."""
 
     def __init__(self, run: RunState, glyphs: Glyphs, step: int) -> None:
         self._run, self._glyphs, self.parts = run, glyphs, cell_parts(glyphs)
@@ -183,7 +182,7 @@ class StepStrips(Strips):
 
 
 class Longest:
-    """The widest request, progress and drafts so far: columns only grow, so they stand still."""
+    """The widest request, progress and drafts so far; columns never shrink."""
 
     def __init__(self) -> None:
         self.request, self.tokens, self.drafts = MIN_REQUEST, len("tokens"), 0
@@ -198,11 +197,11 @@ class Longest:
 
 @dataclass
 class Scene:
-    """A run as a picture shows it.
+    """The contents of a picture.
 
-    since: the first step whose preemptions, failures, ... are still shown.  ends: the newest.
-    busy, queued: the share of slots in use and the length of the queue, frame by frame; depths:
-    over the whole run.  found: the slot of the request that was looked for.
+    since: for each mark and note, the first step that still shows it.  ends: the newest.  busy,
+    queued: the share of busy slots and the length of the queue, by frame.  depths: the queue over
+    the whole run.  found: the slot of the request that the user looked for.
     """
 
     run: RunState
@@ -234,7 +233,7 @@ class Scene:
         return self.run.is_busy(number, self.moment.slot_step)
 
     def mark(self, number: int) -> str:
-        """Return what has happened in a slot of late, "" for nothing."""
+        """Return the newest event in a slot, or ""."""
         kind, step = self.run.marks.get(number, ("failed", -1))
         if step >= self.since[kind]:
             return kind
@@ -259,7 +258,7 @@ class Scene:
         return f"{self.glyphs.marks[note.kind]} {name} {self.name(note.text)}", note.kind
 
 
-# -- above the slots: requests, tokens, memory, the queue and notes -------------------------------
+# -- the header -----------------------------------------------------------------------------------
 
 
 def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
@@ -370,7 +369,7 @@ def _apart(left: Line, right: Line, width: int) -> Line:
 
 
 class Columns(NamedTuple):
-    """The widths of the parts of a row; 0 for those without room."""
+    """The widths of the columns of a row; 0 for a column that does not fit."""
 
     slot: int
     request: int
@@ -387,7 +386,7 @@ class Columns(NamedTuple):
 
 
 def plan_columns(width: int, slot: int, longest: Longest) -> Columns:
-    """Return the widths of the columns: names and bars first, then the rest as far as it fits."""
+    """Return the widths of the columns, of which names and bars come first."""
     request = min(longest.request, max(MIN_REQUEST, width // 5))
     bar = MIN_ROW_BAR if width < 2 * MIN_CELL else MIN_ROW_BAR + 3
     room = width - slot - 1 - request - 1 - bar
@@ -476,7 +475,7 @@ def _titles(scene: Scene, columns: Columns) -> Line:
         text += f"  {'drafts':>{columns.drafts}}"
     if columns.phase:
         text += f"  {'phase':<{columns.phase}}"
-    if columns.strip:  # how many steps it shows, and how many of them a cell stands for
+    if columns.strip:
         steps = scene.strips.ends(columns.strip)
         num_steps, num_cells = steps[-1] - steps[0], max(len(steps) - 1, 1)
         each = -(-num_steps // num_cells)
@@ -492,10 +491,10 @@ def _titles(scene: Scene, columns: Columns) -> Line:
 
 
 class Map(NamedTuple):
-    """The layout of slots in cells.
+    """The layout of a map.
 
-    label: the width of the number before a row, 0 for none.  per_row: cells in a row.
-    size: the width of a cell.  num_slots: how many slots share a cell.
+    label: the width of the number before a row.  per_row: cells in a row.  size: the width of a
+    cell.  num_slots: slots that share a cell.
     """
 
     label: int
@@ -556,7 +555,7 @@ def heat_map(scene: Scene, width: int, num_rows: int) -> list[Line]:
 
 
 def _cell(scene: Scene, number: int, size: int) -> Line:
-    """Return the cell of one slot: the progress of its sequence, or what has happened to it."""
+    """Return the cell of one slot: the progress of its sequence, or its mark."""
     mark, glyphs, row = scene.mark(number), scene.glyphs, scene.row(number)
     is_marked = mark in ("preempted", "failed")
     width = size - (size > 1)
@@ -606,25 +605,24 @@ def worth_seeing(scene: Scene, width: int, num_lines: int) -> list[Line]:
     return lines[:num_lines]
 
 
-# -- looking around -------------------------------------------------------------------------------
+# -- scrolling and finding ------------------------------------------------------------------------
 
-Found = RequestTimeline | str  # A sequence, or the id of a request that is still to come
+Found = RequestTimeline | str  # a sequence, or the id of an unread request
 
 BROWSING_KEYS = (
     ("arrows, page up, page down", "scroll through the slots, a row each"),
-    ("home, end", "the first slots, the last ones"),
-    ("/", "find a request by its id, or by a part of it"),
-    ("n, N", "the next slot with such a request, the one before"),
-    ("escape", "all slots at once again"),
-    ("?", "these keys, or the slots again"),
+    ("home, end", "first, last slots"),
+    ("/", "find a request by its id or a part of it"),
+    ("n, N", "next, previous slot with such a request"),
+    ("escape", "show all slots"),
+    ("?", "show or hide these keys"),
 )
-MAX_SHOWN = 40  # the most cells of an id in the last line
+MAX_SHOWN = 40  # cells of an id in the last line
 
 
 class Browser:
-    """The part of a picture that a person looks at, as the keys say: slots, or one request.
+    """The visible slots, the request to follow and the line of input, as keys change them.
 
-    found: the sequence that was looked for.  has_help: whether keys are shown instead of slots.
     upcoming, knows_upcoming: see Gauges.
     """
 
@@ -636,15 +634,15 @@ class Browser:
         self.found: Found | None = None
         self.has_help = False
         self._upcoming, self._knows_upcoming = upcoming, knows_upcoming
-        self._first_slot: int | None = None  # the first that is a row; None if all are shown
+        self._first_slot: int | None = None  # None for all slots
         self._num_rows = 1
         self._wanted = ""
         self._prompt: InputLine | None = None
         self.message = ""
-        self._followed: int | None = None  # the slot of `found` when it was last looked at
+        self._followed: int | None = None  # the last slot of `found`
 
     def press(self, key: str, scene: Scene) -> bool:
-        """Do what a key asks for; return whether it asks for anything here."""
+        """Process a key; return whether it means something here."""
         if self._prompt is not None:
             if not self._prompt.press(key):
                 self._prompt = None
@@ -678,7 +676,7 @@ class Browser:
         return True
 
     def ask(self, title: str, accept: Callable[[str], None]) -> None:
-        """Let a line be typed, and call `accept` with it."""
+        """Read a line from the keyboard, then call `accept` with it."""
         self._prompt, self.message, self.has_help = InputLine(title, accept), "", False
 
     def paste(self, text: str) -> None:
@@ -703,7 +701,7 @@ class Browser:
         return range(self._first_slot, self._first_slot + num_rows)
 
     def follow(self, scene: Scene) -> None:
-        if isinstance(self.found, str):  # it may have come
+        if isinstance(self.found, str):  # it may have arrived
             self._look_for(self.found, scene, is_part=False)
         slot, first = slot_of(self.found), self._first_slot
         is_shown = first is not None and first <= (slot or 0) < first + self._num_rows
@@ -712,7 +710,7 @@ class Browser:
         self._followed = scene.found = slot
 
     def line(self, scene: Scene, width: int) -> Line:
-        """Return where a person looks in one line of at most `width`; [] for nothing."""
+        """Return the prompt, the place of the request, or the visible slots, in one line."""
         if self._prompt is not None:
             return prompt_line(self._prompt, scene, width)
         if self.found is not None:
@@ -732,7 +730,7 @@ class Browser:
             self._look_for(typed, scene)
 
     def _look_for(self, wanted: str, scene: Scene, *, is_part: bool = True) -> None:
-        """Find who is called `wanted`, or else the first with that in its name if it may be."""
+        """Find the sequence called `wanted`, or else the first whose name contains it."""
         waiting = (found for found in scene.run.fold.open if found.admission is None)
         upcoming = filter(None, [self._upcoming(wanted)])
         known: list[Found] = [*_holding(scene), *waiting, *upcoming, *reversed(scene.run.ends)]
@@ -741,7 +739,7 @@ class Browser:
         self.found = next(chain(whole, parts), None)
         if self.found is None:
             name = scene.cut(scene.name(wanted), MAX_SHOWN)
-            self.message = f"unknown: {name}; it is to come, or ended long ago"
+            self.message = f"unknown: {name}; it was not read yet, or ended long ago"
             ends = scene.run.ends
             if self._knows_upcoming() and len(ends) != ends.maxlen:
                 self.message = f"no request has {name} in its id"
@@ -760,7 +758,7 @@ def name_of(found: Found) -> str:
 def whereabouts(scene: Scene, found: Found) -> str:
     name = scene.cut(scene.name(name_of(found)), MAX_SHOWN)
     if isinstance(found, str):
-        return f"{name} is still to be read"
+        return f"{name} was not read yet"
     if (end := found.finish) is not None:
         tokens = counted(end.tokens, "token")
         return f"{name} ended in step {end.step:,}: {end.reason}, {tokens}"
@@ -805,11 +803,10 @@ def picture(
     overlay: Sequence[Line] = (),
     footer: Callable[[], Line] | None = None,
 ) -> list[Line]:
-    """Return a run in at most `height` lines of at most `width`.
+    """Return the picture in at most `height` lines of at most `width`.
 
-    The first line is blank if there is room: the cursor rests there.  has_gantt: whether the rest
-    shows the run so far.  browser: which slots are looked at.  overlay: shown instead.  footer:
-    makes the last line, in the end.
+    The first line is blank if there is room, for the cursor.  has_gantt: spare lines show a gantt.
+    browser: chooses the slots.  overlay: replaces them.  footer: returns the last line.
     """
     if footer is not None and height > 1:
         lines = picture(
@@ -828,8 +825,8 @@ def picture(
     wanted = None if browser is None else browser.rows(num_slots, num_rows)
     if wanted is not None:
         return [*top, *blank, *grid(scene, width, num_rows, wanted, has_titles=True)]
-    # How wide a slot's cell is, in as few columns as it takes, by how many blank lines and lines of
-    # titles are before the slots: as many as make no row narrower.
+    # The width of a row for each number of blank lines and titles above the slots.  Blank lines and
+    # titles stay if they do not make rows narrower.
     plans = [(len(blank), 1), (0, 1), (0, 0)]
     rows_of = {plan: room - sum(plan) for plan in plans}
     sizes = {
@@ -882,13 +879,13 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
 
 
 def last_picture(scene: Scene, width: int, height: int) -> list[Line]:
-    """Return what stays of a run: the gantt of `trace`, in fewer lines than `height`.
+    """Return the gantt that stays on the terminal, in fewer than `height` lines.
 
-    Of a run of very many sequences, all in little above the last steps.  Where there is no room
-    for that, all in little.  The timeline of a run that was stopped knows nothing of requests that
-    have arrived and were not read, so its queue is the one that was seen.
+    If not all sequences were kept, it shows the last steps below a small gantt of the whole run.
+    If that does not fit, only the small one.  The events of a stopped run lack requests that have
+    arrived and were not read, so the queue is the one that was observed.
     """
-    from ..views.gantt import MIN_WIDTH, render_gantt  # noqa: PLC0415 - only now
+    from ..views.gantt import MIN_WIDTH, render_gantt  # noqa: PLC0415 - only at the end
 
     run, plan, num_steps = scene.run, scene.plan, scene.moment.step + 1
     if num_steps < 1 or width < MIN_WIDTH:

@@ -1,4 +1,4 @@
-"""The view of a run that a terminal allows: a picture, or a plain line of progress now and then."""
+"""The choice of a view for a run: a picture, plain lines of progress, or messages only."""
 
 import os
 import sys
@@ -30,9 +30,9 @@ def open_view(
 ) -> View:
     """Return the view of a run that stderr allows and `live` asks for.
 
-    is_piped: another program gets the results, and may write to the terminal, too; has_others:
-    something else writes there.  has_stdin: stdin is free for keys.  pace: what keys may change;
-    None if the run cannot be held.
+    is_piped: the results go to another program, which may also write to the terminal.  has_others:
+    something else writes to it.  has_stdin: stdin is free for keys.  pace: of the run, for keys;
+    None if the run cannot be paused.
     """
     fd, environ = sys.stderr.fileno(), os.environ
     encoding = encoding_of(sys.stderr.encoding, environ)
@@ -41,10 +41,10 @@ def open_view(
         return View(terminal)
     is_plain = live == "auto" and (is_piped or not can_animate(fd, environ))
     if live == "plain" or is_plain or is_dumb(environ):
-        from .live_state import ProgressLines  # noqa: PLC0415 - a quiet run does without
+        from .live_state import ProgressLines  # noqa: PLC0415 - not for a quiet run
 
         return ProgressLines(plan, gauges, terminal)
-    from .live import InlineLive, LiveView, ScreenLive  # noqa: PLC0415 - with it comes rich
+    from .live import InlineLive, LiveView, ScreenLive  # noqa: PLC0415 - imports rich
 
     display = InlineLive(terminal) if has_others else ScreenLive(terminal)
     keyboard = keyboard_of(terminal) if has_stdin else None

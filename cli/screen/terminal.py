@@ -1,9 +1,7 @@
-"""What a terminal can do, how to write to it, its keys, and text that fits on it.
+"""Terminals: their abilities, output, keys, and text that fits on them.
 
-A terminal is asked by its descriptor and the environment.  Signals stay signals: Ctrl-C and Ctrl-Z
-are no keys.  A library for keys would be more than this: readchar waits for each key and changes
-the terminal for each, curses wants the whole screen, and prompt_toolkit takes longer to import than
-a short run does.
+Ctrl-C and Ctrl-Z stay signals.  No library reads keys as the views need it: readchar blocks and
+changes the modes for each key, curses takes the whole screen, prompt_toolkit is slow to import.
 """
 
 import json
@@ -27,16 +25,16 @@ ColorChoice = Literal["auto", "always", "never"]
 
 BOX_CHARACTERS = "┃━╌█▏…▁▪▸✓✗⣿"
 _DEFAULT_COLUMNS, _DEFAULT_ROWS = 80, 24
-_MAX_DIGITS = 4  # of a size; no terminal is larger
+_MAX_DIGITS = 4  # of a size
 
 
 def can_animate(fd: int, environ: Mapping[str, str]) -> bool:
-    """Return whether `fd` is a terminal that can redraw a picture, with a person in front of it."""
+    """Return whether `fd` is an interactive terminal that can redraw a picture."""
     return os.isatty(fd) and not is_dumb(environ) and not _is_set(environ, "CI")
 
 
 def wants_color(choice: ColorChoice, fd: int, environ: Mapping[str, str]) -> bool:
-    """Return whether to colour `fd`: by --color, NO_COLOR, FORCE_COLOR, or if it is a terminal."""
+    """Return whether to colour `fd`, by --color, NO_COLOR, FORCE_COLOR, or its kind."""
     if choice != "auto":
         return choice == "always"
     if environ.get("NO_COLOR"):
@@ -51,10 +49,10 @@ def is_dumb(environ: Mapping[str, str]) -> bool:
 
 
 def encoding_of(encoding: str, environ: Mapping[str, str]) -> str:
-    """Return `encoding`, or ascii in the C locale, for which Python writes UTF-8 all the same."""
+    """Return `encoding`, or ascii in the C locale, where Python would write UTF-8."""
     named = environ.get("LC_ALL") or environ.get("LANG")
-    is_told = environ.get("LC_CTYPE", "C.UTF-8") != "C.UTF-8" and not environ.get("LC_ALL")
-    return "ascii" if named in ("C", "POSIX") and not is_told else encoding
+    has_ctype = environ.get("LC_CTYPE", "C.UTF-8") != "C.UTF-8" and not environ.get("LC_ALL")
+    return "ascii" if named in ("C", "POSIX") and not has_ctype else encoding
 
 
 def can_print(encoding: str, text: str = BOX_CHARACTERS) -> bool:
@@ -74,7 +72,7 @@ def is_same_terminal(fd: int, other: int) -> bool:
         return False
     if os.path.sameopenfile(fd, other):
         return True
-    try:  # the terminal of our session, under whatever name: /dev/tty is one
+    try:  # both may be the terminal of our session, under other names such as /dev/tty
         os.tcgetpgrp(fd)
         os.tcgetpgrp(other)
     except OSError:
@@ -83,18 +81,18 @@ def is_same_terminal(fd: int, other: int) -> bool:
 
 
 def terminal_size(fd: int, environ: Mapping[str, str]) -> os.terminal_size:
-    """Return the columns and rows of `fd` now; COLUMNS and LINES, or 80x24, if it cannot say."""
+    """Return the size of `fd`; if unknown, COLUMNS and LINES, or 80x24."""
     try:
         columns, rows = os.get_terminal_size(fd)
     except OSError:
         columns = rows = 0
 
-    def told(name: str) -> int:
+    def size_in(name: str) -> int:
         text = environ.get(name, "")
         return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else 0
 
-    columns = columns or told("COLUMNS") or _DEFAULT_COLUMNS
-    return os.terminal_size((columns, rows or told("LINES") or _DEFAULT_ROWS))
+    columns = columns or size_in("COLUMNS") or _DEFAULT_COLUMNS
+    return os.terminal_size((columns, rows or size_in("LINES") or _DEFAULT_ROWS))
 
 
 def columns_of(fd: int, environ: Mapping[str, str]) -> int | None:
@@ -107,7 +105,7 @@ def _is_set(environ: Mapping[str, str], name: str) -> bool:
 
 @dataclass(frozen=True)
 class Terminal:
-    """A descriptor that people read, a terminal or not; `environ` may have its size."""
+    """A descriptor for messages, a terminal or not; `environ` may have its size."""
 
     fd: int
     encoding: str
@@ -120,17 +118,17 @@ class Terminal:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we are in its foreground: a picture from the background spoils the prompt."""
+        """Whether this process is in the foreground: it must not draw over the shell's prompt."""
         try:
             return os.tcgetpgrp(self.fd) == os.getpgrp()
-        except OSError:  # not the terminal of our session, so it has no idea of us
+        except OSError:  # not the terminal of our session
             return True
 
     def write(self, text: str) -> None:
         self.write_bytes(text.encode(self.encoding, "backslashreplace"))
 
     def write_bytes(self, data: bytes) -> None:
-        """Write all of `data`, unchanged; after a signal, what the terminal takes soon."""
+        """Write all of `data`; after a signal, only what the terminal accepts soon."""
         start = 0
         with suppress(Interrupted):
             while start < len(data):
@@ -146,7 +144,7 @@ _UNIT = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|.", re.D
 
 
 def printable(text: str, *, ascii_only: bool = False) -> str:
-    r"""Return `text` with `\x1b` and the like for all that moves the cursor or reorders a line."""
+    r"""Return `text` with escapes such as `\x1b` for all that moves the cursor or reorders text."""
     if text.isprintable() and (text.isascii() or not ascii_only):
         return text
     return "".join(
@@ -158,7 +156,7 @@ def printable(text: str, *, ascii_only: bool = False) -> str:
 
 
 def printable_json(text: str) -> str:
-    r"""Return JSON, a line or more, that says the same with `\u202e` and the like for such."""
+    r"""Return equal JSON, with escapes such as `\u202e` for all that is not printable."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(
@@ -179,7 +177,7 @@ def cell_width(text: str) -> int:
 
 
 def cut_middle(text: str, width: int, mark: str) -> str:
-    """Return both ends of `text` in `width` >= 1 cells, with `mark` between, and no escape cut."""
+    """Return both ends of `text` in `width` >= 1 cells, with `mark` between; escapes stay whole."""
     if cell_width(text) <= width:
         return text
     head_width = width // 2
@@ -194,7 +192,7 @@ def cut_middle(text: str, width: int, mark: str) -> str:
 
 
 def cut_path(path: str, width: int, mark: str) -> str:
-    """Return at most `width` >= 1 cells of the path of a file: its end, with `mark` before that."""
+    """Return the end of a path in `width` >= 1 cells, with `mark` before it."""
     if cell_width(path) <= width:
         return path
     units = _UNIT.findall(path)
@@ -215,7 +213,7 @@ def fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """Return `line` in lines of at most `width` cells if its words allow, with a hanging indent."""
+    """Wrap `line` at its words to `width` cells, with a hanging indent."""
     if cell_width(line) <= width:
         return [line]
     text = line.lstrip(" ")
@@ -226,7 +224,7 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def narrowed(line: str, width: int) -> list[str]:
-    """Return a line of figures in lines of `width` cells: broken between figures, or else words."""
+    """Wrap a line of figures to `width` cells, between figures if possible."""
     if cell_width(line) <= width:
         return [line]
     text = line.lstrip(" ")
@@ -257,7 +255,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
 
 
 def aligned_within(rows: Sequence[Sequence[str]], right: Collection[int], width: int) -> list[str]:
-    """Return the same in lines of at most `width` cells if the words of the last column allow."""
+    """Align `rows` in `width` cells, and wrap the last column."""
     *others, _ = zip(*rows, strict=True)
     taken = sum(max(map(cell_width, column)) + 2 for column in others)
     parts = []
@@ -270,8 +268,8 @@ def aligned_within(rows: Sequence[Sequence[str]], right: Collection[int], width:
 # -- figures --------------------------------------------------------------------------------------
 
 _ROUNDING_ERROR = 1e-9
-_NUM_DIGITS = 3  # that count, of a number that is no whole one
-UNFINISHED = 0.99  # the most that is shown of what still runs
+_NUM_DIGITS = 3  # significant digits
+UNFINISHED = 0.99  # the largest share shown before the end
 
 
 def counted(number: int, noun: str) -> str:
@@ -294,7 +292,7 @@ def clock(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits that count, more if it is longer: 0.421, 12.3, 1,234."""
+    """Return a number with three significant digits, or all of its integer part."""
     whole_digits = len(str(int(value)))
     if whole_digits >= _NUM_DIGITS:
         return f"{value:,.0f}"
@@ -305,7 +303,7 @@ def number(value: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share in per cent with one digit, rounded: 100 only for all, 0 only for nothing."""
+    """Return a percentage with one decimal; 100% only for all, 0% only for nothing."""
     if not whole:
         return "0%"
     per_mille = part * 1000 / whole
@@ -313,17 +311,17 @@ def percent(part: float, whole: float) -> str:
 
 
 def whole_percent(share: float) -> str:
-    """Return a share of 1 in whole per cent, rounded: 100 only for all, 0 only for nothing."""
+    """Return a share of 1 as a whole percentage; 100% only for all, 0% only for nothing."""
     return "<1%" if 0 < share < 0.01 else f"{_rounded(share * 100, 100)}%"  # noqa: PLR2004 - a per cent
 
 
 def unfinished_percent(share: float) -> str:
-    """Return how much of something that still runs is done, in whole per cent, rounded down."""
+    """Return the percentage done of something that still runs, rounded down."""
     return f"{int(min(share, UNFINISHED) * 100 + _ROUNDING_ERROR)}%"
 
 
 def _rounded(amount: float, everything: int) -> int:
-    """Return the next whole number, a half up, but not `everything` for less."""
+    """Round half up, but return `everything` only for all of it."""
     nearest = math.floor(amount + 0.5 + _ROUNDING_ERROR)
     is_less = amount + _ROUNDING_ERROR < everything
     return min(nearest, everything - 1) if is_less else nearest
@@ -331,17 +329,17 @@ def _rounded(amount: float, everything: int) -> int:
 
 # -- keys ----------------------------------------------------------------------------------------
 
-_LFLAG = 3  # where termios keeps the local modes
+_LFLAG = 3  # index of the local modes in termios
 MAX_TYPED = 200  # characters
-_MAX_BYTES = 4096  # as many as a terminal keeps for who reads it
+_MAX_BYTES = 4096  # a terminal's input buffer
 _SEQUENCE = re.compile(
-    r"\x1b(\[M[^\x1b]{3}"  # a mouse, as xterm tells of it
+    r"\x1b(\[M[^\x1b]{3}"  # a mouse event of xterm
     r"|\[\[[A-E]"  # F1 to F5 of the Linux console
     r"|\[[0-?]*[ -/]*[@-~]|O[ -~]"  # a control sequence, a single shift: most keys
-    r"|[]PX^_][^\x07\x1b]*(\x07|\x1b\\)"  # a control string: an answer to some other program
+    r"|[]PX^_][^\x07\x1b]*(\x07|\x1b\\)"  # a control string, such as an answer to another program
     r"|[ -~])"  # a key with Alt
 )
-"""What is one key, or none: see ECMA-48, and xterm's ctlseqs."""
+"""One key, or a sequence that is not a key: see ECMA-48, and xterm's ctlseqs."""
 _PARTIAL = re.compile(r"\x1b(\[M[^\x1b]{0,2}|\[\[|\[[0-?]*[ -/]*|O|[]PX^_][^\x07\x1b]*\x1b?)?")
 _NAMES = {
     **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
@@ -356,26 +354,26 @@ _NAMES = {
     **dict.fromkeys("\r\n", "enter"),
     **dict.fromkeys("\b\x7f", "backspace"),
 }
-_TELL_PASTES, _HIDE_PASTES = "\x1b[?2004h", "\x1b[?2004l"
+_MARK_PASTES, _HIDE_PASTES = "\x1b[?2004h", "\x1b[?2004l"
 _PASTE, _PASTE_END = "\x1b[200~", "\x1b[201~"
 
 
 class Pasted(NamedTuple):
-    """What a person has pasted, in one line: text for a field, and no keys."""
+    """Pasted text, which is not keys."""
 
     text: str
 
 
-Key = str | Pasted  # A key with a character is that character; others have names of more than one
+Key = str | Pasted  # a character, or a name such as "page-up"
 
 
 class Keys:
-    """Makes keys of what a terminal sends, in whatever pieces that comes."""
+    """A parser of keys, which may arrive in pieces."""
 
     def __init__(self) -> None:
         self._decoder = getincrementaldecoder("utf-8")("ignore")
         self._rest = ""
-        self._pasted: str | None = None  # so far; None while nothing is
+        self._pasted: str | None = None  # the paste so far
 
     def take(self, data: bytes) -> list[Key]:
         self._rest += self._decoder.decode(data)
@@ -385,7 +383,7 @@ class Keys:
         while text := self._rest:
             if self._pasted is not None:
                 inside, end, rest = text.partition(_PASTE_END)
-                if not end:  # but the last characters may begin it
+                if not end:  # the last characters may begin the end
                     place = max(len(inside) - len(_PASTE_END) + 1, 0)
                     inside, rest = inside[:place], inside[place:]
                 pasted = (self._pasted + inside)[:_MAX_BYTES]
@@ -402,21 +400,21 @@ class Keys:
             if key == _PASTE:
                 self._pasted = ""
             name = _NAMES.get(key, key)
-            if name.isprintable():  # or it is one that nobody has asked for
+            if name.isprintable():
                 yield name
 
 
 class Keyboard:
-    """The keyboard of a terminal that is `fd`, and shows the picture as `terminal`.
+    """The keyboard at `fd` of a terminal that shows the picture.
 
-    From `pressed` to `release` keys come at once and are not shown.  In the background there are
-    none.  is_gone: there will be no more.
+    From `pressed` to `release` keys arrive at once, without echo.  In the background there are
+    none.  is_gone: the terminal is closed.
     """
 
     def __init__(self, fd: int, terminal: Terminal) -> None:
         self._fd, self._terminal = fd, terminal
         self._keys = Keys()
-        self._usual: list[Any] | None = None  # the modes that it was found with
+        self._usual: list[Any] | None = None  # the modes before
         self._is_listening = self.is_gone = False
 
     def pressed(self) -> list[Key]:
@@ -437,7 +435,7 @@ class Keyboard:
         return bool(select.select(descriptors, [], [], seconds)[0])
 
     def release(self) -> None:
-        """Leave the terminal as it was found; a signal handler may call this."""
+        """Restore the terminal's modes; a signal handler may call this."""
         usual, self._is_listening = self._usual if self._is_listening else None, False
         if usual is not None and self._terminal.is_ours:
             with suppress(OSError, termios.error):
@@ -451,7 +449,7 @@ class Keyboard:
         if modes[_LFLAG] & (termios.ICANON | termios.ECHO):
             modes[_LFLAG] &= ~(termios.ICANON | termios.ECHO)
             termios.tcsetattr(self._fd, termios.TCSANOW, modes)
-            self._terminal.write(_TELL_PASTES)
+            self._terminal.write(_MARK_PASTES)
 
 
 def keyboard_of(terminal: Terminal) -> Keyboard | None:
@@ -460,7 +458,7 @@ def keyboard_of(terminal: Terminal) -> Keyboard | None:
 
 
 class InputLine:
-    """A line in which a person types; `accept` is called with it."""
+    """A line of input; enter calls `accept` with it."""
 
     def __init__(self, title: str, accept: Callable[[str], None]) -> None:
         self.title, self.typed = title, ""
@@ -482,17 +480,16 @@ class InputLine:
         self.typed = (self.typed + text)[:MAX_TYPED]
 
 
-DELAYS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""The seconds after a step that `-` and `+` choose from."""
+DELAYS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds, for - and +
 
 
 class Pace:
-    """The delay after each step, in seconds, or a pause until a key is pressed."""
+    """The delay after each step in seconds, or a pause."""
 
     def __init__(self, delay: float = 0.0) -> None:
         self.delay, self.is_paused = delay, False
         self._since = 0.0  # the time of the last step
-        self._num_let = 0  # steps that may be made all the same while it is paused
+        self._num_let = 0  # single steps to make while paused
 
     @property
     def is_slow(self) -> bool:
@@ -517,7 +514,7 @@ class Pace:
         self._since = now
 
     def time_left(self, now: float) -> float:
-        """Return the seconds until the next step, which is made once they are 0."""
+        """Return the seconds until the next step; 0 counts as a single step of a pause."""
         if not self.is_paused:
             return max(self._since + self.delay - now, 0.0)
         if not self._num_let:
@@ -527,7 +524,7 @@ class Pace:
 
     def __str__(self) -> str:
         if self.is_paused:
-            return "paused: space goes on, . makes one step"
+            return "paused: space continues, . makes one step"
         return f"{duration(self.delay)} after each step" if self.delay else ""
 
 
@@ -535,7 +532,7 @@ class Pace:
 def progress_bar(
     words: str, description: str, total: float | None, *, unit: str = "", has_time: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """Draw a bar on stderr; yield its update, of `completed`, `total` and `description`."""
+    """Draw a bar on stderr; yield its update(completed=, total=, description=)."""
     from rich import progress  # noqa: PLC0415 - only on a terminal
     from rich.console import Console  # noqa: PLC0415 - as above
 

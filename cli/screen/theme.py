@@ -1,6 +1,6 @@
-"""What the live view is drawn with: characters, with and without Unicode, and rich's styles.
+"""The characters of the live view, with and without Unicode, and its styles.
 
-Only the sixteen colours that a terminal's user has chosen are used.
+Only the sixteen colours of the terminal's palette are used.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +14,20 @@ from rich.theme import Theme
 
 from .terminal import cell_width
 
-Part: TypeAlias = tuple[str, str]  # some text, and the name of its style, "" for none
+Part: TypeAlias = tuple[str, str]  # text, and the name of its style or ""
 Line: TypeAlias = list[Part]
 
 LABEL = "label"
-ALL = 1 - 1e-9  # A share of 1, but for rounding
+ALL = 1 - 1e-9  # 1 with rounding errors
 
 
 @dataclass(frozen=True)
 class Glyphs:
     """The characters of a picture, each one cell wide.
 
-    turns: those of a slot's requests by turns.  shades, levels: from nothing to all.  blocks: a
-    cell of a bar.  bars: used, cached and free blocks.  marks: what has happened in a slot.  found:
-    after what was looked for.
+    turns: for the requests of a slot, in turn.  shades, levels: from nothing to all.  blocks: a
+    cell of a bar.  bars: used, cached and free KV blocks.  marks: of slots.  found: after a request
+    that was found.
     """
 
     admitted: str
@@ -77,7 +77,7 @@ ASCII = Glyphs(
 )
 
 HUES = ("hue0", "hue1")
-ID_END = 16  # the last characters of an id are what most ids differ in
+ID_END = 16  # most ids differ in their last characters
 THEME = Theme(
     {
         "title": "bold",
@@ -101,15 +101,15 @@ THEME = Theme(
     | dict(zip(HUES, ("bright_blue", "magenta"), strict=True)),
     inherit=False,
 )
-"""The styles by name; others are the terminal's own colour.
+"""Styles by name; other names have the terminal's default colour.
 
-No terminal says for certain which background it has.  Of the sixteen colours in xterm and VS Code,
-red, magenta and bright blue have a contrast of at least 3 with black and with white.
+The background is unknown.  In the palettes of xterm and VS Code, red, magenta and bright blue have
+a contrast of at least 3 with black and with white.
 """
 
 
 def hue_of(request_id: str) -> str:
-    """Return the style of a request in every picture; ids with successive last digits differ."""
+    """Return the style of a request in all pictures; consecutive ids differ."""
     return HUES[sum(map(ord, request_id[-ID_END:])) % len(HUES)]
 
 
@@ -131,7 +131,7 @@ def bar(share: float, width: int, glyphs: Glyphs, style: str) -> Line:
 
 
 def shade(share: float, glyphs: Glyphs) -> str:
-    """Return one cell that is the darker the more of 1 `share` is; solid only for 1."""
+    """Return a cell that is darker for a larger share, and solid only for 1."""
     partial = glyphs.shades[:-1]
     return glyphs.shades[-1] if share >= ALL else partial[int(share * len(partial))]
 

@@ -1,4 +1,4 @@
-"""What may be shown of a run while it runs, and what a view is told of it."""
+"""The interface between a run and its views."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class HeldBlocks(NamedTuple):
-    """KV blocks that sequences hold, and free ones if there is a limit; cached ones are unknown."""
+    """KV blocks that sequences hold, and free ones if there is a limit."""
 
     used: int
     free: int | None
@@ -20,11 +20,11 @@ class HeldBlocks(NamedTuple):
 
 
 class GaugeReading(NamedTuple):
-    """What events do not report of a run, at one time.
+    """The state of a run that its events do not report.
 
-    now: the engine's time, in seconds.  num_free: slots that the next step can fill.  next_up: the
+    now: the engine's time in seconds.  num_free: slots that the next step can fill.  next_up: the
     next request to be admitted, if known.  num_queued: arrived outputs without a slot.  num_coming:
-    those to arrive, as far as known.
+    known outputs that have not arrived.
     """
 
     now: float
@@ -36,30 +36,30 @@ class GaugeReading(NamedTuple):
 
 
 class Gauges(Protocol):
-    """What events do not report of a run; by default little is known."""
+    """A source of GaugeReadings.  Any thread may call all methods but `read_gauges`."""
 
     @property
     def current_step(self) -> int | None:
-        """The step that is being computed, None between two; for any thread."""
+        """The step that is being computed, None between steps."""
         return None
 
     def read_gauges(self) -> GaugeReading:
-        """Return the present state; for the thread of the run, since it may tidy its queue."""
+        """Return the present state; only for the thread of the run."""
 
     def find_upcoming(self, text: str) -> str | None:  # noqa: ARG002 - by default
-        """Return the id of a request to come: `text`, or else the first with it; for any thread."""
+        """Return the id of an unread request: `text`, or else the first that contains it."""
         return None
 
     def knows_upcoming(self) -> bool:
-        """Return whether `find_upcoming` knows all requests to come; for any thread."""
+        """Return whether `find_upcoming` knows all unread requests."""
         return False
 
 
 class RunPlan(NamedTuple):
-    """What is known of a run before it starts.
+    """The facts of a run before it starts.
 
-    total: its requests, or None.  is_timed: whether the engine's time is not the number of steps.
-    is_endless: whether a server waits for requests.  batch_size: of all num_workers together.
+    batch_size: the slots of all workers.  total: the number of requests, if known.  is_timed: the
+    engine's time is not the number of steps.  is_endless: a server waits for requests.
     """
 
     title: str
@@ -72,11 +72,11 @@ class RunPlan(NamedTuple):
 
 
 class View:
-    """Shows nothing of a run but messages; other views show more.
+    """A view that shows messages only; the base of the others.
 
-    is_watched: whether it wants to know of steps.  lock: keeps drawing in another thread apart from
-    the fold.  fold: the sequences it reads, or None.  The owner of the events feeds it, and sets
-    paces, the last step of each of several workers, under `lock` and before `after_step`.
+    is_watched: it wants `after_step`.  fold: the sequences it reads, or None.  The owner of the
+    events feeds the fold, and sets paces, the last step of each of several workers, before
+    `after_step` and under `lock`, since another thread may draw.
     """
 
     def __init__(self, terminal: Terminal) -> None:
@@ -90,32 +90,32 @@ class View:
         """Show the run after `step`, if it is time to."""
 
     def keep_up(self) -> None:
-        """Take in what the fold has learned without a step, if it is much."""
+        """Process events that came without a step, if there are many."""
 
     def still_computing(self, step: int) -> None:
         """Show that the run still computes `step`; for any thread."""
 
     def refresh(self) -> float:
-        """Show what is not shown yet, before the run waits or while it does.
+        """Show the latest state while the run waits.
 
-        Return the seconds after which there will be something more to show, 0 for never.
+        Return the seconds after which to call this again, 0 for never.
         """
         return 0.0
 
     def wait(self, seconds: float) -> None:
-        """Wait that long, or less if there may be something to do before."""
+        """Wait that long, or until there may be something to do."""
         time.sleep(seconds)
 
     def step_aside(self) -> None:
         """Leave the terminal to another program; a signal handler may call this."""
 
     def write_message(self, text: str) -> None:
-        """Write whole lines for people where they spoil nothing; drop them if that fails."""
+        """Write whole lines beside the picture; ignore errors."""
         with suppress(OSError):
             self._terminal.write(text)
 
     def close(self) -> None:
-        """Show the end and release the terminal; more calls, even by a signal, do nothing."""
+        """Show the end and release the terminal; further calls do nothing."""
 
     def __enter__(self) -> Self:
         return self

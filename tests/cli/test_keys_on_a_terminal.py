@@ -42,7 +42,7 @@ def test_no_byte_depends_on_keys(folder):
         terminal.see(f"step {int(step) + 1}")
         terminal.wait_for(lambda: len((folder / "trace").read_bytes()) >= len(so_far))
         terminal.press(b"/r3\n\x1b[B?")
-        terminal.see("one step, and pause")
+        terminal.see("one step, then pause")
         terminal.press(b"?++++ ")
         assert terminal.ended() == 0
     assert [(folder / name).read_bytes() for name in ("out", "trace")] == expected

@@ -99,7 +99,7 @@ def test_whom_one_looks_for_is_followed_or_told_as_unknown():
     run.steps(1)
     assert last_line(run).startswith(" " * 9)
     find(run, "b")
-    assert last_line(run).startswith("b is still to be read")
+    assert last_line(run).startswith("b was not read yet")
     run.gauges.upcoming = []
     run.steps(2)
     assert last_line(run).startswith("b is in slot 0")
@@ -107,7 +107,7 @@ def test_whom_one_looks_for_is_followed_or_told_as_unknown():
     assert last_line(run).startswith("b ended in step 3: length, 2 tokens")
     assert "a ended in step 1" in find(run, "a")
     run = played(2, 1)
-    assert "unknown: zzz; it is to come, or ended long ago" in find(run, "zzz")
+    assert "unknown: zzz; it was not read yet, or ended long ago" in find(run, "zzz")
     run.gauges.knows_all = True
     assert "no request has zzz in its id" in find(run, "zzz")
     run.view.fold.take(ArriveEvent(1, 1.0, "zzz", 0, "follow", 1, 1))
