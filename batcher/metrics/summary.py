@@ -4,7 +4,7 @@ docs/summary.md and docs/metrics.md define every number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add, attrgetter
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -233,8 +233,6 @@ class RunTotals(Totals):
 
     numbers: Summary = field(default_factory=Summary)
     reasons: Counter[str] = field(default_factory=Counter)
-    idle: Counter[str] = field(default_factory=Counter)
-    blocked: Counter[str] | None = None
     longest_run: int = 0
     first_arrival: float | None = None
     wait: Histogram = field(default_factory=Histogram)
@@ -256,32 +254,28 @@ class RunTotals(Totals):
         numbers, reasons = self.numbers, self.reasons
         steps, slots, tokens = numbers.steps, numbers.batch, numbers.generated_tokens
         busy, num_idle = numbers.busy_slot_steps, steps * slots - numbers.busy_slot_steps
-        num_ok, num_failed = (
-            reasons["stop"] + reasons["length"],
-            reasons["error"] + numbers.rejected,
-        )
+        num_ok, num_aborted = reasons["stop"] + reasons["length"], reasons["aborted"]
+        num_failed = reasons["error"] + numbers.rejected
         is_plain = run is None or is_untimed(run)
         needed, longest = busy, self.longest_run  # slot-steps, and steps of one request
         if not is_plain:  # slots also held what another schedule need not compute
             num_extra = numbers.jumped_tokens + self.speculation.counts.num_accepted
             needed, longest = max(0, tokens - num_extra), 0
-        idle = {cause: self.idle[cause] for cause in ("arrivals", "empty_queue", "too_few")}
-        idle |= {why: self.idle[why] for why in get_args(BlockedReason) if self.idle[why]}
-        blocked, always = None, ("kv", "tokens", "preemption", "batch")
-        if (steps_of := self.blocked) is not None:
-            causes = [why for why in get_args(BlockedReason) if steps_of[why] or why in always]
-            blocked = {why: steps_of[why] for why in causes}
+        idle = _in_order(numbers.idle, ("arrivals", "empty_queue", "too_few"))
+        blocked = numbers.blocked
+        if blocked is not None:
+            blocked = _in_order(blocked, ("kv", "tokens", "preemption", "batch"))
         found = replace(
             numbers,
-            outputs=num_ok + num_failed + reasons["aborted"] + numbers.unfinished,
+            outputs=num_ok + num_failed + num_aborted + numbers.unfinished,
             ok=num_ok,
             failed=num_failed,
-            aborted=reasons["aborted"],
+            aborted=num_aborted,
             finish_reasons={
                 "stop": reasons["stop"],
                 "length": reasons["length"],
                 "error": num_failed,
-                "aborted": reasons["aborted"],
+                "aborted": num_aborted,
             },
             least_steps=max(-(-needed // slots), longest) if needed else 0,
             tokens_per_step=round(tokens / steps, 3) if steps else 0.0,
@@ -333,6 +327,12 @@ class RunTotals(Totals):
         if (hits := found.prefix_cache) is not None:
             found.prefix_cache = replace(hits, share=share_of(hits.found, hits.asked))
         return found
+
+
+def _in_order(counts: Mapping[str, int], shown: Sequence[str]) -> dict[str, int]:
+    """Return counts by cause: those of `shown`, and of what blocks an admission if it did."""
+    blocking = (cause for cause in get_args(BlockedReason) if counts.get(cause))
+    return {cause: counts.get(cause, 0) for cause in (*shown, *blocking)}
 
 
 def settings_of(run: RunEvent) -> SchedulingSettings:
@@ -484,10 +484,13 @@ class RunMetrics:
         return replace(
             counted,
             numbers=replace(
-                counted.numbers, steps=steps, busy_slot_steps=busy, positions=positions
+                counted.numbers,
+                steps=steps,
+                busy_slot_steps=busy,
+                idle=dict(slots.idle),  # undecided slot-steps count as the tail
+                positions=positions,
+                blocked=blocked if blocked or open_block is not None else None,
             ),
-            idle=Counter(slots.idle),  # undecided slot-steps count as the tail
-            blocked=blocked if blocked or open_block is not None else None,
             speculation=replace(
                 speculation, num_decode_steps=speculation.num_decode_steps + num_begun
             ),

@@ -33,27 +33,10 @@ def summary_of(jobs, batch=2, num_events=None):
 NO_FILES = RunFiles()
 
 
-def lines_of(
-    summary,
-    files=NO_FILES,
-    *,
-    is_complete=True,
-    num_unread=0,
-    elapsed=2.13,
-    encoding="utf-8",
-    has_color=False,
-    columns=None,
-):
-    text = render_summary(
-        summary,
-        files,
-        is_complete=is_complete and not summary.unfinished,
-        num_unread=num_unread,
-        elapsed=elapsed,
-        encoding=encoding,
-        has_color=has_color,
-        columns=columns,
-    )
+def lines_of(summary, files=NO_FILES, *, is_complete=True, **more):
+    given = {"elapsed": 2.13, "encoding": "utf-8", "has_color": False} | more
+    is_complete = is_complete and not summary.unfinished
+    text = render_summary(summary, files, is_complete=is_complete, **given)
     assert text.endswith("\n")
     return text.splitlines()
 
@@ -152,27 +135,19 @@ def test_an_encoding_without_the_marks_gets_plain_ones(encoding):
     assert all(line.isascii() for line in lines)
 
 
-def unit_summary(units, batch=4, seed=None, compiled=0, cache_hits=0):
-    metrics = RunMetrics()
-    metrics.observe(play_units(units, batch, seed).events)
-    metrics.note_constraints(compiled, cache_hits)
-    return metrics.summary()
-
-
 @pytest.mark.parametrize(
     ("line", "units", "options"),
     [
-        (
-            "constraints: 1 compiled, 999 reused",
-            samples("a", 1),
-            {"compiled": 1, "cache_hits": 999},
-        ),
+        ("constraints: 1 compiled, 999 reused", samples("a", 1), {"grammars": (1, 999)}),
         ("2 tokens forced in 2 jumps", samples("a", 8), {"seed": 4}),
         ("beams: 6 forks", beams("b", 2, 6), {"seed": 1}),
     ],
 )
 def test_constraints_and_beams_have_a_line_where_there_were_any(line, units, options):
-    assert f"  {line}" in lines_of(unit_summary(units, **options))
+    metrics = RunMetrics()
+    metrics.observe(play_units(units, 4, options.get("seed")).events)
+    metrics.note_constraints(*options.get("grammars", (0, 0)))
+    assert f"  {line}" in lines_of(metrics.summary())
 
 
 def timed_summary(slo="ttft=0.5,tpot=50ms", **changes):
@@ -191,16 +166,8 @@ def timed_summary(slo="ttft=0.5,tpot=50ms", **changes):
 
 
 def test_seconds_take_the_place_of_steps_where_steps_are_not_alike_or_promised():
-    text = render_summary(
-        timed_summary(),
-        RunFiles(),
-        is_complete=True,
-        elapsed=1.0,
-        encoding="utf-8",
-        has_color=False,
-    )
-    assert text.splitlines() == [
-        "✓ 2 ok   4 steps · 2 slots · 50% busy · 1.0 s",
+    assert lines_of(timed_summary()) == [
+        "✓ 2 ok   4 steps · 2 slots · 50% busy · 2.1 s",
         "  idle: 50.0% = 12.5% tail drain, 37.5% too few free",
         "  queue p50 0 p99 300 ms   ttft p50 0.2 p99 2 s   tpot 50 ms",
         "  itl p50 50 p99 50 ms   e2e p50 0.3 p99 2 s",
@@ -209,24 +176,13 @@ def test_seconds_take_the_place_of_steps_where_steps_are_not_alike_or_promised()
         "  missed: 1 ttft",
         "  computed 12 positions, no padding   right padding would add 40.0% to prefills",
     ]
-    text = render_summary(
-        timed_summary(None),
-        RunFiles(),
-        is_complete=True,
-        elapsed=1.0,
-        encoding="utf-8",
-        has_color=False,
-        is_timed=False,
-    )
-    assert text.splitlines()[2:5] == [
+    assert lines_of(timed_summary(None), is_timed=False)[2:5] == [
         "  queue p50 0 p99 0.3 steps   ttft p50 0.2 p99 2 steps   tpot 0.05 steps",
         "  itl p50 0.05 p99 0.05 steps   e2e p50 0.3 p99 2 steps",
         "  throughput 1 outputs/step, 2 output tokens/step",
     ]
-    assert [unit_of(timed_summary(slo), is_timed=False) for slo in (None, "ttft=1")] == [
-        "steps",
-        "seconds",
-    ]
+    units = [unit_of(timed_summary(slo), is_timed=False) for slo in (None, "ttft=1")]
+    assert units == ["steps", "seconds"]
 
 
 FULL = {
@@ -252,22 +208,10 @@ def test_what_was_limited_has_lines_of_its_own():
     ]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (0.000012, "0.000012"),
-        (0.0421, "0.0421"),
-        (0.4999, "0.5"),
-        (3.1, "3.1"),
-        (9.999, "10"),
-        (12.34, "12.3"),
-        (123.4, "123"),
-        (1234.5, "1,234"),
-    ],
-)
-def test_numbers_have_three_digits_that_count(value, text):
-    assert number(value) == text
+def test_numbers_have_three_digits_that_count():
+    values = [0, 0.000012, 0.0421, 0.4999, 3.1, 9.999, 12.34, 123.4, 1234.5]
+    texts = ["0", "0.000012", "0.0421", "0.5", "3.1", "10", "12.3", "123", "1,234"]
+    assert [number(value) for value in values] == texts
 
 
 def test_a_share_is_100_per_cent_only_if_it_is_all():

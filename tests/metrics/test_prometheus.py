@@ -17,18 +17,12 @@ from test_timed_numbers import served, times_of
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import BlockedReason, DropEvent, RunEvent
-from batcher.metrics.prometheus import COUNTS, GAUGES, SPREADS, RunCollector
+from batcher.metrics.prometheus import COUNTS, GAUGES, LATENCIES, SPREADS, RunCollector
 from batcher.metrics.summary import RunMetrics
 from batcher.speculation.settings import SpeculationSettings
 
 DRAFTS = SpeculationSettings(draft="simulated:0.7")
-LATENCIES = {
-    "ttft": "vllm:time_to_first_token_seconds",
-    "itl": "vllm:inter_token_latency_seconds",
-    "tpot": "vllm:request_time_per_output_token_seconds",
-    "e2e": "vllm:e2e_request_latency_seconds",
-    "queue": "vllm:request_queue_time_seconds",
-}
+NAMES = {field: name for name, (field, _) in LATENCIES.items()}
 
 
 class NoEngine:
@@ -74,21 +68,14 @@ def counts_of(summary, dropped):
     for reason in get_args(BlockedReason) if summary.blocked is not None else ():
         count = summary.blocked.get(reason, 0)
         counts["batchdecode_blocked_steps_total", reason] = count
-    return counts | counts_of_drafts(summary.speculation)
-
-
-def counts_of_drafts(found, name="vllm:spec_decode_num"):
-    if found is None:
-        return {}
-    by_position = {
-        (f"{name}_accepted_tokens_per_pos_total", str(position)): one.accepted
-        for position, one in enumerate(found.by_position)
-    }
-    return by_position | {
-        (f"{name}_drafts_total",): found.steps,
-        (f"{name}_draft_tokens_total",): found.drafted,
-        (f"{name}_accepted_tokens_total",): found.accepted,
-    }
+    if (found := summary.speculation) is not None:
+        name = "vllm:spec_decode_num"
+        counts[f"{name}_drafts_total",] = found.steps
+        counts[f"{name}_draft_tokens_total",] = found.drafted
+        counts[f"{name}_accepted_tokens_total",] = found.accepted
+        for position, one in enumerate(found.by_position):
+            counts[f"{name}_accepted_tokens_per_pos_total", str(position)] = one.accepted
+    return counts
 
 
 def check_equal(told, summary, dropped=()):
@@ -100,7 +87,7 @@ def check_equal(told, summary, dropped=()):
     else:
         found = asdict(summary.latencies)
     for field, of in found.items():
-        count, total = (told[f"{LATENCIES[field]}_{what}",] for what in ("count", "sum"))
+        count, total = (told[f"{NAMES[field]}_{what}",] for what in ("count", "sum"))
         assert count == (0 if of is None else of.count)
         if summary.latencies is not None and of is not None:
             assert total == pytest.approx(of.mean * of.count, abs=1e-6 * of.count)
@@ -110,10 +97,8 @@ def check_equal(told, summary, dropped=()):
 @examples(80)
 def test_buckets_count_what_a_look_at_every_token_tells(run):
     events, truth = run
-    collector, plain = (
-        RunCollector(RunMetrics(is_watched=True), NoEngine(), ("simulated", "0")),
-        RunMetrics(),
-    )
+    watched, plain = RunMetrics(is_watched=True), RunMetrics()
+    collector = RunCollector(watched, NoEngine(), ("simulated", "0"))
     collector.observe(events)
     plain.observe(events)
     told = told_by(collector)
@@ -128,7 +113,7 @@ def test_buckets_count_what_a_look_at_every_token_tells(run):
     }
     for field, times in exact.items():
         for (name, *labels), count in told.items():
-            if name == f"{LATENCIES[field]}_bucket":
+            if name == f"{NAMES[field]}_bucket":
                 bound = float(labels[0]) + 5e-7  # times are whole microseconds
                 assert sum(time <= bound for time in times) <= count
                 assert count <= sum(time <= bound * 1.0005 for time in times)
