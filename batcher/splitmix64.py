@@ -22,7 +22,7 @@ def mix(number: BitsOrInt) -> BitsOrInt:
 
 
 def mix_in_place(numbers: Bits) -> Bits:
-    """Return `numbers`, each `mix`ed where it stands, which takes less time."""
+    """Return `numbers`, each `mix`ed in place, which is faster."""
     for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
         numbers ^= numbers >> np.uint64(shift)
         numbers *= np.uint64(multiplier)

@@ -1,7 +1,4 @@
-"""Token ids in memory: a list of integers, or, where there are many, an array of two or four bytes.
-
-Both are read in the same way; only an array is worth keeping for a prompt of millions of tokens.
-"""
+"""Token ids in memory: a list of integers, or, for many, an array of two or four bytes each."""
 
 from array import array
 from collections.abc import Iterable
@@ -9,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     Tokens = list[int] | array[int]
-else:  # an array knows of the type of its items only from Python 3.12 on
+else:  # array is generic only from Python 3.12 on
     Tokens = list[int] | array
 
 NO_TOKENS: Tokens = []
@@ -18,25 +15,25 @@ _NUM_SHORT = 2**16  # ids that fit into two bytes
 
 
 def typecode_of(vocab_size: int | None) -> str:
-    """Return the type of an array that can hold every id of a vocabulary; None: of any."""
+    """Return the type of an array for every id of a vocabulary, or for any id."""
     return "H" if vocab_size is not None and vocab_size <= _NUM_SHORT else "i"
 
 
 def compact(tokens: Tokens, vocab_size: int | None) -> Tokens:
-    """Return `tokens` as an array if there are many."""
+    """Return many tokens as an array."""
     if isinstance(tokens, array) or len(tokens) <= MANY:
         return tokens
     return array(typecode_of(vocab_size), tokens)
 
 
 def joined(parts: Iterable[Tokens], vocab_size: int | None) -> Tokens:
-    """Return the tokens of all `parts`, one behind the other, in something new."""
+    """Return the concatenated tokens of all `parts`, as a new list or array."""
     whole = packed(parts, vocab_size)
     return whole.tolist() if len(whole) <= MANY else whole
 
 
 def packed(parts: Iterable[Tokens], vocab_size: int | None) -> "array[int]":
-    """Return the tokens of all `parts`, one behind the other, in a new array."""
+    """Return the concatenated tokens of all `parts`, in a new array."""
     whole: array[int] = array(typecode_of(vocab_size))
     for part in parts:
         is_alike = isinstance(part, array) and part.typecode == whole.typecode

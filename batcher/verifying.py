@@ -1,4 +1,4 @@
-"""The proof: all requests one at a time, twice, and then under one case after the other."""
+"""Verify batch invariance: decode all requests alone, twice, and under one case after another."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -24,7 +24,7 @@ from batcher.settings import DEFAULT_BLOCK_SIZE, DEFAULT_SCHEDULING, PreemptFor,
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.step_time import ConstantStepTime
 
-# What a request is given that must not depend on the batch, and where two such things differ.
+# The fields of a result that must not depend on the batch.
 
 Key = tuple[str, int]
 """The id of a request and the index of one of its outputs."""
@@ -36,7 +36,7 @@ _SAME = (
     *("text", "finish_reason", "stop_reason", "limit"),
     *("segments", "constraint", "constraint_check", "constraint_verified"),
 )
-_UNIT = 1.5 * 10.0**-NUM_DIGITS  # of a told number the last digit may be rounded either way
+_UNIT = 1.5 * 10.0**-NUM_DIGITS  # the last digit may be rounded either way
 
 
 class StreamedOutput(NamedTuple):
@@ -47,11 +47,11 @@ class StreamedOutput(NamedTuple):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """The first thing that is not the same: in which output, which field, and both values.
+    """The first difference: the output, the field, and both values.
 
-    position: of the first token that differs, None if the field is not about tokens.
-    alone_tokens, here_tokens: all tokens of the output.  alone_error, here_error: why it ended
-    early, if it did; then the rest follows from it.
+    position: of the first different token, None for other fields.
+    alone_tokens, here_tokens: all tokens of the output. alone_error, here_error: why it ended
+    early, which explains the rest.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Difference | None:
-    """Return the first difference, None if there is none."""
+    """Return the first difference, or None."""
     places = {request_id: place for place, request_id in enumerate(order)}
     for key in sorted(alone.keys() | here.keys(), key=lambda key: (places[key[0]], key[1])):
         one, other = alone.get(key), here.get(key)
@@ -84,7 +84,7 @@ def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Dif
 def stream_difference(
     requests: Sequence[Request], alone: Outputs, here: Outputs, told: Mapping[Key, StreamedOutput]
 ) -> Difference | None:
-    """Return the first output `here` that token events have not `told` as its result does."""
+    """Return the first output `here` whose token events, in `told`, differ from its result."""
     streamed = {
         request.id: request
         for request in requests
@@ -122,7 +122,7 @@ def _difference(key: Key, unlike: Unlike, one: Result | None, other: Result | No
 
 
 def _compare(one: Result, other: Result) -> Iterator[Unlike]:
-    """Yield what is not the same, tokens first."""
+    """Yield differences, tokens first."""
     for position, (token, other_token) in enumerate(zip_longest(one.token_ids, other.token_ids)):
         if token != other_token:
             yield "tokens", position, token, other_token
@@ -133,7 +133,7 @@ def _compare(one: Result, other: Result) -> Iterator[Unlike]:
         if value != other_value:
             yield name, None, value, other_value
     pairs = zip_longest(one.logprobs or (), other.logprobs or ())
-    for position, (told, other_told) in enumerate(pairs):  # equal up to the digits that are told
+    for position, (told, other_told) in enumerate(pairs):  # equal up to the reported digits
         is_alike = told is other_told
         if told is not None and other_told is not None:
             entries = [(told, other_told), *zip_longest(told.top, other_told.top)]
@@ -158,9 +158,8 @@ def _are_close(one: float | None, other: float | None, num_terms: int) -> bool:
     return abs(one - other) <= _UNIT * num_terms
 
 
-# The settings under which requests are decoded: a few by system, the others drawn from a seed.
-#
-# Rule: a case follows from the requests, the seed and its number, never from how many there are.
+# Cases: a few systematic ones, then random ones.  A case depends on the requests, the seed and its
+# number alone.
 
 Arrivals = Literal["given", "at-once", "shuffled", "scattered"]
 
@@ -173,10 +172,10 @@ STEP_SECONDS = (0.25, 1.0, 3.0)
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """One way to decode all requests.
+    """Settings under which all requests are decoded.
 
-    number: from 1.  arrivals: "given" as the requests say, "at-once" all at 0, "shuffled" that in
-    another order, "scattered" at times that are drawn.  step_seconds: how long a step takes.
+    number: from 1. arrivals: "given" by the requests, "at-once" all at 0, "shuffled" the same in
+    another order, "scattered" at random times. step_seconds: duration of a step.
     """
 
     number: int
@@ -188,10 +187,10 @@ class Case(Struct, frozen=True, kw_only=True):
 
 
 class Needs(Struct, frozen=True):
-    """What the largest of the requests needs.
+    """The needs of the largest request.
 
-    num_slots: at once.  sizes: of each request the slots and the tokens of each of these at most.
-    num_groups: how many block tables a row of the model has.
+    num_slots: at once. sizes: slots and tokens per slot of each request, at most.
+    num_groups: block tables of a row of the model.
     """
 
     num_slots: int
@@ -204,7 +203,7 @@ class Needs(Struct, frozen=True):
 
 
 def needs_of(requests: Sequence[Request], model: Model) -> Needs:
-    """Return what `requests` need of a model; the prompt of a turn has all turns before it."""
+    """Return the needs of `requests`; the prompt of a turn includes all turns before it."""
     tokenizer, num_groups = model.tokenizer, len(cache_windows_of(model))
     context = context_of(model)
     histories: dict[str, int] = {}
@@ -241,7 +240,7 @@ def make_cases(needs: Needs, num_cases: int, seed: int) -> list[Case]:
 
 
 def _systematic(needs: Needs) -> Iterator[dict[str, Any]]:
-    """Yield one case for each thing that may be set, the most telling ones first."""
+    """Yield one case for each setting, the most revealing ones first."""
     unit = needs.num_slots
     yield {"batch": max(LARGE_BATCH, unit)}
     yield {"block_size": 4, "kv_blocks": needs.num_blocks(4), "batch": 8 * unit}
@@ -314,10 +313,10 @@ Group = list[Request]
 
 
 class Exercised(Struct):
-    """How often what might go wrong was done: what a proof rests on.
+    """Counts of risky operations in a verification.
 
-    preemptions: rows that lost their slot.  cached_tokens: found in blocks.  chunks: of prompts
-    that took more than one step.  accepted_drafts, rejected_drafts: tokens.
+    preemptions: of rows. cached_tokens: prefix cache hits. chunks: of prompts that took more than
+    one step. accepted_drafts, rejected_drafts: tokens.
     """
 
     steps: int = 0
@@ -329,10 +328,10 @@ class Exercised(Struct):
 
 
 class Verdict(Struct, kw_only=True):
-    """What was found.
+    """The result of a verification.
 
-    num_settings: under how many the outputs were the same.  difference: the first that is not;
-    case: the one it was found under, None if that was decoding alone a second time.
+    num_settings: cases with equal outputs. difference: the first one;
+    case: of that difference, None for the second run alone.
     """
 
     num_requests: int
@@ -358,14 +357,14 @@ def verify(
 ) -> Verdict:
     """Decode `requests` alone and under all `cases`, up to the first difference.
 
-    The second time alone they come in the opposite order, so that a model which keeps something of
-    a sequence that has ended is found out.
+    The second run alone is in reverse order, to detect a model that keeps state of finished
+    sequences.
 
-    on_case: called with the number of cases that are done.
+    on_case: called with the number of finished cases.
     speculation: of the cases; alone, there are no drafts.
 
     Raises:
-        BatchdecodeError: the model cannot decode them.
+        BatchdecodeError: the model cannot decode the requests.
         InvariantError: the engine is wrong; the message names the case.
     """
     groups, order = groups_of(requests), [str(request.id) for request in requests]
@@ -397,7 +396,7 @@ def verify(
 
 
 def groups_of(requests: Sequence[Request]) -> list[Group]:
-    """Return the requests in groups that may be decoded in any order: the turns of a session."""
+    """Return groups of requests that may be decoded in any order: the turns of a session."""
     sessions: dict[str, Group] = {}
     groups: list[Group] = []
     for request in requests:
@@ -411,7 +410,7 @@ def groups_of(requests: Sequence[Request]) -> list[Group]:
 
 
 def decode_alone(groups: Sequence[Group], make_model: ModelMaker) -> Outputs:
-    """Return the outputs of all requests, each decoded with nothing beside it."""
+    """Return the outputs of all requests, each decoded alone."""
     engines: dict[int, Engine] = {}
     outputs: dict[Key, Result] = {}
     for group in groups:
@@ -434,7 +433,7 @@ def decode_under(
     exercised: Exercised,
     speculation: SpeculationSettings | None = None,
 ) -> tuple[Outputs, dict[Key, StreamedOutput]]:
-    """Return the outputs of all requests under the settings of `case`, and what events told."""
+    """Return the outputs of all requests under `case`, and those of token events."""
     model = make_model()
     if isinstance(model, SimulatedModel):
         model.is_attentive = True
@@ -473,7 +472,7 @@ def decode_under(
 
 
 def arranged(case: Case, requests: Sequence[Request], seed: int) -> Sequence[Request]:
-    """Return all requests in the order, and with the arrival times, that `case` wants."""
+    """Return all requests in the order, and with the arrival times, of `case`."""
     if case.arrivals == "given":
         return requests
     random = Random(f"{seed}/{case.number}/arrivals")  # noqa: S311 - no secret

@@ -104,7 +104,7 @@ def test_a_prefix_that_is_no_list_of_tokens(prefix):
     model = SimulatedModel()
     model.tokenizer = BosTokenizer()
     model.tokenizer.prefix_token_ids = prefix
-    fault = r"prefix_token_ids are .*, which is no list of token ids from 0 to 511"
+    fault = r"prefix_token_ids are .*, not a list of token ids from 0 to 511"
     with pytest.raises(BatchdecodeError, match=fault):
         as_model(model)
 

@@ -77,7 +77,7 @@ class BeamSearch:
         self._is_enough_when_full = early_stopping is True or num_beams == 1
         self._hopes_for_length = early_stopping == "never" and length_penalty > 0
         self._max_tokens = max_tokens
-        # so many that num_beams go on even where each of them might end with any EOS
+        # enough for num_beams to continue even if each of them may end with any EOS
         self._num_candidates = max(2, 1 + num_eos) * num_beams
         self._num_tokens = 0  # of every running beam
         self._running = [_Beam(0, None, np.float32(0))]  # best first
@@ -149,7 +149,7 @@ class BeamSearch:
         return BeamStep([token for _, token, _ in chosen], [beam.place for beam, _, _ in chosen])
 
     def running_tokens(self) -> list[list[int]]:
-        """Return the tokens of each running beam, by place; one empty list if there is none."""
+        """Return the tokens of each running beam, by place; one empty list without any."""
         if not self._num_tokens or not self._running:
             return [[]]
         best = self._running[0].path

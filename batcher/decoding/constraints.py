@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # -- healing ---------------------------------------------------------------------------------------
 #
 # A prompt that ends in `http:` cuts `:` off the token `://`, and a model that knows `://` stumbles.
-# So the last tokens are removed, and the output has to begin with their bytes, in whatever tokens
+# So the last tokens are removed, and the output has to begin with their bytes, in any tokens
 # (S. Lundberg, "The Art of Prompt Design: Prompt Boundaries and Token Healing",
 # 2023).
 
@@ -135,7 +135,7 @@ class HealingRow:
         return np.packbits(is_allowed, bitorder="little").tobytes()
 
     def forced_tokens(self, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that follow whatever is chosen."""
+        """Return at most `most` forced tokens."""
         forced: list[int] = []
         remaining = self.remaining
         while remaining and len(forced) < most:
@@ -485,8 +485,7 @@ class ConstraintCompiler:
 class _Vocabulary:
     """The attributes of a tokenizer that llguidance reads.
 
-    Only ids with text are ever allowed. EOS ends an output and has no text, whatever the tokenizer
-    says.
+    Only ids with text are ever allowed. EOS ends an output and never has text here.
     """
 
     is_tokenizer_wrapper = True  # tells llguidance to read the attributes

@@ -394,7 +394,7 @@ class Sampler:
             self._set_wanted(slot, row, is_wanted=False)
 
     def suspend(self, slot: int) -> SuspendedSampling | None:
-        """Forget the row in `slot` and its partner; return it, None if there is none."""
+        """Forget the row in `slot` and its partner; return it, or None."""
         entry = self._rows[slot]
         if entry is None:
             return None

@@ -329,8 +329,8 @@ def _final_stop(
 ) -> tuple[int, int, StopReason]:
     """Return begin and end in the text of the stop that the last token completes, and its reason.
 
-    Both are the end of the text if there is none. Only for an automaton with one state: there only
-    the last token matters.
+    Without one both are the end of the text. Only for an automaton with one state: there only the
+    last token matters.
     """
     token_bytes, num_text, last = tokenizer.token_bytes, len(text), tokens[-1]
     num_before = num_text - len(bytes_of(last, token_bytes))

@@ -48,7 +48,7 @@ class StopAutomaton(Struct, frozen=True, cache_hash=True):
     """The states of a request, hashable so that equal ones share one table.
 
     exits: of each state, the initial one first, by precedence (see `precedence`).
-    names: of the states in the request; empty if there are none.
+    names: of the states in the request; otherwise empty.
     """
 
     exits: tuple[tuple[Exit, ...], ...]
@@ -100,7 +100,9 @@ def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
     state. An exit that ends at an earlier byte goes first; ids end with their token.
     """
     is_text = isinstance(way.pattern, bytes)
-    num_ids = 0 if is_text or way.given is None else len(way.pattern)  # EOS gives way, as text does
+    num_ids = (
+        0 if is_text or way.given is None else len(way.pattern)
+    )  # EOS ranks last, as text does
     return -size, -num_ids, place
 
 

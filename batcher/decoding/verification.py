@@ -283,7 +283,7 @@ def find_doubt(schema: Any) -> tuple[Path, str] | None:
                 return path, f"the pattern {pattern!r}"
     for path, part in parts_of(schema) if has_patterns else ():
         for name in _UNEVALUATED & part.keys():
-            return (*path, name), f"`{name}` beside patternProperties"
+            return (*path, name), f"`{name}` with patternProperties"
     return None
 
 
@@ -315,7 +315,7 @@ class Verifier:
         match self._source.kind:
             case "choice":
                 is_kept = output in self._choices
-                return Look(None if is_kept else f"{shown} is none of the choices")
+                return Look(None if is_kept else f"{shown} is not one of the choices")
             case "json_schema":
                 return self._json_check.look(output)
             case "regex":

@@ -1,1 +1,1 @@
-"""Causal language models of transformers as decoders; all but the settings need torch."""
+"""Causal language models of transformers as decoders; needs torch."""

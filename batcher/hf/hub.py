@@ -1,4 +1,4 @@
-"""Whether the Hub answers, asked once: its own library tries five times for each file."""
+"""Check once whether the Hub answers: its library retries five times for each file."""
 
 from contextlib import suppress
 from threading import Event, Thread
@@ -12,7 +12,7 @@ SECONDS = 2.0
 
 
 def is_offline(name: str) -> bool:
-    """Return whether the Hub does not answer, so that what was downloaded has to do."""
+    """Return whether the Hub does not answer, so that only the local cache can be used."""
     if not constants.HF_HUB_OFFLINE and _answers():
         return False
     if isinstance(try_to_load_from_cache(name, "config.json"), str):

@@ -1,7 +1,7 @@
-"""From a folder or a name of the Hub to a model of transformers, and what there is to know of it.
+"""Load a model of transformers from a folder or the Hub.
 
-A folder is read without a network.  Python code that comes with a model is run only if the settings
-say so; the weights are data.
+A folder is read without a network. Python code of a model runs only if the settings allow it; the
+weights are data.
 """
 
 import re
@@ -25,7 +25,7 @@ from batcher.transformer.tokenizer import ChatTemplate, TransformerTokenizer, de
 
 
 def as_tokenizer(tokenizer: Any) -> TransformerTokenizer:
-    """Return a tokenizer of transformers as ours."""
+    """Return a tokenizer of transformers as a TransformerTokenizer."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is None:
         raise BatchdecodeError(f"{type(tokenizer).__name__} is not made by `tokenizers`")
@@ -38,7 +38,7 @@ def as_tokenizer(tokenizer: Any) -> TransformerTokenizer:
 
 
 class NoTokenizer:
-    """Stands for the tokenizer of a model that has none: prompts are token ids."""
+    """The tokenizer of a model that has none: prompts are token ids."""
 
     def __init__(self, vocab_size: int) -> None:
         self.token_bytes = [b""] * vocab_size
@@ -59,14 +59,12 @@ _LONGEST = 300  # characters of what transformers says
 def load(
     source: str, settings: HFSettings, *, is_local: bool
 ) -> tuple[Any, Sizes, TransformerTokenizer | None, str]:
-    """Return the model in a folder, or of a name of the Hub.
+    """Return a model from a folder or the Hub, its sizes, its tokenizer or None, and a digest.
 
-    With its sizes, its tokenizer if it has one, and what tells its weights from others.
-
-    is_local: whether the Hub is not asked.
+    is_local: do not ask the Hub.
 
     Raises:
-        BatchdecodeError: there is none, it cannot be read, or not on this device.
+        BatchdecodeError: it does not exist or cannot be read, or the device does not exist.
     """
     is_folder = Path(source).is_dir()
     named = _DEVICE.fullmatch(settings.device)
@@ -82,7 +80,7 @@ def load(
         model, report = AutoModelForCausalLM.from_pretrained(
             source, dtype=settings.dtype, output_loading_info=True, **given
         )
-        if missing := report["missing_keys"]:  # transformers would draw them by chance, and go on
+        if missing := report["missing_keys"]:  # transformers would initialise them at random
             first = min(missing)
             raise BatchdecodeError(f"{len(missing)} weights are missing, {first} for one")
         model = model.eval().requires_grad_(requires_grad=False).to(settings.device)
@@ -94,7 +92,7 @@ def load(
         ends = getattr(config, "eos_token_id", None) if ends is None else ends
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         if not all(isinstance(end, int) for end in ends):
-            raise BatchdecodeError(f"eos_token_id is {ends}, which are no token ids")
+            raise BatchdecodeError(f"eos_token_id is {ends}, not token ids")
         context = getattr(config, "max_position_embeddings", None) or MAX_CONTEXT
         sizes = Sizes(
             config.vocab_size, context, tuple(end for end in ends if end < config.vocab_size)
@@ -109,7 +107,7 @@ def load(
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Let transformers say nothing of what it loads, and nothing of what it computes first."""
+    """Silence transformers while it loads and first computes."""
     logging = transformers.utils.logging
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -124,7 +122,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def reading(source: str) -> Iterator[None]:
-    """Let what transformers raises of a model be an error of one line."""
+    """Turn exceptions of transformers into errors of one line."""
     try:
         with calling(source):
             yield

@@ -1,7 +1,7 @@
-"""Models of transformers: with attention of ours over keys and values in cells, or as they are.
+"""Models of transformers, with paged attention, or unchanged.
 
-They ask for the function `ATTENTION` by its name, as they do for those of transformers; in `step`
-it is handed what this call of the model computes, and where all of that is kept.
+A model looks up the function `ATTENTION` by name, like those of transformers; the argument `step`
+has the tokens and cells of the current call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +34,9 @@ from batcher.transformer.step import (
 class TensorStore(KVStore):
     """A KVStore on a device, in a dtype.
 
-    key, value: [heads, features] of a token in any layer; what is kept is like these.
+    key, value: [heads, features] examples of each layer, for shape and dtype.
     has_versions: whether a cell keeps two, [cells, 2, heads, features]; behind the keys of layers
-    are then [cells, 2] integers, zeros at first, on the processor; see LongRope.
+    are then [cells, 2] integers, zeros at first, on the CPU; see LongRope.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ ATTENTION = "batchdecode"
 
 
 class LayerStep(Protocol):
-    """What a layer's attention is asked of."""
+    """The attention of one layer in a step."""
 
     def attend(self, layer: int, call: "AttentionCall") -> torch.Tensor:
         """Return the output [tokens, heads, value features] of all queries of a layer."""
@@ -67,12 +67,12 @@ class LayerStep(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionCall:
-    """What a layer brings: queries, keys and values of all tokens, and how they are scored.
+    """The queries, keys and values of a layer, and its scoring.
 
-    query, key, value: [tokens, heads, features]; of keys and values there may be fewer heads.
-    window: how many tokens, its own included, a query sees; None for all before it.
-    softcap: between which bounds scores are kept; None if they are not.
-    sinks: [heads] a score of nothing that takes its share; None without one.
+    query, key, value: [tokens, heads, features]; keys and values may have fewer heads.
+    window: keys that a query sees, its own included; None for all before it.
+    softcap: limit of scores, or None.
+    sinks: [heads] a score without a value, or None.
     """
 
     query: torch.Tensor
@@ -94,9 +94,9 @@ class AttentionCall:
     ) -> torch.Tensor:
         """Return the output [rows, queries, heads, value features] of queries of some sequences.
 
-        query: [rows, queries, heads, features].  keys, values: [rows, keys, kv_heads, features].
-        mask: which keys are seen, fits [rows, heads, queries, keys]; None for all.
-        is_causal: whether there are as many queries as keys, and none looks ahead.
+        query: [rows, queries, heads, features]. keys, values: [rows, keys, kv_heads, features].
+        mask: visible keys, broadcast to [rows, heads, queries, keys]; None for all.
+        is_causal: as many queries as keys, under a causal mask.
         """
         query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
         if self.softcap is None and self.sinks is None:
@@ -141,7 +141,7 @@ def _attend(
     s_aux: torch.Tensor | None = None,
     **_others: object,
 ) -> tuple[torch.Tensor, None]:
-    """Return the output [1, tokens, heads, features] of a layer; parameters as transformers'."""
+    """Return the output [1, tokens, heads, features] of a layer; parameters as in transformers."""
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = AttentionCall(query, key, value, scale, sliding_window, softcap, s_aux)
@@ -153,22 +153,22 @@ AttentionInterface.register(ATTENTION, _attend)
 
 # A model of transformers taken apart: its body, with attention of ours, and its head.
 #
-# A few tokens are computed, by the model as it is and by its parts. Where these do not come to the
-# same, or where attention is only a part of what mixes tokens, it is left whole.
+# A few tokens are computed by the whole model and by its parts. If the results differ, or tokens
+# mix outside attention, the model stays whole.
 
 _PROBE = torch.arange(12)  # tokens; of a smaller vocabulary, some of them again
-_ORDER = torch.tensor([7, 2, 11, 0])  # of these, once more, as tokens of several rows come
+_ORDER = torch.tensor([7, 2, 11, 0])  # of these, computed again as tokens of several rows
 _TOLERANCES = {torch.float32: 1e-3}  # parts of the largest number
 _TOLERANCE = 0.05  # of any other dtype
 _PAGED = {"full_attention", "sliding_attention"}  # kinds of layers
 
 
 class WholeError(Exception):
-    """Why a model cannot be taken apart."""
+    """The reason why the attention of a model cannot be replaced."""
 
 
 class GivenBody(nn.Module):
-    """Stands for the body of a model: gives what the body is known to have come to."""
+    """Replaces the body of a model; returns a given output."""
 
     hidden: torch.Tensor
 
@@ -177,7 +177,7 @@ class GivenBody(nn.Module):
 
 
 class _Output:
-    """An output of a body of any kind, of which nothing is there but the hidden states."""
+    """The output of any body, with hidden states only."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -190,7 +190,7 @@ class _Output:
 
 
 class ModelParts(NamedTuple):
-    """A model without its body: `given` stands there.  calls: what layers bring to attention."""
+    """A model without its body, replaced by `given`. calls: attention calls of its layers."""
 
     body: nn.Module
     head: nn.Module
@@ -199,9 +199,9 @@ class ModelParts(NamedTuple):
 
 
 class _Recorder:
-    """Steps of one sequence; keeps what each layer brings in the first, which has all tokens.
+    """Steps of one sequence; records the attention calls of the first one, which has all tokens.
 
-    positions: [tokens] those that the next step computes.
+    positions: [tokens] of the next step.
     """
 
     def __init__(self, positions: torch.Tensor) -> None:
@@ -221,10 +221,10 @@ class _Recorder:
 
 @torch.inference_mode()
 def parts_of(model: Any) -> ModelParts:
-    """Return the parts of a model, which is of no use as a whole from then on.
+    """Return the parts of a model, which cannot be used as a whole afterwards.
 
     Raises:
-        WholeError: its attention cannot be replaced; it is as it was.
+        WholeError: its attention cannot be replaced; the model is unchanged.
     """
     config = model.config.get_text_config()
     if not getattr(model, "_supports_attention_backend", False):
@@ -242,7 +242,7 @@ def parts_of(model: Any) -> ModelParts:
         given.hidden = body_output(body, ids[0], positions, recorder)
         order = recorder.positions = _ORDER.to(ids.device)
         again = body_output(body, ids[0][order], order, recorder)[0]
-        # But for attention, tokens come to the same in any order; experts may turn on a last bit.
+        # Outside attention order does not matter, but the choice of experts may hang on a bit.
         if not is_close(again, given.hidden[0][order], num_apart=1):
             raise WholeError("its tokens depend on each other outside attention")  # noqa: TRY301
         setattr(model, model.base_model_prefix, given)
@@ -269,7 +269,7 @@ def body_output(
 def _check(
     calls: dict[int, AttentionCall], config: Any, expected: torch.Tensor, logits: torch.Tensor
 ) -> None:
-    """Raise a WholeError unless the layers brought all there is, and logits are as expected."""
+    """Raise a WholeError unless all layers called attention and logits are as expected."""
     if sorted(calls) != [*range(config.num_hidden_layers)]:
         raise WholeError(f"attention was asked for by {len(calls)} of its layers")
     if len({(call.key.shape, call.value.shape) for call in calls.values()}) > 1:
@@ -283,13 +283,13 @@ def _check(
 
 
 def is_close(found: torch.Tensor, expected: torch.Tensor, num_apart: int = 0) -> bool:
-    """Return whether all tokens but `num_apart` come to the same numbers [tokens, numbers]."""
+    """Return whether all tokens except `num_apart` are close, [tokens, numbers]."""
     tolerance = _TOLERANCES.get(found.dtype, _TOLERANCE) * expected.abs().max()
     is_same = (found - expected).abs().amax(1) <= tolerance  # which NaN never is
     return bool(is_same.sum() >= len(is_same) - num_apart)
 
 
-# LongRoPE: positions are turned by short or by long factors, as the length of a sequence asks.
+# LongRoPE: the length of a sequence selects short or long factors of its positions.
 #
 # transformers lets the longest sequence of a call choose the factors for all of them. Here each
 # token has those that `generate` chooses for its row alone: long ones if the prompt has more than
@@ -306,7 +306,7 @@ _SWITCH = "original_max_position_embeddings"
 
 
 class LongRopeError(BatchdecodeError):
-    """A model whose factors would have to switch cannot be computed."""
+    """The factors of a model would have to switch."""
 
     def __init__(self, switch: int) -> None:
         super().__init__(
@@ -316,7 +316,7 @@ class LongRopeError(BatchdecodeError):
 
 
 def switch_of(body: nn.Module) -> int | None:
-    """Return the longest sequence that has short factors; None without LongRoPE."""
+    """Return the longest sequence with short factors; None without LongRoPE."""
     switches = []
     for module in body.modules():
         if _has_long_rope(module):
@@ -332,15 +332,15 @@ def _has_long_rope(module: Any) -> bool:
 
 
 class LongRope:
-    """The factors of every token, in a body of transformers that it changes.
+    """The LongRoPE factors of every token; it changes the body.
 
-    switch: the longest sequence that has short factors.
+    switch: the longest sequence with short factors.
     """
 
     def __init__(self, model: Any, body: nn.Module, switch: int) -> None:
         self._switch = switch
         prepare = unwrap(type(model).prepare_inputs_for_generation)
-        self._restarts = _SWITCH in prepare.__code__.co_names  # there it forgets the cache
+        self._restarts = _SWITCH in prepare.__code__.co_names  # it drops the cache there
         self._is_long = torch.zeros(0, dtype=torch.bool)
         for module in body.modules():
             if _has_long_rope(module):
@@ -351,7 +351,7 @@ class LongRope:
         def turned(x: torch.Tensor, position_ids: torch.Tensor, **given: Any) -> Any:
             is_long = self._is_long
             short = forward(x, position_ids.masked_fill(is_long, 0), **given)
-            beyond = pad(position_ids, (0, 1), value=self._switch)  # so that it takes long ones
+            beyond = pad(position_ids, (0, 1), value=self._switch)  # so that it chooses long ones
             long = [part[..., :-1, :] for part in forward(x, beyond, **given)]
             pairs = zip(long, short, strict=True)
             return tuple(torch.where(is_long[:, None], *pair) for pair in pairs)
@@ -359,7 +359,7 @@ class LongRope:
         return turned
 
     def choose(self, spans: Sequence[Span], positions: torch.Tensor) -> None:
-        """Choose the factors of the tokens of the next forward, at `positions` [tokens]."""
+        """Set the factors of the tokens of the next forward, at `positions` [tokens]."""
         is_long = np.repeat(
             [span.num_prompt > self._switch for span in spans],
             [len(span.token_ids) for span in spans],
@@ -368,9 +368,9 @@ class LongRope:
         self._is_long |= positions >= self._switch
 
     def versions(self, spans: Sequence[Span], store: TensorStore) -> Iterator[tuple[Span, bool]]:
-        """Yield what to compute for spans: in the cells of its version, and whether it is new.
+        """Yield the spans to compute, in the cells of their version, and whether they are new.
 
-        Whatever is not new comes before the tokens that read it.
+        Recomputed spans come before the tokens that read them.
         """
         tokens = store.keys[-1].numpy().reshape(-1)  # [2 * cells] token + 1 of each that is there
         for span in [part for whole in spans for part in self._split(whole)]:
@@ -386,7 +386,7 @@ class LongRope:
             yield span._replace(cells=[cells]), True
 
     def _split(self, span: Span) -> Iterator[Span]:
-        """Yield the parts of a span before and behind a restart."""
+        """Yield the parts of a span before and after a restart."""
         num_tokens, num_before = len(span.token_ids), self._switch - span.start
         if not self._restarts or span.num_prompt > self._switch or num_before >= num_tokens:
             yield span
@@ -400,16 +400,16 @@ class LongRope:
         )
 
 
-NUM_GATHERED = 4096  # keys of several rows, at once: so that a processor's cache holds them
+NUM_GATHERED = 4096  # keys of several rows at once, which fit into the processor's cache
 UNBOUNDED = 2**62
 
 
 class _Part(NamedTuple):
-    """Tokens whose attention is computed at once: single ones of several sequences, or on end.
+    """Tokens whose attention is computed at once: single tokens of several sequences, or a span.
 
-    places: of the tokens in the step.  cells: [sequences, keys] that they see.
-    mask: which keys are seen, fits [sequences, 1, tokens, keys]; None for all of single tokens, and
-    where none of those on end looks ahead.
+    places: of the tokens in the step. cells: [sequences, keys] that they see.
+    mask: visible keys, broadcast to [sequences, 1, tokens, keys]; None if single tokens see all, or
+    a span is plainly causal.
     """
 
     is_single: bool
@@ -419,14 +419,13 @@ class _Part(NamedTuple):
 
 
 class RaggedStep:
-    """Spans of several sequences, one after the other.
+    """Spans of several sequences, concatenated.
 
-    Tokens that come alone, as those of rows that decode, are computed together: the keys and values
-    of several sequences are gathered, filled up to the longest of them.  Those on end of one
-    sequence are computed sequence by sequence.
+    Single tokens, as of decoding rows, are computed together: the keys and values of several
+    sequences are gathered and padded. Longer spans are computed one by one.
 
-    groups: which layers read the same.  num_gathered: how many keys of several rows are computed
-    together; 0 computes every token alone, so that nothing beside it shows in what it comes to.
+    groups: layers that read the same. num_gathered: keys of several rows computed together; 0
+    computes every token alone, so that no bit depends on other rows.
     token_ids, positions: [tokens].
     """
 
@@ -466,7 +465,7 @@ class RaggedStep:
     def _parts_of(
         self, seen: Sequence[tuple[int, int, int, IntArray]], window: int | None, num_gathered: int
     ) -> Iterator[_Part]:
-        """Yield tokens on end, and then those that are alone, which see about as many together."""
+        """Yield longer spans, then single tokens in groups that see about as many keys."""
         rows = []
         for place, start, stop, cells in seen:
             first = 0 if window is None else max(start + 1 - window, 0)
@@ -513,19 +512,19 @@ class RaggedStep:
         return output
 
 
-# A model of transformers as a Decoder: one ragged forward over all tokens that a step computes.
+# A model of transformers as a CausalModel: one ragged forward over all tokens of a step.
 #
-# The bits of a row depend on what is beside it: torch adds up products in another order for another
-# number of rows. An exact decoder computes tokens in tiles of one size, and their attention token
-# by token; whether what else is in a tile shows, as it does of experts, is tried when it is made.
+# torch adds products in an order that depends on the number of rows. An exact decoder computes
+# tokens in tiles of one size, and their attention token by token. It is tested when made whether
+# other tokens in a tile change a bit, as with experts.
 
-_TILES = (16, 1)  # tokens: as many as it takes for products to be fast, or each by itself
+_TILES = (16, 1)  # tokens: enough for fast products, or one
 _NUM_TRIED = 24  # tokens
-_NUM_ROWS = 16  # for which weights are arranged; products may have any number
+_NUM_ROWS = 16  # rows for which weights are arranged; products may have any number
 
 
 class Sizes(NamedTuple):
-    """What is to be known of a model beside its weights; see ModelSizes."""
+    """The sizes of a model; see ModelSizes."""
 
     vocab_size: int
     max_position_embeddings: int
@@ -533,16 +532,16 @@ class Sizes(NamedTuple):
 
 
 class HFDecoder:
-    """A Decoder of a causal language model of transformers.
+    """A CausalModel of a causal language model of transformers.
 
-    model: taken apart; it is of no use for anything else afterwards.
-    is_exact: whether no bit of a row may depend on what is beside it.
-    tile: how many tokens are computed at a time; None for all of a step.
+    model: taken apart, unusable afterwards.
+    is_exact: no bit of a row may depend on other rows.
+    tile: tokens computed at a time; None for all of a step.
 
     Raises:
         WholeError: it cannot be taken apart.
         LongRopeError: layers have windows, and factors that may switch.
-        BatchdecodeError: even tokens by themselves are not computed alike.
+        BatchdecodeError: even single tokens are not reproducible.
     """
 
     def __init__(self, model: Any, sizes: Sizes, *, is_exact: bool = False) -> None:
@@ -603,7 +602,7 @@ class HFDecoder:
         group: list[Span] = []
         for span, is_new in self._long_rope.versions(spans, cast(TensorStore, store)):
             group.append(span)
-            if not is_new:  # a forward has one of these at most, because they may be long
+            if not is_new:  # at most one per forward, since they may be long
                 hidden.append(self._computed(group, store)[: -len(span.token_ids)])
                 group = []
         return torch.cat([*hidden, self._computed(group, store)])
@@ -640,7 +639,7 @@ class HFDecoder:
 
 
 def _tiles(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
-    """Yield spans of `size` tokens in all at a time, the last of them with padding."""
+    """Yield spans of `size` tokens in all at a time, the last of them padded."""
     tile: list[Span] = []
     room = size
     for span in spans:
@@ -661,12 +660,12 @@ def _tiles(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
 
 
 class PackedLinear(nn.Module):
-    """An nn.Linear on a processor, whose weight lies as oneDNN multiplies it.
+    """An nn.Linear on the CPU with its weight in the layout of oneDNN.
 
-    torch hands a product of float32 to BLAS, which arranges the weight anew in every call; arranged
-    once, 16 rows take half the time, and no number of rows takes longer.
+    For float32 torch calls BLAS, which rearranges the weight in every call; arranged once, 16 rows
+    take half the time, and no number of rows takes longer.
 
-    weight: of no size, with the dtype and the device that others ask it for.
+    weight: empty, with the dtype and device that other code reads.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -685,7 +684,7 @@ class PackedLinear(nn.Module):
 
 @torch.inference_mode()
 def pack_linears(module: nn.Module) -> None:
-    """Replace the linear layers in a module, and forget their weights, where that is of use."""
+    """Replace linear layers in a module, where that is faster, and free their weights."""
     for name, child in module.named_children():
         if type(child) is nn.Linear and _can_pack(child.weight):
             setattr(module, name, PackedLinear(child))
@@ -703,7 +702,7 @@ def _can_pack(weight: torch.Tensor) -> bool:
 # A model of transformers as it is: one sequence at a time, in a cache of transformers' own.
 
 _NUM_COMPARED = 8  # tokens
-_NUM_APART = 2  # of them, which may go to other experts for the sake of a last bit
+_NUM_APART = 2  # of them, which may use other experts because of a last bit
 
 # Names of the cache, as an argument and in the output; `cache` since transformers 5.24, for most
 # models.
@@ -711,21 +710,20 @@ _CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 class _Row(NamedTuple):
-    """A sequence of which `num_tokens` are in `cache`."""
+    """A sequence with `num_tokens` in `cache`."""
 
     num_tokens: int = 0
     cache: Any = None
 
 
 class WholeDecoder:
-    """Computes the next tokens of one sequence after another.
+    """Computes one sequence after another in an unchanged model.
 
-    is_exact: whether each token is computed by itself, so that it does not show in what parts a
-    prompt came.
+    is_exact: compute each token alone, so that no bit depends on the chunks of a prompt.
 
     Raises:
         LongRopeError: its factors may switch.
-        BatchdecodeError: it cannot use a cache, or computes something else with it.
+        BatchdecodeError: it has no cache, or its cache changes the logits.
     """
 
     def __init__(self, model: Any, sizes: Sizes, *, is_exact: bool) -> None:
@@ -746,7 +744,7 @@ class WholeDecoder:
     def forward(
         self, token_ids: list[int], cache: _Row | None, *, is_scored: bool = False
     ) -> tuple[FloatArray, _Row]:
-        """Return the logits after tokens, and the cache of them all; see SlotModel."""
+        """Return the logits after tokens, and the cache; see SlotModel."""
         logits, row = self._continued(token_ids, cache or _Row(), is_scored=is_scored)
         found: FloatArray = logits.float().cpu().numpy()
         return found, row
@@ -757,7 +755,7 @@ class WholeDecoder:
     def _continued(
         self, token_ids: list[int], row: _Row, *, is_scored: bool = True
     ) -> tuple[torch.Tensor, _Row]:
-        """Return what `forward` does, with the arguments that `generate` passes to the model."""
+        """Return the result of `forward`, with the arguments that `generate` passes."""
         by_one = self._is_exact or (row.num_tokens > 0 and self._continues_by_one)
         device, logits = self._model.device, []
         for part in torch.tensor(token_ids).split(1 if by_one else len(token_ids)):
@@ -788,14 +786,14 @@ class WholeDecoder:
                     return
             except BatchdecodeError:
                 raise
-            except Exception as error:  # noqa: BLE001 - somebody else's code
+            except Exception as error:  # noqa: BLE001 - user code
                 problem = f"cannot continue from its cache: {describe(error)}"
         raise BatchdecodeError(f"{self._kind} {problem}")
 
     def _in_parts(self, ids: list[int]) -> torch.Tensor:
         """Return the logits after tokens, with another sequence in between.
 
-        It shows in models that keep their states outside the cache.
+        This detects models that keep states outside of the cache.
         """
         begin, row = self._continued(ids[:4], _Row())
         self._continued(ids[:1:-1], _Row())

@@ -1,9 +1,9 @@
 """Adapters for callables and LLMs: whole prefixes in, tokens or logits out.
 
-Calls of an LLM may be slow or fail, so many run at once and are repeated. A call always ends, with
-an answer or a `CallFailure`, at most `call_timeout` after its first attempt began. All threads are
-daemons, so that a hanging call blocks neither the caller nor the exit of the interpreter; they end
-with the object that started them.
+Calls of an LLM may be slow or fail, so they run in parallel and are retried. A call always ends,
+with an answer or a `CallFailure`, at most `call_timeout` after its first attempt began. All threads
+are daemons, so that a hanging call blocks neither the caller nor the exit of the interpreter; they
+end with the object that started them.
 """
 
 import asyncio
@@ -201,7 +201,7 @@ class PrefixModel:
         return ModelOutput(tokens, failed, logits)
 
     def _ask(self, prefixes: list[list[int]]) -> Sequence[int | FloatArray | str | Failure]:
-        """Return the token or the logits after each of `prefixes`, or why there are none."""
+        """Return the token or the logits after each of `prefixes`, or an error."""
         raise NotImplementedError
 
     def allocate(self, num_slots: int) -> None:
@@ -441,9 +441,9 @@ class LLM(Protocol):
 class LLMModel(PrefixModel):
     """A Model that calls `llm` for the logits of every row, all rows of a step at once.
 
-    A row whose call finally fails, fails alone. The stop token, EOS, is requested here. So are, if
-    `llm` has no `vocab_size`, the logits after `probe`, to count them; without a `probe` those
-    after the stop token, until two answers agree. The first step reuses these logits.
+    A row whose call finally fails, fails alone.  The stop token, EOS, is requested here, and, if
+    `llm` has no `vocab_size`, the logits after `probe` or the stop token, to count them.  The first
+    step reuses these logits.
 
     calls: runs the calls.
 
@@ -470,9 +470,15 @@ class LLMModel(PrefixModel):
         # a prefix whose logits are known, and these logits
         self._probed: tuple[list[int] | None, Any] = None, None
         if self.vocab_size is None:
-            prefix, num_needed = ([self.eos_token_id], 2) if probe is None else ([*probe], 1)
-            self._probed = prefix, self._probe(prefix, num_needed)
-            self.vocab_size = self._probed[1].size
+            prefix = [self.eos_token_id] if probe is None else [*probe]
+            [logits] = self._ask_all("next_token_logits", [[prefix]], self._read_first)
+            self.vocab_size, self._probed = logits.size, (prefix, logits)
+
+    def _read_first(self, answer: Any) -> FloatArray:
+        logits, eos = read_logits(None, answer), self.eos_token_id
+        if logits.size <= eos:
+            raise ValueError(f"{logits.size} logits, too few for its stop token {eos}")
+        return logits
 
     def _ask(self, prefixes: list[list[int]]) -> Sequence[int | FloatArray | str | Failure]:
         (known, logits), self._probed = self._probed, (None, None)
@@ -488,24 +494,6 @@ class LLMModel(PrefixModel):
                 answer = Failure(answer.code, f"{self.name} {answer}")
             found.append(answer)
         return found
-
-    def _probe(self, prefix: list[int], num_needed: int) -> FloatArray:
-        def read(answer: Any) -> FloatArray:
-            logits, eos = read_logits(None, answer), self.eos_token_id
-            if logits.size <= eos:
-                raise ValueError(f"{logits.size} logits, too few for its stop token {eos}")
-            return logits
-
-        found = self._ask_all("next_token_logits", [[prefix]] * num_needed, read)
-        for _ in range(self.calls.settings.max_attempts):
-            sizes = [logits.size for logits in found]
-            size = max(sizes, key=sizes.count)
-            if sizes.count(size) >= num_needed:
-                return found[sizes.index(size)]
-            found += self._ask_all("next_token_logits", [[prefix]], read)
-        numbers = ", ".join(map(str, sizes))
-        message = f"next_token_logits returned another number of logits each time: {numbers}"
-        raise BatchdecodeError(f"{self.name}: {message}")
 
     def _ask_all(
         self, method: str, arguments: list[list[Any]], read: Callable[[Any], T]

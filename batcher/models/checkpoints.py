@@ -191,7 +191,7 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
     source = spec.removeprefix(PREFIX)
     is_folder = bool(source) and Path(source).is_dir()
     if not is_folder and (Path(source).exists() or not _HUB_NAME.fullmatch(source)):
-        raise BatchdecodeError(f"{spec}: there is no such folder, and it is no name of the Hub")
+        raise BatchdecodeError(f"{spec}: there is no such folder, and it is not a name on the Hub")
     if any(find_spec(module) is None for module in _HF_MODULES):
         raise BatchdecodeError(
             "models of transformers need torch and transformers: "

@@ -176,7 +176,7 @@ class CheckedModel:
             is_good = (answered[token_slots] >= 0) & (answered[token_slots] <= largest)
             tokens[token_slots[is_good]] = answered[token_slots[is_good]]
             for slot in token_slots[~is_good].tolist():
-                said = f"{self.name} returned {answered[slot]}, which is no token id"
+                said = f"{self.name} returned {answered[slot]}, not a token id"
                 failed.setdefault(slot, f"{said} from 0 to {largest}")
         checked_scores = {
             chunk.slot: self._pieces(scores.get(chunk.slot, ()), len(chunk.token_ids))
@@ -310,7 +310,7 @@ def _adapted(
     if has_attribute(model, "forward") and has_attribute(model, "allocate"):
         for needed in ATTRIBUTES:
             if not has_attribute(model, needed):
-                raise BatchdecodeError(f"{whose} is no Model: it lacks {needed}")
+                raise BatchdecodeError(f"{whose} is not a Model: it lacks {needed}")
         checked = CheckedModel(model)
         faults = {
             "is_paged, and lacks allocate_pages": (
@@ -358,7 +358,7 @@ def check_description(model: Any) -> None:
     elif model.eos_token_id is not None and not is_token_id(model.eos_token_id):
         fault = "eos_token_id is neither a token id nor None"
     elif not isinstance(several, list | tuple) or not all(map(is_token_id, several)):
-        fault = "eos_token_ids are no list of token ids"
+        fault = "eos_token_ids are not a list of token ids"
     elif not isinstance(model.settings, dict):
         fault = "settings are not a dict"
     elif size is None:

@@ -32,19 +32,19 @@ def read_logits(vocab_size: int | None, answer: Any) -> FloatArray:
     vocab_size: the required number; None for any number from 1.
 
     Raises:
-        ValueError: it is no sequence of so many numbers; the message describes it.
+        ValueError: it is not a sequence of that many numbers; the message describes it.
     """
     is_list = isinstance(answer, list | tuple)
     if is_list and bool in set(map(type, answer)):  # numpy would read True as 1
-        raise ValueError(f"{shown(answer)}, which is no list of logits")
+        raise ValueError(f"{shown(answer)}, not a list of logits")
     try:
         logits = np.asarray(answer)
-    except Exception:  # noqa: BLE001 - whatever its own __array__ raises, it is none
-        raise ValueError(f"{shown(answer)}, which is no list of logits") from None
+    except Exception:  # noqa: BLE001 - its own __array__ may raise anything
+        raise ValueError(f"{shown(answer)}, not a list of logits") from None
     if logits.ndim == 1 and logits.size == 0:
         raise ValueError("no logits")
     if logits.ndim != 1 or logits.dtype.kind not in "iuf":
-        raise ValueError(f"{shown(answer)}, which is no list of logits")
+        raise ValueError(f"{shown(answer)}, not a list of logits")
     if vocab_size is not None and logits.size != vocab_size:
         raise ValueError(f"{logits.size} logits, not {vocab_size}")
     with np.errstate(over="ignore"):  # too large ones become infinite
@@ -56,7 +56,7 @@ def read_token_id(vocab_size: int | None, answer: Any) -> int:
     largest = MAX_INT if vocab_size is None else vocab_size - 1
     try:
         token_id = -1 if isinstance(answer, bool) else to_index(answer)
-    except Exception:  # noqa: BLE001 - whatever its own __index__ raises, it is none
+    except Exception:  # noqa: BLE001 - its own __index__ may raise anything
         token_id = -1
     if not 0 <= token_id <= largest:
         message = f"{shown(answer)}, which is not a token id, an integer from 0 to {largest}"
@@ -246,7 +246,7 @@ class CheckedTokenizer:
         if prefix is None or not all(0 <= token <= self._largest for token in prefix):
             raise BatchdecodeError(
                 f"the tokenizer's prefix_token_ids are {shown(given)}, "
-                f"which is no list of token ids from 0 to {self._largest}"
+                f"not a list of token ids from 0 to {self._largest}"
             )
         self.prefix_token_ids = prefix
         self._last: tuple[str, list[int]] | None = None
@@ -275,7 +275,7 @@ class CheckedTokenizer:
             message = f"the tokenizer raised {describe(error)}"
             raise EncodingError("invalid-value", message) from error
         if tokens is None:
-            message = f"the tokenizer returned {shown(answer)}, which is no list of token ids"
+            message = f"the tokenizer returned {shown(answer)}, not a list of token ids"
             raise EncodingError("invalid-value", message)
         if tokens and not 0 <= min(tokens) <= max(tokens) <= self._largest:
             wrong = next(token for token in tokens if not 0 <= token <= self._largest)

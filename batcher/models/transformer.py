@@ -321,5 +321,5 @@ class TransformerModel(DecoderModel):
 
 def _state_cell(block: int) -> int:
     if block < 0:
-        raise InvariantError("a row goes on from states that are freed")
+        raise InvariantError("a row continues from freed states")
     return NOWHERE + 1 + block

@@ -28,7 +28,7 @@ _PRIOR, _PRIOR_DRAFTS = 0.6, 4.0  # before any draft: a probability, and its wei
 _ROW_PRIOR_DRAFTS = 16.0  # weight of all rows' history in each row, in drafts
 _MARGIN = 0.25  # hysteresis while the plan stays; see AutoLengths._best
 _LEAST, _MOST = 1e-3, 0.999  # of an acceptance, so that its logarithm is finite
-_ALIKE = 8  # equal plans differ by at most one of so many drafts
+_ALIKE = 8  # equal plans differ by at most an eighth of the drafts
 _NUM_CANDIDATES = 32  # numbers of drafts to compare
 _ROUNDING = 1e-9
 _LEAST_GAIN = 1.02  # of tokens per second: less is measurement noise
@@ -48,8 +48,8 @@ class AutoLengths:
     Rows without drafts teach nothing, and the cost of a longer step is only known after one. So now
     and then one row gets twice as many, in turn, for at most PROBE_SHARE of the time.
 
-    step_seconds: of a step of so many rows and tokens.
-    draft_seconds: of one more draft of each of so many rows.
+    step_seconds: of a step, by its rows and tokens.
+    draft_seconds: of one more draft of each row, by the rows.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class _Shown(Struct, gc=False):
 
 # -- what steps cost -------------------------------------------------------------------------------
 
-_EXACT = 64  # up to so many tokens each number has its own steps: a model may compute in tiles
+_EXACT = 64  # tokens up to which each number has its own steps: a model may compute in tiles
 _KEPT = 5  # steps kept of each number; the median ignores outliers
 _REACH = 2  # how far beyond the largest number the line continues
 _OPTIMISM = 2  # exponent of the interpolation between two numbers of tokens

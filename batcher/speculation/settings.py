@@ -31,7 +31,7 @@ class Proposal(Struct, frozen=True, gc=False):
         return len(self.tokens)
 
     def child(self, number: int, token: int) -> int:
-        """Return the draft that follows `number` and is `token`; 0 if there is none."""
+        """Return the draft that follows `number` and is `token`, or 0."""
         if not self.parents:
             is_next = self.tokens[number : number + 1] == [token]
             return number + 1 if is_next else 0

@@ -111,13 +111,13 @@ def read_corpus(path: Path, holdout: float) -> Corpus:
     """
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not files:
-        raise BatchdecodeError(f"{path}: there is no file in it that ends in .txt")
+        raise BatchdecodeError(f"{path}: it contains no .txt file")
     texts, digest = [], sha256()
     for file in files:
         with about(file):
             text = read_file(file).decode("utf-8-sig")
             if "\0" in text:
-                raise BatchdecodeError("it holds NUL: it is no text")
+                raise BatchdecodeError("it contains NUL and is not text")
         if text.strip():
             texts.append(text)
             digest.update(f"{len(text)} {text}".encode())

@@ -1,7 +1,7 @@
-"""A training run, step by step: from a corpus to a model, with all that a later process goes on by.
+"""A training run, from a corpus to a model, and its saved state.
 
-Rule: what a step does follows from the settings, the corpus, the target and the number of the step,
-so that a run that was resumed writes the bytes of one that was not.
+Settings, corpus, target and the number of a step decide the step, so that a resumed run writes the
+same bytes as an uninterrupted one.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Llama(nn.Module):
         super().__init__()
         is_plain = config.rope == RopeSettings(config.rope.theta) and config.activation == "silu"
         if config.architecture != "llama" or not is_plain:
-            raise BatchdecodeError("it is no Llama with SiLU and unscaled RoPE of halves")
+            raise BatchdecodeError("it is not a Llama with SiLU and unscaled RoPE of halves")
         hidden, inner = config.hidden_size, config.intermediate_size
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 

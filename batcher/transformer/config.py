@@ -459,7 +459,7 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
             "which needs `pip install 'batchdecode[hf]'`"
         )
     if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
-        raise BatchdecodeError(f"architectures is {named!r}, which is no list of names")
+        raise BatchdecodeError(f"architectures is {named!r}, not a list of names")
     architecture = ARCHITECTURES[name]
     unsaid = UNSAID.get(architecture, {})
     left_out = {key: value for key, value in unsaid.items() if mapping.get(key) is None}
@@ -621,7 +621,7 @@ def _kinds_of(fields: _Fields, architecture: Architecture) -> list[str]:
                 f"layer_types are not one for each of {num_layers} layers, known: {FULL}, {other}"
             )
         if SLIDING in kinds and fields.sliding_window is None:
-            raise BatchdecodeError(f"layers have {SLIDING}, and no sliding_window")
+            raise BatchdecodeError(f"layers have {SLIDING}, but there is no sliding_window")
         return kinds
     interval = fields.full_attention_interval if is_next else fields.sliding_window_pattern
     if interval is not None and (is_next or architecture == "gemma3"):

@@ -1,6 +1,6 @@
 """The layers of a transformer: norms, activations, RoPE, attention, and matrix products.
 
-Each works on the last axis alone, so that no row depends on the rows beside it.
+Each works on the last axis alone, so that no row depends on other rows.
 """
 
 from collections import Counter
@@ -306,7 +306,7 @@ def _by_head(store: FloatArray, cells: IntArray) -> FloatArray:
     return found[:, :, None]
 
 
-# Products with weights whose rows are bit-equal whatever rows are beside them.
+# Products whose rows are bit-equal in any company.
 #
 # Sums of floats depend on their order. So rows are multiplied in tiles (see tiles_of) in which BLAS
 # adds in one order. See He et al., "Defeating Nondeterminism in LLM Inference" (2025).
@@ -382,7 +382,7 @@ def multiply(weight: FloatArray, x: FloatArray) -> FloatArray:
 
 
 def pieces_of(num_out: int) -> list[slice]:
-    """Return the equal pieces in which weights with so many outputs are multiplied."""
+    """Return the equal pieces in which weights with `num_out` outputs are multiplied."""
     size = _piece(num_out)
     return [slice(min(start, num_out - size), start + size) for start in range(0, num_out, size)]
 

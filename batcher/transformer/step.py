@@ -266,7 +266,7 @@ class OwnTables:
 
 
 class Snapshot(NamedTuple):
-    """The cell for the states after so many tokens of a span."""
+    """The cell for the states after the first `num_tokens` of a span."""
 
     num_tokens: int
     cell: int

@@ -47,7 +47,7 @@ def about(what: Path | str) -> Iterator[None]:
 def check_not_pointer(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise BatchdecodeError("it is a pointer of Git LFS, not the data: run `git lfs pull`")
+            raise BatchdecodeError("it is a Git LFS pointer, not the data: run `git lfs pull`")
 
 
 def read_file(path: Path) -> bytes:
@@ -167,11 +167,11 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
     check_not_pointer(path)
     if path.stat().st_size < len(MAGIC):
-        raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
+        raise BatchdecodeError("it is not a GGUF file: it does not begin with GGUF")
     data: Bytes = np.memmap(path, np.uint8, mode="r")
     header = _Header(data)
     if bytes(header.take(len(MAGIC))) != MAGIC:
-        raise BatchdecodeError("it is no GGUF file: it does not begin with GGUF")
+        raise BatchdecodeError("it is not a GGUF file: it does not begin with GGUF")
     version = header.number(_U32)
     if version not in VERSIONS:
         known = ", ".join(map(str, VERSIONS))
@@ -183,7 +183,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     for _ in header.counted(num_fields, least=13):  # a name's length, a kind, a byte
         name = header.text()
         if name in metadata:
-            raise BatchdecodeError(f"{name!r} stands twice in its metadata")
+            raise BatchdecodeError(f"{name!r} occurs twice in its metadata")
         metadata[name] = header.value(header.number(_U32))
     if metadata.get("split.count", 1) != 1:
         raise BatchdecodeError("it is one part of several; llama-gguf-split --merge joins them")
@@ -196,7 +196,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         places.append((name, header.number(_U32), shape, header.number(_U64)))
     alignment = metadata.get("general.alignment", 32)
     if alignment not in [2**power for power in range(MAX_ALIGNMENT.bit_length())]:
-        raise BatchdecodeError(f"general.alignment {alignment!r} is no power of two")
+        raise BatchdecodeError(f"general.alignment {alignment!r} is not a power of two")
     body = data[-(-header.offset // alignment) * alignment :]
     tensors: dict[str, StoredTensor] = {}
     for name, number, shape, offset in places:
@@ -311,8 +311,8 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     if not (folder / INDEX).is_file():
         if not (folder / ALONE).is_file():
             raise BatchdecodeError(
-                f"{folder}: neither {ALONE} nor {INDEX} is there; other formats are not read, "
-                "pickles least of all"
+                f"{folder}: neither {ALONE} nor {INDEX} is there; other formats, such as "
+                "pickles, are not read"
             )
         return _read_file(folder / ALONE)
     with about(folder / INDEX):
@@ -320,7 +320,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
         shards = sorted(set(shard_of.values()))
         for shard in shards:
             if Path(shard).name != shard or not shard.endswith(".safetensors"):
-                raise BatchdecodeError(f"{shard!r} is no name of a .safetensors file beside it")
+                raise BatchdecodeError(f"{shard!r} is not the name of a .safetensors file")
             if not (folder / shard).is_file():
                 raise BatchdecodeError(f"{shard!r} is missing")
     parts = {shard: _read_file(folder / shard) for shard in shards}

@@ -427,7 +427,7 @@ def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerT
 def _encoder_of(fields: _Fields, architecture: Any) -> "Tokenizer":
     """Return the encoder of byte-level BPE, or of a vocabulary of sentencepiece.
 
-    Gemma's vocabulary is in merge order, whatever its scores, and has runs of plain spaces, where
+    Gemma's vocabulary is in merge order and ignores scores, and has runs of plain spaces, where
     others have SPACE.
     """
     from tokenizers import AddedToken, Tokenizer, models, normalizers  # noqa: PLC0415 - optional

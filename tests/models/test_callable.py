@@ -232,8 +232,8 @@ def test_a_callable_may_give_logits(answer):
     ("row", "message"),
     [
         ([1.0, 2.0], "rising returned 2 logits, not 3"),
-        (5, "rising returned 5, which is no list of logits"),
-        (["1", "2", "3"], "which is no list of logits"),
+        (5, "rising returned 5, not a list of logits"),
+        (["1", "2", "3"], "not a list of logits"),
     ],
 )
 def test_a_row_that_is_no_logits_fails_alone(row, message):

@@ -79,9 +79,7 @@ def test_no_answer_fails_the_batch(spoil, message):
 def test_a_token_out_of_range_fails_its_row_alone(value):
     good = decode(REQUESTS, batch_size=2)
     results = decoded(put(0, value))
-    assert results[0].error.message.startswith(
-        f"step 2: faulty returned {value}, which is no token"
-    )
+    assert results[0].error.message.startswith(f"step 2: faulty returned {value}, not a token id")
     assert [result.tokens for result in results[1:]] == [result.tokens for result in good[1:]]
 
 

@@ -148,7 +148,7 @@ def test_a_model_has_a_name_that_a_file_can_hold_and_pages_if_it_says_so():
         def allocate(self, num_slots): ...
         def forward(self, batch): ...
 
-    with pytest.raises(BatchdecodeError, match=r"is no Model: .*name"):
+    with pytest.raises(BatchdecodeError, match=r"is not a Model: .*name"):
         as_model(Nameless())
     with pytest.raises(BatchdecodeError, match=r"model \?: its name is not text"):
         as_model(model_with(), "\ud800")
@@ -183,13 +183,13 @@ def panics(_):
         (lambda _: 1 / 0, "the tokenizer raised ZeroDivisionError: division by zero"),
         (panics, "the tokenizer raised Panic: called on a None"),
         (lambda: [1], "the tokenizer raised TypeError"),
-        (lambda _: None, "the tokenizer returned None, which is no list of token ids"),
-        (lambda text: text, "the tokenizer returned 'x', which is no list of token ids"),
-        (lambda text: [text], r"the tokenizer returned \['x'\], which is no list of token ids"),
-        (lambda _: {"input_ids": [1]}, "which is no list of token ids"),
-        (lambda _: [1.0], r"returned \[1.0\], which is no list of token ids"),
-        (lambda _: [True], r"returned \[True\], which is no list of token ids"),
-        (array_of(1.5), "which is no list of token ids"),
+        (lambda _: None, "the tokenizer returned None, not a list of token ids"),
+        (lambda text: text, "the tokenizer returned 'x', not a list of token ids"),
+        (lambda text: [text], r"the tokenizer returned \['x'\], not a list of token ids"),
+        (lambda _: {"input_ids": [1]}, "not a list of token ids"),
+        (lambda _: [1.0], r"returned \[1.0\], not a list of token ids"),
+        (lambda _: [True], r"returned \[True\], not a list of token ids"),
+        (array_of(1.5), "not a list of token ids"),
         (lambda _: [-1], "the tokenizer returned token -1, and the model knows 0 to 2147483647"),
         (lambda _: [2**400], "the tokenizer returned token a huge integer, and the model knows"),
     ],
@@ -258,7 +258,7 @@ def test_without_the_extra_it_is_named(source):
 def test_what_is_no_folder_has_to_be_a_name(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f").write_text("a file")
-    with pytest.raises(BatchdecodeError, match="no such folder, and it is no name of the Hub"):
+    with pytest.raises(BatchdecodeError, match="no such folder, and it is not a name on the Hub"):
         load_model(f"hf:{source}")
 
 

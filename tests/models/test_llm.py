@@ -116,7 +116,7 @@ class Sizeless(SyncLLM):
 def test_the_size_of_the_vocabulary_is_counted_once_if_nobody_says_it():
     model = made(llm := Sizeless())
     assert model.vocab_size == VOCAB_SIZE
-    assert llm.calls == [[STOP], [STOP]]
+    assert llm.calls == [[STOP]]
     assert decoded(model) == (EXPECTED, {})
     wrong = made(Sizeless(lambda prefix, _: [0.0] * 9 if prefix == [1] else None))
     assert decoded(wrong)[1] == {0: "llm returned 9 logits, not 7 (attempt 3)"}
@@ -174,7 +174,7 @@ def test_an_llm_without_a_stop_token_is_refused(stop_token, message):
 
 
 def test_an_llm_whose_vocabulary_cannot_be_counted_is_refused():
-    with pytest.raises(BatchdecodeError, match=r"llm: next_token_logits returned 5, which is no"):
+    with pytest.raises(BatchdecodeError, match="llm: next_token_logits returned 5, not a list"):
         made(Sizeless(lambda *_: 5))
 
 

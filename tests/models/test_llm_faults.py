@@ -52,13 +52,13 @@ PASSING = [  # what may be better the next time
     (Unreadable, "raised OwnError: mine"),
     (lambda: [0.0] * 6, "returned 6 logits, not 7"),
     (list, "returned no logits"),
-    (lambda: 5, "returned 5, which is no list of logits"),
-    (lambda: "abcdefg", "returned 'abcdefg', which is no list of logits"),
-    (lambda: [True] * 7, "returned [True, True, True, True, True, True, ...], which is no list"),
-    (lambda: [[0.0], [0.0, 1.0]], "which is no list of logits"),
-    (lambda: dict.fromkeys(range(7), 0.0), "which is no list of logits"),
-    (lambda: [10**400] * 7, "which is no list of logits"),
-    (lambda: (0.0 for _ in range(7)), "which is no list of logits"),
+    (lambda: 5, "returned 5, not a list of logits"),
+    (lambda: "abcdefg", "returned 'abcdefg', not a list of logits"),
+    (lambda: [True] * 7, "returned [True, True, True, True, True, True, ...], not a list"),
+    (lambda: [[0.0], [0.0, 1.0]], "not a list of logits"),
+    (lambda: dict.fromkeys(range(7), 0.0), "not a list of logits"),
+    (lambda: [10**400] * 7, "not a list of logits"),
+    (lambda: (0.0 for _ in range(7)), "not a list of logits"),
 ]
 TROUBLES = [trouble for trouble, _ in PASSING]
 LASTING = [  # what will not
@@ -360,11 +360,3 @@ def test_a_row_that_took_too_long_fails_alone_and_its_time_begins_with_its_call(
 
 class Sizeless(SyncLLM):
     vocab_size = None
-
-
-def test_answers_that_disagree_at_first_do_not_matter_but_those_that_never_agree():
-    llm = Sizeless(lambda *_: [0.5] * 3 if len(llm.calls) == 1 else None)
-    assert decoded(made(llm, max_attempts=2)) == (EXPECTED, {})
-    llm = Sizeless(lambda *_: [0.5] * (6 + len(llm.calls)))
-    with pytest.raises(Exception, match=r"returned another number of logits each time: \d+, \d+"):
-        made(llm, max_attempts=2)

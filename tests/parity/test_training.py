@@ -451,8 +451,8 @@ def test_a_target_that_cannot_be_learnt_from_is_refused(tmp_path, corpus, materi
     refused(tmp_path, "the target: its context of 16 tokens is shorter than rows", seq_length=17)
     fields = json.loads((tmp_path / "config.json").read_text())
     for changed, message in [
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "it is no Llama with SiLU"),
-        ({"hidden_act": "gelu_pytorch_tanh"}, "it is no Llama with SiLU and unscaled RoPE"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "it is not a Llama with SiLU"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "it is not a Llama with SiLU and unscaled RoPE"),
         ({"architectures": ["MistralForCausalLM"]}, "the target: it is no Llama"),
         ({"eos_token_id": None}, r"it has no token that ends a text \(eos_token_id\)"),
     ]:

@@ -70,7 +70,7 @@ def test_files_are_texts_in_the_order_of_their_names_and_one_line_holds_nothing_
         ("missing.txt", None, "there is no such file"),
         ("empty.txt", b" \n\n", "it is empty"),
         ("latin.txt", "Grüße".encode("latin-1"), "can't decode byte 0xfc in position 2"),
-        ("binary.txt", b"ab\0c", "it holds NUL: it is no text"),
+        ("binary.txt", b"ab\0c", "it contains NUL and is not text"),
     ],
 )
 def test_what_is_no_text_is_refused(tmp_path, name, content, message):
@@ -83,7 +83,7 @@ def test_what_is_no_text_is_refused(tmp_path, name, content, message):
 
 def test_a_folder_without_texts_or_with_too_many_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a.md").write_text("text")
-    with pytest.raises(BatchdecodeError, match=r"no file in it that ends in \.txt"):
+    with pytest.raises(BatchdecodeError, match=r"contains no \.txt file"):
         read_corpus(tmp_path, 0.1)
     monkeypatch.setattr("batcher.training.data.MAX_CORPUS", 10)
     for name in "ab":

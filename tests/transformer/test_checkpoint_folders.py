@@ -84,7 +84,7 @@ def test_a_pointer_of_git_lfs_is_known_as_one(tmp_path, name):
     path.write_text(
         "version https://git-lfs.github.com/spec/v1\noid sha256:4665b0\nsize 44671488\n"
     )
-    message = f"^{path}: it is a pointer of Git LFS, not the data: run `git lfs pull`$"
+    message = f"^{path}: it is a Git LFS pointer, not the data: run `git lfs pull`$"
     with pytest.raises(BatchdecodeError, match=message):
         _ = open_checkpoint(path if name.endswith(".gguf") else tmp_path).tokenizer
 
@@ -101,7 +101,7 @@ def test_a_config_without_an_end_is_not_read(tmp_path):
 
 def test_without_safetensors_no_pickle_is_read(tmp_path):
     (write_folder(tmp_path) / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(BatchdecodeError, match=r"neither model.safetensors nor .* pickles least"):
+    with pytest.raises(BatchdecodeError, match=r"neither model.safetensors nor .* pickles, are"):
         open_checkpoint(tmp_path)
 
 
@@ -214,7 +214,7 @@ def write_parts(folder, **changes):
 def test_a_shard_is_a_file_of_the_folder(tmp_path, shard):
     write_folder(tmp_path)  # what ../model.safetensors would lead to
     folder = write_parts(tmp_path / "parts", a=shard)
-    with pytest.raises(BatchdecodeError, match=rf"{INDEX}: .* is no name of a .safetensors file"):
+    with pytest.raises(BatchdecodeError, match=rf"{INDEX}: .* is not the name of a .safetensors"):
         open_checkpoint(folder)
 
 

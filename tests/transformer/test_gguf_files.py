@@ -165,8 +165,11 @@ def test_rope_is_scaled_as_the_file_says_and_all_ends_are_known(tmp_path):
             "RoPE scaled by 'yarn' is not supported, known: none, linear",
         ),
         (lambda writer: writer.add_uint16("split.count", 3), "one part of several"),
-        (lambda writer: writer.add_uint32("general.alignment", 24), "alignment 24 is no power of"),
-        (lambda writer: writer.add_uint32("general.alignment", 0), "alignment 0 is no power of"),
+        (
+            lambda writer: writer.add_uint32("general.alignment", 24),
+            "alignment 24 is not a power of",
+        ),
+        (lambda writer: writer.add_uint32("general.alignment", 0), "alignment 0 is not a power of"),
         (lambda writer: writer.add_eot_token_id(10**6), "EOS is 1000000, and the vocabulary ends"),
     ],
 )
@@ -211,7 +214,7 @@ def test_a_file_cut_off_anywhere_is_said_to_be(tmp_path):
     path = tmp_path / "cut.gguf"
     for size in [*range(0, 64, 5), *range(64, len(whole), 9973), len(whole) - 1]:
         path.write_bytes(whole[:size])
-        with pytest.raises(BatchdecodeError, match=rf"^{path}: .*(cut off|no GGUF file)"):
+        with pytest.raises(BatchdecodeError, match=rf"^{path}: .*(cut off|not a GGUF file)"):
             open_checkpoint(path)
 
 
@@ -235,8 +238,8 @@ def test_a_damaged_header_is_an_error_or_another_model(tmp_path, changes):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no GGUF file"),
-        (b"PK\3\4" + bytes(60), "no GGUF file: it does not begin with GGUF"),
+        (b"", "not a GGUF file"),
+        (b"PK\3\4" + bytes(60), "not a GGUF file: it does not begin with GGUF"),
         (header(version=1), "GGUF version 1 is not supported, known: 2, 3"),
         (header(version=3 << 24), "version 50331648 is not supported, known: 2, 3, little-endian"),
         (header(num_fields=HUGE), "cut off or damaged"),
@@ -246,7 +249,7 @@ def test_a_damaged_header_is_an_error_or_another_model(tmp_path, changes):
         (ONE_FIELD + struct.pack("<IIQ", ARRAY, TEXT, HUGE), "cut off or damaged"),
         (ONE_FIELD + struct.pack("<IIQ", ARRAY, ARRAY, 1), "of kind 9, which is unknown"),
         (ONE_FIELD.replace(b"a", b"\xff") + NUMBER, "is not UTF-8"),
-        (header(num_fields=2) + 2 * (text("a") + NUMBER), "'a' stands twice in its metadata"),
+        (header(num_fields=2) + 2 * (text("a") + NUMBER), "'a' occurs twice in its metadata"),
         (header(num_tensors=1) + tensor(shape=(1,) * 5), "'a' has 5 dimensions"),
         (header(num_tensors=1) + tensor(shape=(0, 4)), r"'a': the shape \[4, 0\] has a size of z"),
         (header(num_tensors=1) + tensor(kind=17), "'a': IQ2_XS is not supported, known: F32, F16"),

@@ -126,7 +126,7 @@ def test_layers_may_differ_in_what_they_see(fields):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layer_types": ["sliding_attention"] * 2}, "sliding_attention, and no sliding_window"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_attention, but there is no sliding"),
         ({"layer_types": ["linear_attention"] * 2}, "known: full_attention, sliding_attention"),
         ({"layer_types": []}, "layer_types are not one for each of 2 layers"),
     ],

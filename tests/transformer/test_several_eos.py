@@ -81,9 +81,9 @@ def test_a_model_may_have_one_end_several_or_none():
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        (3, "eos_token_ids are no list of token ids"),
-        ([-1], "eos_token_ids are no list of token ids"),
-        (None, "eos_token_ids are no list of token ids"),
+        (3, "eos_token_ids are not a list of token ids"),
+        ([-1], "eos_token_ids are not a list of token ids"),
+        (None, "eos_token_ids are not a list of token ids"),
         ([1, 256], "eos_token_ids: 256 is not below vocab_size 256"),
     ],
 )

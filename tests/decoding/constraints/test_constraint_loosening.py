@@ -173,7 +173,7 @@ def test_bounds_of_int64_are_kept_while_decoding(schema, inside, outside):
         ({"not": {}, "patternProperties": {"a++": {}}}, (), "the pattern"),
         ({"$schema": "https://example.org/my-own", "not": {}}, ("$schema",), "a schema of the dia"),
         ({"patternProperties": {"a": {}}, "unevaluatedProperties": False},
-         ("unevaluatedProperties",), "`unevaluatedProperties` beside patternProperties"),
+         ("unevaluatedProperties",), "`unevaluatedProperties` with patternProperties"),
     ],
     ids=str,
 )  # fmt: skip
