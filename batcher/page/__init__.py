@@ -1,8 +1,8 @@
-"""A run as one HTML file, which needs no network: what it holds, packed, and what shows it."""
+"""A run as one HTML file that needs no network."""
 
-START = b"<!doctype html>\n<!-- written by batchdecode -->\n"  # how each of these files begins
+START = b"<!doctype html>\n<!-- written by batchdecode -->\n"
 
 
 def is_page_start(content: bytes) -> bool:
-    """Return whether a file that begins with `content` is one of these."""
+    """Return whether `content` is the start of a page."""
     return content.startswith(START)

@@ -1,12 +1,12 @@
-"""One HTML file with runs in it and all that shows them: it loads nothing, and runs nothing else.
+"""Encode runs as one HTML file that loads nothing from elsewhere.
 
-A run is in the page as lines of JSON, packed: a value as ["run", {...}], some rows of a table as
-["spans", {"slot": [...], "+start": [...]}] with a list for each column.  A column with a + has the
-differences from row to row.  assets/run.js reads it.
+A run is in the page as packed lines of JSON, which assets/run.js reads: ["run", {...}] for facts,
+["spans", {"slot": [...], "+start": [...]}] for rows of a table, with a list for each column.  A
+column with a + has the differences from row to row.
 
-Rule: what comes from a run is in the file as base64 alone, or escaped by `report`; and a browser is
-told to run the scripts of the page and no others.  The time to make a page, its size and the time
-to show it grow with the events of the run, and memory with what waits or runs at a time.
+Text of a run is only in the file as base64, or escaped by `report`, and the content security policy
+allows the scripts of the page alone.  Memory grows with what waits or runs at once, not with the
+length of the run.
 """
 
 import base64
@@ -31,22 +31,20 @@ from batcher.result import FinishReason
 from batcher.trace.run import RequestTimeline, is_follower
 from batcher.trace.timeline import SortedRecords, Timeline
 
+# Each script uses those before it.
 SCRIPTS = ("d3.min.js", "run.js", "view.js", "chart.js", "panel.js", "controls.js", "page.js")
-"""In the order in which each finds what it needs."""
 OUTCOMES = ("", "preempted", *get_args(FinishReason), "unused", "lost")
 ROWS_OF_BLOCK = 2**14
-MAX_STORIES = 100_000
-"""Of so many sequences a page has the stories, at some 70 bytes each; `trace why` has all."""
-_BYTES_OF_GROUP = 3  # that base64 makes four characters of
-_DIGITS = 6  # of times, in seconds
+MAX_STORIES = 100_000  # at some 70 bytes each; `trace why` has the others
+_DIGITS = 6  # of times in seconds
 _encoder = msgspec.json.Encoder()
 
 
 class PageTimeline(Timeline):
-    """A timeline that keeps its sequences, too.
+    """A timeline that keeps its sequences.
 
-    sequences: as they became known, each with the number of its leader, or its own.  owners: the
-    number of the sequence of each span.  rejects: invalid lines.
+    sequences: in the order of their first events, each with the number of its leader or its own.
+    owners: the number of the sequence of each span.  rejects: invalid lines.
     """
 
     def __init__(self) -> None:
@@ -55,13 +53,13 @@ class PageTimeline(Timeline):
         self.sequences = SortedRecords[kind](kind)
         self.owners = SortedRecords[int](int)
         self.rejects = SortedRecords[RejectEvent](RejectEvent)
-        self._open: dict[int, tuple[int, int, RequestTimeline]] = {}  # by identity, with numbers
-        self._leaders: dict[tuple[str, int], int] = {}  # the numbers of those that are open
+        self._open: dict[int, tuple[int, int, RequestTimeline]] = {}  # by identity
+        self._leaders: dict[tuple[str, int], int] = {}  # the numbers of open leaders
         self._num_known = 0
 
     def add(self, event: Event) -> RequestTimeline | None:
         found = super().add(event)
-        if self.parts:  # of several workers, each keeps its own
+        if self.parts:
             return found
         if isinstance(event, RejectEvent):
             self.rejects.add((len(self.rejects),), event)
@@ -95,7 +93,7 @@ class PageTimeline(Timeline):
 
 
 class PageRun(NamedTuple):
-    """A run that a page shows, or a worker of one that has several."""
+    """A run on a page, or a worker of a run."""
 
     name: str
     timeline: PageTimeline
@@ -108,16 +106,15 @@ def encode_run(
     words: StoryWords,
     *report: str,
 ) -> Iterator[bytes]:
-    """Yield the page of the run at `path`; timelines: its workers.  report: see encode_page."""
+    """Return the page of the run at `path`; timelines: its workers.  report: see encode_page."""
     name = path.rpartition("/")[2]
-    names = [name]
-    if len(timelines) > 1:
-        names = [f"{name}, worker {worker}" for worker in range(len(timelines))]
+    names = [f"{name}, worker {worker}" for worker in range(len(timelines))]
+    names = names if len(names) > 1 else [name]
     return encode_page(map(PageRun, names, timelines), facts, words, name, *report)
 
 
 class Opening(Struct, frozen=True, omit_defaults=True):
-    """What a page shows at first: steps [start, end), and requests and slots; None for all."""
+    """The steps [start, end), requests and slots that a page shows first; None for all."""
 
     steps: tuple[int, int] | None = None
     requests: list[str] | None = None
@@ -125,7 +122,7 @@ class Opening(Struct, frozen=True, omit_defaults=True):
 
 
 class PageDifference(Struct, frozen=True):
-    """How two runs differ: the step where they part, lines of text, and the labels to look at."""
+    """The step at which two runs part, lines of text, and the labels that changed most."""
 
     step: int | None
     lines: list[str]
@@ -133,7 +130,7 @@ class PageDifference(Struct, frozen=True):
 
 
 class PageFacts(Struct, frozen=True):
-    """What a page is told beside its runs.  is_part: whether a longer document is around it."""
+    """Facts in addition to the runs; is_part: whether the page is part of a longer document."""
 
     opening: Opening = Opening()
     diff: PageDifference | None = None
@@ -148,7 +145,7 @@ def encode_page(
     above: str = "",
     below: str = "",
 ) -> Iterator[bytes]:
-    """Yield the file piece by piece: one run, its workers, or two; above, below: HTML around it."""
+    """Yield the file in pieces: a run, its workers, or two runs; above, below: HTML around them."""
     scripts = {name: _asset(name) for name in SCRIPTS}
     style, licence = _asset("page.css"), _asset("d3.LICENSE")
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src " + " ".join(
@@ -192,7 +189,7 @@ def _packed(lines: Iterable[bytes]) -> Iterator[bytes]:
     compressor, rest = zlib.compressobj(wbits=31), b""
     for line in lines:
         rest += compressor.compress(line)
-        whole = len(rest) // _BYTES_OF_GROUP * _BYTES_OF_GROUP
+        whole = len(rest) // 3 * 3  # base64 encodes three bytes at a time
         if whole:
             yield base64.b64encode(rest[:whole]) + b"\n"
             rest = rest[whole:]
@@ -202,9 +199,9 @@ def _packed(lines: Iterable[bytes]) -> Iterator[bytes]:
 def _run_lines(run: PageRun, words: StoryWords) -> Iterator[bytes]:
     """Yield the lines of a run.
 
-    run: the run as a whole.  spans: what held which slot.  sequences: the story of each, and when
-    it arrived and ended.  waits: what they waited for.  rejects: the lines that were no requests.
-    slots, waiting, tokens, blocks: numbers of steps, from `step` on.  times: when steps began.
+    run: facts.  spans: by slot.  sequences: with their story, arrival and end.  waits: reasons for
+    waits.  rejects: invalid lines.  slots, waiting, tokens, blocks: numbers of steps, from `step`
+    on.  times: the start of steps.
     """
     timeline, of_run = run.timeline, run.timeline.run
     requests, outputs = timeline.num_requests, timeline.num_outputs
@@ -240,10 +237,20 @@ def _run_lines(run: PageRun, words: StoryWords) -> Iterator[bytes]:
         )
         for span, owner in zip(timeline.spans, timeline.owners, strict=True)
     )
-    columns = ("+start", "steps", "slot", "+sequence", "outcome", "resumed", "prefill", "cached")
+    columns: tuple[str, ...] = (
+        "+start",
+        "steps",
+        "slot",
+        "+sequence",
+        "outcome",
+        "resumed",
+        "prefill",
+        "cached",
+    )
     yield from _table("spans", columns, spans)
-    yield from _table("sequences", _SEQUENCES, _sequence_rows(timeline, words))
-    # A stretch is as long as the reason is the same, so it does not say what held the slots.
+    columns = ("id", "label", "+leader", "+arrived", "+end", "reason", "story")
+    yield from _table("sequences", columns, _sequence_rows(timeline, words))
+    # A stretch has one reason throughout, but different sequences in the slots.
     anyone = story_of(timeline, RequestTimeline("", 0, "sample", worker=timeline.worker), [])
     whys = ((part, words.wait(replace(part, by=()), anyone)) for part in waits_of(timeline))
     waits = (
@@ -266,7 +273,7 @@ def _run_lines(run: PageRun, words: StoryWords) -> Iterator[bytes]:
 
 
 def _time_rows(timeline: Timeline) -> Iterator[tuple[int, float, float | None]]:
-    """Yield steps with the end of the one before, and their start if that is another time."""
+    """Yield steps with the end of the step before, and their start if it differs."""
     figures = timeline.figures
     known = merge(range(len(figures.ends) + 1), (step for step, _ in figures.starts()))
     last = -1
@@ -278,29 +285,18 @@ def _time_rows(timeline: Timeline) -> Iterator[tuple[int, float, float | None]]:
             yield step, before, None if start == before else start
 
 
-_SEQUENCES = ("id", "label", "+leader", "+arrived", "+end", "reason", "story")
-
-
 def _sequence_rows(timeline: PageTimeline, words: StoryWords) -> Iterator[tuple[Any, ...]]:
-    """Yield what a page is told of each sequence; the story of a follower is that of its leader."""
+    """Yield the row of each sequence; only leaders have a story."""
     admitted = admissions_of(timeline)
     for number, (leader, found) in enumerate(timeline.sequences):
         lines: list[str] = []
         if leader == number < MAX_STORIES:
             parts = outline(timeline, found, admitted)
             lines = words.story(story_of(timeline, found, parts))
-        reason = "" if found.finish is None else found.finish.reason
+        reason = OUTCOMES.index("" if found.finish is None else found.finish.reason)
         began = found.arrive or (found.admissions[0].event if found.admissions else None)
-        arrived = 0 if began is None else began.step
-        yield (
-            found.id,
-            found.label,
-            leader,
-            arrived,
-            found.end(timeline.num_steps),
-            OUTCOMES.index(reason),
-            lines,
-        )
+        arrived, end = 0 if began is None else began.step, found.end(timeline.num_steps)
+        yield found.id, found.label, leader, arrived, end, reason, lines
 
 
 def _changes(series: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -312,15 +308,15 @@ def _changes(series: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _table(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
-    """Yield a table some rows at a time; one without rows has no line."""
+    """Yield lines with the rows of a table, none if it is empty."""
     remaining = iter(rows)
     last = dict.fromkeys(columns, 0)
     while block := list(islice(remaining, ROWS_OF_BLOCK)):
-        told = {}
+        content = {}
         for column, values in zip(columns, zip(*block, strict=True), strict=True):
-            told[column] = values
+            content[column] = values
             if column.startswith("+"):
                 befores = (last[column], *values)
-                told[column] = tuple(map(int.__sub__, values, befores))
+                content[column] = tuple(map(int.__sub__, values, befores))
                 last[column] = values[-1]
-        yield _encoder.encode((name, told)) + b"\n"
+        yield _encoder.encode((name, content)) + b"\n"

@@ -1,7 +1,7 @@
-"""A report of a run: its headline, timeline, numbers, and the settings that reproduce it, as HTML.
+"""Render the report of a run as HTML: headline, timeline, numbers and settings.
 
-Rule: each number is that of the summary, in three significant digits; `data-of` names it as a path
-in there. A number that is zero is left out.
+Every number is from the summary, in three significant digits, with its path as `data-of`.  Zeros
+are left out.
 """
 
 import html
@@ -35,7 +35,7 @@ _TITLES = {"": "Run", "kv": "KV blocks", "wall": "Wall clock"}
 def render_report(
     summary: Summary, run: RunEvent, name: str, headline: str, idle_causes: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Return a report as HTML: what is above the timeline of a run, and what is below it."""
+    """Return the HTML above and below the timeline."""
     numbers = msgspec.to_builtins(summary)
     unit = unit_of(summary, is_timed=bool(run.step_time))
     spreads: dict[str, dict[str, Any]] = {}  # distributions by their paths
@@ -129,7 +129,7 @@ def _words(path: str) -> str:
 
 
 def _table(rows: Iterable[tuple[str, Any]], within: str, unit: str) -> str:
-    """Return paths that begin with `within`, and values but zeros, as a table; unit: of times."""
+    """Return a table of paths within `within` and their values; unit: of times."""
     cells = []
     for path, value in rows:
         if value:
@@ -141,7 +141,7 @@ def _table(rows: Iterable[tuple[str, Any]], within: str, unit: str) -> str:
 
 
 def _grid(titles: Iterable[str], rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
-    """Return a table of numbers; rows: the title, the path and the numbers of each."""
+    """Return a table of numbers; rows: (title, path, numbers)."""
     head = "".join(f'<th scope="col" class="number">{escaped(title)}</th>' for title in titles)
     lines = [
         f'<tr><th scope="row">{escaped(title)}</th>'
