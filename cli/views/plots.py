@@ -1,8 +1,8 @@
-"""`--plot`: what is plotted of a comparison or a plan, where it goes, and the picture of it.
+"""`--plot`: draw a comparison or a plan.
 
-Deployments are points, by how long requests take and how much is served: a plot for each metric
-that is promised, or of ttft and tpot.  Deployments that differ in one setting alone are a line, and
-are named by its value.  The same charts give the same bytes.
+Each deployment is a point by its latency and throughput, in a plot for each metric of the SLO, or
+else for ttft and tpot.  Deployments that differ in one setting are a line, labelled by its values.
+The same charts give the same bytes.
 """
 
 import io
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 KINDS = ("svg", "png")
 DEFAULT_METRICS = ("ttft", "tpot")
 LOG_RATIO = 10
-MAX_TOGETHER = 3  # labels of points that come to the same; of more, the first and the last
-MAX_NAMED = 24  # points: of more, those on the frontier and those that are marked have a name
+MAX_TOGETHER = 3  # labels at one place; of more, the first and the last
+MAX_NAMED = 24  # points; of more, only the frontier and marked points have labels
 
 Mark = Literal["", "knee", "plan"]
 PANEL_WIDTH, HEIGHT = 5.2, 4.6  # inches
 PIXELS_PER_INCH = 160
-MARKERS = "osD^vPX*"  # beside colours, so that nobody needs these
+MARKERS = "osD^vPX*"  # in addition to colours
 SMALL, LARGE = 5, 9  # points
 CREATOR = "batchdecode"
 _STYLE: dict[Any, Any] = {
@@ -56,7 +56,7 @@ _LABEL_SIZE = 8  # typographic points
 
 
 def check_plot(plot: str | None, *, force: bool) -> None:
-    """Make sure that charts can go where --plot says."""
+    """Check that charts can be written to --plot."""
     if plot is None:
         return
     if Path(plot).suffix.removeprefix(".") not in KINDS:
@@ -77,7 +77,7 @@ def check_plot(plot: str | None, *, force: bool) -> None:
 class Point(Struct, frozen=True):
     """A deployment, or several with equal results; latency in seconds.
 
-    label: what differs on its line.  is_good: whether it meets the SLO.
+    label: the value that differs on its line.  is_good: whether it meets the SLO.
     """
 
     latency: float
@@ -88,7 +88,7 @@ class Point(Struct, frozen=True):
 
 
 class Chart(Struct, frozen=True):
-    """One plot: lines of points by what they have in common; limit: the SLO in seconds, or None."""
+    """A plot: lines of points by their common settings; limit: the SLO in seconds, or None."""
 
     title: str
     latency_title: str
@@ -201,14 +201,14 @@ def _keeps(outcome: Outcome, limits: dict[str, float]) -> bool:
 def show_plot(plot: str, charts: Sequence[Chart]) -> None:
     charts = [chart for chart in charts if chart.lines]
     if not charts:
-        raise BatchdecodeError(f"--plot {plot}: there is nothing to plot, as nothing was served")
+        raise BatchdecodeError(f"--plot {plot}: nothing to plot, because nothing was served")
 
     with output_sink(plot) as sink:
         sink.write(encode_picture(charts, Path(plot).suffix.removeprefix(".")))
 
 
 def encode_picture(charts: Sequence[Chart], kind: str) -> bytes:
-    from matplotlib import rc_context  # noqa: PLC0415 - optional, and takes long
+    from matplotlib import rc_context  # noqa: PLC0415 - optional, and slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415 - as above
 
     with rc_context(_STYLE):
@@ -220,7 +220,7 @@ def encode_picture(charts: Sequence[Chart], kind: str) -> bytes:
         figure.suptitle(charts[0].title, fontsize=9)
         legend = panels[0].get_legend_handles_labels()
         figure.legend(*legend, loc="outside lower center", ncols=3 * len(charts))
-        figure.draw_without_rendering()  # which says where the points are
+        figure.draw_without_rendering()  # places the points
         for chart, axes in zip(charts, panels, strict=True):
             _name_points(chart, axes)
         file = io.BytesIO()
@@ -255,7 +255,7 @@ def _draw(chart: Chart, axes: "Axes") -> None:
         )
         label = f" SLO {duration(chart.limit)}"
         axes.text(chart.limit, 0.01, label, color="C3", transform=axes.get_xaxis_transform())
-    axes.margins(x=0.2)  # labels have room
+    axes.margins(x=0.2)  # for labels
     latencies = [*_places(chart.points)[0], *filter(None, [chart.limit])]
     is_log = min(latencies) > 0 and max(latencies) > LOG_RATIO * min(latencies)
     if is_log:
@@ -276,7 +276,7 @@ def _places(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 
 def _name_points(chart: Chart, axes: "Axes") -> None:
-    """Write labels beside their points, those of what is marked first, as far as none meet."""
+    """Write labels next to their points, marked points first, where they do not overlap."""
     taken: list[Bbox] = []
     frontier = chart.frontier if len(chart.points) > MAX_NAMED else chart.points
     for point in sorted(chart.points, key=lambda point: not point.mark):
@@ -291,7 +291,7 @@ def _name_points(chart: Chart, axes: "Axes") -> None:
                 horizontalalignment="right" if is_left else "left",
                 fontsize=_LABEL_SIZE,
                 fontweight="bold" if point.mark else "normal",
-                in_layout=False,  # a long label may leave the panel, but not squeeze it
+                in_layout=False,  # a long label does not squeeze the panel
             )
             box = text.get_window_extent()
             if not any(box.overlaps(other) for other in taken):

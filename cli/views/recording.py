@@ -65,15 +65,15 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[int], list[Event]])
 
 
 class Recording:
-    """Takes in what followed the start of a run, event by event, up to `close`."""
+    """Records the events after the start of a run, up to `close`."""
 
     def __init__(self, run: RunEvent) -> None:
         if run.workers > 1:
             raise BatchdecodeError(
-                f"--play shows the steps of one engine, and this is a run of {run.workers} workers "
-                "with steps of their own; use --format gantt, svg or chrome"
+                f"--play shows one engine, and this run has {run.workers} workers with their own "
+                "steps; use --format gantt, svg or chrome"
             )
-        Timeline().add(run)  # which refuses what is no batch
+        Timeline().add(run)  # checks the size of the batch
         if run.batch > MAX_SLOTS:
             raise BatchdecodeError(
                 f"--play shows up to {MAX_SLOTS:,} slots, and this run states {run.batch:,}; use "
@@ -86,14 +86,14 @@ class Recording:
         self._points = set[int]()
         self.longest = Longest()
         self.chapters: list[Chapter] = []
-        self._arrive_steps = array("q")  # of what waits on its own account; sorted in the end
+        self._arrive_steps = array("q")  # of leaders; sorted at the end
         self._admissions: list[tuple[int, int, str]] = []  # step, wait from, label
         self._step = 0
         self._is_measured = False
         self._early: list[ArriveEvent] = []  # arrivals, until the next event tells their step
         self._again = Counter[SequenceKey]()  # sequences that were lost, and come again
         self._state = _packed(self._run)
-        self._steps: list[int] = []  # with which the events of the chapter were told
+        self._steps: list[int] = []  # in which the events of the chapter were reported
         self._events: list[Event] = []
 
     @property
@@ -101,21 +101,21 @@ class Recording:
         return self.timeline.num_steps
 
     def add(self, event: Event) -> None:
-        """Take in the next event, with the step with which a view of the run was told of it."""
+        """Record the next event in the step in which the live view of the run received it."""
         step = self._step
         match event:
             case ArriveEvent() if not self._is_measured:
-                # Read when a slot was free for it: in the step that the next event tells.
+                # Read when a slot was free for it, in the step of the next event.
                 self._early.append(event)
                 return
-            case StepsEvent():  # stands before all else that the last of these steps has told
+            case StepsEvent():  # precedes the other events of its last step
                 self._is_measured = True
                 step = event.step + len(event.ends) - 1
             case RestartEvent():
                 step = event.last_step
                 self._points.add(step)
                 self._again.update(map(_key, self._run.fold.open))
-            case EndEvent() | ArriveEvent() | RunEvent():  # a second start is the fold's to refuse
+            case EndEvent() | ArriveEvent() | RunEvent():  # the fold rejects a second start
                 pass
             case _:
                 step = event.step
@@ -135,7 +135,7 @@ class Recording:
         self.timeline.check_integrity()
         self._arrive_steps = array("q", sorted(self._arrive_steps))
         if not self.num_steps:
-            raise BatchdecodeError("there is nothing to play: no request took a slot")
+            raise BatchdecodeError("nothing to play: no request took a slot")
 
     def _take_early(self, event: Event | None, before: int) -> None:
         """Take the arrivals between the last event, of the step `before`, and `event`.
@@ -153,7 +153,7 @@ class Recording:
 
     def _take(self, event: Event) -> None:
         step, run, longest = self._step, self._run, self.longest
-        # Packing the state costs as much as some events: a chapter has at least so many.
+        # Packing the state costs as much as packing some events, so a chapter has as many.
         size = max(MIN_EVENTS, 2 * len(run.fold.open), run.num_slots)
         if len(self._events) >= size and step > self._steps[-1]:
             self._end_chapter()
@@ -164,7 +164,7 @@ class Recording:
         found = self.timeline.add(event)
         run.keep_up()
         if found is not None and found.first_event is event:
-            if self._again[_key(found)]:  # it was lost, and comes again
+            if self._again[_key(found)]:
                 self._again[_key(found)] -= 1
             elif not is_follower(found):
                 self._arrive_steps.append(found.waits_from)
@@ -200,7 +200,7 @@ class Recording:
         return state
 
     def events_from(self, chapter: int) -> Iterator[tuple[int, list[Event]]]:
-        """Yield the events of each step from a chapter on, with the step."""
+        """Yield the steps from a chapter on with their events."""
         unpacked = (_decoder.decode(zlib.decompress(one[2])) for one in self.chapters[chapter:])
         told = chain.from_iterable(zip(*columns, strict=True) for columns in unpacked)
         for step, same in groupby(told, key=itemgetter(0)):
@@ -223,7 +223,7 @@ class Recording:
         return None
 
     def find(self, text: str) -> dict[int, str]:
-        """Return labels by the steps of their admission: called `text`, else with it in them."""
+        """Return labels equal to `text`, or else containing it, by the steps of their admission."""
         named, alike = dict[int, str](), dict[int, str]()
         for span in self.timeline.spans:
             if text in (span.id, span.label):
@@ -241,7 +241,7 @@ class Recording:
 
     @cached_property
     def points(self) -> list[int]:
-        """The steps of preemptions, failures, restarts and of the worst bubble, ascending."""
+        """The steps of preemptions, failures, restarts and the worst bubble, ascending."""
         bubble = worst_bubble(self.timeline)
         return sorted(self._points if bubble is None else {*self._points, bubble.start})
 

@@ -1,4 +1,4 @@
-"""The story of a request in words: a sentence for each thing that happened to it."""
+"""Explain a request in words, a line for each event, and how two runs differ."""
 
 import sys
 from collections import Counter, defaultdict
@@ -46,11 +46,11 @@ from ..screen.terminal import (
     wrapped,
 )
 
-# How two runs differ in words: where they part and why, and a table of what came of it.
+# -- how two runs differ -------------------------------------------------------------------------
 
 MAX_DECISIONS = 5
 MAX_LABEL_CELLS = 24
-_LEAST_WANTED = {"ended": 8, "preempted": 6, "wait": 4}  # columns of changes: where they begin
+_LEAST_WANTED = {"ended": 8, "preempted": 6, "wait": 4}  # where columns of changes begin
 _TOTALS = {
     "steps": "steps",
     "time": "time, {unit}",
@@ -70,7 +70,7 @@ _DRAFT_TOTALS = {"drafted": "tokens drafted", "accepted": "drafts accepted"}
 
 
 def describe(comparison: RunComparison, name_a: str, name_b: str) -> Iterator[str]:
-    """Yield how run A differs from run B, in sentences of any length."""
+    """Yield the differences between run A and run B, in sentences of any length."""
     yield from (f"A: {name_a}", f"B: {name_b}")
     # Two kinds of step time have no terms to compare.
     has_kinds = any(setting.name == "step_time.name" for setting in comparison.settings)
@@ -129,11 +129,10 @@ def decided(decision: Decision) -> str:
             left = f", {decision.left:,} left to compute" if decision.left else ""
             return f"admits {label} to slot {decision.slot} ({decision.reason}){found}{left}"
         case PreemptEvent():
-            whom = label_of(decision.for_id, decision.for_index, "sample")
+            other = label_of(decision.for_id, decision.for_index, "sample")
             lost = f"{counted(decision.tokens, 'token')} to compute again"
-            return (
-                f"preempts {label} in slot {decision.slot} for {whom} ({decision.reason}), {lost}"
-            )
+            slot = f"slot {decision.slot}"
+            return f"preempts {label} in {slot} for {other} ({decision.reason}), {lost}"
         case BlockedEvent():
             needed = f", {counted(decision.blocks, 'block')} needed" if decision.blocks else ""
             return f"blocks {label} ({decision.reason}{needed})"
@@ -171,7 +170,7 @@ def _doing(story: Story, step: int) -> str:
 
 
 def results_of(comparison: RunComparison, max_rows: int, width: int | None = None) -> Iterator[str]:
-    """Yield tables of what changed: at most `max_rows` outputs, and columns that fit `width`."""
+    """Yield tables of changes: at most `max_rows` outputs, and the columns that fit `width`."""
     changes = comparison.changes
     if changes:
         shown = changes[:max_rows]
@@ -188,7 +187,7 @@ def results_of(comparison: RunComparison, max_rows: int, width: int | None = Non
             without.insert(0, name)
         yield from lines
         if width is not None and without:
-            left_out = f"  no room for {listed(without, 'and')}: a pipe and --json tell"
+            left_out = f"  no room for {listed(without, 'and')}: use a pipe or --json"
             yield from wrapped(left_out, width)
     yield "totals:"
     a, b = comparison.totals_a, comparison.totals_b
@@ -236,7 +235,7 @@ MAX_POSITIONS = 8  # of drafts
 
 
 class Length(NamedTuple):
-    """How many waits in a row, and slot spans, are told one by one before they are summed."""
+    """How many waits in a row, and slot spans, have lines of their own before they are summed."""
 
     max_waits: int
     max_spans: int
@@ -246,7 +245,7 @@ SHORT, WHOLE = Length(6, 4), Length(sys.maxsize, sys.maxsize)
 
 
 def tell_reject(reject: RejectEvent) -> list[str]:
-    return [f"{reject.id}: no valid request ({reject.reason}), so it never joined the queue"]
+    return [f"{reject.id}: not a valid request ({reject.reason}), so it never joined the queue"]
 
 
 def tell(story: Story, length: Length = SHORT) -> list[str]:
@@ -287,9 +286,9 @@ def _lines(story: Story, length: Length) -> Iterator[str]:
         state = f"it holds slot {previous.slot}" if previous and held else "it waits"
         yield f"the trace breaks off while {state}"
     elif ended.reason == "lost":
-        whose = "the worker" if story.worker is None else f"worker {story.worker}"
+        worker = "the worker" if story.worker is None else f"worker {story.worker}"
         made = f", {counted(ended.tokens, 'token')}" if story.spans else ""
-        yield f"lost with {whose}, which died{made}: it is decoded again from the beginning"
+        yield f"lost with {worker}, which died{made}: it is decoded again from the beginning"
     else:
         reason = ended.reason if ended.limit is None else f"{ended.reason} ({ended.limit})"
         when = _when(story, ended.step + 1, ended.time)
@@ -325,7 +324,7 @@ def span_of(start: int, end: int) -> str:
 
 
 def why_waiting(part: StoryPart, story: Story) -> str:
-    """Return what a sequence waited for in `part`, to follow "waited 3 steps"; "" if not told."""
+    """Return the reason for a wait, to follow "waited 3 steps", or "" if unknown."""
     if not part.cause:
         return ""
     if part.cause == "slots":
@@ -334,27 +333,27 @@ def why_waiting(part: StoryPart, story: Story) -> str:
         taken = f": {len(part.by)} of {story.batch} {verb} taken, by {names(part.by)}"
         return f"for {wanted}{taken if part.by else ''}"
     if part.cause == "queue":
-        if story.worker is not None:  # whose queue holds what it will be handed, too
+        if story.worker is not None:  # its queue includes requests that it does not have yet
             return "in the queue: its worker had not been handed it, or slots were too few"
         return "in the queue: one before it needed more slots than were free"
-    whose = "it" if part.behind is None else part.behind
+    head = "it" if part.behind is None else part.behind
     total = "" if story.kv_blocks is None else f" of {story.kv_blocks:,}"
     holders = f", and {names(part.by)} held the others" if part.by else ""
     batch = f": {names(part.by)} held it up" if part.by else ""
     flight = f": {len(part.by)} in flight were enough" if part.by else ""
     reason = {
-        "kv": f"for KV blocks: {whose} needed {part.blocks:,}{total}{holders}",
-        "tokens": f"for tokens of the step: none were left for {whose}",
-        "preemption": "because the step preempted: it admits nobody",
+        "kv": f"for KV blocks: {head} needed {part.blocks:,}{total}{holders}",
+        "tokens": f"for tokens of the step: none were left for {head}",
+        "preemption": "because a preemption paused admissions for that step",
         "batch": f"for the batch to end{batch}",
-        "rate": f"for its turn at the rate: it was too soon for {whose}",
+        "rate": f"for its turn at the rate: it was too soon for {head}",
         "concurrency": f"for the server to have less to do{flight}",
     }[part.cause]
     return reason if part.behind is None else f"behind {part.behind} {reason}"
 
 
 def _rounds(story: Story, spans: Sequence[StorySpan], start: int) -> str:
-    """Return the sums of `spans`, each ended by a preemption, with the waits from `start` on."""
+    """Return the sums of `spans`, all preempted, and of their waits from `start` on."""
     end = spans[-1].end
     parts = [part for part in story.parts if start <= part.start < end]
     waits = [part for part in parts if part.phase == "wait"]
@@ -377,7 +376,7 @@ def _rounds(story: Story, spans: Sequence[StorySpan], start: int) -> str:
     lost = sum(span.preemption.tokens for span in spans if span.preemption is not None)
     return (
         f"waited, was resumed and preempted again {len(spans):,} times: {', '.join(sums)}; "
-        f"{counted(lost, 'token')} to compute again ({span_of(start, end)}; --all tells each)"
+        f"{counted(lost, 'token')} to compute again ({span_of(start, end)}; --all lists each)"
     )
 
 
@@ -411,8 +410,8 @@ def _by_cause(parts: Sequence[StoryPart]) -> str:
     causes = []
     for cause, num_steps in sums.most_common():
         behind = [f"{label} for {number:,}" for label, number in heads[cause].most_common()]
-        whom = f" (behind {names(behind)})" if behind else ""
-        causes.append(f"{num_steps:,} {SHORT_CAUSES[cause]}{whom}")
+        heads_text = f" (behind {names(behind)})" if behind else ""
+        causes.append(f"{num_steps:,} {SHORT_CAUSES[cause]}{heads_text}")
     return ", ".join(causes)
 
 
@@ -423,7 +422,7 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
     aged = found = ""
     if span.aging is not None:
         how_long = duration(span.aging) if story.is_timed else f"{number(span.aging)} steps"
-        aged = f", by --aging first whatever the policy: it had arrived {how_long} before, or more"
+        aged = f", first by --aging: it had waited at least {how_long}"
     if span.cached:
         known = (0 if story.arrived is None else story.arrived.prompt_tokens) + span.generated
         kind = "tokens" if span.generated else "prompt tokens"
@@ -502,7 +501,7 @@ def _drafts(drafts: StoryDrafts) -> Iterator[str]:
 
 
 def _taken(story: Story, start: int, end: int) -> str:
-    """Return how many steps [start, end) are, and in how many it had no share, and why."""
+    """Return the number of steps in [start, end), and the number and causes of standstills."""
     sums = Counter[Cause]()
     for part in story.parts:
         if part.phase != "wait" and start <= part.start < end:

@@ -48,7 +48,8 @@ def test_the_story_of_a_request_that_waits_for_others_as_text_and_json(traces):
         "  arrived at step 0 (0.0 s)",
         "  waited 7 steps for a slot: 2 of 2 were taken, by a and b; 2 others went",
         "    before it (steps 0-6)",
-        "  waited 1 step behind b because the step preempted: it admits nobody (step 7)",
+        "  waited 1 step behind b because a preemption paused admissions for that step",
+        "    (step 7)",
         "  waited 1 step behind b for KV blocks: b needed 5 of 8, and a held the others",
         "    (step 8)",
         "  waited 4 steps for KV blocks: it needed 4 of 8, and b held the others; 1",
@@ -155,7 +156,7 @@ def test_requests_are_run_and_what_went_wrong_is_told(tmp_path):
         in told.stdout.decode()
     )
     told = batchdecode("trace", "why", "b", "r.jsonl", "--keep-going", cwd=tmp_path)
-    assert told.stdout == b"b: no valid request (invalid-type), so it never joined the queue\n"
+    assert told.stdout == b"b: not a valid request (invalid-type), so it never joined the queue\n"
     (tmp_path / "tired.py").write_text("def f(rows): raise RuntimeError('no \\x1b[31m')")
     (tmp_path / "r.jsonl").write_bytes(lines_of(ASKED))
     told = batchdecode("trace", "why", "a", "r.jsonl", "--model", "tired:f", cwd=tmp_path)

@@ -42,8 +42,7 @@ def test_a_story_and_the_summary_tell_of_a_request_that_waited_too_long_for_the_
     events = events_of(OVERTAKEN, 1, policy="priority", aging=6)
     told = tell(stories_of(events)["r0"])
     assert told[3] == (
-        "  admitted to slot 0 at step 6, by --aging first whatever the policy: it had arrived "
-        "6 steps before, or more"
+        "  admitted to slot 0 at step 6, first by --aging: it had waited at least 6 steps"
     )
     assert [story.id for story in stories_of(events).values() if story.spans[0].aging] == [
         *("r0", *(f"r{number}" for number in range(4, 10)))
