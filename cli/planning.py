@@ -1,7 +1,7 @@
 """`batchdecode compare` and `batchdecode plan`: from their options to tables, plots and a plan."""
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, get_args
 
@@ -17,9 +17,7 @@ from batcher.planning.deployments import (
     AXES,
     Deployment,
     Value,
-    check_drafts,
-    check_fleets,
-    check_router,
+    check_given,
     engines_of,
     grid_of,
 )
@@ -33,7 +31,6 @@ from batcher.planning.workload import (
     workload_of,
 )
 from batcher.request import Request
-from batcher.scheduling.scheduler import check_effects
 
 from .models import capabilities_of, load
 from .run.files import print_json, print_text
@@ -273,17 +270,6 @@ def decoded_outputs(
                 )
             outputs[places[result.id], result.index] = result.token_ids
     return outputs
-
-
-def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> None:
-    """Raise an error if a setting that was `given`, or is in a file, has no effect."""
-    check_fleets(given, deployments)
-    engines = engines_of(deployments)
-    fleets = [deployment.fleet for deployment in deployments if deployment.fleet is not None]
-    stated = {name for fleet in fleets for group in fleet.groups for name in group.settings}
-    check_effects(given, [engine.scheduling for engine in engines])
-    check_drafts({*given, *stated}, engines)
-    check_router(given, deployments)
 
 
 def ask(

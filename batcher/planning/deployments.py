@@ -1,7 +1,6 @@
-"""A deployment, one way to serve a workload: the axes along which it varies, and its replicas.
+"""A deployment, one way to serve a workload: its axes, and its groups of replicas.
 
-Rule: whatever can be varied is an axis here; commands, tables and searches know only axes.
-What simulates a deployment asks here what its replicas are, file or not.
+Rule: every setting that can vary is an axis; commands, tables and searches know only axes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,10 +37,8 @@ from batcher.settings import (
     Setting,
 )
 from batcher.timing.catalog import (
-    Amount,
     CatalogError,
     Place,
-    Positive,
     as_record,
     hint_at,
     read_mapping,
@@ -60,7 +57,7 @@ Value = Any
 
 
 class ReplicaGroup(Struct, frozen=True, kw_only=True):
-    """`count` equal replicas; settings: those stated, by name; the rest is the fleet's."""
+    """`count` equal replicas of a fleet file; settings: by axis, the rest is the deployment's."""
 
     name: str
     count: int
@@ -68,29 +65,18 @@ class ReplicaGroup(Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
 
     def __hash__(self) -> int:
-        return hash((self.name, self.count))  # a dict has none
-
-
-class TransferLink(Struct, frozen=True, kw_only=True):
-    """The link from where prompts are computed to where requests decode.
-
-    latency: in seconds.  bytes_per_token: None: that of the model.
-    """
-
-    gbytes_per_s: Positive
-    latency: Amount = 0.0
-    bytes_per_token: Positive | None = None
+        return hash((self.name, self.count))  # a dict is not hashable
 
 
 class FleetFile(Struct, frozen=True, kw_only=True):
-    """The contents of a fleet file; None: not stated, so as on the command line."""
+    """The contents of a fleet file; what is None is as on the command line."""
 
     path: str
     groups: tuple[ReplicaGroup, ...]
     router: str | None = None
     report_interval: float | None = None
     management: Management | None = None
-    transfer: TransferLink | None = None
+    transfer: Transfer | None = None
 
     def __str__(self) -> str:
         return self.path
@@ -101,12 +87,10 @@ class FleetFile(Struct, frozen=True, kw_only=True):
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
-    """A way to serve a workload.
+    """A way to serve a workload: `replicas` engines, alike or by groups of a fleet file.
 
-    profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
-    replicas: how many, each with all the rest.  router, report_interval: see Fleet.  fleet: the
-    file of the replicas; None: they are alike.  draft_tokens, draft_acceptance, draft_cost: see
-    AssumedDrafts; None: no drafts.
+    rate: the arrival rate as a multiple of the workload's.  draft_tokens, draft_acceptance,
+    draft_cost: see AssumedDrafts.
     """
 
     batch: int = 8
@@ -131,9 +115,9 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
 
 class Axis(Struct, frozen=True):
-    """A field of Deployment or of its scheduling that may differ between deployments.
+    """A field of Deployment, or of its scheduling, that may vary.
 
-    read: makes a value of a text, or raises a ValueError that says what is expected.
+    read: converts a text to a value, or raises a ValueError that says what is expected.
     """
 
     name: str
@@ -156,7 +140,7 @@ class Axis(Struct, frozen=True):
         return replace(deployment, scheduling=scheduling)
 
     def values(self, text: str) -> list[Value]:
-        """Return the values that a text with commas lists; raise if one is wrong or there twice."""
+        """Return the values of a list with commas; raise if one is wrong or repeated."""
         found: list[Value] = []
         for part in text.split(","):
             try:
@@ -164,13 +148,13 @@ class Axis(Struct, frozen=True):
             except ValueError as error:
                 raise BatchdecodeError(f"{self.option} {part.strip() or text!r}: {error}") from None
             if value in found:
-                raise BatchdecodeError(f"{self.option} {text}: {part.strip()} is there twice")
+                raise BatchdecodeError(f"{self.option} {text}: {part.strip()} is repeated")
             found.append(value)
         return found
 
 
 class FleetAxis(Axis, frozen=True):
-    """The fleet of a file, with its number of replicas, and maybe the router."""
+    """A fleet file, which also sets the number of replicas, and perhaps the router."""
 
     def set(self, deployment: Deployment, value: FleetFile) -> Deployment:
         stated = {name: getattr(value, name) for name in OF_ROUTING}
@@ -229,7 +213,7 @@ def _draft_tokens(text: str) -> int | None:
 
 
 class _Contents(Struct):
-    """The sections of a fleet file, of which each reads what is in it."""
+    """The sections of a fleet file."""
 
     replicas: Annotated[
         list[Any], Meta(min_length=1, max_length=MAX_GROUPS, description="a list of groups")
@@ -243,11 +227,7 @@ class _Contents(Struct):
 
 
 def read_fleet(path: str) -> FleetFile:
-    """Return the fleet of a YAML file; whatever can have no effect, or no meaning, is an error.
-
-    Raises:
-        CatalogError: the file cannot be read, or something in it is not allowed.
-    """
+    """Return the fleet of a YAML file, or raise a CatalogError, also for what has no effect."""
     contents = as_record(read_mapping(path), _Contents, path)
     stated = {
         name: _read(name, value, Place(path, name, name))
@@ -265,12 +245,12 @@ def read_fleet(path: str) -> FleetFile:
         groups[group.name] = group
     if contents.transfer is not None:
         place = Place(path, "transfer", "transfer")
-        stated["transfer"] = as_record(contents.transfer, TransferLink, place)
+        stated["transfer"] = as_record(contents.transfer, Transfer, place)
     fleet = FleetFile(path=path, groups=tuple(groups.values()), **stated)
     roles = {group.role for group in fleet.groups}
     if roles not in ({"both"}, {"prefill", "decode"}):
         raise CatalogError(
-            f"{path}: role: expected groups with prefill and with decode, or none with either"
+            f"{path}: role: expected groups with prefill and with decode, or with neither"
         )
     if fleet.transfer is None and "decode" in roles:
         raise CatalogError(f"{path}: transfer is missing: gbytes_per_s, and maybe latency")
@@ -287,7 +267,7 @@ def read_fleet(path: str) -> FleetFile:
         values, place = getattr(contents, name), Place(path, name, name)
         if values is not None and len(fleet.groups) > 1:
             raise CatalogError(
-                f"{place}: expected one group of replicas, without a role, and there are "
+                f"{place}: expected one group of replicas, without a role, not "
                 f"{len(fleet.groups)}: {', '.join(groups)}"
             )
         if values is not None:
@@ -317,8 +297,8 @@ def _group(values: Any, number: str, place: Place) -> ReplicaGroup:
     for key in settings:
         if role == "decode" and key in WHERE_DECODED:
             raise CatalogError(
-                f"{place.at(key)}: {key} has no effect with role: decode, where a request has "
-                "blocks for all its tokens from the outset, and finds none"
+                f"{place.at(key)}: {key} has no effect with role: decode, where a request gets "
+                "all its blocks at once"
             )
         if key not in allowed:
             raise CatalogError(
@@ -332,14 +312,14 @@ def _group(values: Any, number: str, place: Place) -> ReplicaGroup:
 
 
 def _read(name: str, value: Any, place: str | Place, named: str = "") -> Any:
-    """Return a value of an axis as YAML has it; named: what errors add to `place`."""
+    """Return a value of an axis from YAML; named: added to `place` in errors."""
     if value is None or isinstance(value, bool):
         value = {None: "none", True: "on", False: "off"}[value]
     if not isinstance(value, str | int | float):
         raise CatalogError(f"{place}{named}: expected a single value")
     try:
         return AXES["replicas" if name == "count" else name].read(str(value))
-    except (BatchdecodeError, ValueError) as error:  # of an endless number, too
+    except (BatchdecodeError, ValueError) as error:
         raise CatalogError(f"{place}{named} {value!r}: {error}") from None
 
 
@@ -396,10 +376,7 @@ def show_value(axis: Axis, value: Value) -> str:
 
 
 def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Deployment]:
-    """Return all combinations of the values of some AXES, by name; the rest is as in `base`.
-
-    They are in the order of AXES, the last of them changing fastest.
-    """
+    """Return `base` with all combinations of values, by axis; the last of AXES varies fastest."""
     axes = [axis for name, axis in AXES.items() if name in values]
     deployments = []
     for combination in product(*(values[axis.name] for axis in axes)):
@@ -410,17 +387,16 @@ def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Dep
     return deployments
 
 
-WHERE_DECODED: dict[str, Value] = {
+WHERE_DECODED: dict[str, Value] = {  # settings of replicas with role: decode
     "capacity": "no-evict",
     "prefix_cache": False,
     "preempt_for": None,
     "watermark": DEFAULT_WATERMARK,
 }
-"""How replicas with the role decode are scheduled, see batcher.planning.replicas."""
 
 
 class EngineGroup(Struct, frozen=True, kw_only=True):
-    """Replicas of a deployment that are alike; engine: each of them; name: in the file, or ""."""
+    """Equal replicas of a deployment; engine: one of them; name: in the file, or ""."""
 
     name: str
     count: int
@@ -429,7 +405,7 @@ class EngineGroup(Struct, frozen=True, kw_only=True):
 
 
 def groups_of(deployment: Deployment) -> list[EngineGroup]:
-    """Return the groups of alike replicas, in the order of the file; one if there is no file."""
+    """Return the groups of equal replicas, in the order of the file; one without a file."""
     engine = replace(deployment, fleet=None, replicas=1)
     if deployment.fleet is None:
         return [EngineGroup(name="", count=deployment.replicas, engine=engine)]
@@ -445,37 +421,43 @@ def groups_of(deployment: Deployment) -> list[EngineGroup]:
 
 
 def scaled_fleet(fleet: FleetFile, number: int = 1) -> FleetFile:
-    """Return `number` times the fewest replicas in the proportion of the groups."""
+    """Return `number` times the fewest replicas in the proportions of the groups."""
     least = gcd(*(group.count for group in fleet.groups))
     groups = (replace(group, count=group.count // least * number) for group in fleet.groups)
     return replace(fleet, groups=tuple(groups))
 
 
 def transfer_of(deployment: Deployment) -> Transfer | None:
-    """Return how long keys and values travel to where requests decode; None if they stay."""
-    link = None if deployment.fleet is None else deployment.fleet.transfer
-    if link is None:
-        return None
-    num_bytes = link.bytes_per_token
-    if num_bytes is None:
-        profile = next(g.engine.profile for g in groups_of(deployment) if g.role == "prefill")
-        shape = setup_of(profile).shape
-        if shape is None:
-            raise BatchdecodeError(
-                f"{deployment.fleet}: transfer: nothing says how large keys and values of a token "
-                f"are with {profile}: give bytes_per_token"
-            )
-        num_bytes = shape.sizes.kv_bytes_per_token
-    return Transfer(seconds_per_token=num_bytes / (link.gbytes_per_s * 1e9), latency=link.latency)
+    """Return the transfer of prompts to decode replicas, with its bytes per token, or None."""
+    transfer = None if deployment.fleet is None else deployment.fleet.transfer
+    if transfer is None or transfer.bytes_per_token is not None:
+        return transfer
+    profile = next(g.engine.profile for g in groups_of(deployment) if g.role == "prefill")
+    shape = setup_of(profile).shape
+    if shape is None:
+        raise BatchdecodeError(
+            f"{deployment.fleet}: transfer: the size of keys and values is unknown with {profile}: "
+            "give bytes_per_token"
+        )
+    return replace(transfer, bytes_per_token=shape.sizes.kv_bytes_per_token)
 
 
 def engines_of(deployments: Iterable[Deployment]) -> list[Deployment]:
     return [group.engine for deployment in deployments for group in groups_of(deployment)]
 
 
-def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Raise a BatchdecodeError if an option of a router has no effect in any alternative."""
-    deployments = list(alternatives)
+def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> None:
+    """Raise a BatchdecodeError if a `given` option, or a setting of a file, has no effect."""
+    check_fleets(given, deployments)
+    engines = engines_of(deployments)
+    fleets = [deployment.fleet for deployment in deployments if deployment.fleet is not None]
+    stated = {name for fleet in fleets for group in fleet.groups for name in group.settings}
+    check_effects(given, [engine.scheduling for engine in engines])
+    check_drafts({*given, *stated}, engines)
+    check_router(given, deployments)
+
+
+def check_router(given: Collection[str], deployments: Sequence[Deployment]) -> None:
     fleets = [deployment for deployment in deployments if deployment.replicas > 1]
     if not fleets:
         for name in OF_ROUTING:
@@ -487,13 +469,11 @@ def check_router(given: Collection[str], alternatives: Iterable[Deployment]) -> 
         any(router_of(deployment.router).hears_reports for deployment in fleets)
     ):
         raise BatchdecodeError(
-            "--report-interval has no effect: the router goes by no reports of replicas"
+            "--report-interval has no effect: the router uses no reports of replicas"
         )
 
 
-def check_fleets(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Raise a BatchdecodeError if something beside fleet files, or in them, has no effect."""
-    deployments = list(alternatives)
+def check_fleets(given: Collection[str], deployments: Sequence[Deployment]) -> None:
     if "fleet" in given and "replicas" in given:
         raise BatchdecodeError("--replicas has no effect with --fleet, whose groups have counts")
     for deployment in deployments:
@@ -534,9 +514,8 @@ def without_drafts(deployment: Deployment) -> Deployment:
     return replace(deployment, draft_tokens=None, draft_acceptance=0.0, draft_cost=0.0)
 
 
-def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> None:
-    """Raise a BatchdecodeError if an option of drafts has no effect or is missing."""
-    has_drafts = any(each.draft_tokens is not None for each in alternatives)
+def check_drafts(given: Collection[str], engines: Sequence[Deployment]) -> None:
+    has_drafts = any(each.draft_tokens is not None for each in engines)
     for name in ("draft_acceptance", "draft_cost"):
         if name in given and not has_drafts:
             option = AXES[name].option

@@ -1,7 +1,7 @@
 """The smallest setting, or the largest rate, under which enough requests meet an SLO."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from math import ceil, floor
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +20,6 @@ from batcher.planning.deployments import (
     engines_of,
     groups_of,
     scaled_fleet,
-    without_drafts,
 )
 from batcher.planning.measure import (
     GivenUp,
@@ -34,7 +33,6 @@ from batcher.planning.measure import (
 from batcher.planning.routers import ROUTERS
 from batcher.planning.workers import OnPart, WorkerProcesses
 from batcher.planning.workload import AnyWorkload
-from batcher.speculation.settings import expected_speedup, simple_return
 
 # -- the search ------------------------------------------------------------------------------------
 #
@@ -511,72 +509,6 @@ class Edge(Struct, frozen=True, kw_only=True):
         return (yield deployment).good_share >= self.question.asked
 
 
-# -- the gain of drafts ----------------------------------------------------------------------------
-
-
-class Gain(Struct, frozen=True, kw_only=True):
-    """The gain of drafts: two simulations that differ in drafts alone.
-
-    tokens_per_s, without: with and without drafts; speedup: their quotient.  expected, simple: by
-    the formulas (1-a^(k+1))/((1-a)(1+ck)) and ka/(1+c) (Leviathan et al., "Fast Inference from
-    Transformers via Speculative Decoding", 2023), which ignore waiting and the cost of verifying.
-    off_from: the least batch tried, each twice the one before, from which drafts gain nothing.
-    """
-
-    tokens_per_s: float
-    without: float
-    speedup: float
-    expected: float
-    simple: float
-    off_from: int | None
-
-
-def off_from(gains: Iterable[tuple[int, float]]) -> int | None:
-    """Return the least batch from which no (batch, speedup) is above 1, or None."""
-    least = None
-    for batch, speedup in sorted(gains, reverse=True):
-        if speedup > 1:
-            break
-        least = batch
-    return least
-
-
-def gain_of(
-    deployment: Deployment, most_slots: int, tokens_per_s: Callable[[Deployment], float]
-) -> Gain | None:
-    """Return the gain of drafts, None without drafts or tokens, or for fleet files.
-
-    most_slots: the largest useful batch.  tokens_per_s: measures a deployment.
-    """
-    drafts = deployment.drafts
-    if drafts is None or deployment.fleet is not None:
-        return None
-
-    def measured(batch: int) -> tuple[float, float]:
-        sized = AXES["batch"].set(deployment, batch)
-        return tokens_per_s(sized), tokens_per_s(without_drafts(sized))
-
-    own = measured(deployment.batch)
-    if not own[1]:
-        return None
-    gains = [(deployment.batch, own[0] / own[1])]
-    batch, budget = deployment.batch, deployment.scheduling.max_batch_tokens
-    most = min(most_slots, MAX_BATCH, MAX_BATCH if budget is None else budget)
-    while gains[-1][1] > 1 and batch < most:
-        batch = min(2 * batch, most)
-        with_drafts, undrafted = measured(batch)
-        gains.append((batch, with_drafts / undrafted if undrafted else 1.0))
-    terms = (drafts.acceptance, drafts.num_tokens, drafts.cost)
-    return Gain(
-        tokens_per_s=own[0],
-        without=own[1],
-        speedup=own[0] / own[1],
-        expected=expected_speedup(*terms),
-        simple=simple_return(*terms),
-        off_from=off_from(gains),
-    )
-
-
 # -- the plan --------------------------------------------------------------------------------------
 
 SMALL = 2_000  # samples: fewer are simulated before a process has started
@@ -615,7 +547,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     reliefs: list[Relief] = []
     contradictions: list[Trial]
     trials: list[Trial]
-    gain: Gain | None = None
 
 
 def find_plan(
@@ -636,7 +567,7 @@ def find_plan(
     The answer does not depend on `num_jobs`, the number of processes.
     on_tried: called repeatedly with the number of values tried, the next value, and the share of
     its simulation done.  on_relief: called with the number of relief simulations done.  on_found:
-    called with the plan before reliefs and gain are known.  on_trial: called with each value tried.
+    called with the plan before reliefs are known.  on_trial: called with each value tried.
     small: with fewer samples no process is started.  has_all_trials: simulate values that cannot be
     enough to their end.
 
@@ -763,9 +694,4 @@ def find_plan(
                 tried=tried[edge],
             ).analyse()
         plan = replace(plan, binding=binding, reliefs=reliefs)
-    gain = gain_of(
-        plan.deployment,
-        workload.num_samples,
-        lambda deployment: measure(question, deployment).tokens_per_s,
-    )
-    return replace(plan, gain=gain)
+    return plan

@@ -1,4 +1,4 @@
-"""A log of a real run, of one engine or several behind a router, simulated: how far off that is."""
+"""Simulates the log of a real run, of one or several engines, and compares the latencies."""
 
 import json
 from codecs import BOM_UTF8
@@ -19,7 +19,7 @@ from batcher.planning.routers import DEFAULT_REPORT_INTERVAL, ReplicaView, Route
 from batcher.planning.simulated_sequence import GREEDY, Piece, SimulatedSequence
 from batcher.planning.simulator import FleetResult, ReplicaSettings
 from batcher.planning.workload import Turns, Workload
-from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
+from batcher.settings import DEFAULT_BLOCK_SIZE
 from batcher.timing.profiles import usable_blocks
 from batcher.trace.files import is_trace, read_numbered_trace
 from batcher.trace.logs import (
@@ -33,13 +33,11 @@ from batcher.trace.logs import (
 )
 from batcher.trace.run import RequestFold, TraceChecks, check_worker, label_of
 
-# Logs of real runs as vLLM has them: lengths and times of requests, and the limits of the run.
-
-NUM_DIGITS = 9  # of seconds, after the point: a log has no more
+NUM_DIGITS = 9  # decimals of seconds
 
 
 def workload_of_log(log: list[LoggedRequest]) -> Workload:
-    """Return the requests of a log as jobs; the first comes at 0 s, and none shares a prefix."""
+    """Return the requests of a log as jobs; the first arrives at 0 s, and none shares a prefix."""
     first = log[0].queued_ts
     jobs = [
         SimulatedSequence(
@@ -57,7 +55,7 @@ def workload_of_log(log: list[LoggedRequest]) -> Workload:
 
 
 class RequestsOfRun(NamedTuple):
-    """The requests in the order they came; batch: slots, or what a client had in flight."""
+    """Requests by arrival; batch: slots, or (is_of_client) the requests a client had in flight."""
 
     requests: list[LoggedRequest]
     batch: int | None
@@ -67,11 +65,10 @@ class RequestsOfRun(NamedTuple):
 def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRun:
     """Return the requests of a log of any kind or of a trace, given as (line number, line).
 
-    Of a trace, those that came to their end by themselves; each sample is one.
+    Those of a trace are its finished samples.
 
     Raises:
-        BatchdecodeError: it is neither, it has no times, no run can have written it, or
-            nothing has come to its end.
+        BatchdecodeError: it is neither, has no times, is inconsistent, or no request finished.
     """
     numbered = iter(lines)
     head = [line for _, line in zip(range(1), numbered, strict=False)]
@@ -85,7 +82,7 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     run = next(events)
     if not isinstance(run, RunEvent) or is_untimed(run):
         raise BatchdecodeError(
-            f"{name}: its steps have no times; those of a server, of --profile, or wall have"
+            f"{name}: its steps have no times; run with --profile, or a server, to have them"
         )
     fold, ended = RequestFold(), list[EndedRequest]()
     workers = defaultdict[int | None, tuple[StepFeed, TokenTimes]](
@@ -113,7 +110,7 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
         if each.is_ok and each.finish.tokens > 0
     ]
     if not requests:
-        raise BatchdecodeError(f"{name}: no request has come to its end in it")
+        raise BatchdecodeError(f"{name}: no request finished")
     for request in requests:
         if not request.input_toks:
             raise BatchdecodeError(
@@ -126,12 +123,11 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
 
 # -- the limits of a real run --------------------------------------------------------------------
 #
-# A JSON file beside the log has them under vLLM's names.  Of several places the one vLLM came to
-# counts more than the one it was asked for: what is in `resolved_config`, then what is anywhere
-# else, then what is in `engine_kwargs`; null says nothing.
+# A JSON file next to the log has them under vLLM's names, at any depth.  Values in
+# `resolved_config`, which vLLM used, come before others, and those in `engine_kwargs`, which were
+# requested, come last; null is ignored.
 
-# As the options have them.
-MAX_SLOTS, MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_COUNT = 2**20, 2**24, 2**20, 2**31 - 1
+MAX_BLOCKS, MAX_COUNT = 2**24, 2**31 - 1  # as of the options
 RESOLVED, ASKED = "resolved_config", "engine_kwargs"
 MAX_SHOWN = 80  # characters of a value
 
@@ -143,47 +139,21 @@ class Limit(Struct, frozen=True):
     place: str
 
 
-def _count(most: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if type(value) is not int or not 1 <= value <= most:
-            raise ValueError(f"expected a whole number from 1 to {most:,}")
-        return value
-
-    return read
-
-
-def _threshold(value: Any) -> int | None:
-    if value == 0 and type(value) is int:
-        return None
-    return _count(MAX_COUNT)(value)
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("expected true or false")
-    return value
-
-
-def _capacity(value: Any) -> Capacity:
-    return "watermark" if _flag(value) else "on-demand"
-
-
-# A setting, the field of the file, and what makes a value of it or raises a ValueError; of several
-# fields for a setting the first that is there counts.
-_FIELDS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-    ("batch", "max_num_seqs", _count(MAX_SLOTS)),
-    ("max_batch_tokens", "max_num_scheduled_tokens", _count(MAX_COUNT)),
-    ("max_batch_tokens", "max_num_batched_tokens", _count(MAX_COUNT)),
-    ("long_prefill_threshold", "long_prefill_token_threshold", _threshold),
-    ("block_size", "block_size", _count(MAX_BLOCK_SIZE)),
-    ("kv_blocks", "num_gpu_blocks", _count(MAX_BLOCKS)),
-    ("kv_tokens", "num_kv_tokens", _count(MAX_COUNT)),
-    ("prefix_cache", "enable_prefix_caching", _flag),
-    ("capacity", "scheduler_reserve_full_isl", _capacity),
+# Setting, field of the file, and the largest number, or bool.  The first field present counts.
+_FIELDS: tuple[tuple[str, str, int | type[bool]], ...] = (
+    ("batch", "max_num_seqs", 2**20),
+    ("max_batch_tokens", "max_num_scheduled_tokens", MAX_COUNT),
+    ("max_batch_tokens", "max_num_batched_tokens", MAX_COUNT),
+    ("long_prefill_threshold", "long_prefill_token_threshold", MAX_COUNT),
+    ("block_size", "block_size", 2**20),
+    ("kv_blocks", "num_gpu_blocks", MAX_BLOCKS),
+    ("kv_tokens", "num_kv_tokens", MAX_COUNT),
+    ("prefix_cache", "enable_prefix_caching", bool),
+    ("capacity", "scheduler_reserve_full_isl", bool),
 )
 NAMES = tuple(name for _, name, _ in _FIELDS)
 
-# What would change the schedule, and is not simulated -> whether a value is of that kind.
+# Fields that would change the schedule but are not simulated -> whether a value would.
 _NOT_SIMULATED: dict[str, Callable[[Any], bool]] = {
     "policy": lambda value: value != "fcfs",
     "enable_chunked_prefill": lambda value: value is False,
@@ -194,18 +164,14 @@ _NOT_SIMULATED: dict[str, Callable[[Any], bool]] = {
 
 
 class RunMeta(Struct, frozen=True):
-    """limits: by setting.  not_simulated: fields with a value that no simulation heeds."""
+    """limits: by setting.  not_simulated: fields whose values are not simulated."""
 
     limits: dict[str, Limit]
     not_simulated: list[str]
 
 
 def read_run_meta(content: bytes, name: str) -> RunMeta:
-    """Return what the file `name` says of a run; there are no limits if it has none of NAMES.
-
-    Raises:
-        BatchdecodeError: it is no JSON object, or a field of it is not what it can be.
-    """
+    """Return the limits in the file `name`, or raise a BatchdecodeError for wrong values."""
     try:
         meta = json.loads(content.removeprefix(BOM_UTF8).decode())
     except json.JSONDecodeError as error:
@@ -217,22 +183,30 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
         raise BatchdecodeError(f"{name}: {error}") from None
     if not isinstance(meta, dict):
         raise BatchdecodeError(f"{name}: expected a JSON object with {', '.join(NAMES)}")
-    said = sorted(
-        _said(meta, ()), key=lambda each: 0 if RESOLVED in each[0] else 2 if ASKED in each[0] else 1
+    fields = sorted(
+        _fields_in(meta, ()),
+        key=lambda field: 0 if RESOLVED in field[0] else 2 if ASKED in field[0] else 1,
     )
     limits: dict[str, Limit] = {}
-    for setting, field, read in _FIELDS:
-        for path, value in said:
+    for setting, field, kind in _FIELDS:
+        for path, value in fields:
             if path[-1] != field or setting in limits:
                 continue
+            least = 0 if setting == "long_prefill_threshold" else 1
+            expected = "true or false"
+            is_good = type(value) is bool
+            if not isinstance(kind, type):
+                expected = f"a whole number from 1 to {kind:,}"
+                is_good = type(value) is int and least <= value <= kind
             place = ".".join(path)
-            try:
-                limits[setting] = Limit(read(value), place)
-            except ValueError as error:
+            if not is_good:
                 shown = json.dumps(value)
                 shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
-                raise BatchdecodeError(f"{name}: {place}: {error}, not {shown}") from None
-    # Blocks are those that sequences get; tokens, where only they are known, are put into some.
+                raise BatchdecodeError(f"{name}: {place}: expected {expected}, not {shown}")
+            if setting == "capacity":
+                value = "watermark" if value else "on-demand"  # noqa: PLW2901 - as the setting
+            limits[setting] = Limit(value or None if least == 0 else value, place)
+    # Blocks are those that sequences can use; if only tokens are known they are converted.
     tokens = limits.pop("kv_tokens", None)
     if tokens is not None and "kv_blocks" not in limits:
         size = limits["block_size"].value if "block_size" in limits else DEFAULT_BLOCK_SIZE
@@ -241,7 +215,7 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
         blocks = limits["kv_blocks"]
         place = f"{blocks.place}, less the null block,"
         limits["kv_blocks"] = Limit(max(usable_blocks(blocks.value), 1), place)
-    settled = {path[-1]: (path, value) for path, value in reversed(said)}
+    settled = {path[-1]: (path, value) for path, value in reversed(fields)}
     not_simulated = [
         f"{'.'.join(settled[field][0])} {json.dumps(settled[field][1])}"
         for field, is_other in _NOT_SIMULATED.items()
@@ -250,21 +224,23 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
     return RunMeta(limits, not_simulated)
 
 
-def _said(meta: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _fields_in(
+    meta: dict[str, Any], above: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in meta.items():
         path = (*above, name)
         if name in NAMES or name in _NOT_SIMULATED:
             if value is not None:
                 yield path, value
         elif isinstance(value, dict):
-            yield from _said(value, path)
+            yield from _fields_in(value, path)
 
 
 PERCENTS = (50, 99)
 
 
 class Comparison(Struct, frozen=True):
-    """A number of the real run and of its simulation, in seconds; error: a share, or None."""
+    """A number of the real run and of its simulation, in seconds; error: relative, or None."""
 
     name: str
     real: float
@@ -273,14 +249,14 @@ class Comparison(Struct, frozen=True):
 
 
 class Replay(Struct, frozen=True):
-    """The numbers of a replay, and all that the simulation came to."""
+    """The numbers of a replay, and the result of the simulation."""
 
     comparisons: list[Comparison]
     result: FleetResult
 
 
 class AsLogged(Router):
-    """To the replica that had the request, in the order in which the log has them."""
+    """Routes each request to the replica that the log names."""
 
     def __init__(self, log: Sequence[LoggedRequest]) -> None:
         super().__init__()
@@ -288,7 +264,7 @@ class AsLogged(Router):
         self._places = [places.setdefault(one.replica, len(places)) for one in log]
         self.num_replicas = len(places)
 
-    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView:  # noqa: ARG002 - it has been
+    def choose(self, request: SimulatedSequence, now: float) -> ReplicaView:  # noqa: ARG002
         return self.replicas[self._places[request.input_index]]
 
 
@@ -299,13 +275,13 @@ def replay(
     router: Router | None = None,
     report_interval: float = DEFAULT_REPORT_INTERVAL,
 ) -> Replay:
-    """Return how a simulation of the requests of a log compares to the run that wrote it.
+    """Return the comparison of a log with a simulation of its requests.
 
-    engine: each of the replicas.  router: None for AsLogged.
+    engine: of each replica.  router: None for AsLogged.
 
     Raises:
-        BatchdecodeError: the settings make no sense, the router fails or refuses a request, or one
-    of the log can never run.
+        BatchdecodeError: the settings contradict, the router fails or refuses a request, or a
+            request can never run.
     """
     turns = Turns(workload_of_log(log))
     router = AsLogged(log) if router is None else router
@@ -316,8 +292,8 @@ def replay(
     failed = [sequence.id for sequence in turns.sequences if sequence.has_failed]
     if failed:
         raise BatchdecodeError(
-            f"{len(failed):,} requests, the first of them {failed[0]!r}, can never run with "
-            f"--kv-blocks {engine.scheduling.kv_blocks}, and they did"
+            f"{len(failed):,} requests that were served, the first {failed[0]!r}, can never run "
+            f"with --kv-blocks {engine.scheduling.kv_blocks}"
         )
     logged = attrgetter(
         "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts", "output_toks"
@@ -334,7 +310,7 @@ def replay(
 def _numbers(rows: Iterable[tuple[float | None, ...]]) -> dict[str, float]:
     """Return mean and percentiles, by nearest rank, of all latencies, and the makespan.
 
-    rows: arrival, admission (None if not known), first and last token, number of tokens.
+    rows: arrival, admission (None if unknown), first and last token, number of tokens.
     """
     arrival, admitted, first, last, num_tokens = np.ascontiguousarray(np.array([*rows], float).T)
     several = num_tokens > 1

@@ -1,14 +1,13 @@
-"""Engines that compute prompts, and others that decode.
+"""Disaggregated serving: replicas that compute prompts, and replicas that decode.
 
-An engine that computes prompts gives the first token, too.  The keys and values of the prompt go
-to an engine that decodes, once that has blocks for all tokens of the request; it looks for them
-when a step of its has ended.  The first engine keeps its blocks until all is there, and only then
-a slot is asked for.  So blocks are held on both sides while they travel, as by vLLM's connectors,
-and a full decode side backs up into the memory of the other one (DistServe: Zhong et al., OSDI
-2024).
+A prefill replica also generates the first token.  The keys and values of the prompt are sent to a
+decode replica once that has blocks for all tokens of the request, which it checks at the end of
+each step.  The prefill replica keeps its blocks until the transfer is complete; only then the
+request waits for a slot.  So blocks are held on both sides during a transfer, as by vLLM's
+connectors, and a full decode side backs up into the memory of the prefill side (DistServe: Zhong et
+al., OSDI 2024).
 
-Rule: an engine knows a phase of a sequence alone, and nothing that comes before the end of its
-last step; the sequence learns from its phases what came of it.
+Rule: a replica knows only a phase of a sequence; the results of the phases are copied to it.
 """
 
 from collections import deque
@@ -35,24 +34,26 @@ from batcher.planning.workload import Turns
 from batcher.scheduling.blocks import PrefixMatch
 from batcher.scheduling.clock import ticks_until
 from batcher.scheduling.kv_cache import KVCache
+from batcher.timing.catalog import Amount, Positive
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 
 class Transfer(Struct, frozen=True, kw_only=True):
-    """The time of keys and values from one replica to another."""
+    """The link of keys and values between replicas; bytes_per_token: None for the model's."""
 
-    seconds_per_token: float
-    latency: float = 0.0
+    gbytes_per_s: Positive
+    latency: Amount = 0.0
+    bytes_per_token: Positive | None = None
 
     def seconds(self, num_tokens: int) -> float:
-        return self.latency + num_tokens * self.seconds_per_token
+        seconds_per_token = (self.bytes_per_token or 0.0) / (self.gbytes_per_s * 1e9)
+        return self.latency + num_tokens * seconds_per_token
 
 
 class Phase(SimulatedSequence, eq=False, gc=False, kw_only=True):
-    """A part of the sequence `whole`, as an engine takes it.
+    """A part of the sequence `whole` for one replica.
 
-    source: the replica with the prompt, if this comes after the first token; None: this is the
-    prompt and the first token.
+    source: the replica that computed the prompt; None: this is the prompt and the first token.
     """
 
     whole: SimulatedSequence
@@ -65,9 +66,9 @@ def phase_of(whole: SimulatedSequence, source: int | None = None, **changed: Any
 
 
 class PrefillReplica(Replica):
-    """An engine that keeps the blocks of a prompt until they are released.
+    """A replica that keeps the blocks of a prompt until they are released.
 
-    With all blocks kept it stands still, though requests wait, until the next release.
+    With all blocks kept it stalls, though requests wait, until the next release.
     """
 
     needs_tables = True
@@ -84,7 +85,7 @@ class PrefillReplica(Replica):
         heappush(self._releases, (time, self._num_releases, whole))
 
     def next_event(self) -> tuple[float, int]:
-        """Return what Replica does; if no block is free, when that may change."""
+        """Return the next event; while stalled, the time of the next release or arrival."""
         if not self._is_stuck:
             return super().next_event()
         times = [self._releases[0][0]] if self._releases else []
@@ -97,7 +98,7 @@ class PrefillReplica(Replica):
             begin, self._ticks = self._ticks, max(self._ticks, ticks_until(self.next_event()[0]))
             self.result.stalled_ticks += self._ticks - begin
             self.now = self._ticks / TICKS_PER_SECOND
-        self._next_stretch = None  # blocks may be given back first
+        self._next_stretch = None  # blocks may be returned first
         super().go_on()
 
     def close(self) -> ReplicaResult:
@@ -124,7 +125,7 @@ class PrefillReplica(Replica):
 
 
 class ReservedBlocks(KVCache[SimulatedSequence]):
-    """Blocks that sequences have before they are admitted, whose prompts came from elsewhere."""
+    """A KV cache that reserves blocks for transferred prompts before admission."""
 
     def reserve(self, sequence: SimulatedSequence) -> bool:
         if not self.has_room(self.num_blocks(sequence.most_tokens)):
@@ -145,15 +146,15 @@ class ReservedBlocks(KVCache[SimulatedSequence]):
         return 0
 
     def admit(self, matches: Mapping[SimulatedSequence, PrefixMatch]) -> None:
-        """Let a sequence, which has all its blocks, continue behind its prompt."""
+        """Continue behind the prompt; the sequence has all its blocks."""
         for row, match in matches.items():
             row.num_cached_tokens = match.num_tokens
 
 
 class DecodeReplica(Replica):
-    """An engine to which prompts come computed; none is preempted there.
+    """A replica that receives computed prompts and never preempts.
 
-    on_taken: called with a sequence, and when it has its blocks.
+    on_taken: called with a sequence and the time when it has its blocks.
     """
 
     def __init__(
@@ -169,25 +170,25 @@ class DecodeReplica(Replica):
         self._incoming: deque[Phase] = deque()
 
     def add(self, sequence: SimulatedSequence) -> bool:
-        """Advance to the arrival of the second phase of a sequence, and take it in."""
+        """Advance to the arrival of a second phase, and add it."""
         self.advance(sequence.arrival_time)
         if not isinstance(sequence, Phase):
-            raise InvariantError(f"{sequence.id!r} comes to where requests decode, not computed")
+            raise InvariantError(f"{sequence.id!r}: a decode replica received an uncomputed prompt")
         if self._scheduler.why_never(sequence) is not None:
             sequence.has_failed = True
             self.ended.append(sequence)
             self._on_taken(sequence, sequence.arrival_time)
             return True
         self._incoming.append(sequence)
-        self._take_in()
+        self._reserve_incoming()
         return True
 
     def report(self, time: float) -> ReplicaStats:
-        """Return its state; those without blocks wait, too."""
+        """Return its state; sequences without blocks count as waiting."""
         report = super().report(time)
         return replace(report, waiting=report.waiting + len(self._incoming))
 
-    def _take_in(self) -> None:
+    def _reserve_incoming(self) -> None:
         incoming = self._incoming
         while incoming and self._blocks.reserve(incoming[0]):
             sequence = incoming.popleft()
@@ -205,4 +206,4 @@ class DecodeReplica(Replica):
     def _end_all(self, ending: Collection[int]) -> None:
         super()._end_all(ending)
         if ending:
-            self._take_in()
+            self._reserve_incoming()

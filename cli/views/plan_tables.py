@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from math import inf
 
 import msgspec
@@ -20,7 +21,7 @@ from batcher.planning.deployments import (
     show_value,
 )
 from batcher.planning.measure import Cost, FleetUse, Outcome
-from batcher.planning.plan import Plan, Relief, Searched, off_from
+from batcher.planning.plan import Plan, Relief, Searched
 
 from ..screen.terminal import (
     aligned,
@@ -270,7 +271,7 @@ def sources_text(costs: Sequence[Cost]) -> str:
 
 
 def _where_drafts_gain(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:
-    """Yield for each row of batches with drafts from which on they are to be left out."""
+    """Yield for each family of batches from which batch on no draft gains anything."""
     batch = AXES["batch"]
     families: dict[Deployment, list[tuple[int, float]]] = {}
     for cell in cells:
@@ -278,12 +279,12 @@ def _where_drafts_gain(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Itera
             family = families.setdefault(batch.set(cell.deployment, 1), [])
             family.append((cell.deployment.batch, cell.speedup))
     for deployment, gains in families.items():
-        least, smallest = off_from(gains), min(gains)[0]
-        if least is None:
-            told = "worth it at the largest batch, too"
-        else:
-            told = "never worth it" if least == smallest else f"off from batch {least:,} on"
-        yield f"{_described(deployment, [axis for axis in axes if axis is not batch])}: {told}"
+        useless = list(takewhile(lambda gain: gain[1] <= 1, sorted(gains, reverse=True)))
+        verdict = "worth it at the largest batch as well"
+        if useless:
+            least = useless[-1][0]
+            verdict = "never worth it" if least == min(gains)[0] else f"off from batch {least:,} on"
+        yield f"{_described(deployment, [axis for axis in axes if axis is not batch])}: {verdict}"
 
 
 def _described(deployment: Deployment, axes: Sequence[Axis]) -> str:
@@ -378,22 +379,6 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         reached = f"{named(plan.searched, plan.next_value)} reaches {share}"
         yield "next", [reached, *(f"{count:,} miss {name}" for name, count in missed.items())]
     yield from _relief(plan)
-    if plan.gain is not None:
-        gain, num_drafts = plan.gain, plan.deployment.draft_tokens
-        speeds = f"{number(gain.tokens_per_s)} tokens/s with {num_drafts}"
-        told = "worth it at all larger batches tried"
-        if gain.off_from is not None:
-            told = f"off from batch {gain.off_from:,} on"
-            told = "leave them out" if gain.off_from == plan.deployment.batch else told
-        yield (
-            "drafts",
-            [
-                f"{speeds} and {number(gain.without)} without: {gain.speedup:.3g}x",
-                f"{gain.expected:.3g}x expected where verifying is free",
-                f"return {gain.simple:.3g}",
-                told,
-            ],
-        )
     for use in outcome.groups or ():
         name = f"{printable(use.name)} ({counted(use.most_replicas, 'replica')})"
         parts = [f"{name} busy {whole_percent(use.busy)}", f"slots {whole_percent(use.slots_used)}"]

@@ -100,7 +100,7 @@ def test_drafts_are_compared_with_none_and_fleets_by_their_groups(tmp_path):
     assert [cell["speedup"] is None for cell in cells] == [True, False, False]
     text = batchdecode("compare", path, *PROFILE, *drafts, "-q").stdout.decode()
     assert text.splitlines()[-2:] == [
-        f"drafts {n}: worth it at the largest batch, too" for n in (2, 4)
+        f"drafts {n}: worth it at the largest batch as well" for n in (2, 4)
     ]
     config = tmp_path / "c.yaml"
     config.write_text("batch: 2\n")  # which is for other commands, too

@@ -7,6 +7,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import simulate
+from msgspec.structs import replace
 from served import requests_of
 from simulated_workloads import STEP_TIMES, BoundedModel, random_requests, random_settings
 
@@ -19,7 +20,7 @@ from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import TICKS_PER_SECOND, ConstantStepTime
 
 SEEDS = st.integers(0, 2**32)
-FAST = Transfer(seconds_per_token=0.0)
+FAST = Transfer(gbytes_per_s=1, bytes_per_token=0)
 
 
 def replica(role, num_slots=4, kv_blocks=100, step_time=None, **scheduling):
@@ -76,13 +77,15 @@ def random_sides(random):
             replicas.append(own)
     random.shuffle(replicas)
     transfer = Transfer(
-        seconds_per_token=random.choice([0.0, 0.01, 1.0]), latency=random.choice([0.0, 0.3])
+        gbytes_per_s=1,
+        bytes_per_token=random.choice([0, 1e7, 1e9]),
+        latency=random.choice([0.0, 0.3]),
     )
     return replicas, transfer
 
 
 def test_a_request_alone_takes_its_prompt_the_way_and_its_other_tokens():
-    transfer, replicas = Transfer(seconds_per_token=0.01, latency=0.5), both_sides()
+    transfer, replicas = Transfer(gbytes_per_s=1, bytes_per_token=1e7, latency=0.5), both_sides()
     (one,), result = run(workload((0, 100, 6)), replicas, transfer)
     assert (one.admitted, one.first_token, one.end) == (0.0, 1.0, 1.0 + 1.5 + 5)
     assert [part.num_steps for part in result.replicas] == [1, 5]
@@ -127,7 +130,7 @@ def test_the_decode_side_is_an_engine_to_which_all_come_when_it_is_there(seed):
 def test_blocks_are_held_on_both_sides_until_all_is_there():
     # a prompt of 32 tokens has 2 blocks; the second prompt has none before 1 + 10 s, when the
     # first one is there
-    transfer = Transfer(seconds_per_token=0.0, latency=10.0)
+    transfer = replace(FAST, latency=10.0)
     rows = [(0, 32, 4), (0, 32, 4)]
     replicas = [replica("prefill", kv_blocks=2), replica("decode", kv_blocks=20)]
     (one, two), result = run(workload(*rows), replicas, transfer)
@@ -149,7 +152,7 @@ def test_blocks_are_looked_for_when_a_step_ends():
     (one, two), _ = run(workload((0, 4, 4), (1.25, 4, 3)), replicas)
     assert (two.first_token, two.end) == (1.5, 4.25)
     # with 1.2 s on the way steps begin at 1.45, 2.45 and so on; it leaves at 4.45
-    transfer = Transfer(seconds_per_token=0.0, latency=1.2)
+    transfer = replace(FAST, latency=1.2)
     (one, two), _ = run(workload((0, 4, 9), (3.25, 4, 3)), replicas, transfer)
     assert (one.end, two.first_token, two.end) == pytest.approx((9.45, 3.5, 8.45))
 

@@ -52,7 +52,7 @@ def test_a_trace_without_times_or_an_end_is_refused():
     untimed, timed = traced(REQUESTS)[0], traced(REQUESTS, step_time=ConstantStepTime(0.4))[0]
     for lines, why in (
         (untimed, "its steps have no times"),
-        (timed[:1], "no request has come to its end"),
+        (timed[:1], "no request finished"),
     ):
         with pytest.raises(BatchdecodeError, match=why):
             read_requests(lines, "t")

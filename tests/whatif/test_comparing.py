@@ -90,7 +90,7 @@ def test_a_combination_that_makes_no_sense_is_told_of_and_the_others_go_on():
     ("name", "text", "message"),
     [
         ("batch", "4,x", "--batch 'x': expected a whole number from 1 to 1,048,576"),
-        ("batch", "4,4", "--batch 4,4: 4 is there twice"),
+        ("batch", "4,4", "--batch 4,4: 4 is repeated"),
         ("policy", "fcfs,sfj", "unknown policy 'sfj'; did you mean sjf"),
         ("profile", "nothing", "unknown profile nothing; known: rtx4090_llama3.1-8b"),
         ("capacity", "evict", "there is watermark, on-demand, no-evict"),

@@ -119,7 +119,7 @@ def test_the_fewest_of_a_file_are_those_of_the_same_without_one(fleet_of):
         *(
             (
                 f"replicas: [{{count: 2}}, {{count: 1, name: old}}]\n{section}: {{}}",
-                f"fleet.yaml:2: {section}: expected one group of replicas, without a role, and ",
+                f"fleet.yaml:2: {section}: expected one group of replicas, without a role, not 2",
             )
             for section in ("admission", "failures", "autoscale")
         ),
@@ -141,9 +141,9 @@ def test_files_that_are_no_fleets(fleet_of, text, message):
         (
             f"{{transfer: {{gbytes_per_s: 1}}, replicas: [{PREFILL}, {DECODE}]}}",
             ["fleet"],
-            "nothing says how large keys and values of a token are with constant: give bytes_per",
+            "the size of keys and values is unknown with constant: give bytes_per",
         ),
-        ("{report_interval: 1, replicas: [{count: 2}]}", ["fleet"], "goes by no reports"),
+        ("{report_interval: 1, replicas: [{count: 2}]}", ["fleet"], "uses no reports"),
     ],
 )
 def test_what_has_no_effect(fleet_of, text, given_names, message):

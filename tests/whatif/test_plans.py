@@ -15,7 +15,6 @@ from batcher.planning.deployments import (
     Deployment,
     check_drafts,
     grid_of,
-    without_drafts,
 )
 from batcher.planning.measure import Question, measure, problem_of
 from batcher.planning.plan import (
@@ -27,7 +26,6 @@ from batcher.planning.plan import (
     changed_limit,
     doublings,
     find_plan,
-    gain_of,
     likely,
     try_deployment,
 )
@@ -338,32 +336,6 @@ def test_a_draft_that_is_always_right_saves_steps_by_arithmetic() -> None:
     drafts = cells[1].outcome.drafts
     assert (drafts.verified, drafts.accepted) == (80, 80)
     assert (drafts.acceptance, drafts.tokens_per_step, drafts.making) == (1.0, 5.0, 0.0)
-
-
-def test_a_gain_is_that_of_two_simulations_and_where_it_ends_is_looked_for_in_doublings() -> None:
-    tried: list[tuple[int, int | None]] = []
-
-    def tokens_per_s(deployment: Deployment) -> float:
-        tried.append((deployment.batch, deployment.draft_tokens))
-        return 1.0 if deployment.draft_tokens is None else 8 / deployment.batch
-
-    (deployment,) = grid(draft_tokens="4", draft_acceptance="0.5", draft_cost="0.1", batch="2")
-    gain = gain_of(deployment, 100, tokens_per_s)
-    assert (gain.tokens_per_s, gain.without, gain.speedup, gain.off_from) == (4.0, 1.0, 4.0, 8)
-    assert gain.expected == pytest.approx((1 - 0.5**5) / (0.5 * 1.4))
-    assert gain.simple == pytest.approx(4 * 0.5 / 1.1)
-    assert tried == [(2, 4), (2, None), (4, 4), (4, None), (8, 4), (8, None)]
-    assert gain_of(deployment, 3, tokens_per_s).off_from is None, "no more than 3 are of use"
-    assert gain_of(without_drafts(deployment), 100, tokens_per_s) is None
-
-
-def test_a_plan_tells_the_gain_of_what_it_found() -> None:
-    question = question_of(*[(0, 3, 41)] * 4, slo=parse_slo("e2e=20"))
-    (base,) = grid(draft_tokens="4", draft_acceptance="1")
-    plan = find_plan(question, base, "batch")
-    assert (plan.value, plan.is_met) == (2, True)  # 9 s each, as 41 tokens take 1 + 8 steps
-    assert (plan.gain.speedup, plan.gain.off_from) == (pytest.approx(41 / 9, rel=1e-5), None)
-    assert find_plan(question, Deployment(), "batch").gain is None
 
 
 @pytest.mark.parametrize(
