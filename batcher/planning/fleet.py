@@ -208,7 +208,7 @@ class Fleet:
                 time, kind, index = heappop(events)
                 member = members[index]
                 if member.next_event == (time, kind):
-                    member.replica.go_on()
+                    member.replica.step_on()
                     if member.replica.ended:
                         self._take_ended(member)
                     member.next_event = NOTHING

@@ -203,9 +203,12 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
                 shown = json.dumps(value)
                 shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
                 raise BatchdecodeError(f"{name}: {place}: expected {expected}, not {shown}")
+            known = value
             if setting == "capacity":
-                value = "watermark" if value else "on-demand"  # noqa: PLW2901 - as the setting
-            limits[setting] = Limit(value or None if least == 0 else value, place)
+                known = "watermark" if value else "on-demand"
+            elif setting == "long_prefill_threshold":
+                known = value or None
+            limits[setting] = Limit(known, place)
     # Blocks are those that sequences can use; if only tokens are known they are converted.
     tokens = limits.pop("kv_tokens", None)
     if tokens is not None and "kv_blocks" not in limits:

@@ -93,13 +93,13 @@ class PrefillReplica(Replica):
             times.append(self._queue.next_arrival or self.now)
         return (max(min(times), self.now), BEGINS) if times else NOTHING
 
-    def go_on(self) -> None:
+    def step_on(self) -> None:
         if self._is_stuck:
             begin, self._ticks = self._ticks, max(self._ticks, ticks_until(self.next_event()[0]))
             self.result.stalled_ticks += self._ticks - begin
             self.now = self._ticks / TICKS_PER_SECOND
         self._next_stretch = None  # blocks may be returned first
-        super().go_on()
+        super().step_on()
 
     def close(self) -> ReplicaResult:
         self._give_back(inf)
@@ -109,10 +109,10 @@ class PrefillReplica(Replica):
         while self._releases and self._releases[0][0] <= now:
             self._pool.give_back(self._kept.pop(heappop(self._releases)[-1]))
 
-    def _go_on(self) -> None:
+    def _take_steps(self) -> None:
         self._give_back(self.now)
         step = self._step
-        super()._go_on()
+        super()._take_steps()
         self._is_stuck = step == self._step and self._queue.num_slots > 0
 
     def _end_all(self, ending: Collection[int]) -> None:

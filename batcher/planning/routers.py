@@ -1,7 +1,7 @@
-"""Routers: which replica a request is sent to, by what a real router can know.
+"""Routers choose the replica for each request by what a real router can know.
 
-Rule: a router knows what it has sent, the ends of the responses that pass through it, and the
-reports of replicas, which are as old as the report interval lets them be; never the present state.
+Rule: a router knows the requests it sent, the ends of responses, and the reports of replicas, which
+are as old as the report interval; never the present state.
 """
 
 import reprlib
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 DEFAULT_ROUTER = "round-robin"
 DEFAULT_REPORT_INTERVAL = 0.1  # seconds, as vLLM has it for data-parallel ranks
 SEED = 0
-WAITING_WEIGHT = 4  # of one that waits, against one that runs: as vLLM weighs them
+WAITING_WEIGHT = 4  # of a waiting request relative to a running one, as in vLLM
 PREFIX_BLOCK = 16  # tokens
-MAX_PREFIXES = 2**20  # blocks of prompts that are remembered, those seen last
-MAX_OUTDATED = 8  # entries of the heap of loads, for each replica
+MAX_PREFIXES = 2**20  # remembered blocks of prompts, least recently used first out
+MAX_OUTDATED = 8  # entries of the heap of loads per replica
 MAX_OVERLOAD = 1.25  # of the mean load, as in consistent hashing with bounded loads
 
 
 class ReplicaStats(Struct, frozen=True, gc=False):
-    """The state of a replica at `time`: how many sequences ran, and how many waited."""
+    """The numbers of running and waiting sequences of a replica at `time`."""
 
     time: float
     running: int
@@ -43,10 +43,10 @@ class ReplicaStats(Struct, frozen=True, gc=False):
 
 
 class ReplicaView(Struct, eq=False):
-    """What a router knows of a replica.
+    """The knowledge of a router about a replica.
 
-    num_requests, num_tokens: sent and not ended, and their prompt tokens.  report: the last one, or
-    None.  num_unreported: requests sent since then.  group: in the fleet's file, or "".
+    num_requests, num_tokens: in flight, and their prompt tokens.  num_unreported: requests sent
+    since the last `report`.  group: in the fleet file, or "".
     """
 
     index: int
@@ -60,10 +60,7 @@ class ReplicaView(Struct, eq=False):
 
 
 class Router:
-    """Chooses the replica for each request.
-
-    hears_ends, hears_reports: it uses the ends of responses, or reports.  replicas: at least one.
-    """
+    """Chooses one of at least one `replicas`; hears_ends, hears_reports: it uses these."""
 
     hears_ends = hears_reports = False
 
@@ -74,42 +71,42 @@ class Router:
         self.replicas = replicas
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
-        """Return where to send a request; None: refuse it."""
+        """Return the replica for a request, or None to refuse it."""
         raise NotImplementedError
 
     def note(self, replica: ReplicaView) -> None:
-        """Note that a request was sent to this replica, or ended there, or that it reported."""
+        """Update the load of a replica after a request was sent, an end, or a report."""
 
 
 class RoundRobin(Router):
-    """To each replica in turn."""
+    """Each replica in turn."""
 
     def __init__(self) -> None:
         super().__init__()
         self._place = -1
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - that is it
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002
         self._place = (self._place + 1) % len(self.replicas)
         return self.replicas[self._place]
 
 
 class RandomChoice(Router):
-    """To any of them."""
+    """A random replica."""
 
     def __init__(self) -> None:
         super().__init__()
         self._random = Random(SEED).random  # noqa: S311 - chance, not secrets
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - that is it
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002
         return self.replicas[int(self._random() * len(self.replicas))]
 
 
 class RandomTwo(RandomChoice):
-    """To that of any two which has fewer requests in flight (Mitzenmacher, IEEE TPDS 12, 2001)."""
+    """The less loaded of two random replicas (Mitzenmacher, IEEE TPDS 12, 2001)."""
 
     hears_ends = True
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - others need it
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002
         replicas = self.replicas
         first = int(self._random() * len(replicas))
         if len(replicas) == 1:
@@ -120,7 +117,7 @@ class RandomTwo(RandomChoice):
 
 
 class LeastOf(Router):
-    """To the replica of the least `load`; of equals to the one that has had it for longest."""
+    """The replica with the least `load`; of equal ones the one that has had it longest."""
 
     def __init__(
         self, load: Callable[[ReplicaView], float], *, hears_reports: bool = False
@@ -137,16 +134,15 @@ class LeastOf(Router):
         for replica in replicas:
             self.note(replica)
 
-    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002 - as above
+    def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002
         heap, entries = self._heap, self._entries
         while entries[heap[0][-1]] is not heap[0]:
             heappop(heap)
         return heap[0][-1]
 
     def note(self, replica: ReplicaView) -> None:
-        """Put a replica behind all of equal load."""
         entries, heap = self._entries, self._heap
-        if replica not in entries:  # nothing is sent to it any more
+        if replica not in entries:  # it receives no more requests
             return
         self._num_entries += 1
         entries[replica] = entry = self._load(replica), self._num_entries, replica
@@ -160,10 +156,7 @@ num_prompt_tokens = attrgetter("num_tokens")
 
 
 def reported_queue(replica: ReplicaView) -> float:
-    """Return the queue that a replica reported, and what was sent there since.
-
-    Like vLLM's balancer, it counts what waits, or was sent, four times.
-    """
+    """Return the reported queue and requests sent since; waiting counts 4 times, as in vLLM."""
     report, waiting = replica.report, replica.num_unreported
     if report is None:
         return WAITING_WEIGHT * waiting
@@ -171,21 +164,21 @@ def reported_queue(replica: ReplicaView) -> float:
 
 
 class _Prefix(Struct, eq=False):
-    """A block of prompts after the same ones, and where the last that has it was sent."""
+    """A block of prompts behind the same blocks, and the replica it was last sent to."""
 
     number: int
     home: ReplicaView | None = None
 
 
 class PrefixAffinity(LeastOf):
-    """To where most of the prompt was sent last; if that is overloaded, to the least loaded.
+    """The replica that last had the longest prefix of the prompt, or the least loaded one.
 
-    Overloaded: more than MAX_OVERLOAD times the mean number of requests in flight (bounded loads:
-    Mirrokni, Thorup and Zadimoghaddam, SODA 2018).
+    The latter if it has more than MAX_OVERLOAD times the mean number of requests in flight (bounded
+    loads: Mirrokni, Thorup and Zadimoghaddam, SODA 2018).
     """
 
     def __init__(self) -> None:
-        from batcher.planning.simulated_sequence import SimulatedContents  # noqa: PLC0415 - it imports numpy
+        from batcher.planning.simulated_sequence import SimulatedContents  # noqa: PLC0415 - imports numpy
 
         super().__init__(num_requests)
         self._prefixes: OrderedDict[tuple[int, Hashable], _Prefix] = OrderedDict()
@@ -205,7 +198,7 @@ class PrefixAffinity(LeastOf):
                 prefix = prefixes[parent, key] = _Prefix(self._num_prefixes)
             else:
                 prefixes.move_to_end((parent, key))
-            if is_known and path:  # a salt alone is no prefix
+            if is_known and path:  # a salt alone is not a prefix
                 home = prefix.home
             path.append(prefix)
             parent = prefix.number
@@ -220,9 +213,9 @@ class PrefixAffinity(LeastOf):
 
 
 class BySession(Router):
-    """All turns of a session to one replica, by rendezvous hashing; others in turn.
+    """One replica for all turns of a session, by rendezvous hashing; round-robin for others.
 
-    When a replica comes or goes, only its own sessions move (Thaler and Ravishankar, IEEE/ACM
+    When a replica is added or removed, only its own sessions move (Thaler and Ravishankar, IEEE/ACM
     Transactions on Networking 6(1), 1998).
     """
 
@@ -245,7 +238,7 @@ class BySession(Router):
 
 
 class RoutedRequest(Struct, frozen=True, gc=False):
-    """A request as a user's router gets it."""
+    """A request as a custom router sees it."""
 
     id: str
     arrival_time: float
@@ -256,7 +249,7 @@ class RoutedRequest(Struct, frozen=True, gc=False):
 
 
 class OwnRouter(Router):
-    """To the replica whose place in the list `choose_place` returns; None refuses the request."""
+    """The replica whose index `choose_place` returns; None refuses the request."""
 
     hears_ends = hears_reports = True
 
@@ -267,7 +260,6 @@ class OwnRouter(Router):
         self._name, self._choose_place = name, choose_place
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
-        """Return what the function says, or raise a BatchdecodeError where it fails."""
         routed = RoutedRequest(
             request.id,
             now,
@@ -282,7 +274,7 @@ class OwnRouter(Router):
             return None
         if not isinstance(place, int) or not 0 <= place < len(self.replicas):
             raise BatchdecodeError(
-                f"the router {self._name} returned {reprlib.repr(place)}, not the place of one of "
+                f"the router {self._name} returned {reprlib.repr(place)}, not the index of one of "
                 f"{len(self.replicas)} replicas, or None"
             )
         return self.replicas[place]
@@ -313,5 +305,5 @@ def router_of(name: str) -> Router:
         )
     found = import_object(name, "router", known)
     if not callable(found):
-        raise BatchdecodeError(f"the router {name} is no function, but a {type(found).__name__}")
+        raise BatchdecodeError(f"the router {name} is a {type(found).__name__}, not a function")
     return OwnRouter(name, found)

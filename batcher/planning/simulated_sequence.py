@@ -1,8 +1,8 @@
-"""Sequences that are simulated: the lengths and contents they come with, and their times.
+"""Simulated sequences: their lengths, contents and times.
 
-What stands for their tokens in the prefix cache is the tokens themselves where they are known.  A
-piece of which only the symbol is known has a number below 0, which no token is, the same for equal
-symbols that begin at the same place; what is before them is in the keys of the cache.
+In the prefix cache, known tokens stand for themselves.  A piece of which only the symbol is known
+has a negative number, the same for equal symbols at the same position; the keys of the cache
+include the tokens before it.
 """
 
 from bisect import bisect_right
@@ -20,8 +20,7 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 class Piece(NamedTuple):
     """`length` tokens of a prompt or an output: those listed, or those that `symbol` stands for.
 
-    Equal symbols are equal tokens from the first on or, where the symbol is GREEDY, equal tokens
-    after equal ones.
+    Equal symbols are equal tokens or, for GREEDY, equal tokens after equal ones.
     """
 
     length: int
@@ -35,16 +34,14 @@ GREEDY: tuple[int | str, ...] = ("greedy",)
 class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     """One sample of a request; a workload lists them, and each simulation runs copies.
 
-    prompt: None if it shares nothing with another.  num_lasting: first tokens that stay in a
-    session when this turn is dropped.  draft_tokens: drafts per step, None for those of all.
-    history: the earlier tokens of its session.  pieces, ends: its tokens, prompt and output, and
-    where each piece ends; empty until needed.  arrival_time: of a turn, when it may begin at last.
-    admitted_ticks: the beginning of its first admission; first_token_ticks, end_ticks: the ends of
-    the steps of its first and last token; NEVER if that did not happen.  has_failed: it, or a turn
-    before it, could never run.  fits: its prompt leaves room for output in the context.  came: its
-    arrival at the fleet, if that was before the one at its replica.  num_cached_at_first: tokens
-    found in blocks at its first admission.  num_lost_tokens: computed, and lost by the last
-    preemption.
+    prompt: None if it shares nothing.  num_lasting: first tokens that stay in a session when this
+    turn is dropped.  draft_tokens: drafts per step, None for the default.  history: the earlier
+    tokens of its session.  pieces, ends: prompt and output, with the end of each piece; empty until
+    needed.  admitted_ticks: of its first admission.  first_token_ticks, end_ticks: the ends of the
+    steps of its first and last token.  has_failed: it, or a turn before it, can never run.  fits:
+    its prompt fits into the context.  came: its arrival at the fleet, if earlier than at the
+    replica.  num_cached_at_first: tokens found at its first admission.  num_lost_tokens: by the
+    last preemption.
     """
 
     prompt: tuple[Piece, ...] | None = None
@@ -68,14 +65,13 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
     @property
     def own_prompt(self) -> tuple[Piece, ...]:
-        """Its prompt without the history."""
         if self.prompt is not None:
             return self.prompt
         return (Piece(self.num_prompt_tokens, ("prompt", self.input_index)),)
 
     @property
     def own_output(self) -> Piece:
-        """What it generates, which ends where the context does."""
+        """The output, cut to max_tokens."""
         length, symbol, tokens = self.output
         if length <= self.max_tokens:
             return self.output
@@ -83,7 +79,6 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
     @property
     def first_arrival(self) -> float:
-        """Its arrival at the engine, or at the router of the fleet."""
         return self.arrival_time if self.came is None else self.came
 
     @property
@@ -103,7 +98,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         return 0 if self.has_failed else min(self.output.length, self.max_tokens)
 
     def copy_behind(self, history: tuple[Piece, ...], context: Context) -> "SimulatedSequence":
-        """Return a copy that no engine knows yet, behind the earlier tokens of its session."""
+        """Return a fresh copy behind the earlier tokens of its session."""
         start = sum(piece.length for piece in history) if history else 0
         num_tokens, max_tokens, fits = start + self.num_prompt_tokens, self.max_tokens, True
         if not context.holds(num_tokens, max_tokens):
@@ -125,7 +120,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         )
 
     def anew(self) -> "SimulatedSequence":
-        """Return a copy that no engine knows yet; only its arrival at the fleet is kept."""
+        """Return a fresh copy that keeps only its arrival at the fleet."""
         return SimulatedSequence(
             **{name: getattr(self, name) for name in _GIVEN},
             num_tokens=self.num_prompt_tokens,
@@ -133,9 +128,9 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         )
 
     def cut_to(self, room: int) -> bool:
-        """Limit its output to `room` tokens; return whether its whole output fits.
+        """Limit its output to `room` tokens; return whether the whole output fits.
 
-        A request that states max_tokens must have room for all of them.
+        A request with explicit max_tokens must have room for all of them.
         """
         if room < self.max_tokens and not self.has_default_limit:
             return False
@@ -143,7 +138,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         return self.output.length <= room
 
     def send(self, now: float) -> None:
-        """Let it arrive at a replica at `now`, perhaps later than at the fleet."""
+        """Set its arrival at a replica to `now`."""
         self.came, self.arrival_time = self.first_arrival, now
 
     def lay_out(self) -> tuple[Piece, ...]:
@@ -154,7 +149,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         return self.pieces
 
 
-# What a sequence is made with.
+# The fields that a fresh copy keeps.
 _GIVEN = (
     *("id", "index", "input_index", "arrival_time", "num_prompt_tokens", "max_tokens"),
     *("has_default_limit", "priority", "deadline", "cache_salt", "segment_ends", "has_siblings"),
@@ -183,7 +178,7 @@ class SimulatedContents:
             while ends[place] <= start:
                 place += 1
             piece, end = pieces[place], ends[place]
-            num_whole = (min(end, stop) - start) // size  # of blocks in this piece alone
+            num_whole = (min(end, stop) - start) // size  # blocks within this piece
             if not num_whole:
                 yield self._mixed(sequence, place, start, min(start + size, stop))
                 start += size
@@ -197,14 +192,14 @@ class SimulatedContents:
             start += num_whole * size
 
     def _mixed(self, sequence: SimulatedSequence, place: int, start: int, stop: int) -> Hashable:
-        """Return what stands for tokens that begin in the piece at `place` and may be in more."""
-        parts: list[tuple[int, ...]] = []  # tokens; or the number of a piece, and how many of it
+        """Return the content of a block that begins in the piece at `place` and spans more."""
+        parts: list[tuple[int, ...]] = []  # tokens, or (number of a piece, its length here)
         while start < stop:
             piece, end = sequence.pieces[place], sequence.ends[place]
             last, begin = min(stop, end), end - piece.length
             if piece.tokens is None:
                 parts.append((self._number(piece, end), last - start))
-            elif parts and parts[-1][0] >= 0:  # a list of tokens goes on
+            elif parts and parts[-1][0] >= 0:  # tokens continue
                 parts[-1] += piece.tokens[start - begin : last - begin]
             else:
                 parts.append(piece.tokens[start - begin : last - begin])

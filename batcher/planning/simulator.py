@@ -1,8 +1,8 @@
-"""Simulates one engine without a model: plan a step, let it take its time, end what is complete.
+"""Simulates one engine without a model: schedule a step, add its duration, finish its rows.
 
-Rule: the scheduler decides, as it does for the engine; nothing here knows a rule of scheduling.
-Steps in which nothing is decided are taken at once: rows decode, their block tables grow, and that
-is all.  Each does what the scheduler would have planned for it.
+Rule: the scheduler decides, as it does for the engine; there is no scheduling policy here.  Steps
+that decide nothing are taken at once: rows decode and their block tables grow, exactly as the
+scheduler would have planned each step.
 """
 
 from array import array
@@ -44,21 +44,21 @@ from batcher.settings import SchedulingSettings
 from batcher.splitmix64 import scramble
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
-PROMPT_TOKENS = 1  # of the output: the engine that computes the prompt gives the first
+PROMPT_TOKENS = 1  # output tokens that the engine with the prompt generates
 
 # -- assumed drafts ------------------------------------------------------------------------------
 
-_BITS = 53  # as many as a float has
+_BITS = 53  # of a float
 
 
 class AssumedDrafts(Struct, frozen=True, kw_only=True):
     """Drafts without a model.
 
-    Acceptance depends on the sample and the place in its output alone, never on the schedule, so
-    that all settings are compared with the same luck.
-    num_tokens: of a row per step, unless its request sets it.  acceptance: probability that a draft
-    is accepted if all before it are.  cost: of one draft of each row, as a share of a decoding
-    step.
+    Acceptance depends only on the sample and the place in its output, so that all settings are
+    compared with the same luck.
+    num_tokens: per row and step, unless the request sets it.  acceptance: the probability that a
+    draft is accepted if all before it are.  cost: of one draft of each row, as a share of a
+    decoding step.
     """
 
     num_tokens: int
@@ -68,10 +68,7 @@ class AssumedDrafts(Struct, frozen=True, kw_only=True):
     def wanted(
         self, rows: Iterable[SimulatedSequence], decode_step: int
     ) -> dict[SimulatedSequence, int]:
-        """Return the number of drafts for each row that decodes.
-
-        Like the engine, which does not know where an output ends, it looks as far as max_tokens.
-        """
+        """Return the number of drafts for each decoding row, up to max_tokens as in the engine."""
         num_wanted: dict[SimulatedSequence, int] = {}
         for row in rows:
             if row.is_decoding:
@@ -84,7 +81,7 @@ class AssumedDrafts(Struct, frozen=True, kw_only=True):
         return num_wanted
 
     def num_accepted(self, row: SimulatedSequence, place: int, num_drafts: int) -> int:
-        """Return how many drafts for the tokens from `place` of an output are accepted."""
+        """Return how many drafts from `place` of an output on are accepted."""
         key, threshold = scramble((row.input_index << 32) + row.index), self.acceptance * 2**_BITS
         for number in range(num_drafts):
             if scramble(key + place + number) >> 64 - _BITS >= threshold:
@@ -92,21 +89,17 @@ class AssumedDrafts(Struct, frozen=True, kw_only=True):
         return num_drafts
 
 
-# -- what is simulated, and what comes of it -----------------------------------------------------
+# -- settings and results ------------------------------------------------------------------------
 
 Role = Literal["both", "prefill", "decode"]
 
 
-class Preempted(Exception):  # noqa: N818 - it is no error
-    """A sequence was preempted in a trial, and may find blocks."""
+class Preempted(Exception):  # noqa: N818 - not an error
+    """A sequence was preempted in a trial, and may have prefix hits."""
 
 
 class ReplicaSettings(Struct, frozen=True, kw_only=True):
-    """The settings of one engine.
-
-    group: its group in a fleet file.  role: it computes prompts, decodes, or does both.  is_trial:
-    its simulation is given up at the first preemption.
-    """
+    """The settings of one engine; is_trial: stop its simulation at the first preemption."""
 
     num_slots: int
     scheduling: SchedulingSettings
@@ -118,12 +111,12 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def of_trial(self) -> Self | None:
-        """The settings of a trial with jobs that share nothing; None if there can be none.
+        """The settings of a trial without prefix cache for jobs that share nothing, or None.
 
-        Where no two jobs begin with the same tokens, a prefix cache holds nothing for a sequence
-        but what it had computed before a preemption.  Until the first preemption as many blocks are
-        held and free as without the cache, so a trial only counts them.  A user's own policy may
-        count its calls, so no trial calls it.
+        If no two jobs begin with the same tokens, a sequence has prefix hits only after it was
+        preempted.  Until the first preemption the same number of blocks is free as without the
+        cache, so a trial only counts blocks.  A custom policy may count its calls, so no trial
+        calls it.
         """
         settings = self.scheduling
         is_known = settings.policy in POLICIES and settings.policy != LONGEST_PREFIX_MATCH
@@ -134,9 +127,9 @@ class ReplicaSettings(Struct, frozen=True, kw_only=True):
 
 
 class ServedTimes(NamedTuple):
-    """The times of the requests that were given tokens: [request] each, in seconds on one clock.
+    """The times of requests with output: [request] float64 each, in seconds on one clock.
 
-    num_tokens: those that it generated, at least 1, as float64; priority: likewise.
+    num_tokens: generated, at least 1.
     """
 
     arrival: NDArray[np.float64]
@@ -152,11 +145,11 @@ class ServedTimes(NamedTuple):
 
     @property
     def makespan(self) -> float:
-        """From the first arrival to the last end, in seconds; 0 of no request."""
+        """From the first arrival to the last end, in seconds; 0 without requests."""
         return float(self.end.max() - self.arrival.min()) if len(self.arrival) else 0.0
 
     def values(self, metric: str) -> NDArray[np.int64]:
-        """Return one of the METRICS of an SLO in microseconds [request]; tpot is 0 of one token."""
+        """Return a metric of an SLO in microseconds [request]; tpot is 0 for a single token."""
         if metric == "tpot":
             gaps = np.maximum(self.num_tokens - 1, 1)
             decoding = (self.end - self.arrival) - (self.first_token - self.arrival)
@@ -168,13 +161,13 @@ class ServedTimes(NamedTuple):
         return found
 
     def latencies(self) -> Latencies:
-        """Return exact percentiles by nearest rank; there is no itl, which these do not tell."""
+        """Return exact percentiles by nearest rank, without itl."""
         tpot = self.values("tpot")[self.num_tokens > 1]
         queue, ttft, e2e = (_distribution(self.values(name)) for name in ("queue", "ttft", "e2e"))
         return Latencies(queue=queue, ttft=ttft, tpot=_distribution(tpot), itl=None, e2e=e2e)
 
     def goodput(self, limits: dict[str, float], num_failed: int, makespan: float) -> Goodput:
-        """Return how many met `limits`, in seconds by metric; `num_failed` others did not."""
+        """Return how many met `limits`, in seconds by metric; `num_failed` more did not."""
         is_good = np.ones(len(self.arrival), bool)
         missed = {"failed": num_failed} if num_failed else {}
         for metric, limit in limits.items():
@@ -196,33 +189,28 @@ def _distribution(values: NDArray[np.int64]) -> Distribution | None:
 
 
 class ServedColumns:
-    """The numbers of sequences that were given tokens, in the order in which they ended."""
+    """The numbers of sequences with output, in the order in which they ended."""
 
     def __init__(self) -> None:
         self.numbers = array("d")
 
     def since(self, place: int) -> ServedTimes:
-        """Return those added after the first `place` ones."""
+        """Return the numbers of all but the first `place` sequences."""
         width = len(ServedTimes._fields)
         return ServedTimes(*np.frombuffer(self.numbers[place * width :]).reshape(-1, width).T)
 
 
 class ReplicaResult(Struct):
-    """What one engine did.
+    """The counters of one engine.
 
-    num_steps: steps that computed something.  computed_tokens: known, generated or drafted.
     recomputed_tokens: lost by preemptions and not found in blocks again.  asked_tokens,
-    found_tokens: at first admissions, and found in blocks.  slot_steps, block_steps: slots and
-    blocks held, summed over steps.  num_draft_rows: rows with drafts, summed over steps.
-    draft_ticks: time to make drafts.  draft_work: prefill_work of verifying them.  unread_tokens:
-    reads that accepted drafts saved.  binding_ticks: how long each of arrivals (nothing waited),
-    slots, kv, tokens, preemption and batch kept the first of the waiting queue out.
-    num_served: sequences that were given tokens.  failed: those that could never run, by priority.
-    kv_read: tokens that decoding rows read before their own, less what drafts saved.  prefill_work:
-    see StepTime; of prompts and drafts.  stalled_ticks: without a step though requests waited, as
-    blocks were kept for others.  last_admission_ticks: of a first admission; None: none.
-    end_ticks: the end of its last step.  paid_seconds: None for all the time from the first arrival
-    to the end of all steps.  peak_slots, peak_blocks, peak_tokens: the most of any step.
+    found_tokens: at first admissions, and found in blocks.  slot_steps, block_steps,
+    num_draft_rows: summed over steps.  draft_ticks: time of drafting.  draft_work: prefill_work of
+    verifying.  unread_tokens: reads saved by accepted drafts.  binding_ticks: how long each limit
+    kept the head of the waiting queue out ("arrivals" if it was empty).  failed: sequences that can
+    never run, by priority.  kv_read, prefill_work: see StepTime.  stalled_ticks: without steps, as
+    blocks were kept for transfers.  last_admission_ticks: the last first admission.  paid_seconds:
+    None for the whole makespan.  peak_*: the most of any step.
     """
 
     settings: ReplicaSettings
@@ -254,10 +242,7 @@ class ReplicaResult(Struct):
     peak_tokens: int = 0
 
     def count(self, sequence: SimulatedSequence, served: "ServedColumns", role: Role) -> None:
-        """Count a sequence that has ended, or failed, or as much of it as an engine of `role` does.
-
-        An engine that computes prompts alone does all of a sequence of one token.
-        """
+        """Count an ended or failed sequence, or the part that an engine of `role` computes."""
         if sequence.has_failed:
             self.failed[sequence.priority] += 1
             return
@@ -305,11 +290,10 @@ _SUMMED = _FIELDS[1 : _FIELDS.index("stalled_ticks") + 1]
 
 
 class FleetResult(Struct, frozen=True, dict=True):
-    """What all replicas of a fleet did, or (see `part`) some of them.
+    """The results of all replicas of a fleet, or of a `part` of them.
 
-    times: of all that were served.  refused: sequences that the router refused, by priority.
-    first_arrival: in seconds; None if there was none.  sequences: in the order of the workload's
-    jobs; none of a streamed one.  longest_request: in tokens.  history: None if it was not managed.
+    refused: sequences that the router refused, by priority.  sequences: in the order of the jobs,
+    unless streamed.  longest_request: in tokens.  history: of a managed fleet.
     """
 
     replicas: list[ReplicaResult]
@@ -340,7 +324,7 @@ class FleetResult(Struct, frozen=True, dict=True):
 
     @property
     def failed(self) -> Counter[int]:
-        """The sequences that could never run, or were refused, by priority."""
+        """The sequences that can never run, or were refused, by priority."""
         return sum((replica.failed for replica in self.replicas), self.refused)
 
     @property
@@ -350,38 +334,36 @@ class FleetResult(Struct, frozen=True, dict=True):
         return max(end_ticks / TICKS_PER_SECOND - (self.first_arrival or 0.0), 0.0)
 
     def paid_seconds(self, makespan: float) -> float:
-        """Return the sum of the seconds that replicas are paid for, in a run of `makespan`."""
         paid = (each.paid_seconds for each in self.replicas)
         return sum(makespan if each is None else each for each in paid)
 
     def share_used(self, limit: Callable[[ReplicaSettings], int | None], used: int) -> float | None:
-        """Return the share of what all steps might use; None where a replica has no limit."""
-        there = 0
+        """Return the used share of a limit over all steps; None if a replica has no limit."""
+        available = 0
         for replica in self.replicas:
             most = limit(replica.settings)
             if most is None:
                 return None
-            there += most * replica.num_steps
-        return used / there if there else 0.0
+            available += most * replica.num_steps
+        return used / available if available else 0.0
 
 
 # -- the engine ----------------------------------------------------------------------------------
 
-_SAFE_BITS = 49  # of 53: times this near to each other may be the same as floats
+_SAFE_BITS = 49  # of 53: closer times may be the same float
 
 ENDS, ARRIVES, BEGINS = range(3)
 NOTHING = (inf, BEGINS)
 
-OnEnded = Callable[[int], object]
-"""Called with how many sequences have ended by now, now and then."""
+OnEnded = Callable[[int], object]  # called with the number of sequences that have ended
 
 
 class Replica:
-    """One engine, which stands still between calls of `go_on` and `advance`, or runs by itself.
+    """One engine, which a fleet advances by `step_on` and `advance`, or which runs by itself.
 
-    ended: sequences that ended or failed since they were last taken from here.  needs_tables: which
-    blocks a sequence holds matters, not only how many.  turns: of all the fleet.  result: of an
-    engine before it, which it continues.  kv_cache: None for the one of the settings.
+    ended: sequences that ended or failed since the caller cleared it.  needs_tables: block tables
+    matter, not only numbers of blocks.  turns: of the whole fleet.  result: of the failed engine
+    that it replaces.  kv_cache: None for that of the settings.
     """
 
     needs_tables = False
@@ -399,7 +381,7 @@ class Replica:
         self.result = ReplicaResult(engine) if result is None else result
         self._turns, self._num_slots, self._settings = turns, engine.num_slots, settings
         self._step_time, self._drafts, self._is_trial = step_time, engine.drafts, engine.is_trial
-        self._drafting: dict[SimulatedSequence, None] = {}  # as they began; the first has a choice
+        self._drafting: dict[SimulatedSequence, None] = {}  # by start; the first drafts first
         finds = settings.has_prefix_cache or turns.has_siblings
         needs_tables = finds or settings.preempt_for is not None or self.needs_tables
         self._scheduler: Scheduler[SimulatedSequence] = Scheduler(
@@ -417,13 +399,13 @@ class Replica:
         self._step = self._ticks = 0  # when the current step starts
         self.now = 0.0  # the same in seconds
         self._until = inf  # steps that begin later are not taken
-        # Then arrivals only wait, if none could be admitted ahead of others.
+        # Whether arrivals can only wait: all fit, and none is admitted ahead of others.
         self._all_wait = settings.preempt_for is None and turns.all_wait
         if self._all_wait and turns.longest is not None:
             self._all_wait = self._scheduler.why_never(turns.longest) is None
         self._is_in_order = settings.batching == "static" or settings.policy == "fcfs"
-        self._last_end, self._num_last = NEVER, 0  # when sequences ended last, and how many
-        # Steps up to the next event, and their ticks, if it ends some that decide nothing.
+        self._last_end, self._num_last = NEVER, 0  # the time of the last ends, and their number
+        # The steps up to the next event that decide nothing, and their ticks.
         self._next_stretch: tuple[int, int] | None = None
 
     def run(self, on_ended: OnEnded = lambda _: None) -> "FleetResult":
@@ -431,7 +413,7 @@ class Replica:
 
         def take_ended() -> None:
             nonlocal num_ended
-            for sequence in self.ended:  # which grows by turns that fail
+            for sequence in self.ended:  # grows by turns that fail
                 self.result.count(sequence, served, self.role)
                 turn = turns.next_turn(sequence, self.now)
                 if turn is not None and turn.has_failed:
@@ -455,10 +437,9 @@ class Replica:
         )
 
     def add(self, sequence: SimulatedSequence) -> bool:
-        """Take in a sequence, which arrives when no step begun by now can know of it.
+        """Add a sequence that arrives after all steps begun so far.
 
-        Sequences are added by arrival, so none is news after one that has still to join: returns
-        whether the next event has to be looked for anew.
+        Return whether the next event changes; it does not if an earlier arrival is pending.
         """
         is_news = not self._queue.num_pending
         if is_news:
@@ -467,10 +448,10 @@ class Replica:
         return is_news
 
     def next_event(self) -> tuple[float, int]:
-        """Return when it ends steps that decide nothing, or begins one that does.
+        """Return when steps that decide nothing end, or when a step that decides begins.
 
-        Nothing joins, is admitted or ends before.  At equal times ENDS come before what arrives
-        then, and that before what BEGINS; NOTHING if there is nothing to do.
+        No sequence joins, is admitted or ends before.  At equal times ENDS comes before ARRIVES,
+        and that before BEGINS; NOTHING if the engine is idle.
         """
         queue, now, self._next_stretch = self._queue, self.now, None
         if queue.num_pending:
@@ -487,8 +468,8 @@ class Replica:
         self._next_stretch = _, ticks = self._time_of(num_steps, until)
         return (self._ticks + ticks) / TICKS_PER_SECOND, ENDS
 
-    def go_on(self) -> None:
-        """Take the steps up to the next event, or the one that is it."""
+    def step_on(self) -> None:
+        """Take the steps up to the next event."""
         if self._next_stretch is not None:
             planned, self._next_stretch = self._next_stretch, None
             self._skip(*planned)
@@ -497,11 +478,11 @@ class Replica:
             num_pending = self._queue.num_pending
             self._join_arrivals()
             self._until = inf if num_pending == self._queue.num_pending else self.now
-        self._go_on()
+        self._take_steps()
         self._until = inf
 
     def advance(self, until: float, take_ended: Callable[[], object] | None = None) -> None:
-        """Take all steps that begin before `until`, if all that arrive before then were added.
+        """Take all steps that begin before `until`; earlier arrivals must have been added.
 
         take_ended: called after steps in which sequences ended.
         """
@@ -514,7 +495,7 @@ class Replica:
                 self._join_arrivals()
             elif not (queue.num_slots or batch.num_occupied):
                 break
-            self._go_on()
+            self._take_steps()
             if self.ended and take_ended is not None:
                 take_ended()
         self._until = inf
@@ -534,7 +515,7 @@ class Replica:
     # -- arrivals --------------------------------------------------------------------------------
 
     def _join_arrivals(self) -> None:
-        """Queue what has arrived; if all is idle, jump to the next arrival."""
+        """Queue the arrivals up to now; if the engine is idle, jump to the next one."""
         queue = self._queue
         arrival = queue.next_arrival
         if arrival is not None and arrival > self.now:
@@ -573,8 +554,8 @@ class Replica:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """Take all steps up to one that may decide something, or that one."""
+    def _take_steps(self) -> None:
+        """Take all steps up to one that may decide something, or that step."""
         if self._drafts is not None:
             self._drafting = {row: None for row in self._drafting if row.state is State.RUNNING}
             num_wanted = self._drafts.wanted(self._drafting, self._batch.decode_step)
@@ -588,9 +569,9 @@ class Replica:
             self._take_step()
 
     def _num_sure_steps(self, now: float) -> tuple[int, float]:
-        """Return how many steps decide nothing if they begin before a time, and that time.
+        """Return (the number of steps that decide nothing, the time before which they begin).
 
-        The last of them may end a row.  The caller sees to arrivals.
+        The last of them may end a row.  The caller handles arrivals.
         """
         batch, scheduler, settings = self._batch, self._scheduler, self._settings
         if batch.prefilling or not batch.num_decoding:
@@ -602,14 +583,14 @@ class Replica:
             if settings.batching != "static":
                 until = scheduler.refuses_until(now)
             elif (blocked := scheduler.blocked) is None or blocked.reason != "batch":
-                until = now  # it is not known yet whether the batch is left as it is
+                until = now  # the scheduler has not refused the batch yet
             if until <= now:
                 return 0, now
         num_steps = min(batch.ending) - batch.decode_step + 1
         if self._growing_cache is None:
             return num_steps, until
         if is_open and settings.has_prefix_cache and not scheduler.is_refusal_final:
-            # A row that grows may evict what one that waits would find.
+            # A growing row may evict blocks that a waiting one would find.
             return min(num_steps, batch.num_steps_to_boundary()), until
         pool = self._growing_cache.pool
         most = (num_steps // batch.block_size + 1) * batch.num_decoding
@@ -618,7 +599,7 @@ class Replica:
         return num_steps, until
 
     def _time_of(self, num_steps: int, until: float) -> tuple[int, int]:
-        """Return how many steps surely begin before `until` or an arrival, and their ticks."""
+        """Return the number of steps that begin before `until` or an arrival, and their ticks."""
         batch, step_time = self._batch, self._step_time
         num_rows, num_read = batch.num_decoding, batch.num_read
         ticks = step_time.ticks_of_decodes(num_rows, num_read, num_steps)
@@ -641,7 +622,7 @@ class Replica:
         is_closed = queue.num_slots and (self._is_in_order or not self._batch.num_free)
         if self._all_wait and is_closed:
             return until
-        if self.ended and self._turns.has_sessions:  # others go on
+        if self.ended and self._turns.has_sessions:  # next turns may arrive
             return min(until, self.now)
         if not queue.num_pending:
             return until
@@ -649,7 +630,7 @@ class Replica:
         return until if arrival is None or arrival > until else arrival
 
     def _skip(self, num_steps: int, ticks: int) -> None:
-        """Take steps in which rows decode, and nothing else happens but to the last of them."""
+        """Take steps in which rows only decode; the last may end some."""
         batch, kv_cache, step = self._batch, self._growing_cache, self._batch.decode_step
         self._advance(num_steps, ticks, num_steps * batch.num_decoding)
         batch.decode_step = step + num_steps - 1
@@ -671,7 +652,7 @@ class Replica:
             self._end_all(ending)
 
     def _take_step(self, num_wanted: Mapping[SimulatedSequence, int] = NO_DRAFTS) -> None:
-        """Take the next step, if there is any row; num_wanted: drafts by row."""
+        """Take the next step if there is a row; num_wanted: drafts by row."""
         batch = self._batch
         scheduled = self._scheduler.schedule(self._step, self.now, num_wanted)
         if scheduled is not NO_CHANGES:
@@ -700,7 +681,7 @@ class Replica:
             if sequence.first_token_ticks == NEVER:
                 sequence.first_token_ticks = self._ticks
             num_output = sequence.output.length
-            if num_output < sequence.max_tokens:  # which nothing but its job knows
+            if num_output < sequence.max_tokens:  # its output ends early
                 batch.end_after(sequence, num_output - sequence.num_generated)
         ending = self._scheduler.update(scheduled)
         if ending:
@@ -709,7 +690,7 @@ class Replica:
     def _make_drafts(
         self, drafts: AssumedDrafts, num_drafts: Mapping[SimulatedSequence, int]
     ) -> int:
-        """Count the drafts that a step verifies; return the ticks that making them takes."""
+        """Count the drafts that a step verifies; return the ticks of drafting."""
         result, decode_step, num_rows = self.result, self._batch.decode_step, len(num_drafts)
         result.num_draft_rows += num_rows
         result.num_drafts += sum(num_drafts.values())
@@ -727,10 +708,10 @@ class Replica:
         return draft_ticks
 
     def _note(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
-        """Count what a step admits and preempts; raise Preempted in a trial."""
+        """Count admissions and preemptions; raise Preempted in a trial."""
         result = self.result
         if self._tables is not None:
-            self._tables.take_copies()  # there is nothing to copy
+            self._tables.take_copies()  # dropped: there is no data to copy
         if scheduled.preempted and self._is_trial:
             raise Preempted
         result.num_preemptions += len(scheduled.preempted)
@@ -770,13 +751,13 @@ class Replica:
         self.now = end / TICKS_PER_SECOND
 
     def _end_all(self, ending: Collection[int]) -> None:
-        """End the rows in these slots whose last step was the one before the current one."""
+        """End the rows in these slots, whose last step is over."""
         slots, release, last_step = self._batch.slots, self._scheduler.release, self._step - 1
         ended = []
         for slot in sorted(ending):
             sequence = slots[slot]
             if sequence is None:
-                raise InvariantError(f"slot {slot} is free, and its sequence was to end")
+                raise InvariantError(f"slot {slot}, whose sequence is to end, is free")
             release(sequence, last_step, FINISH)
             sequence.end_ticks = self._ticks
             ended.append(sequence)
@@ -786,13 +767,7 @@ class Replica:
 def simulate(
     workload: Workload, engine: ReplicaSettings, on_ended: OnEnded = lambda _: None
 ) -> FleetResult:
-    """Return when everything happens to a workload, exactly as if each step were taken by itself.
-
-    Steps in which rows are given drafts are, since each decides how far its rows come.
-
-    Raises:
-        BatchdecodeError: the settings make no sense.
-    """
+    """Return the result of one engine, exactly as if each step were taken by itself."""
     for_trial = engine.of_trial
     if for_trial is not None and workload.shares_nothing:
         with suppress(Preempted):

@@ -1,7 +1,7 @@
-"""Synthetic workloads: who asks when, how much goes in and out, and what prompts share.
+"""Synthetic workloads: arrivals, prompt and output lengths, shared prefixes and sessions.
 
-Rule: each kind of number has a stream of its own, so that another rate leaves the lengths as they
-were, and the first entries of a longer workload are those of a shorter one.
+Rule: each kind of number has its own random stream, so that another rate does not change the
+lengths, and a longer workload begins with the entries of a shorter one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,29 +27,22 @@ from batcher.request import MAX_INT, MAX_LENGTH
 
 MAX_GROUPS = 2**20
 MAX_PARAMETER = 1e9
-MAX_SIGMA, MIN_ALPHA, MAX_ALPHA = 10, 0.1, 100  # beyond, a draw may be too large for a float
+MAX_SIGMA, MIN_ALPHA, MAX_ALPHA = 10, 0.1, 100  # so that draws are finite
 MAX_SHARE = 1e9
 # The streams of a seed.
 ARRIVALS, PROMPTS, OUTPUTS, _TURNS, _THINKING, _GROUPS, PRIORITIES = range(7)
 _BLOCK = 1024  # numbers drawn at once
-_DIGITS = 6  # of times, after the point: rounded, they are the same on every machine
+_DIGITS = 6  # decimals of times: rounded, they are the same on every machine
 _FROM_FILE = "empirical"
 
 Numbers = NDArray[np.float64]
 ReadLines = Callable[[str], Iterable[NumberedLine]]
-Distribution = Callable[[Generator, int], Numbers]
-"""Draws so many numbers: [count] float64; of lengths, they are still to be rounded."""
-
-PriorityShares = dict[int, float]
-"""The share of each priority: weights, which need not add up to 1.  Without any, all are 0."""
+Distribution = Callable[[Generator, int], Numbers]  # draws [count] float64, lengths unrounded
+PriorityShares = dict[int, float]  # relative weights; without any, all priorities are 0
 
 
 class Family(Struct, frozen=True):
-    """Distributions that differ in their parameters.
-
-    draw: a Distribution, with a number for each of `parameters` behind it.  allowed: what
-    `is_allowed` tests, in words.
-    """
+    """Distributions with `parameters`; allowed: the condition of is_allowed in words."""
 
     parameters: tuple[str, ...]
     draw: Callable[..., Numbers]
@@ -64,14 +57,14 @@ def make_generator(seed: int, stream: int) -> Generator:
 def draw_lengths(
     distribution: Distribution, generator: Generator, maximum: int = MAX_LENGTH
 ) -> Iterator[int]:
-    """Yield whole numbers without end, from 1 to `maximum`."""
+    """Yield endless whole numbers from 1 to `maximum`."""
     while True:
         numbers = np.clip(distribution(generator, _BLOCK), 1, maximum)
         yield from np.rint(numbers).astype(np.int64).tolist()
 
 
 def draw_seconds(distribution: Distribution, generator: Generator) -> Iterator[float]:
-    """Yield times without end: in whole microseconds, at least 0."""
+    """Yield endless times in whole microseconds, at least 0."""
     while True:
         numbers = np.maximum(distribution(generator, _BLOCK), 0)
         yield from (round(number, _DIGITS) for number in numbers.tolist())
@@ -80,12 +73,9 @@ def draw_seconds(distribution: Distribution, generator: Generator) -> Iterator[f
 def parse_distribution(
     text: str, option: str, families: Mapping[str, Family], *others: str
 ) -> Distribution:
-    """Return the distribution that `text`, the value of `option`, names; a number is constant.
+    """Return the distribution of `text`, the value of `option`, or raise a WorkloadError.
 
-    others: further forms that the option takes, for the error.
-
-    Raises:
-        WorkloadError: it names none.
+    others: further forms of the option, for the error.
     """
     place = f"{option} {text}"
     name, _, numbers = text.partition(":")
@@ -112,9 +102,9 @@ def parse_distribution(
 
 
 def parse_lengths(text: str, option: str, side: Side, read_lines: ReadLines) -> Distribution:
-    """Return the distribution of lengths that `text`, the value of `option`, names.
+    """Return the distribution of lengths of `text`, the value of `option`.
 
-    side: which lengths of a trace count.  read_lines: opens a file.
+    side: the lengths to use of a trace.  read_lines: opens a file.
     """
     name, _, path = text.partition(":")
     if name != _FROM_FILE:
@@ -134,15 +124,15 @@ def _is_number(text: str) -> bool:
         value = read_number(text, float)
     except ValueError:
         return False
-    return abs(value) <= MAX_PARAMETER  # which nan and infinity are not
+    return abs(value) <= MAX_PARAMETER  # false for nan
 
 
 @cache
 def _zipf_shares(alpha: float, largest: float) -> Numbers:
-    """Return the chances of up to k, for each whole k from 1 to `largest`: k ** -alpha, summed."""
+    """Return the cumulative chances of k = 1 to `largest`, which are in proportion to k**-alpha."""
     weights = np.arange(1, int(largest) + 1, dtype=np.float64) ** -alpha
     cumulative: Numbers = np.cumsum(weights) / weights.sum()
-    cumulative[-1] = 1.0  # whatever the rounding, no draw is beyond the largest
+    cumulative[-1] = 1.0  # despite rounding, so that no draw is beyond the largest
     return cumulative
 
 
@@ -189,7 +179,7 @@ TIMES = {
     ),
 }
 LENGTHS = TIMES | {
-    # Half a token more on either side: when all is rounded, the ends are as likely as the rest.
+    # Half a token more on either side, so that the ends are as likely as the rest when rounded.
     "uniform": _UNIFORM(
         lambda chance, count, low, high: np.clip(
             chance.uniform(low - 0.5, high + 0.5, count), low, high
@@ -215,7 +205,7 @@ def draw_priorities(shares: PriorityShares, generator: Generator) -> Iterator[in
 
 
 def parse_priorities(text: str, place: str) -> PriorityShares:
-    """Return the shares that `text`, found at `place`, states; colons may replace commas."""
+    """Return the shares in `text`; colons may replace commas; place: for errors."""
     parts = text.replace(",", ":").split(":")
     shares: PriorityShares = {}
     try:
@@ -234,8 +224,7 @@ def parse_priorities(text: str, place: str) -> PriorityShares:
     return shares
 
 
-Arrivals = Callable[[Generator], Iterator[float]]
-"""Yields arrival times in seconds, without end, ascending from 0."""
+Arrivals = Callable[[Generator], Iterator[float]]  # yields endless seconds, ascending from 0
 
 
 def _arrivals(
@@ -253,29 +242,27 @@ def _arrivals(
 
 
 def constant(rate: float) -> Arrivals:
-    """Return arrivals at equal distances, `rate` a second; no rounding adds up."""
+    """Return arrivals at equal distances, without accumulated rounding."""
     return _arrivals(lambda _: np.ones(_BLOCK), lambda elapsed: elapsed / rate)
 
 
 def poisson(rate: float) -> Arrivals:
-    """Return arrivals that know nothing of each other."""
     return _arrivals(lambda generator: generator.standard_exponential(_BLOCK) / rate)
 
 
 def gamma(rate: float, burstiness: float) -> Arrivals:
-    """Return arrivals with gaps of a gamma distribution; burstiness 1 is a Poisson process.
+    """Return arrivals with gamma-distributed gaps; 1 is a Poisson process, less is burstier.
 
-    burstiness: its shape; the coefficient of variation of the gaps is burstiness ** -0.5, so less
-    is burstier.
+    burstiness: the shape; the coefficient of variation of the gaps is burstiness ** -0.5.
     """
     scale = 1 / (rate * burstiness)
     return _arrivals(lambda generator: generator.standard_gamma(burstiness, _BLOCK) * scale)
 
 
 def bursty(rate: float, on: float, off: float) -> Arrivals:
-    """Return a Poisson process that is on for `on` seconds, then off for `off`, again and again.
+    """Return a Poisson process that alternates between `on` seconds on and `off` seconds off.
 
-    Its rate is that over all the time; while it is on, there are more.
+    rate: the mean over both.
     """
     rate_on = rate * (on + off) / on
 
@@ -287,14 +274,14 @@ def bursty(rate: float, on: float, off: float) -> Arrivals:
 
 
 class SharedPrefix(Struct, frozen=True):
-    """Each prompt begins with `length` tokens, which are those of one of `num_groups` groups."""
+    """Prompts begin with the `length` tokens of one of `num_groups` groups."""
 
     length: int
     num_groups: int = 1
 
 
 class SyntheticWorkload(Struct, frozen=True, kw_only=True):
-    """What a workload is made from, but for sessions and times; name: prefix of ids and seeds."""
+    """The parameters of a workload except arrivals and sessions; name: prefix of ids and seeds."""
 
     prompt_lengths: Distribution
     output_lengths: Distribution
@@ -306,8 +293,7 @@ class SyntheticWorkload(Struct, frozen=True, kw_only=True):
     name: str = DEFAULT_NAME
 
 
-Turn = tuple[str, float, str | None, float | None]
-"""What the arrival pattern decides of a request: id, arrival time, session and think time."""
+Turn = tuple[str, float, str | None, float | None]  # id, arrival time, session, think time
 
 
 def open_entries(workload: SyntheticWorkload, arrivals: Arrivals) -> Iterator[WorkloadEntry]:
@@ -322,10 +308,7 @@ def session_entries(
     num_turns: Distribution,
     think_time: Distribution,
 ) -> Iterator[WorkloadEntry]:
-    """Yield the turns of sessions without end; the sessions arrive by a pattern.
-
-    The turns of a session follow each other, each `think_time` after the one before it.
-    """
+    """Yield the turns of endless sessions; each turn follows `think_time` after the one before."""
 
     def turns() -> Iterator[Turn]:
         times = arrivals(make_generator(workload.seed, ARRIVALS))
@@ -342,9 +325,9 @@ def session_entries(
 def closed_entries(
     workload: SyntheticWorkload, num_users: int, think_time: Distribution
 ) -> Iterator[WorkloadEntry]:
-    """Yield the requests of users, without end: first one of each, then another of each, and so on.
+    """Yield endless requests of users in turn.
 
-    Each user is a session from 0 on, and asks again `think_time` after an answer.
+    Each user is a session from time 0, and sends a request `think_time` after each answer.
     """
 
     def turns() -> Iterator[Turn]:
@@ -358,7 +341,6 @@ def closed_entries(
 
 
 def parse_shared_prefix(text: str, option: str) -> SharedPrefix:
-    """Return the prefix that `text`, TOKENS or TOKENS:GROUPS, stands for."""
     length, colon, groups = text.partition(":")
     try:
         prefix = SharedPrefix(read_number(length, int), read_number(groups, int) if colon else 1)
@@ -384,7 +366,7 @@ def _fill(workload: SyntheticWorkload, turns: Iterable[Turn]) -> Iterator[Worklo
     prefix, groups = workload.shared_prefix, iter(list[int]())
     for request_id, time, session, pause in turns:
         prompt = [LengthSegment(length=next(prompt_lengths), seed=request_id)]
-        if prefix is not None and pause is None:  # later turns have it from the first
+        if prefix is not None and pause is None:  # later turns inherit it
             group = next(groups, None)
             if group is None:
                 groups = iter(generators[3].integers(prefix.num_groups, size=_BLOCK).tolist())

@@ -1,7 +1,7 @@
-"""Workloads: requests of which only times, lengths and shared contents matter.
+"""Workloads: the times, lengths and shared contents of requests.
 
-One is read from a file as a whole; a synthetic one is drawn as its requests arrive, and they are
-those that `batchdecode workload` writes with the same numbers and seed.
+A file is read as a whole; a synthetic workload is drawn as its requests arrive, with the same
+requests that `batchdecode workload` writes.
 """
 
 from collections import defaultdict, deque
@@ -35,7 +35,7 @@ from batcher.tokens import NO_TOKENS, Tokens
 
 
 class Workload(Struct, frozen=True, gc=False):
-    """Jobs in the order of the input, of which simulations run copies; context: of their rows."""
+    """Jobs in the order of the input, of which simulations run copies."""
 
     jobs: list[SimulatedSequence]
     context: Context = ANY_LENGTH
@@ -58,18 +58,17 @@ class Workload(Struct, frozen=True, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """The tokens computed of all there can be at once."""
         return sum(job.num_prompt_tokens + job.output.length for job in self.jobs)
 
     def num_blocks(self, block_size: int) -> int:
-        """Return how many blocks hold all there can be at once, each turn with all before it."""
+        """Return the number of blocks that hold all jobs, each turn with its history."""
         total = 0
         histories: dict[str, int] = {}
         for job in self.jobs:
             num_held = job.num_prompt_tokens + job.max_tokens
             if job.session is not None:
                 num_held += histories.get(job.session, 0)
-            if job.has_default_limit:  # which the context limits, if any
+            if job.has_default_limit:  # limited by the context
                 num_held = min(num_held, self.context.max_context)
             if job.session is not None:
                 histories[job.session] = num_held
@@ -78,7 +77,7 @@ class Workload(Struct, frozen=True, gc=False):
 
     @property
     def shares_nothing(self) -> bool:
-        """Whether no two jobs begin with the same tokens, as far as is known."""
+        """Whether it is certain that no two jobs begin with the same tokens."""
         beginnings = set()
         for job in self.jobs:
             first = next(iter(job.own_prompt), None)
@@ -94,12 +93,11 @@ class Workload(Struct, frozen=True, gc=False):
 
     @property
     def mean_rate(self) -> float | None:
-        """Arrivals per second; None if all come at once."""
         num_arrivals = sum(not job.index for job in self.jobs)
         return (num_arrivals - 1) / self.span if self.span else None
 
     def at_rate(self, rate: float) -> Self:
-        """Return the workload with arrivals `rate` times as fast; deadlines move along."""
+        """Return the workload with arrivals and deadlines `rate` times as fast."""
         if rate == 1:
             return self
         jobs = []
@@ -117,8 +115,8 @@ def workload_of(
 ) -> Workload:
     """Return the workload of valid `requests`, as `model` reads their prompts.
 
-    outputs: (input index of the request, index of the sample) -> its tokens, which never depend on
-    the schedule.  Without it every request must end exactly at max_tokens.
+    outputs: (input index, index of the sample) -> its tokens, required unless it ends at
+    max_tokens.
 
     Raises:
         BatchdecodeError: a request has beams or cfg_scale, or an output of unknown length.
@@ -132,8 +130,8 @@ def workload_of(
             value = getattr(request, field)
             if value != plain and request.output_limit:
                 raise BatchdecodeError(
-                    f"request {request_id!r}: {field} {value} cannot be simulated by lengths "
-                    f"alone; only {field} {plain} can"
+                    f"request {request_id!r}: {field} {value} cannot be simulated; only "
+                    f"{field} {plain} can"
                 )
         prefix = prefix_of(request.prompt, model.tokenizer)
         if request.session is not None:
@@ -226,25 +224,24 @@ def _listed(tokens: Iterable[int]) -> tuple[Piece, ...]:
     return (Piece(len(kept), tokens=kept),) if kept else ()
 
 
-# -- synthetic workloads, which are drawn as they arrive -----------------------------------------
+# -- synthetic workloads -------------------------------------------------------------------------
 
 PREFIX = "synthetic:"
 FORM = (
-    "synthetic:rate=R,duration=SECONDS,prompt=D,output=D, and perhaps burstiness=B (1, which is "
-    "Poisson, or constant), priority=N:SHARE:N:SHARE (0) and seed=N (0); a distribution has : "
-    "between its numbers"
+    "synthetic:rate=R,duration=SECONDS,prompt=D,output=D, optionally burstiness=B (1 for Poisson, "
+    "or constant), priority=N:SHARE:N:SHARE (0), seed=N (0); separate the numbers of a "
+    "distribution with :"
 )
 MAX_RATE, MAX_DURATION, MAX_REQUESTS = 1e6, 1e9, 10**9
-_NUM_SAMPLED = 4096  # lengths, for their means
+_NUM_SAMPLED = 4096  # lengths, to estimate their mean
 _MAX_DIGITS = 18
 
 
 class StreamedWorkload(Struct, frozen=True, kw_only=True):
-    """Requests that arrive for `duration` seconds, `rate` of them a second; none shares a prefix.
+    """Requests that arrive for `duration` seconds at `rate` per second; none shares a prefix.
 
-    It has the numbers that a Workload has, of tokens and samples about as many.
-    prompt, output: distributions of their lengths, as text.  burstiness: see gamma; None: at equal
-    distances.  shares: of priorities.
+    It has the numbers of a Workload; those of tokens and samples are estimates.
+    prompt, output: distributions of lengths, as text.  burstiness: see gamma; None: equal gaps.
     """
 
     rate: float
@@ -294,7 +291,6 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
         return _num_times(self.rate, self.duration, self.burstiness, self.seed)
 
     def arrivals(self) -> Iterator[SimulatedSequence]:
-        """Yield the requests as they arrive; none is kept."""
         prompts, outputs, chances = (
             make_generator(self.seed, stream)
             for stream in (synthetic.PROMPTS, synthetic.OUTPUTS, synthetic.PRIORITIES)
@@ -318,7 +314,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
 
     @property
     def most_tokens(self) -> tuple[int, int]:
-        """The tokens of the longest prompt and output that the distributions may give."""
+        """The tokens of the longest possible prompt and output."""
 
         def most(text: str) -> int:
             constant = text.removeprefix("constant:")
@@ -361,21 +357,17 @@ def _mean(text: str, name: str) -> float:
 
 
 def parse_streamed(text: str) -> StreamedWorkload:
-    """Return the workload that `text`, in FORM, stands for.
-
-    Raises:
-        WorkloadError: it stands for none.
-    """
+    """Return the workload of `text`, in FORM, or raise a WorkloadError."""
     given: dict[str, str] = {}
     for part in text.removeprefix(PREFIX).split(","):
         name, equals, value = part.partition("=")
         problem = None
         if not equals:
-            problem = "this is no NAME=VALUE"
+            problem = "expected NAME=VALUE"
         elif name not in _READERS:
-            problem = f"there is no {name}{hint_at(name, _READERS)}"
+            problem = f"unknown name {name}{hint_at(name, _READERS)}"
         elif name in given:
-            problem = f"{name} is there twice"
+            problem = f"{name} is repeated"
         if problem is not None:
             raise WorkloadError(f"{text}: {part!r}: {problem}; expected {FORM}")
         given[name] = value
@@ -398,7 +390,7 @@ def _number(most: float) -> Callable[[str, str], float]:
             number = read_number(text, float)
         except ValueError:
             number = -1.0
-        if not 0 < number <= most:  # nor is NaN
+        if not 0 < number <= most:  # true of nan as well
             raise WorkloadError(f"{place} {text!r}: expected a number above 0, up to {most:,.0f}")
         return number
 
@@ -424,15 +416,14 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
 }
 
 
-# -- what of it has arrived ----------------------------------------------------------------------
+# -- the turns of sessions -----------------------------------------------------------------------
 
 
 class Turns:
-    """Makes the sequences of a workload; of one session at most one is on its way.
+    """The sequences of a workload; at most one of a session has arrived and not ended.
 
-    sequences: one for each job; turns that have not begun have no history.  all_wait: whether all
-    jobs have to be admitted, and none waits for another one.  longest: the sequence with the most
-    tokens, without histories, or None.
+    sequences: one per job; turns that have not begun have no history.  all_wait: every job needs a
+    slot, and none waits for another.  longest: the sequence with the most tokens, or None.
     """
 
     def __init__(self, workload: AnyWorkload) -> None:
@@ -442,9 +433,9 @@ class Turns:
         if isinstance(workload, Workload):
             self._jobs, self._context = workload.jobs, workload.context
         self.sequences = [job.copy_behind((), self._context) for job in self._jobs]
-        self._waiting: dict[str | None, deque[int]] = {}  # the places of turns, by their session
-        self._past: defaultdict[str, list[SimulatedSequence]] = defaultdict(list)  # that have ended
-        self._kept: defaultdict[str, list[Piece]] = defaultdict(list)  # of turns that were dropped
+        self._waiting: dict[str | None, deque[int]] = {}  # places of later turns, by session
+        self._past: defaultdict[str, list[SimulatedSequence]] = defaultdict(list)  # ended turns
+        self._kept: defaultdict[str, list[Piece]] = defaultdict(list)  # of dropped turns
         self.has_siblings = any(job.has_siblings for job in self._jobs)
         self.has_sessions = any(job.session is not None for job in self._jobs)
         self.all_wait = not self.has_sessions and all(
@@ -476,7 +467,7 @@ class Turns:
         return sorted(self.begin(), key=ARRIVAL_ORDER)
 
     def begin(self) -> list[SimulatedSequence]:
-        """Return the sequences that wait for no other one."""
+        """Return the sequences that wait for no other."""
         first = []
         for place, sequence in enumerate(self.sequences):
             if sequence.session in self._waiting:
@@ -488,10 +479,7 @@ class Turns:
         return first
 
     def next_turn(self, ended: SimulatedSequence, now: float) -> SimulatedSequence | None:
-        """Return the turn after one that has ended or failed, or None.
-
-        It has failed if the one before it has.
-        """
+        """Return the turn after an ended or failed one, or None; it has failed if that has."""
         name = ended.session
         if name is None or not self._waiting[name]:
             return None
@@ -513,7 +501,7 @@ class Turns:
 def _drop_oldest(
     past: list[SimulatedSequence], kept: list[Piece], num_more: int, context: Context
 ) -> None:
-    """Drop the oldest turns until `num_more` tokens fit behind the others, or none is left."""
+    """Drop the oldest turns until `num_more` tokens fit behind the rest."""
     lengths = [
         (sum(piece.length for piece in (*turn.own_prompt, turn.own_output)), turn.num_lasting)
         for turn in past

@@ -1,6 +1,6 @@
-"""Recorded traces as workloads: of Azure, of Mooncake, and logs of vLLM runs.
+"""Recorded traces as workloads: Azure, Mooncake, and logs of vLLM runs.
 
-What all have in common: times that do not go back, and lengths.
+All have ascending times, and lengths.
 """
 
 import re
@@ -17,21 +17,16 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.request import MAX_LENGTH, MAX_TIME
 
-# The entries of a workload: requests of which only times, lengths and shared parts are known.
-
 DEFAULT_NAME = "r"
 _ENTRIES_PER_BLOCK = 256
 
 
 class WorkloadError(BatchdecodeError):
-    """An option of a workload, or a line of a trace, is not what it has to be."""
+    """An option of a workload or a line of a trace is invalid."""
 
 
 class LengthSegment(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A part of a prompt: `length` tokens that `seed` stands for.
-
-    The same seed and length are the same tokens everywhere.
-    """
+    """`length` tokens of a prompt; the same seed and length are the same tokens everywhere."""
 
     length: int
     seed: int | str
@@ -39,10 +34,7 @@ class LengthSegment(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 class WorkloadEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A line of a requests file, with the fields that workloads set; times in seconds.
-
-    think_time: None for what waits for no other turn of its session.
-    """
+    """A line of a requests file; think_time: None for the first turn of a session."""
 
     id: str
     session: str | None = None
@@ -55,7 +47,6 @@ class WorkloadEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
     @property
     def prompt_tokens(self) -> int:
-        """The length of the prompt, without the history of its session."""
         return sum(segment.length for segment in self.prompt)
 
 
@@ -67,14 +58,14 @@ def encode_entries(entries: Iterable[WorkloadEntry]) -> Iterator[bytes]:
 
 
 class LengthCounts(Counter[int]):
-    """How often each length comes."""
+    """Lengths with their counts."""
 
     @property
     def sum(self) -> int:
         return sum(length * count for length, count in self.items())
 
     def percentile(self, percent: int) -> int:
-        """Return the least length that so many per cent do not exceed, of at least one length."""
+        """Return the least length that `percent` % of the lengths do not exceed."""
         needed, seen = self.total() * percent, 0
         for length, count in sorted(self.items()):
             seen += count * 100
@@ -84,9 +75,9 @@ class LengthCounts(Counter[int]):
 
 
 class WorkloadSummary:
-    """Counts entries.
+    """Counts of entries.
 
-    num_arrivals: those that wait for no other.  span: the last arrival time; the first is 0.
+    num_arrivals: entries that wait for no other turn.  span: the last arrival time.
     """
 
     def __init__(self) -> None:
@@ -96,11 +87,10 @@ class WorkloadSummary:
 
     @property
     def mean_rate(self) -> float | None:
-        """Arrivals per second, of sessions if there are any; None if all come at once."""
+        """Arrivals (of sessions, if any) per second; None if all arrive at once."""
         return (self.num_arrivals - 1) / self.span if self.span else None
 
     def observe(self, entries: Iterable[WorkloadEntry]) -> Iterator[WorkloadEntry]:
-        """Yield `entries`, and count them."""
         for entry in entries:
             self.num_requests += 1
             if entry.think_time is None:
@@ -112,13 +102,12 @@ class WorkloadSummary:
             yield entry
 
 
-NumberedLine = tuple[int, bytes]
-"""A line of a file and its number, from 1 on, as errors tell it."""
+NumberedLine = tuple[int, bytes]  # from 1
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BLOCK_TOKENS = 512  # of a Mooncake trace
-_DIGITS = 9  # of times, after the point: traces are recorded in nanoseconds at best
-# A day, a time, up to nine digits of a second (some of these traces have seven), and a zone.
+_DIGITS = 9  # decimals of times: traces are recorded in nanoseconds at best
+# A day, a time, up to nine decimals of a second (some of these traces have seven), and a zone.
 _TIMESTAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII
 )
@@ -127,10 +116,7 @@ _SECOND = timedelta(seconds=1)
 
 
 class TraceEntryChecks:
-    """Checks the entries of one trace, in their order.
-
-    source: how errors call the file.  num_raised: how many lengths were 0, and became 1.
-    """
+    """Checks of the entries of the trace `source`; num_raised: lengths of 0 that became 1."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -139,7 +125,7 @@ class TraceEntryChecks:
         self._last = 0.0
 
     def arrival_time(self, value: float, unit: float, number: int, field: str) -> float:
-        """Return the seconds from the first entry to this one, at `value` / `unit` seconds."""
+        """Return the seconds since the first entry; this one is at `value` / `unit` seconds."""
         if self._first is None:
             self._first = value
         elif value < self._last:
@@ -154,7 +140,7 @@ class TraceEntryChecks:
         return round(time, _DIGITS)
 
     def length(self, value: int, number: int, field: str) -> int:
-        """Return a length in tokens; 0 becomes 1, as a model is given one and gives one."""
+        """Return a length in tokens; 0 becomes 1, the least of a prompt and an output."""
         if not 0 <= value <= MAX_LENGTH:
             raise self.error(number, f"{field} {value}: expected 0 to {MAX_LENGTH:,} tokens")
         self.num_raised += value == 0
@@ -171,9 +157,9 @@ class TraceEntryChecks:
 
 
 class TraceRow(NamedTuple):
-    """A request of a trace: its line, its id if it has one, and the fields with their names.
+    """A request of a trace; time, prompt and output: with the names of their fields.
 
-    time: in `unit`ths of a second.  hash_ids: of the blocks of its prompt, if they are known.
+    unit: of time, per second.  hash_ids: of the blocks of its prompt, if known.
     """
 
     line: int
@@ -191,14 +177,10 @@ Rows = Callable[[Iterable[NumberedLine], TraceEntryChecks], Iterator[TraceRow]]
 def trace_entries(
     kind: str, lines: Iterable[NumberedLine], checks: TraceEntryChecks, name: str = DEFAULT_NAME
 ) -> Iterator[WorkloadEntry]:
-    """Yield the requests of a trace, one of TRACES.
+    """Yield the requests of a trace of a kind of TRACES, or raise a WorkloadError.
 
-    Requests without an id have `name` and a number from 0 on.  A prompt has a segment for each of
-    its blocks, with the block's hash for a seed, of which the last has what is left of the length;
-    or one that is its own.
-
-    Raises:
-        WorkloadError: a line is not one of such a trace.
+    Requests without an id are `name` with a number from 0.  A prompt has a segment for each block,
+    whose hash is its seed, or one segment of its own.
     """
     for index, row in enumerate(TRACES[kind](lines, checks)):
         request_id = f"{name}{index}" if row.request_id is None else row.request_id
@@ -244,7 +226,7 @@ def _azure_rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iter
         match = _TIMESTAMP.fullmatch(timestamp)
         day, time, fraction, zone = match.groups() if match else ("", "", "", "")
         try:
-            whole = datetime.fromisoformat(f"{day}T{time}{zone or 'Z'}")  # without a zone it is UTC
+            whole = datetime.fromisoformat(f"{day}T{time}{zone or 'Z'}")  # UTC by default
         except ValueError:
             wrong = f"{AZURE_COLUMNS[0]} {timestamp!r}: "
             expected = "expected a time as in 2023-11-16 18:15:46.6805900"
@@ -258,7 +240,7 @@ def _azure_rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iter
 
 
 class MooncakeLine(Struct, gc=False):
-    """A line of a Mooncake trace; timestamp: milliseconds.  Of its other fields nothing is used."""
+    """A line of a Mooncake trace; timestamp: in milliseconds."""
 
     timestamp: int | float
     input_length: int
@@ -267,7 +249,7 @@ class MooncakeLine(Struct, gc=False):
 
 
 class VllmLine(Struct, gc=False):
-    """A line of a vLLM log; queued_ts: seconds.  Of its other fields nothing is used."""
+    """A line of a vLLM log; queued_ts: in seconds."""
 
     request_id: str
     input_toks: int
@@ -276,14 +258,12 @@ class VllmLine(Struct, gc=False):
 
 
 def _json_rows(kind: type[Struct], unit: float, *names: str) -> Rows:
-    """Return what reads rows of JSON; names: the fields of its time and lengths."""
-
     def rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iterator[TraceRow]:
         decoder = msgspec.json.Decoder(kind)
         for number, line in lines:
             try:
                 own = decoder.decode(line)
-            except (ValueError, RecursionError) as error:  # the other: nested too deeply
+            except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
                 raise checks.error(number, str(error)) from None
             time, prompt, output = ((name, getattr(own, name)) for name in names)
             request_id, hash_ids = getattr(own, "request_id", None), getattr(own, "hash_ids", None)
@@ -304,7 +284,7 @@ Side = Literal["prompt", "output"]
 
 
 def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list[int]:
-    """Return the lengths of one side of a trace, or those in a file of one number a line."""
+    """Return the lengths of one side of a trace, or those of a file with a number per line."""
     checks = TraceEntryChecks(source)
     numbered = iter(lines)
     head = list(islice(numbered, 1))
@@ -320,12 +300,11 @@ def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list
         lengths = []
         for number, line in together:
             text = line.decode(errors="backslashreplace").strip()
-            wrong = (
-                f"{text[:40]!r} is not a whole number, and the file no {', '.join(TRACES)} trace"
-            )
+            known = ", ".join(TRACES)
+            wrong = f"{text[:40]!r} is not a whole number, and the file is not a trace of {known}"
             lengths.append(checks.length(checks.whole(text, number, wrong), number, "length"))
     if not lengths:
-        raise WorkloadError(f"{source}: there are no lengths in it")
+        raise WorkloadError(f"{source} has no lengths")
     return lengths
 
 
@@ -335,12 +314,12 @@ def scale_times(entries: Iterable[WorkloadEntry], factor: float) -> Iterator[Wor
 
 
 def factor_for_rate(entries: Iterable[WorkloadEntry], rate: float, source: str) -> float:
-    """Return the factor for times by which `entries` come at `rate`, in requests per second."""
+    """Return the factor for times with which `entries` arrive at `rate` requests per second."""
     num_entries, last = 0, 0.0
     for entry in entries:
         num_entries, last = num_entries + 1, entry.arrival_time
     if not last:
         raise WorkloadError(
-            f"{source}: no rate to scale: all of its {num_entries:,} requests come at once"
+            f"{source}: no rate to scale: all {num_entries:,} requests arrive at once"
         )
     return (num_entries - 1) / rate / last

@@ -315,10 +315,10 @@ def test_it_is_the_workload_that_is_written(replicas, more, arrivals, kv_blocks)
         ("synthetic:rate=5,duration=6,prompt=8", "output is missing"),
         (
             "synthetic:rate=5,rate=6,duration=6,prompt=8,output=8",
-            "'rate=6': rate is there twice; expected",
+            "'rate=6': rate is repeated; expected",
         ),
-        ("synthetic:prompts=5", "there is no prompts .did you mean prompt.*; expected"),
-        ("synthetic:rate", "'rate': this is no NAME=VALUE; expected"),
+        ("synthetic:prompts=5", "unknown name prompts .did you mean prompt.*; expected"),
+        ("synthetic:rate", "'rate': expected NAME=VALUE; expected"),
         ("synthetic:rate=0,duration=6,prompt=8,output=8", "above 0"),
         ("synthetic:rate=1e6,duration=1e9,prompt=8,output=8", "more than"),
         ("synthetic:rate=5,duration=6,prompt=x,output=8", "unknown distribution 'x'"),

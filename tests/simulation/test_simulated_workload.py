@@ -22,8 +22,8 @@ def request(**more: Any) -> Request:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"num_beams": 2}, "request '1': num_beams 2 cannot be simulated by lengths alone"),
-        ({"cfg_scale": 1.5}, "request '1': cfg_scale 1.5 cannot be simulated by lengths alone"),
+        ({"num_beams": 2}, "request '1': num_beams 2 cannot be simulated; only"),
+        ({"cfg_scale": 1.5}, "request '1': cfg_scale 1.5 cannot be simulated; only"),
         ({"ignore_eos": False}, "request '1' may end before max_tokens"),
         ({"stop": "x"}, "request '1' may end before max_tokens"),
         ({"regex": "a+"}, "request '1' may end before max_tokens"),

@@ -46,10 +46,10 @@ class LoggedSimulation(Replica):
         del until
         return self.now
 
-    def _go_on(self) -> None:
+    def _take_steps(self) -> None:
         num_steps, block_steps = self._step, self.result.block_steps
         self.start = self.now
-        super()._go_on()
+        super()._take_steps()
         if self._step > num_steps:
             self.blocks.append(self.result.block_steps - block_steps)
 
@@ -137,7 +137,7 @@ def outcome(result: FleetResult) -> Any:
 class PlannedSimulation(Replica):
     """A simulation that lets the scheduler plan every step."""
 
-    def _go_on(self) -> None:
+    def _take_steps(self) -> None:
         self._take_step()
 
 

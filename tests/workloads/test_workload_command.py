@@ -376,10 +376,10 @@ def test_lengths_are_read_from_any_trace_or_from_plain_numbers(lines, side, leng
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([], "f: there are no lengths in it"),
+        ([], "f has no lengths"),
         (
             ["12", "x"],
-            "f:2: 'x' is not a whole number, and the file no azure, mooncake, vllm trace",
+            "f:2: 'x' is not a whole number, and the file is not a trace of azure, mooncake, vllm",
         ),
         (["-1"], "f:1: length -1: expected 0 to"),
     ],
