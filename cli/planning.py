@@ -1,4 +1,4 @@
-"""`batchdecode compare` and `batchdecode plan`: from their options to tables, plots and a plan."""
+"""`batchdecode compare` and `batchdecode plan`: from options to tables, plots and a plan."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from .commands.plan import CompareOptions, PlanOptions
 
 SEARCHED: dict[str, Searched] = {name.replace("_", "-"): name for name in get_args(Searched)}
-LARGE_BATCH = 256  # of what is decoded to learn when it ends
+LARGE_BATCH = 256  # to decode requests whose output lengths are unknown
 _WITHOUT_OUTPUT = {*FIT_ERROR_CODES, "session-failed"}
 
 
 def until_stopped(command: Callable[[], int]) -> int:
-    """Return the exit status of `command`, or that of a signal, which ends it at once."""
+    """Return the exit status of `command`, or that of the signal that interrupted it."""
     look_seldom()
     with user_code_prints_to_stderr(), StopSignals() as stop:
         try:
@@ -91,7 +91,6 @@ def compare_requests(options: "CompareOptions") -> int:
     if options.plot is not None:
         show_plot(options.plot, charts_of_cells(question, cells))
     outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
-    # If there is no request, all are served.
     return 0 if any(outcome.served or not outcome.failed for outcome in outcomes) else 1
 
 
@@ -99,7 +98,7 @@ def plan_requests(options: "PlanOptions") -> int:
     slo, searched = parse_slos(options.slo), SEARCHED[options.search]
     base, tried = _base_of(options, searched)
     if not options.goodput > 0:
-        raise BatchdecodeError("--goodput 0 is met by anything: give more")
+        raise BatchdecodeError("--goodput must be above 0")
     question = ask(options, slo, options.goodput, [tried])
     trials: list[Trial] = []
     found: Plan | None = None
@@ -130,7 +129,7 @@ def plan_requests(options: "PlanOptions") -> int:
         if found is not None and not options.json:
             show_details(found)
         if not options.quiet:
-            stopped = "stopped before it was known what would help\n"
+            stopped = "stopped before reliefs were known\n"
             say(found_so_far(searched, options.goodput, trials) if found is None else stopped)
         raise
     if options.json:
@@ -143,19 +142,21 @@ def plan_requests(options: "PlanOptions") -> int:
 
 
 def _base_of(options: "PlanOptions", searched: Searched) -> tuple[Deployment, Deployment]:
-    """Return the deployment that all values are tried in, and the same with the least of them."""
+    """Return the deployment that a plan varies, and the same with the least value."""
     axes = dict(options.axes)
     if searched in options.preset:
-        axes.pop(searched, None)  # what it was set for are other commands, too
+        axes.pop(searched, None)  # the environment sets it for other commands
     values = {}
     for name, text in axes.items():
         axis = AXES[name]
         if name == searched:
             found = f"--search {options.search}"
-            raise BatchdecodeError(f"{axis.option} is what {found} finds: leave it out")
+            raise BatchdecodeError(f"remove {axis.option}: {found} finds it")
         values[name] = axis.values(text)
         if len(values[name]) > 1:
-            raise BatchdecodeError(f"{axis.option} {text}: a plan takes one value, compare several")
+            raise BatchdecodeError(
+                f"{axis.option} {text}: plan takes one value, compare takes several"
+            )
     (base,) = grid_of(values, Deployment())
     tried = known_to_work = base
     if base.fleet is None:
@@ -165,12 +166,12 @@ def _base_of(options: "PlanOptions", searched: Searched) -> tuple[Deployment, De
             known_to_work = replace(tried, replicas=2)
     elif searched not in ("rate", "replicas"):
         raise BatchdecodeError(
-            f"--search {options.search}: of a fleet from a file the fewest replicas or the largest "
-            "rate can be searched: --search replicas or --search rate"
+            f"--search {options.search} does not work with --fleet: use --search replicas or "
+            "--search rate"
         )
     elif searched == "replicas" and base.fleet.management and base.fleet.management.autoscale:
         raise BatchdecodeError(
-            f"--search replicas: how many {base.fleet} has is said by its autoscale"
+            f"--search replicas does not work with the autoscale section of {base.fleet}"
         )
     check_given(axes.keys() - options.preset, [known_to_work])
     return base, tried
@@ -179,7 +180,7 @@ def _base_of(options: "PlanOptions", searched: Searched) -> tuple[Deployment, De
 def plan_progress(
     searched: Searched, *, quiet: bool
 ) -> tuple[Callable[[int, Value, float], object], Callable[[float], object]]:
-    """Return what shows the value that is tried, and the number of changes that are."""
+    """Return functions that show the value being tried, and the number of reliefs tried."""
     if quiet:
         return lambda _done, _value, _share: None, lambda _: None
 
@@ -190,13 +191,13 @@ def plan_progress(
     def helping(done: float) -> str:
         count = counted(int(done), "simulation")
         share = f" and {unfinished_percent(done % 1)} of the next" if done % 1 else ""
-        return f"looking for what would help: {count}{share} so far"
+        return f"looking for reliefs: {count}{share} so far"
 
     return seldom(trying), seldom(helping)
 
 
 def found_so_far(searched: Searched, asked: float, trials: list[Trial]) -> str:
-    """Return a line about a search that is stopped: its tries, and the best of them."""
+    """Return a line about an interrupted search: the values tried, and the best one."""
     if not trials:
         return "stopped before any value was tried\n"
     trials = sorted(trials, key=lambda trial: trial.value)
@@ -206,18 +207,18 @@ def found_so_far(searched: Searched, asked: float, trials: list[Trial]) -> str:
         for trial, share in zip(trials, shares, strict=True)
     )
     enough = [trial.value for trial in trials if (trial.share or 0.0) >= asked]
-    best = "none meets the SLO by now"
+    best = "none meets the SLO so far"
     if enough:
         value, kind = (max(enough), "largest") if searched == "rate" else (min(enough), "smallest")
-        best = f"{named(searched, value)} is the {kind} that meets the SLO by now"
+        best = f"{named(searched, value)} is the {kind} that meets the SLO so far"
     count = counted(len(trials), "value")
     return f"stopped after {count}: {best}; tried {tried}, {asked * 100:g}% is asked\n"
 
 
 def read_workload(options: "CompareOptions | PlanOptions") -> AnyWorkload:
-    """Return the workload of the requests, or the synthetic one that INPUT names.
+    """Return the workload of the requests, or the synthetic one of INPUT.
 
-    What only the model knows of requests is found by decoding.
+    Requests with unknown output lengths are decoded.
     """
     if options.input is not None and options.input.startswith(STREAMED):
         return parse_streamed(options.input)
@@ -232,14 +233,14 @@ def read_workload(options: "CompareOptions | PlanOptions") -> AnyWorkload:
     num_empty = sum(request.max_tokens == 0 for request in requests)
     if num_empty and not options.quiet:
         of_all = f"{counted(num_empty, 'request')} of {len(requests):,}"
-        say(f"left out, having no times: {of_all} with max_tokens 0\n")
+        say(f"skipped: {of_all} with max_tokens 0\n")
     num_unknown = sum(not has_exact_length(request) for request in requests)
     if not num_unknown:
         return workload_of(requests, model)
     if not options.quiet:
         say(
             f"{counted(num_unknown, 'request')} of {len(requests):,} may end before max_tokens: "
-            "all are decoded once to learn when\n"
+            "decoding all requests once to find out\n"
         )
     return workload_of(requests, model, decoded_outputs(requests, model))
 
@@ -247,16 +248,14 @@ def read_workload(options: "CompareOptions | PlanOptions") -> AnyWorkload:
 def decoded_outputs(
     requests: Sequence[Request], model: Model
 ) -> dict[tuple[int, int], Sequence[int]]:
-    """Return the tokens of each sample of valid `requests`, by place of the request and index.
+    """Return the tokens of each sample, by place of the request and index of the sample.
 
-    They never depend on the schedule.
-
-    A request that does not fit into the context has none, nor do turns of its session that follow.
+    A request that does not fit into the context, and later turns of its session, have none.
     """
     engine = Engine(model, LARGE_BATCH)
     places: dict[str, int] = {}
     for place, request in enumerate(requests):
-        # Without what only delays it, and with a result for each of its samples.
+        # Without delays, and with a result for each sample.
         samples = {"n": request.best_of or request.n, "best_of": None}
         at_once = replace(request, arrival_time=0.0, think_time=0.0, deadline=None, **samples)
         places[engine.enqueue(at_once, input_index=place)] = place
@@ -265,8 +264,8 @@ def decoded_outputs(
         for result in engine.step().results:
             if result.error is not None and result.error.code not in _WITHOUT_OUTPUT:
                 raise BatchdecodeError(
-                    f"request {result.id!r}: the length of its output is not known, since "
-                    f"decoding it failed: {result.error.message}"
+                    f"request {result.id!r}: the length of its output is unknown, as decoding it "
+                    f"failed: {result.error.message}"
                 )
             outputs[places[result.id], result.index] = result.token_ids
     return outputs
@@ -278,7 +277,7 @@ def ask(
     asked: float,
     grid: Sequence[Deployment],
 ) -> Question:
-    """Read and check prices and requests: what is asked of the deployments of `grid`."""
+    """Return the question for the deployments of `grid`, after checks of prices and requests."""
     engines, prices = engines_of(grid), None
     if options.prices is not None:
         prices = read_prices(options.prices)
@@ -289,11 +288,11 @@ def ask(
     for priority in () if slo is None else slo.classes:
         if priority not in workload.priorities:
             name, known = class_name(priority), ", ".join(map(str, sorted(workload.priorities)))
-            raise BatchdecodeError(f"--slo {name}: no request has this priority; there is {known}")
+            raise BatchdecodeError(f"--slo {name}: no request has this priority (found: {known})")
     if not options.quiet:
         say_of_memory((each.profile, each.scheduling) for each in engines)
         if options.slo and any(each.profile == Deployment().profile for each in engines):
-            say("each step takes 1 second: --profile says how long steps take\n")
+            say("each step takes 1 second: set --profile for real durations\n")
         elif options.slo:
             say_of_slo(options.slo)
     return Question(workload, slo, asked, prices)

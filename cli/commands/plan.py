@@ -1,4 +1,4 @@
-"""`batchdecode compare` and `plan`: one workload under many settings, and the setting it needs."""
+"""`batchdecode compare` and `plan`: a workload under many settings, and the setting it needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,10 +48,9 @@ Prices = Annotated[
 
 
 def _axes(*, as_lists: bool) -> OptionGroup:
-    """Return the options that describe a deployment: those that were given, name -> text.
+    """Return the options of a deployment, by name of batcher.planning.deployments.AXES.
 
-    They have the names of batcher.planning.deployments.AXES, which reads them.  as_lists: whether
-    help shows lists of values.
+    as_lists: whether help shows lists of values.
     """
 
     def kind(panel: str, text: str, value: str, *flags: str, **more: Any) -> Any:
@@ -87,10 +86,7 @@ def _config() -> Option:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions(ModelOptions):
-    """The options that `batchdecode compare` and `plan` have in common.
-
-    preset: the names of the options that the environment or --config sets.
-    """
+    """Shared options; preset: names of those set by the environment or --config."""
 
     input: Input = None
     prices: Prices = None
@@ -110,10 +106,7 @@ class SimulationOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(SimulationOptions):
-    """The options of `batchdecode compare`; docs/compare.md explains them.
-
-    axes: name of an axis -> its values as a text with commas.
-    """
+    """The options of `batchdecode compare`; axes: name -> values as a text with commas."""
 
     axes: Annotated[Mapping[str, str], _axes(as_lists=True)] = field(default_factory=dict)
     slo: Annotated[list[str] | None, slos_option(OUTPUT)] = None
@@ -144,10 +137,7 @@ class CompareOptions(SimulationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(SimulationOptions):
-    """The options of `batchdecode plan`; docs/plan.md explains them.
-
-    axes: name of an axis -> its value as a text.
-    """
+    """The options of `batchdecode plan`; axes: name -> value as a text."""
 
     slo: Annotated[list[str], slos_option(SEARCH)]
     goodput: Annotated[
@@ -178,7 +168,7 @@ class PlanOptions(SimulationOptions):
 def compare(options: CompareOptions) -> int:
     """Simulate every combination of settings and compare them in a table."""
     if options.json and options.csv:
-        raise BatchdecodeError("--json and --csv exclude each other: the table is one or the other")
+        raise BatchdecodeError("--json and --csv exclude each other")
     from ..planning import compare_requests, until_stopped  # noqa: PLC0415 - heavy
 
     return until_stopped(lambda: compare_requests(options))

@@ -1,4 +1,4 @@
-"""`batchdecode replay`: simulates the requests of a real run, and shows the error."""
+"""`batchdecode replay`: simulate the requests of a real run, and show the error."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -39,7 +39,7 @@ from ..screen.terminal import aligned, counted, printable
 from ..views.plan_tables import cost_text
 from .plan import FLEET, REPORT_INTERVAL, Prices
 
-# It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
+# No token is computed, a log has neither priorities nor deadlines, and --profile is of its own.
 NOT_TAKEN = ("check", "preempt_for", "profile", "kv_memory", *SPECULATION_SETTINGS)
 MAX_REPLICAS = 2**16  # as batcher.planning.deployments has it
 
@@ -113,11 +113,11 @@ class ReplayOptions:
     json: Annotated[bool, flag(OUTPUT, "Print the result as JSON.", common=True)] = False
 
 
-# Those of vLLM for a server on a GPU with less than 70 GiB.
+# The defaults of vLLM for a server on a GPU with less than 70 GiB.
 GUESSED_BATCH, GUESSED_BUDGET = 256, 2048
-META_SUFFIX, MAX_META = "meta.json", 2**24  # the end of the name of a file of limits, and its bytes
+META_SUFFIX, MAX_META = "meta.json", 2**24  # the end of its name, and its most bytes
 _ORDER = ("batch", "max_batch_tokens", "kv_blocks", "block_size", "prefix_cache", "capacity")
-_OF_BLOCKS = ("block_size", "prefix_cache", "capacity")  # of no effect without any
+_OF_BLOCKS = ("block_size", "prefix_cache", "capacity")  # without effect if blocks are unlimited
 _HEADS = ("", "real", "simulated", "error")
 
 
@@ -138,8 +138,8 @@ def replay(options: ReplayOptions) -> None:
     """Simulate the requests of a real run, and show the error."""
     if options.profile is None:
         raise BatchdecodeError(
-            "--profile is needed: the duration of a step of the real run; "
-            "batchdecode profiles lists the known ones"
+            "--profile is required: the step times of the real run; `batchdecode profiles` lists "
+            "known ones"
         )
     step_time = step_time_of(options.profile)
     meta_name, meta = _read_meta(options)
@@ -155,8 +155,8 @@ def replay(options: ReplayOptions) -> None:
     guessed = [f"{AXES[each.name].option} {each.shown}" for each in used if each.is_guessed]
     if guessed:
         say(
-            f"warning: the limits of the run are unknown: {', '.join(guessed)} are guesses, and "
-            "the errors may be theirs; give the options, or --meta FILE\n"
+            f"warning: the limits of the run are unknown: {', '.join(guessed)} are guesses and may "
+            "cause the errors; set the options, or --meta FILE\n"
         )
     [batch] = (each.value for each in used if each.name == "batch")
     engine = ReplicaSettings(num_slots=batch, scheduling=settings, step_time=step_time)
@@ -208,10 +208,10 @@ COMMANDS = {"replay": command(replay, ReplayOptions, examples=EXAMPLES)}
 
 
 def _read_meta(options: ReplayOptions) -> tuple[str, Mapping[str, Limit]]:
-    """Return the name of the file of limits, and what it holds; nothing if there is none.
+    """Return the name of the file of limits and its limits, or ("", {}).
 
-    Without --meta it is the file beside the log whose name, without its end, the log's begins with;
-    the longest of several.
+    Without --meta it is X_meta.json in the folder of the log whose X is the longest prefix of the
+    log's name.
     """
     path = None if options.meta is None else Path(options.meta)
     if path is None:
@@ -230,12 +230,10 @@ def _read_meta(options: ReplayOptions) -> tuple[str, Mapping[str, Limit]]:
     except (OSError, ValueError) as error:
         raise BatchdecodeError(f"cannot read {path}: {reason_of(error)}") from None
     if len(content) > MAX_META:
-        raise BatchdecodeError(
-            f"{path} is larger than {MAX_META >> 20} MiB: no file about a run is"
-        )
+        raise BatchdecodeError(f"{path} is larger than {MAX_META >> 20} MiB")
     meta = read_run_meta(content, str(path))
     if options.meta is not None and not meta.limits:
-        raise BatchdecodeError(f"{path} has no limits; they would be under {', '.join(NAMES)}")
+        raise BatchdecodeError(f"{path} has no limits; expected any of {', '.join(NAMES)}")
     for field in meta.not_simulated:
         say(f"{printable(f'{path}: {field} is not simulated')}\n")
     return path.name, meta.limits
@@ -244,10 +242,7 @@ def _read_meta(options: ReplayOptions) -> tuple[str, Mapping[str, Limit]]:
 def _limits(
     options: ReplayOptions, meta_name: str, meta: Mapping[str, Limit], run: RequestsOfRun
 ) -> tuple[list[UsedLimit], SchedulingSettings]:
-    """Return the limits that the run is simulated under, each with its source.
-
-    Rule: an option goes before the file beside the log, and that before a guess.
-    """
+    """Return the limits of the simulation: options, else those of the file, else guesses."""
     batch, profile = options.batch, options.profile or ""
     given = options.scheduling.values | ({} if batch is None else {"batch": batch})
     used = {
@@ -262,7 +257,7 @@ def _limits(
         used.setdefault(name, UsedLimit(name, value, f"guessed: {why}", is_guessed=True))
 
     if run.batch is not None:
-        guess("batch", run.batch, "as many as the client had in flight")
+        guess("batch", run.batch, "the requests that the client had in flight")
     guess("batch", GUESSED_BATCH, "the default of vLLM")
     guess("max_batch_tokens", max(GUESSED_BUDGET, used["batch"].value), "the default of vLLM")
     for name in _OF_BLOCKS:
@@ -270,7 +265,7 @@ def _limits(
         used.setdefault(name, UsedLimit(name, value, "default, of vLLM as well"))
     room = setup_of(profile).kv_room
     if room is None or not room.num_tokens:
-        guess("kv_blocks", None, "no limit is known")
+        guess("kv_blocks", None, "unknown")
     else:
         num_blocks = max(room.num_blocks(used["block_size"].value), 1)
         known = "an engine" if room.is_reported else "by its data sheet, the GPU"
@@ -286,14 +281,14 @@ def _limits(
 
 
 def _fleet_of(options: ReplayOptions, log: list[LoggedRequest]) -> tuple[int, Router | None]:
-    """Return the number of replicas, and what routes requests to them; None: as in the log."""
+    """Return the number of replicas and their router, None for the replicas of the log."""
     num_logged = AsLogged(log).num_replicas
     if log[0].replica is not None and options.router is None:
         for name in ("replicas", "report_interval"):
             if getattr(options, name) is not None:
                 raise BatchdecodeError(
                     f"--{name.replace('_', '-')} has no effect: the log names the replica of each "
-                    f"request ({num_logged} in all); give a --router to route anew"
+                    f"request ({num_logged} in all); set --router to route them again"
                 )
         return num_logged, None
     num_replicas, name = options.replicas or num_logged, options.router or DEFAULT_ROUTER

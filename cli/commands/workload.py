@@ -1,6 +1,6 @@
-"""`batchdecode workload`: makes a requests file, from a pattern or from a recorded trace."""
+"""`batchdecode workload`: make a requests file from an arrival pattern or a recorded trace."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +14,7 @@ from batcher.planning.workload_traces import (
     TRACES,
     LengthCounts,
     NumberedLine,
+    Side,
     TraceEntryChecks,
     WorkloadEntry,
     WorkloadSummary,
@@ -40,7 +41,7 @@ DISTRIBUTIONS = (
 
 
 def _options() -> OptionGroup:
-    """Return the options of which each source takes some; name -> the value, if it was given."""
+    """Return the options of all sources; OPTIONS_OF lists those of each."""
     kinds: dict[str, Any] = {}
 
     def add(
@@ -85,10 +86,7 @@ def _options() -> OptionGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """The options of `batchdecode workload`; docs/workloads.md explains them.
-
-    values: of the options that were given, by name.
-    """
+    """The options of `batchdecode workload`; values: of the given options, by name."""
 
     source: Annotated[
         str,
@@ -108,9 +106,8 @@ class WorkloadOptions:
 
 
 DEFAULT_REQUESTS, DEFAULT_RATE = 1000, 1.0
-DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = "1024", "128"  # as vLLM's benchmark has them
-DEFAULT_THINK_TIME = "0"
-LARGE_RATE = 100  # from here on, digits after the point are noise
+DEFAULT_LENGTHS: dict[Side, str] = {"prompt": "1024", "output": "128"}  # as in vLLM's benchmark
+LARGE_RATE = 100  # without decimals
 
 _LENGTHS = (
     *("prompt_tokens", "output_tokens", "max_prompt_tokens", "max_output_tokens"),
@@ -153,8 +150,7 @@ def workload(options: WorkloadOptions) -> None:
         if "rate" in given:
             if not trace.is_file:
                 raise InputError(
-                    f"--rate needs to read {trace.name} twice, which is a pipe: give a file, or "
-                    "--scale"
+                    f"--rate reads {trace.name} twice, but it is a pipe: use a file, or --scale"
                 )
             read_first = read_entries(TraceEntryChecks(trace.name))
             factor = factor_for_rate(read_first, given["rate"], trace.name)
@@ -180,14 +176,14 @@ def _check(options: WorkloadOptions) -> None:
     for name in given:
         if name not in (*taken, "requests"):
             takes = ", ".join(map(shown, taken))
-            raise BatchdecodeError(f"{source} takes no {shown(name)} (it takes: {takes})")
+            raise BatchdecodeError(f"{source} takes no {shown(name)} (known: {takes})")
     for name in NEEDED:
         if name in taken and name not in given:
             raise BatchdecodeError(f"{source} needs {shown(name)}")
     if "rate" in given and "scale" in given:
-        raise BatchdecodeError("--rate and --scale both set the times: give one of them")
+        raise BatchdecodeError("--rate and --scale exclude each other")
     if "think_time" in given and "turns" not in given and "turns" in taken:
-        raise BatchdecodeError("--think-time is a pause between turns: give --turns too")
+        raise BatchdecodeError("--think-time needs --turns")
 
 
 def _synthetic(options: WorkloadOptions) -> Iterable[WorkloadEntry]:
@@ -196,19 +192,14 @@ def _synthetic(options: WorkloadOptions) -> Iterable[WorkloadEntry]:
             yield from file.lines()
 
     given = options.values
+
+    def lengths(side: Side) -> synthetic.Distribution:
+        text = given.get(f"{side}_tokens") or DEFAULT_LENGTHS[side]
+        return synthetic.parse_lengths(text, f"--{side}-tokens", side, read_lines)
+
     made = synthetic.SyntheticWorkload(
-        prompt_lengths=synthetic.parse_lengths(
-            given.get("prompt_tokens") or DEFAULT_PROMPT_TOKENS,
-            "--prompt-tokens",
-            "prompt",
-            read_lines,
-        ),
-        output_lengths=synthetic.parse_lengths(
-            given.get("output_tokens") or DEFAULT_OUTPUT_TOKENS,
-            "--output-tokens",
-            "output",
-            read_lines,
-        ),
+        prompt_lengths=lengths("prompt"),
+        output_lengths=lengths("output"),
         max_prompt_tokens=given.get("max_prompt_tokens", MAX_LENGTH),
         max_output_tokens=given.get("max_output_tokens", MAX_LENGTH),
         shared_prefix=synthetic.parse_shared_prefix(given["shared_prefix"], "--shared-prefix")
@@ -221,19 +212,18 @@ def _synthetic(options: WorkloadOptions) -> Iterable[WorkloadEntry]:
         name=given.get("name", DEFAULT_NAME),
     )
     num_requests, rate = given.get("requests", DEFAULT_REQUESTS), given.get("rate", DEFAULT_RATE)
-    text = given.get("think_time") or DEFAULT_THINK_TIME
+    text = given.get("think_time") or "0"
     pause = synthetic.parse_distribution(text, "--think-time", synthetic.TIMES)
     if "users" in given:
         return islice(synthetic.closed_entries(made, given["users"], pause), num_requests)
-    match options.source:
-        case "constant":
-            arrivals = synthetic.constant(rate)
-        case "poisson":
-            arrivals = synthetic.poisson(rate)
-        case "gamma":
-            arrivals = synthetic.gamma(rate, given["burstiness"])
-        case _:
-            arrivals = synthetic.bursty(rate, given["on"], given["off"])
+    shape = [given[name] for name in ("burstiness", "on", "off") if name in given]
+    patterns: dict[str, Callable[..., synthetic.Arrivals]] = {
+        "constant": synthetic.constant,
+        "poisson": synthetic.poisson,
+        "gamma": synthetic.gamma,
+        "bursty": synthetic.bursty,
+    }
+    arrivals = patterns[options.source](rate, *shape)
     if "turns" not in given:
         return islice(synthetic.open_entries(made, arrivals), num_requests)
     num_turns = synthetic.parse_distribution(given["turns"], "--turns", synthetic.LENGTHS)
@@ -261,7 +251,7 @@ def render_summary(summary: WorkloadSummary) -> str:
     if summary.num_sessions:
         headline += f" in {counted(summary.num_sessions, 'session')}"
     if summary.mean_rate is None:
-        headline += ", which begin at once" if summary.num_arrivals > 1 else ""
+        headline += ", all at once" if summary.num_arrivals > 1 else ""
     else:
         rate = f"{summary.mean_rate:{',.0f' if summary.mean_rate >= LARGE_RATE else '.3g'}}"
         headline += f" over {summary.span:,.1f} s, {rate} a second"

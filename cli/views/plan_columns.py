@@ -1,6 +1,6 @@
-"""The columns of a comparison: what they are called, what they read and which value is the best.
+"""The columns of a comparison: names, paths, formats and directions.
 
-Rule: this is quick to import, since a shell that completes a line asks for their names.
+Rule: this module is quick to import, since shell completion reads the names.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from batcher.planning.compare import GridCell
 
 Number = float | None
+# The unit of each latency, and its number per second.
 UNITS = {"queue": ("s", 1), "ttft": ("s", 1), "tpot": ("ms", 1000), "e2e": ("s", 1)}
-"""The unit of each latency, and how many of it a second has."""
 
 
 class Column(Struct, frozen=True):
-    """A number of a cell; None where it is not known.
+    """A number of a cell.
 
-    group, title: the two lines of its head; a group is told over its first column.
-    path: where it stands in a cell.  best: 1 if the largest number is, -1 if the least.
+    group, title: the two lines of its head; a group is shown above its first column.
+    path: attributes from the cell.  best: 1 for the largest number, -1 for the least.
     """
 
     name: str
@@ -73,7 +73,7 @@ def time_text(metric: str, seconds: float, *, in_steps: bool) -> str:
 
 
 def good_percent(share: float) -> str:
-    """Return a share rounded down to a tenth of a per cent, so that a miss is not rounded away."""
+    """Return a share rounded down to a tenth of a per cent, so that 100% means all."""
     return f"{int(share * 1000 + 1e-6) / 10:g}%"
 
 

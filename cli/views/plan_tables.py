@@ -1,4 +1,4 @@
-"""A comparison as a table, CSV or JSON, and a plan: what was found, what binds and what helps."""
+"""A comparison as a table, CSV or JSON, and the lines of a plan."""
 
 import csv
 import io
@@ -39,24 +39,12 @@ from ..screen.terminal import (
 from .plan_columns import COLUMNS, Column, class_columns, good_percent, time_text
 
 TABLE = [name for name in COLUMNS if name not in {"requests", "queue-p50", "queue-p99"}]
-LEAST_WANTED = (  # where there is no room for all, in the order in which they go
-    "hits",
-    "slots",
-    "budget",
-    "e2e-p50",
-    "tpot-p50",
-    "kv",
-    "ttft-p50",
-    "preemptions",
-    "e2e-p99",
-    "energy",
-    "lost",
-    "price",
-    "mean-replicas",
+LEAST_WANTED = (  # columns to leave out of narrow tables, in this order
+    *("hits", "slots", "budget", "e2e-p50", "tpot-p50", "kv", "ttft-p50", "preemptions"),
+    *("e2e-p99", "energy", "lost", "price", "mean-replicas"),
 )
-SHORT_SETTINGS = (32, 28, 24, 20, 16, 12)  # cells, where leaving out columns does not do
+SHORT_SETTINGS = (32, 28, 24, 20, 16, 12)  # widths of settings in tables that are still too wide
 ONLY_IF_NOT_0 = {"preemptions", "lost", "refused", "failed"}
-# What binds or is waited for, as the table and the plan call it.
 BINDS = {
     "slots": "slots",
     "kv": "KV",
@@ -72,19 +60,19 @@ WAITS = {
     "compute": "computing",
 }
 _REASONS = {
-    "queue_full": "found no room in the queue",
+    "queue_full": "found the queue full",
     "max_wait": "waited longer than max_wait",
     "deadline": "waited until their deadline",
     "retries": "were lost too often",
-    "router": "were sent nowhere by the router",
-    "no_replica": "came while no replica served",
+    "router": "were refused by the router",
+    "no_replica": "arrived while no replica served",
 }
 WIDTH, TITLE_WIDTH = 80, 11
-MAX_SHOWN = 5  # of what contradicts the assumption
+MAX_SHOWN = 5  # contradictions, or reliefs
 
 
 def best_first(cells: list[GridCell], column: Column) -> list[GridCell]:
-    """Return `cells` with the best of a column first; equal ones in their order, unknown last."""
+    """Return `cells` with the best of a column first, unknown ones last."""
 
     def key(cell: GridCell) -> float:
         value = column.value_of(cell)
@@ -98,10 +86,9 @@ def is_in_steps(deployments: Iterable[Deployment]) -> bool:
 
 
 def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = "") -> str:
-    """Return a table with a row for each cell, and below it what no combination can be, or run.
+    """Return a table with a row for each cell, and notes below it.
 
-    width: cells of a line, None for any number; columns without room are left out, but not
-    `wanted`.
+    width: of the terminal, None for any; columns that do not fit are left out, except `wanted`.
     """
     differing = varied(cell.deployment for cell in cells)
     has_files = any(cell.deployment.fleet is not None for cell in cells)
@@ -133,14 +120,14 @@ def table_of(cells: Sequence[GridCell], width: int | None = None, wanted: str = 
     costs = [cell.outcome.cost for cell in cells if cell.outcome and cell.outcome.cost]
     notes += [sources_text(costs)] * bool(costs)
     if without:
-        notes.insert(0, f"no room for {listed(without, 'and')}: a pipe, --csv and --json have them")
+        notes.insert(0, f"hidden: {listed(without, 'and')}; a pipe, --csv and --json show all")
     if width is not None:
         notes = [line for note in notes for line in wrapped(note, width)]
     return "".join(f"{line}\n" for line in [*lines, *notes])
 
 
 def _fitting(lines: list[str], width: int | None, draw: Callable[[int], list[str]]) -> list[str]:
-    """Return lines of a table, drawn with shorter settings where they are wider than that."""
+    """Return lines of a table, redrawn with shorter settings while it is too wide."""
     for cut in SHORT_SETTINGS:
         if width is None or max(map(cell_width, lines), default=0) <= width:
             break
@@ -176,7 +163,7 @@ def _rows(
 def _group_rows(
     cells: Sequence[GridCell], axes: Sequence[Axis], cut: int | None = None
 ) -> list[str]:
-    """Return the lines of a second table: what each group of a fleet did; none without groups."""
+    """Return the table of the groups of fleets, [] without groups."""
     uses = [(cell, use) for cell in cells for use in (cell.outcome and cell.outcome.groups) or ()]
     has_gone = any(use.replicas != use.most_replicas for _, use in uses)
     counted_as = ["at once", "started"] if has_gone else ["replicas"]
@@ -203,7 +190,7 @@ def _settings(cell: GridCell, axes: Sequence[Axis], cut: int | None) -> list[str
 
 
 def csv_of(cells: Sequence[GridCell]) -> str:
-    """Return a row for each cell, with all settings and numbers, exactly as JSON has them."""
+    """Return a row for each cell with all settings and numbers, exactly as in JSON."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     columns = [*COLUMNS.values(), *class_columns(cells)]
@@ -242,18 +229,17 @@ def _has_news(column: Column, cells: Sequence[GridCell]) -> bool:
 
 
 def _notes(cell: GridCell) -> Iterator[str]:
-    """Yield why a cell has no numbers, or not those of all requests."""
     if cell.problem is not None:
-        yield f"impossible: {cell.problem}"
+        yield f"invalid: {cell.problem}"
     outcome, scheduling = cell.outcome, cell.deployment.scheduling
     if outcome is not None and outcome.failed:
         total = outcome.served + outcome.failed
-        failed = f"failed: {outcome.failed:,} of {counted(total, 'output')} can never run, they "
-        if cell.deployment.fleet is not None:
-            yield f"{failed}do not fit into the blocks where they were sent"
-            return
         blocks = counted(scheduling.kv_blocks or 0, "block")
-        yield f"{failed}do not fit into {blocks} of {counted(scheduling.block_size, 'token')}"
+        blocks += f" of {counted(scheduling.block_size, 'token')}"
+        if cell.deployment.fleet is not None:
+            blocks = "the blocks of their replica"
+        failed = f"failed: {outcome.failed:,} of {counted(total, 'output')}"
+        yield f"{failed} can never run, as they do not fit into {blocks}"
 
 
 def cost_text(cost: Cost) -> list[str]:
@@ -297,7 +283,7 @@ def _failures(use: FleetUse, fleet: FleetFile | None) -> list[str]:
     if management is None or management.failures is None:
         return []
     if not use.failures:
-        return ["none fell into the run"]
+        return ["none during the run"]
     return [f"{counted(use.failures, 'replica')} failed", f"{counted(use.lost, 'request')} lost"]
 
 
@@ -307,10 +293,7 @@ def _refusals(use: FleetUse) -> list[str]:
 
 
 def refusals_of(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:
-    """Yield why requests were refused in each cell in which some were.
-
-    axes: on which the cells differ.
-    """
+    """Yield why requests were refused in each cell; axes: on which the cells differ."""
     for cell in cells:
         use = None if cell.outcome is None else cell.outcome.fleet
         if use is not None and use.refusals:
@@ -319,7 +302,7 @@ def refusals_of(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str
 
 
 def headline(plan: Plan) -> str:
-    """Return what was found, which is known before it is what would help."""
+    """Return the first line of a plan, which does not depend on reliefs."""
     best_value = named(plan.searched, plan.value)
     asked = f"{plan.asked * 100:g}%" + " of each class" * bool(plan.outcome.classes)
     if plan.is_met:
@@ -348,7 +331,7 @@ def details(plan: Plan) -> list[str]:
 
 
 def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    """Yield titles, each with the parts of its text, which have commas between them."""
+    """Yield titles, each with the parts of its text, to be joined by commas."""
     outcome, short = plan.outcome, partial(_short, plan.searched)
     if plan.searched == "rate" and plan.file_rate is not None:
         rate = number(plan.file_rate * plan.value)
@@ -404,9 +387,9 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 
 
 def _relief(plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    """Yield what binds where the search ended, and what would help there, best first."""
+    """Yield what binds where the search ended, and the reliefs there, best first."""
     value = plan.next_value if plan.is_met else plan.value
-    if value is None:  # all that could be tried is enough
+    if value is None:  # all values tried are enough
         return
     place = named(plan.searched, value)
     there = plan.next_outcome or plan.outcome
@@ -450,7 +433,7 @@ def _relief(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 def _headroom(plan: Plan, metric: str, tail: float | None, limit: float) -> str:
     percentile = f"p{plan.asked * 100:g}"
     if tail is None:
-        return f"{percentile} never: too few requests come to their end"
+        return f"{percentile} never: too few requests finish"
     in_steps = is_in_steps([plan.deployment])
     of_limit = " of ".join(time_text(metric, time, in_steps=in_steps) for time in (tail, limit))
     if tail > limit:
@@ -464,9 +447,10 @@ def _reached(outcome: Outcome) -> list[str]:
         return [f"{good_percent(goodput.share)} of {counted(goodput.requests, 'output')}"]
     reached = []
     for name, each in outcome.classes.items():
-        whom = f"{counted(each.goodput.requests, 'output')} of {name}"
-        whom = f"{each.goodput.requests:,} {OTHERS}" if name == OTHERS else whom
-        reached.append(f"{good_percent(each.goodput.share)} of {whom}")
+        outputs = f"{counted(each.goodput.requests, 'output')} of {name}"
+        if name == OTHERS:
+            outputs = f"{each.goodput.requests:,} {OTHERS}"
+        reached.append(f"{good_percent(each.goodput.share)} of {outputs}")
     return reached
 
 

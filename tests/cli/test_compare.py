@@ -127,7 +127,7 @@ def test_requests_that_can_never_run_are_told_of_and_if_none_can_it_fails(tmp_pa
     path.write_bytes(lines_of(*[{"prompt": [1] * n, "max_tokens": 9} for n in (40, 60, 12)]))
     done = batchdecode("compare", path, "--kv-blocks", "1,2", "--batch", "2,4")
     lines = done.stdout.decode().splitlines()
-    why = "of 3 outputs can never run, they do not fit into"
+    why = "of 3 outputs can never run, as they do not fit into"
     assert lines[-2:] == [
         f"failed: 3 {why} 1 block of 16 tokens",
         f"failed: 2 {why} 2 blocks of 16 tokens",

@@ -12,7 +12,7 @@ from cli.planning import plan_requests
 
 EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)
 
-PACED = "each step takes 1 second: --profile says how long steps take"
+PACED = "each step takes 1 second: set --profile for real durations"
 
 
 def plan(*arguments, stdin=EIGHT):
@@ -47,7 +47,7 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
         "  time       at batch 4: 50% waiting for slots, 50% computing",
         "  tried      1, 2, 3, 4, 5, 6, 8",
     ]
-    assert told.err.endswith(b"stopped before it was known what would help\n")
+    assert told.err.endswith(b"stopped before reliefs were known\n")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
         (
             3,
             (
-                "stopped after 3 values: batch 4 is the smallest that meets the SLO by now; "
+                "stopped after 3 values: batch 4 is the smallest that meets the SLO so far; "
                 "tried batch 1 (25%), batch 2 (50%), batch 4 (100%), 99% is asked\n"
             ),
         ),

@@ -84,7 +84,7 @@ def test_no_simulation_of_a_plan_is_whole_while_the_plan_goes_on(said, share):
     assert said[0] == f"tried 1 value and {shown} of batch 7\n"
     of_next = f" and {shown} of the next" if share % 1 else ""
     count = 3 if share == 1.0 else 2
-    assert said[1] == f"looking for what would help: {count} simulations{of_next} so far\n"
+    assert said[1] == f"looking for reliefs: {count} simulations{of_next} so far\n"
 
 
 def test_plain_lines_come_every_five_seconds_and_tell_what_the_picture_shows():

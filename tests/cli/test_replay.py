@@ -125,7 +125,7 @@ def test_limits_come_from_the_file_beside_the_log_or_are_guessed(folder):
     ("layout", "meta", "limit"),
     [
         ("ragged", {"max_num_seqs": 3}, (5, "the slots of the traced run")),
-        ("remote", {}, (5, "guessed: as many as the client had in flight")),
+        ("remote", {}, (5, "guessed: the requests that the client had in flight")),
         ("remote", {"max_num_seqs": 3}, (3, "max_num_seqs in run_meta.json")),
     ],
 )
@@ -149,7 +149,7 @@ def test_what_a_client_had_in_flight_is_a_guess_of_the_slots(folder, layout, met
     [
         ("{\n", "meta.json:2:1: not JSON: expecting property name enclosed in double quotes"),
         ('{"max_num_seqs": -1}', "meta.json: max_num_seqs: expected a whole number from 1 to"),
-        ("{}", "meta.json has no limits; they would be under max_num_seqs,"),
+        ("{}", "meta.json has no limits; expected any of max_num_seqs,"),
     ],
 )
 def test_a_file_beside_the_log_that_is_malformed_is_an_error(folder, content, message):

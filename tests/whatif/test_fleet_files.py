@@ -340,11 +340,11 @@ def test_a_table_says_why_requests_were_refused(managed_of):
     refused = cell.outcome.refused
     assert refused
     assert cell.outcome.fleet.refusals == {"queue_full": refused}
-    assert table_of(cells).splitlines()[-2] == f"refused: {refused} found no room in the queue"
+    assert table_of(cells).splitlines()[-2] == f"refused: {refused} found the queue full"
 
 
 @pytest.mark.parametrize(
-    ("at", "told"), [(1, "1 replica failed, 4 requests lost"), (1e6, "none fell into the run")]
+    ("at", "told"), [(1, "1 replica failed, 4 requests lost"), (1e6, "none during the run")]
 )
 def test_a_plan_says_which_failures_fell_into_the_run(managed_of, at, told):
     question = Question(workload_of_jobs(poisson(4, 40), [60] * 40, 100), Slo({"ttft": 60}))

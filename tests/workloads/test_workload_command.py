@@ -78,7 +78,7 @@ def test_the_summary_says_how_much_there_is(make):
     [
         ([], "no requests"),
         ([(0.0, None, None)], "1 request"),
-        ([(0.0, None, None)] * 3, "3 requests, which begin at once"),
+        ([(0.0, None, None)] * 3, "3 requests, all at once"),
         ([(0.0, None, None), (2.0, None, None)], "2 requests over 2.0 s, 0.5 a second"),
         (
             [(0.0, "a", None), (0.0, "a", 1.0), (0.5, "b", None), (1.0, "c", None)],
@@ -140,13 +140,13 @@ def test_names_keep_two_workloads_apart(make):
     ("arguments", "said"),
     [
         (["poison"], "unknown source 'poison'; did you mean poisson? (known: constant, poisson, "),
-        (["poisson", "--burstiness", "2"], "poisson takes no --burstiness (it takes: --rate, "),
+        (["poisson", "--burstiness", "2"], "poisson takes no --burstiness (known: --rate, "),
         (["poisson", "x.csv"], "poisson takes no FILE"),
-        (["vllm", "x", "--name", "a"], "vllm takes no --name (it takes: FILE, --rate, --scale)"),
+        (["vllm", "x", "--name", "a"], "vllm takes no --name (known: FILE, --rate, --scale)"),
         (["gamma"], "gamma needs --burstiness"),
         (["azure"], "azure needs FILE"),
-        (["azure", "x", "--rate", "1", "--scale", "1"], "--rate and --scale both set the times"),
-        (["poisson", "--think-time", "1"], "--think-time is a pause between turns: give --turns"),
+        (["azure", "x", "--rate", "1", "--scale", "1"], "--rate and --scale exclude each other"),
+        (["poisson", "--think-time", "1"], "--think-time needs --turns"),
         (["azure", "nowhere.csv"], "cannot read nowhere.csv: No such file"),
         (["poisson", "--prompt-tokens", "empirical:"], "--prompt-tokens empirical:: expected"),
     ],
@@ -188,7 +188,7 @@ def test_a_pipe_is_read_once_so_it_can_be_scaled_but_brought_to_no_rate():
     assert b"warning: <stdin> begins with a byte order mark" in scaled.stderr
     refused = run_command("azure", "-", "--rate", "2", stdin=trace)
     assert (refused.returncode, refused.stdout) == (2, b"")
-    assert b"error: --rate needs to read <stdin> twice, which is a pipe" in refused.stderr
+    assert b"error: --rate reads <stdin> twice, but it is a pipe" in refused.stderr
 
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -355,7 +355,7 @@ def test_a_rate_stretches_the_trace_and_keeps_its_order():
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_trace_without_a_span_has_no_rate(count):
     lines = numbered(*[vllm(str(n)) for n in range(count)])
-    with pytest.raises(WorkloadError, match=f"t: no rate to scale: all of its {count} requests"):
+    with pytest.raises(WorkloadError, match=f"t: no rate to scale: all {count} requests"):
         factor_for_rate(trace_entries("vllm", lines, TraceEntryChecks("t")), 2.0, "t")
 
 
