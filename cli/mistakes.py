@@ -11,7 +11,7 @@ from typing import Any
 from typer._click import exceptions
 
 from batcher.request import Request
-from batcher.requests.openai import own_name
+from batcher.requests.validation import own_name
 
 from .command import PREFIX
 from .commands import COMMANDS, all_options, command_of

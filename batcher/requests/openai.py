@@ -7,55 +7,26 @@ validation.py, whichever name it has.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import takewhile
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from batcher.errors import EncodingError, FieldProblem, Path, describe, not_encoded
-from batcher.request import REQUEST_FIELDS, TO_THE_END, PromptSegment, Request
-from batcher.requests.validation import ModelCapabilities, cut, quote, show, wrong
-
-# Other tools' names of our fields.
-_OTHER_NAMES = {
-    other: name
-    for name, others in {
-        "prompt": "content input inputs instruction query question text",
-        "session": "conversation_id session_id",
-        "messages": "conversations",
-        "gbnf": "ebnf grammar",
-        "cfg_scale": "guidance_scale",
-        "max_tokens": "max_length max_new_tokens max_output_tokens n_predict num_predict",
-        "min_tokens": "min_new_tokens",
-        "logprobs": "n_probs return_logprob",
-        "n": "num_return_sequences",
-        "repetition_penalty": "repeat_penalty",
-        "stop": "stop_sequences stop_strings",
-        "temperature": "temp",
-        "heal": "token_healing",
-        "num_beams": "use_beam_search",
-    }.items()
-    for other in others.split()
-}
-
-
-@lru_cache(maxsize=256)  # the same typo tends to be on every line
-def suggest(name: str, allowed: tuple[str, ...]) -> str | None:
-    """Return a hint at the allowed name that `name` may stand for, or None."""
-    found = own_name(name, allowed)
-    if found is None:
-        import difflib  # noqa: PLC0415 - bad lines only
-
-        found = next(iter(difflib.get_close_matches(name.lower(), allowed, n=1)), None)
-    return found and f"did you mean `{found}`?"
-
-
-def own_name(name: str, allowed: tuple[str, ...]) -> str | None:
-    """Return our name of a field that other tools call `name`, or None."""
-    found = _OTHER_NAMES.get(name, name)
-    return found if found in allowed else None
-
+from batcher.request import REQUEST_FIELDS, TO_THE_END, Count, PromptSegment, Request, Text, TokenId
+from batcher.requests.validation import (
+    ModelCapabilities,
+    check_value,
+    cut,
+    missing,
+    own_name,
+    quote,
+    show,
+    suggest,
+    wrong,
+)
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
@@ -160,11 +131,84 @@ Message = dict[str, str]
 ChatTemplate = Callable[..., Any]
 """Turns messages into text, token ids, or a mapping with token ids as `input_ids`."""
 
-MESSAGE_FIELDS = ("role", "content", "name")
-UNUSED_FIELDS = (
-    *("refusal", "tool_calls", "tool_call_id", "function_call", "audio", "annotations"),
-    *("reasoning", "reasoning_content", "prefix"),
-)
+_Unused = Annotated[Any, Meta(extra_json_schema={"enum": [None, "", [], {}, False, 0]})]
+_SchemaOrText = Annotated[
+    Any, Meta(extra_json_schema={"type": ["object", "boolean", "string", "null"]})
+]
+
+
+class ContentPart(Struct, forbid_unknown_fields=True):
+    """A part of the content of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class PromptMessage(Struct, forbid_unknown_fields=True):
+    """A message of a chat; what follows its name comes from answers of servers, and is not used."""
+
+    role: Text
+    content: str | list[ContentPart]
+    name: str | None = None
+    refusal: _Unused = None
+    tool_calls: _Unused = None
+    tool_call_id: _Unused = None
+    function_call: _Unused = None
+    audio: _Unused = None
+    annotations: _Unused = None
+    reasoning: _Unused = None
+    reasoning_content: _Unused = None
+    prefix: _Unused = None
+
+
+class StatedSchema(Struct, forbid_unknown_fields=True):
+    """A JSON Schema as OpenAI's response_format states it."""
+
+    schema: Annotated[Any, Meta(extra_json_schema={"type": ["object", "boolean"]})]
+    name: Any = None
+    description: Any = None
+    strict: Any = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """One of vLLM's constraints."""
+
+    json: _SchemaOrText = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+
+class Spellings(Struct):
+    """OpenAI's and vLLM's names for fields of a request."""
+
+    messages: Annotated[
+        Annotated[list[PromptMessage], Meta(min_length=1)] | None,
+        "A chat; the model's template makes the prompt.",
+    ] = None
+    max_completion_tokens: Annotated[Count | None, "A synonym of max_tokens."] = None
+    stop_token_ids: Annotated[
+        list[TokenId] | None, "Token ids that end the output; a synonym of stop_token."
+    ] = None
+    special_tokens_in_text: Annotated[
+        bool | None, "Whether special tokens spelled out in texts are read as such."
+    ] = None
+    response_format: Annotated[Any, "OpenAI's way to ask for JSON."] = None
+    guided_json: Annotated[_SchemaOrText, "A synonym of json_schema; text is read as JSON."] = None
+    guided_regex: Annotated[str | None, "A synonym of regex."] = None
+    guided_choice: Annotated[
+        Annotated[list[str], Meta(min_length=1)] | None, "A synonym of choice."
+    ] = None
+    guided_grammar: Annotated[
+        Text | None, "A grammar: with `::=` in it a synonym of gbnf, else of lark."
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, "vLLM's way to state one of the constraints."
+    ] = None
+
+
+_NOT_USED = PromptMessage.__struct_fields__[3:]
 SPECIAL = "special_tokens_in_text"
 
 
@@ -242,7 +286,7 @@ def _grammar(path: Path, value: Any) -> Found:
     yield Given("gbnf" if is_gbnf else "lark", value, path)
 
 
-def _read_response_format(name: str, value: Any, _: Fields) -> Found:
+def _read_response_format(name: str, value: Any, fields: Fields) -> Found:
     if not isinstance(value, dict):
         yield wrong("invalid-type", (name,), "an object with a `type`", value)
         return
@@ -259,10 +303,8 @@ def _read_response_format(name: str, value: Any, _: Fields) -> Found:
         elif not isinstance(stated, dict):
             yield wrong("invalid-type", path, "an object with a `schema`", stated)
         else:
-            yield from _unknown_in(stated, path, ("name", "description", "schema", "strict"))
-            if stated.get("schema") is None:
-                yield missing((*path, "schema"))
-            else:
+            yield from check_value(StatedSchema, stated, path, fields.capabilities)
+            if stated.get("schema") is not None:
                 yield Given("json_schema", stated["schema"], (*path, "schema"))
     elif kind != "text":
         yield wrong("invalid-value", (name, "type"), kinds, kind)
@@ -271,48 +313,33 @@ def _read_response_format(name: str, value: Any, _: Fields) -> Found:
         yield FieldProblem("conflicting-fields", (name, "json_schema"), message)
 
 
-def _read_structured_outputs(name: str, value: Any, _: Fields) -> Found:
-    if not isinstance(value, dict):
-        yield wrong("invalid-type", (name,), "an object", value)
-        return
-    yield from _unknown_in(value, (name,), _STRUCTURED)
-    for key in _STRUCTURED:
-        part, path = value.get(key), (name, key)
-        if part is None:
-            continue
-        if key == "json":
+def _read_structured_outputs(name: str, value: Any, fields: Fields) -> Found:
+    problems = [*check_value(StructuredOutputs, value, (name,), fields.capabilities)]
+    yield from problems
+    for key, part in ({} if problems else value).items():
+        path = (name, key)
+        if key == "json" and part is not None:
             yield from _json_schema(path, part)
-        elif key == "grammar":
+        elif key == "grammar" and part is not None:
             yield from _grammar(path, part)
-        elif key != "json_object":
-            yield Given(key, part, path)
-        elif part is True:
+        elif key == "json_object" and part:
             yield Given("json_schema", {"type": "object"}, path)
-        elif part is not False:
-            yield wrong("invalid-type", path, "true or false", part)
-
-
-_STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
+        elif key != "json_object" and part is not None:
+            yield Given(key, part, path)
 
 
 def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
     path, template = (name,), fields.capabilities.chat_template
-    empty = f"{quote(path)} is empty"
     if fields.capabilities.served is not None:
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             yield wrong("invalid-type", path, "a list of messages, which are objects", messages)
         elif not messages:
-            yield FieldProblem("invalid-value", path, empty)
+            yield FieldProblem("invalid-value", path, f"{quote(path)} is empty")
         else:
             yield Given("prompt", "", path)
             yield Given("extra_body", {"messages": messages}, path)
         return
-    if not isinstance(messages, list):
-        yield wrong("invalid-type", path, "a list of messages", messages)
-        return
-    problems = [p for i, said in enumerate(messages) for p in _check_message(said, (*path, i))]
-    if not messages:
-        problems = [FieldProblem("invalid-value", path, empty)]
+    problems = _check_messages(messages, path, fields)
     if problems:
         yield from problems
         return
@@ -404,47 +431,30 @@ def _read_special(name: str, value: Any, fields: Fields) -> Found:
 
 def _flat(message: Mapping[str, Any]) -> Message:
     """Return a valid message whose content is text: parts become lines, as in vLLM."""
-    flat = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
+    names = ("role", "content", "name")
+    flat = {name: message[name] for name in names if message.get(name) is not None}
     if isinstance(flat["content"], list):
         flat["content"] = "\n".join(part["text"] for part in flat["content"])
     return flat
 
 
-def _check_message(message: Any, path: Path) -> Iterator[FieldProblem]:
-    if not isinstance(message, dict):
-        yield wrong("invalid-type", path, "a message, an object", message)
-        return
-    yield from _unknown_in(message, path, (*MESSAGE_FIELDS, *UNUSED_FIELDS))
-    for name in (name for name in UNUSED_FIELDS if message.get(name)):
-        problem = f"{quote((*path, name))} is not supported"
-        yield FieldProblem("unsupported-option", (*path, name), problem, "leave it out")
-    for name in ("role", "content"):
-        if message.get(name) is None:
-            yield FieldProblem("missing-field", path, f"{quote(path)} has no `{name}`")
-    role, author = message.get("role"), message.get("name")
-    if role is not None and not (isinstance(role, str) and role):
-        yield wrong("invalid-type", (*path, "role"), "the name of a role", role)
-    if author is not None and not isinstance(author, str):
-        yield wrong("invalid-type", (*path, "name"), "a string", author)
-    content = message.get("content")
-    if isinstance(content, list):
-        for index, part in enumerate(content):
-            place = (*path, "content", index)
-            if not isinstance(part, dict):
-                yield wrong("invalid-type", place, "a part, an object", part)
-            elif part.get("type") != "text":
-                kind, place = part.get("type"), (*place, "type")
-                message = f'{quote(place)} is {show(kind)}; only "text" is supported'
-                yield FieldProblem("unsupported-option", place, message)
-            else:
-                yield from _unknown_in(part, place, ("type", "text"))
-                if not isinstance(part.get("text"), str):
-                    yield wrong("invalid-type", (*place, "text"), "a string", part.get("text"))
-    elif content is not None and not isinstance(content, str):
-        yield wrong("invalid-type", (*path, "content"), "a string or a list of parts", content)
-
-
-# -- what rows say in their own way ----------------------------------------------------------------
+def _check_messages(messages: Any, path: Path, fields: Fields) -> list[FieldProblem]:
+    kind = Annotated[list[PromptMessage], Meta(min_length=1)]
+    problems = [*check_value(kind, messages, path, fields.capabilities)]
+    # A part of another type is one problem, whatever it holds.
+    others = {problem.path[:-1] for problem in problems if problem.path[-1] == "type"}
+    problems = [
+        replace(problem, code="unsupported-option") if problem.path[:-1] in others else problem
+        for problem in problems
+        if problem.path[-1] == "type" or problem.path[:-1] not in others
+    ]
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        for name in _NOT_USED if isinstance(message, dict) else ():
+            if message.get(name):
+                place = (*path, index, name)
+                text = f"{quote(place)} is not supported"
+                problems.append(FieldProblem("unsupported-option", place, text, "leave it out"))
+    return problems
 
 
 def _read_echo(name: str, value: Any, fields: Fields) -> Found:
@@ -680,11 +690,6 @@ def unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
         urls = [url for url, names in BODY_FIELDS.items() if name in names]
         hint = f"it is for {urls[0]}" if urls else hint
     return FieldProblem("unknown-field", path, f"unknown field `{name}`", hint, is_key=True)
-
-
-def missing(path: Path) -> FieldProblem:
-    shown = path[1:] if path[0] == "body" and path[1:] else path
-    return FieldProblem("missing-field", path, f"field {quote(shown)} is missing")
 
 
 def _unknown_in(

@@ -18,7 +18,14 @@ from msgspec.structs import replace
 from batcher.errors import FieldProblem, Path
 from batcher.request import PromptSegment, Request, ServerRequest, Transition
 from batcher.requests import json_spans, openai
-from batcher.requests.validation import MAX_PROBLEMS, ModelCapabilities, cut, find_problems, show
+from batcher.requests.validation import (
+    MAX_PROBLEMS,
+    ModelCapabilities,
+    cut,
+    find_problems,
+    missing,
+    show,
+)
 
 CONTEXT = 500  # characters on either side of a problem: more than a terminal is wide
 MIN_SOURCE_WIDTH = 20
@@ -299,7 +306,7 @@ def _with_records(path: Path, value: Any, findings: list[FieldProblem]) -> Any:
             return item
         known, required = kind.__struct_fields__, ("on", "to") if kind is Transition else ()
         findings.extend(openai.unknown((*at, name), known) for name in item if name not in known)
-        findings.extend(openai.missing((*at, name)) for name in required if name not in item)
+        findings.extend(missing((*at, name)) for name in required if name not in item)
         given = {name: item[name] for name in known if item.get(name) is not None}
         return kind(**dict.fromkeys(required) | given)
 

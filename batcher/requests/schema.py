@@ -12,13 +12,14 @@ import msgspec
 
 from batcher.events import Event, TokenEvent
 from batcher.fields import fields_of
-from batcher.request import MAX_INT, PromptSegment, Request, Transition
+from batcher.request import PromptSegment, Request, Transition
 from batcher.requests.openai import (
     BODY_FIELDS,
     CHAT_URL,
     COMPLETIONS_URL,
     OPTIONS,
-    UNUSED_FIELDS,
+    Spellings,
+    StatedSchema,
     Supported,
 )
 from batcher.requests.result_rows import ResultRow
@@ -30,7 +31,7 @@ Schema = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[Kind, tuple[type, ...]] = {
-    "request": (Request,),
+    "request": (Request, Spellings, StatedSchema),
     "result": (Result, ResultRow, TokenEvent),
     "trace": get_args(Event),
 }
@@ -58,7 +59,8 @@ def make_schema(kind: Kind) -> Schema:
             del definition["properties"]["token_ids"]  # only in answers over HTTP
         definition["description"] = " ".join(definition["description"].split())
         for field, schema in definition["properties"].items() if kind == "request" else ():
-            schema.setdefault("description", _DESCRIPTIONS.get(field))
+            if field in _DESCRIPTIONS:
+                schema.setdefault("description", _DESCRIPTIONS[field])
     return {"$schema": DIALECT, "title": TITLES[kind], "anyOf": tops, "$defs": definitions}
 
 
@@ -108,7 +110,9 @@ def _nullable(schema: Schema) -> Schema:
 
 
 def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
-    fields = definitions.pop("Request")["properties"] | deepcopy(_SPELLINGS)
+    spellings = definitions.pop("Spellings")["properties"]
+    spellings["response_format"] = _RESPONSE_FORMAT
+    fields = definitions.pop("Request")["properties"] | spellings
     token_ids = fields["prompt"]["anyOf"][1]
     names = [_given(**{name: {"not": _NULL}}) for name in ("prompt", "prompt_tokens", "messages")]
     definitions["RequestLine"] = _record(
@@ -175,88 +179,36 @@ def _list_of(items: Schema) -> Schema:
     return {"type": "array", "items": items, "minItems": 1}
 
 
-# -- names of OpenAI and vLLM ----------------------------------------------------------------------
-
-_JSON_SCHEMA: Schema = {"type": ["object", "boolean", "string", "null"]}
-_CHOICE: Schema = {"type": ["array", "null"], "items": _STRING, "minItems": 1}
-_GRAMMAR: Schema = {"type": ["string", "null"], "minLength": 1}
-
-
-def _object(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-_EMPTY: Schema = {"enum": [None, "", [], {}, False, 0]}
-_PART = _object(("type", "text"), type={"const": "text"}, text=_STRING)
-_MESSAGE = _object(
-    ("role", "content"),
-    role={"type": "string", "minLength": 1},
-    content={"anyOf": [_STRING, {"type": "array", "items": _PART}]},
-    name=_MAYBE_TEXT,
-    **dict.fromkeys(UNUSED_FIELDS, _EMPTY),
-)
-_STATED_SCHEMA = _object(
-    ("schema",), name={}, description={}, schema={"type": ["object", "boolean"]}, strict={}
-)
 _RESPONSE_FORMAT: Schema = {
     "anyOf": [
-        _object(("type",), type={"enum": ["text", "json_object"]}, json_schema={"type": "null"}),
-        _object(("type", "json_schema"), type={"const": "json_schema"}, json_schema=_STATED_SCHEMA),
-        {"type": "null"},
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}, "json_schema": _NULL},
+            "required": ["type"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {"$ref": "#/$defs/StatedSchema"},
+            },
+            "required": ["type", "json_schema"],
+            "additionalProperties": False,
+        },
+        _NULL,
     ]
 }
-_STRUCTURED_OUTPUTS: Schema = {
-    **_object(
-        json=_JSON_SCHEMA,
-        regex=_MAYBE_TEXT,
-        choice=_CHOICE,
-        grammar=_GRAMMAR,
-        json_object={"type": ["boolean", "null"]},
-    ),
-    "type": ["object", "null"],
-}
-
-_SPELLINGS: dict[str, Schema] = {
-    "messages": {"type": ["array", "null"], "items": _MESSAGE, "minItems": 1},
-    "max_completion_tokens": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_INT},
-    "stop_token_ids": {
-        "type": ["array", "null"],
-        "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT},
-    },
-    "special_tokens_in_text": {"type": ["boolean", "null"], "default": None},
-    "response_format": _RESPONSE_FORMAT,
-    "guided_json": _JSON_SCHEMA,
-    "guided_regex": _MAYBE_TEXT,
-    "guided_choice": _CHOICE,
-    "guided_grammar": _GRAMMAR,
-    "structured_outputs": _STRUCTURED_OUTPUTS,
-}
-
-
 _DESCRIPTIONS = {
     "id": "The request's id, unique in the file; the default is the 1-based line number.",
     **dict.fromkeys(
         (option for options in OPTIONS.values() for option in options),
         "An OpenAI option; it must not change the output.",
     ),
+    **{name: field.words for name, field in fields_of(Spellings).items()},
     "custom_id": "The request's id, as OpenAI calls it.",
     "prompt_tokens": "The prompt as token ids; a synonym of prompt.",
-    "messages": "A chat; the model's template makes the prompt.",
-    "max_completion_tokens": "A synonym of max_tokens.",
-    "stop_token_ids": "Token ids that end the output; a synonym of stop_token.",
     "top_logprobs": "Number of most likely tokens to report at each position.",
-    "special_tokens_in_text": "Whether special tokens spelled out in texts are read as such.",
-    "response_format": "OpenAI's way to ask for JSON.",
-    "guided_json": "A synonym of json_schema; text is read as JSON.",
-    "guided_regex": "A synonym of regex.",
-    "guided_choice": "A synonym of choice.",
-    "guided_grammar": "A grammar: with `::=` in it a synonym of gbnf, else of lark.",
-    "structured_outputs": "vLLM's way to state one of the constraints.",
     "method": "Always POST.",
     "url": "The endpoint.",
     "body": "The request to the endpoint.",

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from operator import itemgetter
 from typing import Annotated, Any, TypeGuard, cast, get_args, get_origin
@@ -137,6 +137,51 @@ def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
     return FieldProblem(code, path, message, "remove the quotes" if is_quoted else None)
 
 
+# Other tools' names of our fields.
+_OTHER_NAMES = {
+    other: name
+    for name, others in {
+        "prompt": "content input inputs instruction query question text",
+        "session": "conversation_id session_id",
+        "messages": "conversations",
+        "gbnf": "ebnf grammar",
+        "cfg_scale": "guidance_scale",
+        "max_tokens": "max_length max_new_tokens max_output_tokens n_predict num_predict",
+        "min_tokens": "min_new_tokens",
+        "logprobs": "n_probs return_logprob",
+        "n": "num_return_sequences",
+        "repetition_penalty": "repeat_penalty",
+        "stop": "stop_sequences stop_strings",
+        "temperature": "temp",
+        "heal": "token_healing",
+        "num_beams": "use_beam_search",
+    }.items()
+    for other in others.split()
+}
+
+
+@lru_cache(maxsize=256)  # the same typo tends to be on every line
+def suggest(name: str, allowed: tuple[str, ...]) -> str | None:
+    """Return a hint at the allowed name that `name` may stand for, or None."""
+    found = own_name(name, allowed)
+    if found is None:
+        import difflib  # noqa: PLC0415 - bad lines only
+
+        found = next(iter(difflib.get_close_matches(name.lower(), allowed, n=1)), None)
+    return found and f"did you mean `{found}`?"
+
+
+def own_name(name: str, allowed: tuple[str, ...]) -> str | None:
+    """Return our name of a field that other tools call `name`, or None."""
+    found = _OTHER_NAMES.get(name, name)
+    return found if found in allowed else None
+
+
+def missing(path: Path) -> FieldProblem:
+    shown = path[1:] if path[0] == "body" and path[1:] else path
+    return FieldProblem("missing-field", path, f"field {quote(shown)} is missing")
+
+
 def misfit(record: type[Struct], given: Mapping[str, Any]) -> str | None:
     """Return a message about the first value that `record` refuses, or None."""
     kinds = {field.name: field.type for field in msgspec.structs.fields(record)}
@@ -157,7 +202,8 @@ def misfit(record: type[Struct], given: Mapping[str, Any]) -> str | None:
 # Why an empty value is refused, and what to do.
 _IF_EMPTY: dict[str, tuple[str, str | None]] = {
     **dict.fromkeys(("session", "cache_salt"), ("", "leave it out")),
-    **dict.fromkeys(("lark", "gbnf"), (": it has no rule", None)),
+    **dict.fromkeys(("lark", "gbnf", "grammar"), (": it has no rule", None)),
+    **dict.fromkeys(("messages", "prompt", "role"), ("", None)),
     **dict.fromkeys(
         ("text", "tokens"), (": a segment has at least one token", "leave the segment out")
     ),
@@ -230,7 +276,20 @@ def check_value(
         if allowed is not None and part != TokenId and (len(parts) == 1 or is_integer(value)):
             yield from check_number(value, path, allowed)
             return
-        if get_origin(base) is dict and isinstance(value, dict):
+        if base is Any or (get_origin(base) is dict and isinstance(value, dict)):
+            return
+        if isinstance(base, type) and issubclass(base, Struct) and isinstance(value, dict):
+            members = {member.name: member for member in msgspec.structs.fields(base)}
+            for key in (key for key in value if key not in members):
+                hint = suggest(key, tuple(members))
+                message = f"unknown field `{cut(key)}`"
+                yield FieldProblem("unknown-field", (*path, cut(key)), message, hint, is_key=True)
+            for member in members.values():
+                if value.get(member.name) is not None:
+                    place, given = (*path, member.name), value[member.name]
+                    yield from check_value(member.type, given, place, capabilities)
+                elif member.required:
+                    yield missing((*path, member.name))
             return
     yield wrong("invalid-type", path, " or ".join(map(_noun, parts)), value)
 

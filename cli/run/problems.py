@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError
 from batcher.foreign import LISTENERS, Raised
 from batcher.requests.lines import BadLine
-from batcher.requests.openai import own_name
+from batcher.requests.validation import own_name
 from batcher.settings import SchedulingSettings
 
 from ..options import WALL

@@ -228,7 +228,7 @@ def test_what_a_chat_cannot_say_is_refused(fields, code, field):
         ),
         (
             [{"role": "user", "content": [{"type": "text"}]}],
-            [("invalid-type", "messages[0].content[0].text")],
+            [("missing-field", "messages[0].content[0].text")],
         ),
         ([{"role": "bot", "content": "x"}], [("invalid-value", "messages")]),
     ],
