@@ -171,8 +171,7 @@ class RunCollector:
 class WorkersCollector:
     """Reports the metrics of a run of several workers in any thread, each worker as an engine.
 
-    lock: held while the numbers change.  states: of the workers.  backlog: the requests of no
-    worker.
+    states: of the workers.  backlog: the requests of no worker.
     """
 
     def __init__(
@@ -182,12 +181,16 @@ class WorkersCollector:
         states: Sequence[EngineState],
         backlog: Callable[[], Unread],
     ) -> None:
-        self.lock = Lock()
+        self._lock = Lock()
         self._metrics, self._model = metrics, model
         self._states, self._backlog = states, backlog
 
+    def observe(self, events: Iterable[Event]) -> None:
+        with self._lock:
+            self._metrics.observe(events)
+
     def collect(self) -> Iterator[Metric]:
-        with self.lock:
+        with self._lock:
             states, run = list(self._states), self._metrics.run
             all_totals = [worker.totals().copy() for worker in self._metrics.workers]
         engines: list[Iterable[Metric]] = [

@@ -28,7 +28,12 @@ from .input import InputError, Line, Source, name_of
 from .results import Answers
 
 if TYPE_CHECKING:
+    from batcher.metrics.prometheus import RunCollector
+    from batcher.metrics.slo import Slo
+    from batcher.metrics.summary import RunMetrics
+    from batcher.metrics.times import TimeSeries
     from batcher.remote.engine import RemoteEngine
+    from batcher.trace.run import RequestFold
 
 MAX_HELD = 1024  # results, or bad lines, that wait for a step
 
@@ -134,6 +139,23 @@ class Loop:
 
     def end_events(self) -> list[EndEvent]:
         return [self.engine.end_event()]
+
+    def open_metrics(
+        self,
+        limits: "Slo | None",
+        all_series: "Sequence[TimeSeries | None]",
+        fold: "RequestFold | None",
+        *,
+        is_watched: bool,
+    ) -> "RunMetrics":
+        from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - a quiet run has none
+
+        return RunMetrics(limits, all_series[0], fold, is_watched=is_watched)
+
+    def collector(self, metrics: "RunMetrics", model: str) -> "RunCollector":
+        from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra
+
+        return RunCollector(metrics, self.engine, (model, "0"), lambda: self.backlog)
 
     def rest(self) -> Iterator[bytes]:
         return self.answers.rest()

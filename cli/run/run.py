@@ -1,4 +1,8 @@
-"""One run, from the files it reads to the files it writes and what is said about it."""
+"""`batchdecode run`: an engine or workers, and the list of sinks that take what they yield.
+
+A sink takes the events of each step: the trace, the numbers, the live view, spans, the run over
+time and the report.  Results are written after the events of their step.
+"""
 
 import gc
 import os
@@ -54,11 +58,9 @@ from .run_options import RunOptions
 from .urls import shown
 
 if TYPE_CHECKING:
-    from batcher.metrics.prometheus import RunCollector
     from batcher.metrics.summary import RunMetrics, Summary
     from batcher.metrics.times import TimeSeries
     from batcher.page.page import PageTimeline
-    from batcher.trace.run import RequestFold
 
     from .resume import EarlierResults
     from .workers import InputLines, Transport, Workers
@@ -68,7 +70,7 @@ _RESUME = re.compile(r"(?<= )--resume(?= |$)")
 
 
 class RunSetup(EngineSetup):
-    """What is decoded, and by what."""
+    """The model and the engine of a run, and its input."""
 
     def __init__(
         self, options: RunOptions, requests: OpenInput, waiting: Waiting = nullcontext
@@ -92,7 +94,7 @@ class RunSetup(EngineSetup):
         return "steps" if self.options.scheduling.has_default_schedule else "never"
 
     def loop(self, earlier: "EarlierResults | None" = None) -> Loop:
-        """Return the loop over the requests; a file has been read through once by then.
+        """Return the loop over the requests, after a first pass over a file.
 
         Raises:
             InvalidInput: the file has bad lines, and they are not to be skipped.
@@ -100,7 +102,7 @@ class RunSetup(EngineSetup):
         """
         options = self.options
         keep_going = options.keep_going or options.max_errors is not None
-        # a server's time goes on, so its run does not wait for a pipe
+        # The time of a server goes on, so its run does not wait for a pipe.
         is_followed = isinstance(self.model, RemoteModel) and not self.requests.is_file
         try:
             source = open_source(
@@ -127,7 +129,7 @@ class RunSetup(EngineSetup):
 
 
 def run_events(options: RunOptions) -> Iterator[Event]:
-    """Yield the events of a run; nothing is written but problems of the input, to stderr."""
+    """Yield the events of a run; write nothing but problems of the input, to stderr."""
     with open_input(options.input, nullcontext) as requests:
         setup = RunSetup(options, requests)
         with closing(setup.engine):
@@ -141,11 +143,11 @@ def run_events(options: RunOptions) -> Iterator[Event]:
 
 
 def refuse_rest(report: ProblemReport, read: "Loop | InputLines") -> None:
-    """Report what has ended the reading before the end of the input, if anything has.
+    """Raise if the reading has ended before the end of the input.
 
     Raises:
-        InvalidInput: a bad line has.
-        InputError: the pipe has, which was damaged or cut off there.
+        InvalidInput: at a bad line.
+        InputError: at a damaged or broken pipe.
     """
     if read.broken is not None:
         raise read.broken
@@ -162,16 +164,16 @@ def run(
 ) -> int:
     """Carry out `batchdecode run`; return its exit status.
 
-    command: what continues this run if it ends early.
-    workers: leads to --workers of them; None for processes, or what --on says.
+    command: the command line that continues this run.
+    workers: the transport of a run with --workers; None for processes, or for --on.
 
     Raises:
-        BatchdecodeError: the input, an option or a file is not right.
-        BrokenPipeError: whoever reads the output has gone.
+        BatchdecodeError: the input, an option or a file is wrong.
+        BrokenPipeError: the reader of the output is gone.
         Interrupted: a signal came before the first step.
     """
     options.check()
-    if options.output in NAMES_OF_STDOUT:  # which is no file of ours, and has none beside it
+    if options.output in NAMES_OF_STDOUT:  # so nothing is written beside it
         options = replace(options, output=None)
     if options.summary_json == STDOUT and options.output is None:
         raise BatchdecodeError(
@@ -204,13 +206,32 @@ def run(
             return stop.exit_status
 
 
-class Run:
-    """A run that is ready to begin: the loop, and all that takes in what it yields.
+EventSink = Callable[[Sequence[Event]], object]
 
-    command: what continues it if it ends early.
+
+def _with_lock(lock: AbstractContextManager[object], take: EventSink) -> EventSink:
+    def take_locked(events: Sequence[Event]) -> None:
+        with lock:
+            take(events)
+
+    return take_locked
+
+
+def _one_by_one(take: Callable[[Event], object]) -> EventSink:
+    def take_each(events: Sequence[Event]) -> None:
+        for event in events:
+            take(event)
+
+    return take_each
+
+
+class Run:
+    """A run that is ready to begin: its loop, and the sinks of what the loop yields.
+
+    command: the command line that continues it.
 
     Raises:
-        BatchdecodeError: the input is not right, or a file cannot be opened.
+        BatchdecodeError: the input is wrong, or a file cannot be opened.
         Interrupted: a signal came while a FIFO had no reader.
     """
 
@@ -224,79 +245,77 @@ class Run:
         self._options, self._resumption = options, resumption
         loop = self._loop = setup.loop(resumption.earlier)
         if not options.quiet:
-            again = isinstance(setup, RunSetup) and setup.replaying == "never"
-            text = resumption.describe(loop.total, is_decoded_again=again)
+            text = resumption.describe(loop.total, is_decoded_again=setup.replaying == "never")
+            if text and options.workers is not None:
+                text += "the numbers and the trace of --workers cover only what is decoded now\n"
             say(printable_lines(text))
-        gc.freeze()  # nor among the requests that are read already
+        gc.freeze()  # the requests that are read already are no garbage
         self._pace = Pace(options.step_delay)
         view = self._view = self._open_view()
-        self._trace = TraceWriter(files["--trace"].open()) if options.trace else None
-        self._series = None
+        self._closing = closing = ExitStack()
+        closing.callback(loop.close)
+        sinks: list[EventSink] = []
+        self._trace = None
+        if options.trace:
+            self._trace = TraceWriter(files["--trace"].open())
+            sinks.append(self._trace.write)
+        series, is_exposed = None, opened.exposition is not None
         all_series: list[TimeSeries | None] = [None] * len(loop.num_steps)
         if options.timeseries is not None:
             from .exporters import SeriesWriter  # noqa: PLC0415 - few runs need it
 
             sink = files["--timeseries"].open()
-            self._series = SeriesWriter(sink, options.timeseries_interval, len(all_series))
-            all_series = list(self._series.all_series)
+            series = SeriesWriter(sink, options.timeseries_interval, len(all_series))
+            all_series = list(series.all_series)
+        self._metrics: RunMetrics | None = None
+        is_asked = not options.quiet or options.summary_json or options.report or series
+        if is_exposed or is_asked:
+            limits = options.limits
+            metrics = loop.open_metrics(limits, all_series, view.fold, is_watched=is_exposed)
+            self._metrics, observe = metrics, metrics.observe
+            lock = view.lock if isinstance(loop, Loop) else nullcontext()
+            if opened.exposition is not None:
+                collector = loop.collector(metrics, options.model)
+                opened.exposition.tell(collector)
+                observe = collector.observe
+                closing.callback(observe, ())  # counts the last steps
+            sinks.append(_with_lock(lock, observe))
+        if view.fold is not None and not isinstance(loop, Loop):
+            sinks.append(_with_lock(view.lock, _one_by_one(view.fold.take)))
+        if opened.spans is not None:
+            sinks.append(opened.spans.take)
+        if series is not None:
+            write_known = series.write_known
+            sinks.append(lambda _events: write_known())
+            closing.callback(series.close)
+            closing.callback(lambda: metrics.close(max(loop.num_steps)))
         self._timeline: PageTimeline | None = None
         if options.report is not None:
-            from batcher.page import page  # noqa: PLC0415 - as above
+            from batcher.page import page  # noqa: PLC0415 - few runs need it
 
             self._timeline = page.PageTimeline()
-        self._metrics: RunMetrics | None = None
-        self._observe: Callable[[Sequence[Event]], None] | None = None
-        self._lock = view.lock
-        self._fold: RequestFold | None = None  # what no metrics feed
-        is_exposed = opened.exposition is not None
-        is_asked = not options.quiet or options.summary_json or options.report or self._series
-        if is_exposed or is_asked:
-            from batcher.metrics import summary  # noqa: PLC0415 - if anybody asks
-
-            limits = options.limits
-            if isinstance(loop, Loop):
-                metrics = summary.RunMetrics(
-                    limits, all_series[0], view.fold, is_watched=is_exposed
-                )
-            else:
-                metrics = summary.RunMetrics(
-                    limits, is_watched=is_exposed, worker_series=all_series
-                )
-                self._fold, self._lock = view.fold, nullcontext()
-                loop.fold, loop.metrics = view.fold, metrics
-            self._metrics, self._observe = metrics, metrics.observe
-        self._collector: RunCollector | None = None
-        if opened.exposition is not None:
-            if isinstance(loop, Loop):
-                from batcher.metrics import prometheus  # noqa: PLC0415 - an extra
-
-                labels = options.model, "0"
-                told = prometheus.RunCollector(metrics, loop.engine, labels, lambda: loop.backlog)
-                self._collector, self._observe = told, told.observe
-                opened.exposition.tell(told)
-            else:
-                all_told = loop.collector(metrics)
-                self._lock = all_told.lock
-                opened.exposition.tell(all_told)
-        # Opening empties them, so the results come last: what else fails, fails before.
+            sinks.append(_one_by_one(self._timeline.add))
+        if self._trace is not None:
+            closing.callback(self._trace.close)
+        self._sinks = sinks
+        # Opening empties the results, so it comes last: other failures leave them as they are.
         path = options.output
         results = stdout_beside(view) if path is None else resumption.open_results(path)
         self._results = ResultWriter(results)
 
     def _open_view(self) -> View:
         setup, loop, options = self._setup, self._loop, self._options
-        run = setup.run_event()
-        is_simulated = isinstance(setup, RunSetup) and isinstance(setup.model, SimulatedModel)
-        is_one, is_shown = isinstance(loop, Loop), options.output is None
+        run, is_shown = setup.run_event(), options.output is None
+        is_one, num_engines = isinstance(loop, Loop), len(loop.num_steps)
         is_shared = is_shown and is_same_terminal(stdout_descriptor(), 2)
         return open_view(
             RunPlan(
                 setup.requests.name.rpartition("/")[2],
                 run.policy,
-                options.batch * len(loop.num_steps),
+                options.batch * num_engines,
                 loop.total,
                 is_timed=bool(run.step_time),
-                num_workers=len(loop.num_steps),
+                num_workers=num_engines,
             ),
             loop,
             live=options.live,
@@ -304,12 +323,12 @@ class Run:
             color=options.color,
             pace=self._pace if is_one else None,
             is_piped=is_shown and is_pipe(stdout_descriptor()),
-            has_others=is_shared or (is_one and not is_simulated),
+            has_others=is_shared or (is_one and not isinstance(setup.model, SimulatedModel)),
             has_stdin=is_one and not setup.requests.is_terminal,
         )
 
     def carry_out(self) -> int:
-        """Run to the end, and report how that went; return the exit status."""
+        """Run to the end and report how it went; return the exit status."""
         setup, loop, resumption, stop = self._setup, self._loop, self._resumption, self._stop
         opened, options = self._opened, self._options
         tracebacks = ModelTracebacks(setup.report, is_quiet=options.quiet)
@@ -319,7 +338,7 @@ class Run:
             self._say_waiting,
             self._end_now,
         )
-        status, remark, is_over = 0, "", False  # is_over: more was done than was written
+        status, remark, is_over = 0, "", False  # is_over: some results were not written
         try:
             with self._view, closing(self), watch, tracebacks:
                 resumption.begin()
@@ -345,7 +364,7 @@ class Run:
         if not is_over:
             self._summarize()
         if not isinstance(loop, Loop) and loop.num_restarts and not options.quiet:
-            say(f"  {counted(loop.num_restarts, 'worker')} replaced, which had died\n")
+            say(f"  {counted(loop.num_restarts, 'worker')} replaced after dying\n")
         if loop.first_failure is not None:
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
         refuse_rest(setup.report, loop if isinstance(loop, Loop) else loop.lines)
@@ -353,7 +372,7 @@ class Run:
             self._tell(remark, f"continue with: {self._command}")
         elif loop.has_given_up:
             remark = f"stopped after {counted(loop.num_failed, 'failed request')}"
-            self._tell(remark, "to go on, add --resume and raise --max-errors")
+            self._tell(remark, "to continue, add --resume and raise --max-errors")
         return status or (1 if loop.num_failed else 0)
 
     def _record(self) -> None:
@@ -399,23 +418,8 @@ class Run:
         self._note(loop.end_events())
 
     def _note(self, events: Sequence[Event]) -> None:
-        """Hand events to all that read them."""
-        if self._trace is not None:
-            self._trace.write(events)
-        if self._observe is not None:
-            with self._lock:
-                self._observe(events)
-        if self._fold is not None:
-            with self._view.lock:
-                for event in events:
-                    self._fold.take(event)
-        if self._opened.spans is not None:
-            self._opened.spans.take(events)
-        if self._series is not None:
-            self._series.write_known()
-        if self._timeline is not None:
-            for event in events:
-                self._timeline.add(event)
+        for take in self._sinks:
+            take(events)
 
     def _show_all(self) -> float:
         self._results.flush()
@@ -429,17 +433,11 @@ class Run:
         self._results.flush()
 
     def close(self) -> None:
-        """End the files, whatever one of them raises."""
-        with ExitStack() as files:
-            files.callback(self._results.close)
-            files.callback(self._loop.close)
-            if self._collector is not None:
-                files.callback(self._collector.observe, ())  # and how many steps there were
-            if self._series is not None and self._metrics is not None:
-                files.callback(self._series.close)
-                files.callback(self._metrics.close, max(self._loop.num_steps))
-            if self._trace is not None:
-                self._trace.close()
+        """Close all files, whichever of them raises."""
+        try:
+            self._closing.close()
+        finally:
+            self._results.close()
 
     def _summarize(self) -> None:
         """Write the numbers of the run, and show them.
@@ -447,7 +445,7 @@ class Run:
         Raises:
             WriteError, OutputError: one of the files cannot be written; the others are.
         """
-        setup, options, loop, opened = self._setup, self._options, self._loop, self._opened
+        options, loop, opened = self._options, self._loop, self._opened
         metrics, elapsed = self._metrics, time.monotonic() - self._started
         if metrics is not None:
             if isinstance(loop, Loop):
@@ -457,7 +455,16 @@ class Run:
                 from batcher.metrics.summary import with_wall_clock  # noqa: PLC0415 - few need it
 
                 summary = with_wall_clock(summary, elapsed)
-            failures = self._write_numbers(summary)
+            failures: dict[str, Exception] = {}
+            for option, is_given, write in (
+                ("--summary-json", options.summary_json is not None, self._write_summary),
+                ("--report", self._timeline is not None, self._write_report),
+            ):
+                try:
+                    if is_given:
+                        write(summary)
+                except (WriteError, OutputError) as error:
+                    failures[option] = error
             if not options.quiet:
                 self._show_summary(summary, failures, elapsed)
             for failure in failures.values():
@@ -466,34 +473,25 @@ class Run:
             opened.spans.close(loop.num_steps)
             if opened.spans.num_dropped or not options.quiet:
                 say(printable_lines(f"{opened.spans.describe()}\n"))
-        model = setup.model if isinstance(setup, RunSetup) else None
+        model = self._setup.model
         if isinstance(model, RemoteModel) and model.has_refused_waits:
-            remark = "requests failed that were to wait longer than --max-wait"
+            remark = "requests failed because they had to wait longer than --max-wait"
             self._tell(remark, f"continue later with: {self._command} --retry-failed")
 
-    def _write_numbers(self, summary: "Summary") -> dict[str, Exception]:
-        """Write --summary-json and --report; return what went wrong with them."""
-        options, files, timeline = self._options, self._opened.files, self._timeline
-        failures: dict[str, Exception] = {}
-        if options.summary_json is not None:
-            from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - few runs have one
+    def _write_summary(self, summary: "Summary") -> None:
+        from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - few runs have one
 
-            try:
-                with output_sink(files.get("--summary-json")) as sink:
-                    sink.write(encode_summary(summary))
-            except (WriteError, OutputError) as error:
-                failures["--summary-json"] = error
+        with output_sink(self._opened.files.get("--summary-json")) as sink:
+            sink.write(encode_summary(summary))
+
+    def _write_report(self, summary: "Summary") -> None:
+        from .exporters import write_report  # noqa: PLC0415 - few runs need it
+
+        timeline, opened = self._timeline, self._opened
         if timeline is not None:
-            from .exporters import write_report  # noqa: PLC0415 - few runs need it
-
             timelines = [timeline] if isinstance(self._loop, Loop) else timeline.workers
-            run = self._setup.run_event()
-            try:
-                name = self._opened.requests.name
-                write_report(files["--report"], timelines, summary, run, name)
-            except (WriteError, OutputError) as error:
-                failures["--report"] = error
-        return failures
+            run, name = self._setup.run_event(), opened.requests.name
+            write_report(opened.files["--report"], timelines, summary, run, name)
 
     def _show_summary(
         self, summary: "Summary", failures: dict[str, Exception], elapsed: float
@@ -552,14 +550,14 @@ class Run:
         self._view.step_aside()
         step = max(self._loop.num_steps)
         say(
-            f"{name}: the run stops when the model has ended step {step}, "
-            "however long that takes; a second signal ends it at once\n"
+            f"{name}: the run stops when the model has computed step {step}; "
+            "a second signal stops it at once\n"
         )
 
     def _end_now(self, received: signal.Signals) -> None:
-        """Put in order what can be, and leave; the main thread does not answer any more."""
+        """Save what can be saved and exit, from another thread: the main thread is stuck."""
         stop = self._stop
-        stop.note(received)  # its handler may not have been run
+        stop.note(received)  # its handler may not have run
         try:
             with suppress(WriteError, OSError, Interrupted):
                 self._write_rest()
@@ -573,7 +571,7 @@ class Run:
 def tell_ending(
     opened: OpenRun, remark: str, what_now: str, results: ResultWriter | None = None
 ) -> None:
-    """Report why the run ends, where its results are if there are any, and how to go on.
+    """Report why the run ends, where its results are, and how to continue.
 
     results: None if the run has not begun.
     """

@@ -72,6 +72,8 @@ from .worker import (
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import WorkersCollector
+    from batcher.metrics.slo import Slo
+    from batcher.metrics.times import TimeSeries
 
 MAX_AHEAD = 4 * BLOCK_LINES  # lines of a pipe that no worker has
 MAX_BATCHES = 2  # that a worker checks or has to check
@@ -490,8 +492,7 @@ class _Member:
 class Workers(Gauges):
     """The workers of a run in place of its engine and its Loop, which see for other attributes.
 
-    states: of the engines, for Prometheus.  num_restarts: how many workers replaced another one.
-    fold, metrics: of the run, which sets them.
+    num_restarts: how many workers replaced another one.
 
     Raises, in all but its constructor:
         BatchdecodeError: a worker failed, or workers keep dying.
@@ -500,7 +501,7 @@ class Workers(Gauges):
     """
 
     lines: InputLines  # after `loop` is called
-    num_unread = None
+    num_unread, model, replaying = None, None, None
 
     def __init__(self, options: RunOptions, requests: OpenInput, transport: Transport) -> None:
         self.options, self.requests = options, requests
@@ -509,9 +510,9 @@ class Workers(Gauges):
         self.num_restarts = self.num_failed = 0
         self.first_failure: str | None = None
         self.is_complete = False
-        self.states = [EngineState(options.batch)] * num_workers
-        self.fold: RequestFold | None = None
-        self.metrics: RunMetrics | None = None
+        self._states = [EngineState(options.batch)] * num_workers
+        self._fold: RequestFold | None = None
+        self._metrics: RunMetrics | None = None
         self._transport, self._num_slots = transport, options.batch
         self._run: RunEvent | None = None
         self._order: InputOrder | None = None
@@ -611,15 +612,16 @@ class Workers(Gauges):
             self._num_futile_deaths = 0
         self._num_answered += sum(map(bool, lines))
         if report.state is not None:
-            self.states[number] = report.state
-        if self.metrics is not None:
-            own = self.metrics.workers[number]
+            self._states[number] = report.state
+        if self._metrics is not None:
+            own = self._metrics.workers[number]
             own.note_steps(report.num_steps)
             own.note_constraints(*report.constraints)
         if self._is_resumed or self._order is not None:
             lines = []
             for index, answer in zip(indexes, report.answers, strict=True):
-                lines += self.put_back(index, self.lines.lacking(index, answer))
+                left = self.lines.lacking(index, answer)
+                lines += [left] if self._order is None else self._order.put(index, left)
         had_given_up = self.has_given_up
         self.num_failed += report.num_failed
         if self.has_given_up and not had_given_up:
@@ -693,7 +695,7 @@ class Workers(Gauges):
         """
         member, how, num_faults = self._members[number], died.how, int(not died.is_machine)
         self._members[number] = _Member(member.num_steps, member.now)
-        self.states[number] = EngineState(self._num_slots)
+        self._states[number] = EngineState(self._num_slots)
         if not member.is_ready:
             self._num_failed_starts += num_faults
             if self._num_failed_starts == MAX_FAILED_STARTS:
@@ -752,9 +754,6 @@ class Workers(Gauges):
     def num_all_steps(self) -> int:
         return sum(self.num_steps)
 
-    def put_back(self, index: int, lines: bytes) -> list[bytes]:
-        return [lines] if self._order is None else self._order.put(index, lines)
-
     def rest(self) -> Iterator[bytes]:
         return iter(()) if self._order is None else self._order.rest()
 
@@ -767,10 +766,22 @@ class Workers(Gauges):
 
     end_events = arrived  # each worker reports its own
 
-    def collector(self, metrics: RunMetrics) -> "WorkersCollector":
+    def open_metrics(
+        self,
+        limits: "Slo | None",
+        all_series: "Sequence[TimeSeries | None]",
+        fold: RequestFold | None,
+        *,
+        is_watched: bool,
+    ) -> RunMetrics:
+        self._fold = fold
+        self._metrics = RunMetrics(limits, is_watched=is_watched, worker_series=all_series)
+        return self._metrics
+
+    def collector(self, metrics: RunMetrics, model: str) -> "WorkersCollector":
         from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
 
-        return WorkersCollector(metrics, self.options.model, self.states, lambda: self.backlog)
+        return WorkersCollector(metrics, model, self._states, lambda: self.backlog)
 
     @property
     def backlog(self) -> Unread:
@@ -785,7 +796,7 @@ class Workers(Gauges):
 
     def read_gauges(self) -> GaugeReading:
         queued, coming = self.backlog
-        waiting = [] if self.fold is None else self.fold.open
+        waiting = [] if self._fold is None else self._fold.open
         own = [found for found in waiting if not is_follower(found)]
         queued += sum(found.admission is None for found in own)
         num_begun = sum(member.num_begun for member in self._members)

@@ -149,8 +149,8 @@ def test_a_step_that_hangs_is_named_at_the_first_signal_and_left_at_the_second(
         process.send_signal(signal.SIGINT)
         stderr = process.communicate(timeout=30)[1].decode()
     assert said == (
-        f"{number.name}: the run stops when the model has ended step 2, however long that takes; "
-        "a second signal ends it at once\n"
+        f"{number.name}: the run stops when the model has computed step 2; "
+        "a second signal stops it at once\n"
     )
     assert process.returncode == 128 + number
     assert f"stopped by {number.name}; 1 result" in stderr

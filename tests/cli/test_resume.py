@@ -166,7 +166,7 @@ def test_a_run_that_gave_up_is_told_how_to_get_further(tmp_path):
     done = batchdecode(*command, cwd=tmp_path)
     assert done.returncode == 1
     assert "continue with" not in done.stderr
-    assert done.stderr.endswith("to go on, add --resume and raise --max-errors\n")
+    assert done.stderr.endswith("to continue, add --resume and raise --max-errors\n")
     before = (tmp_path / "out").read_bytes()
     assert batchdecode(*command, "--resume", cwd=tmp_path).returncode == 1
     assert (tmp_path / "out").read_bytes() == before

@@ -177,4 +177,4 @@ def test_a_view_shows_all_slots_whoever_dies(tmp_path, capfd, live, shown):
     assert run_inner(options, kill_share=0.3, max_kills=2, seed=2)[0] == 0
     said = capfd.readouterr().err
     assert shown in said
-    assert "replaced, which had died" in said
+    assert "replaced after dying" in said
