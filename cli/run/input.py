@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from shutil import copyfileobj
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -288,7 +288,6 @@ class LineReader:
         return None
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the number and the text of each line that is left."""
         while (line := self.read()) is not None:
             yield self.number, line
 
@@ -324,16 +323,6 @@ class LineReader:
                 return Block(filled, [texts[number - numbers[0]] for number in filled])
         text = self.read()
         return Block([], []) if text is None else Block([self.number], [text])
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The offset and the number of the next line, if the last one was not cut."""
-        return self._next_start, self.number + 1
-
-    def skip_to(self, start: int, number: int) -> None:
-        """Skip from the beginning to a line, by its offset and number."""
-        self._stream.read(start)
-        self._next_start, self.number, self._is_cut = start, number - 1, False
 
     def read_at(self, start: int) -> bytes:
         self._stream.seek(start)
@@ -384,6 +373,9 @@ class LineReader:
 # -- requests, in the order of the lines
 
 Line = ParsedLine | BadLine
+BLOCK_LINES = 1024
+_PARSED_LINES = 128  # at once: a run begins soon, however long a line takes
+_HEAD_BYTES = 2**22
 
 
 MAX_RECENT = 50_000  # ids in the dict: about 6 MB
@@ -474,21 +466,141 @@ class ReadLine(NamedTuple):
     parsed: Line
 
 
-class RequestReader:
-    """Parses lines, and finds ids that an earlier line has.
+class LineArrivals:
+    """The arrival times of the lines of a file, in 16 bytes each: they count the queue of a run.
 
-    num_read: lines so far.  duplicates: by the index of a line, the number of the earlier line.
+    Lines are added, and taken, in the order of their arrival; each counts its outputs.  The arrival
+    of a later turn of a session is not known, as it arrives when the turn before it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._times, self._totals = array("d"), array("q")
+        self._num_taken = self._num_turns = 0
+        self._sessions = set[str]()  # with a turn that was taken
+
+    def add(self, time: float, count: int, *, is_turn: bool = False) -> None:
+        """Add a line; is_turn: it is not the first one of its session."""
+        if is_turn:
+            self._num_turns += count
+        elif self._times and self._times[-1] == time:
+            self._totals[-1] += count
+        else:
+            self._totals.append(count + self._totals[-1] if self._totals else count)
+            self._times.append(time)
+
+    def take(self, line: Line) -> None:
+        if not isinstance(line, ParsedLine):
+            return
+        session, count = line.request.session, num_queued_as(line.request)
+        if session in self._sessions:
+            self._num_turns -= count
+            return
+        self._num_taken += count
+        if session is not None:
+            self._sessions.add(session)
+
+    def left(self, now: float) -> Unread:
+        place = bisect_right(self._times, now)
+        queued = max((self._totals[place - 1] if place else 0) - self._num_taken, 0)
+        total = self._totals[-1] if self._totals else 0
+        return Unread(queued, total - self._num_taken - queued + self._num_turns)
+
+
+class SessionArrivals:
+    """The earliest arrival of requests: a turn of a session not before the turns before it."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, float] = {}
+
+    def is_turn(self, request: Request) -> bool:
+        return request.session in self._sessions
+
+    def time_of(self, request: Request) -> float:
+        if request.session is None:
+            return request.arrival_time
+        time = max(request.arrival_time, self._sessions.get(request.session, 0.0))
+        self._sessions[request.session] = time
+        return time
+
+
+Arrival = Literal["file", "pipe", "any"]
+Reread = tuple[int, int, bytes, int, int]
+"""Index, number, text and checksum of a line, and the number of an earlier line with its id."""
+
+
+class Survey:
+    """Compares each line with the lines before it: ids, and times of arrival.
+
+    num_read: lines so far.  duplicates: index of a line -> number of the earlier line with its id.
+    Of a file, which may be read again, it also keeps:
+    checksums: of each line, 4 bytes, 0 for a bad one.  arrivals: as long as the file is_in_order.
+
+    arrival: "file", "pipe", where going back is a problem, or "any".
+    """
+
+    def __init__(self, name: str, arrival: Arrival) -> None:
+        self.num_read, self.duplicates = 0, dict[int, int]()
+        self.checksums, self.arrivals = array("I"), LineArrivals()
+        self.is_in_order, self.last_arrival = True, 0.0
+        self._name, self._arrival = name, arrival
+        self._ids, self._times = IdRegistry(), SessionArrivals()
+
+    def add(self, number: int, text: bytes, line: Line) -> Line:
+        """Return the line, or the problem that it has after those before it.
+
+        Raises:
+            InputError: the input contains something other than requests.
+        """
+        index = self.num_read
+        self.num_read += 1
+        if isinstance(line, BadLine):
+            if not index:
+                check_kind(text, self._name)
+        elif (first := self._ids.add(id_of(line), number)) is not None:
+            self.duplicates[index] = first
+            line = id_given_before(line, text, number, first)
+        elif self._arrival != "any":
+            request, last = line.request, self.last_arrival
+            is_turn, arrival = self._times.is_turn(request), self._times.time_of(request)
+            if arrival < last and self._arrival == "pipe":
+                return arrival_goes_back(line, text, number, last)
+            self.is_in_order &= arrival >= last
+            self.last_arrival = arrival
+            if self._arrival == "file" and self.is_in_order:
+                self.arrivals.add(arrival, num_queued_as(request), is_turn=is_turn)
+        if self._arrival == "file":
+            self.checksums.append(checksum_of(text, line))
+        return line
+
+    def end(self) -> None:
+        """Free the memory of the ids: no more lines will be added."""
+        self._ids = IdRegistry()
+
+    def read_again(self, lines: LineReader) -> Iterator[Reread]:
+        index, num_lines = 0, len(self.checksums)
+        while index < num_lines:
+            numbers, texts = lines.read_block(min(BLOCK_LINES, num_lines - index))
+            if not texts:
+                raise InputError("the input has become shorter while it was read")
+            for number, text in zip(numbers, texts, strict=True):
+                yield index, number, text, self.checksums[index], self.duplicates.get(index, 0)
+                index += 1
+
+
+class RequestReader:
+    """Parses lines, and compares each with those before it.
 
     Raises, when it is iterated over:
         InputError: the input is damaged or gone, or contains something other than requests.
     """
 
-    def __init__(self, lines: LineReader, parser: RequestParser) -> None:
-        self.lines = lines
-        self.num_read = 0
-        self.duplicates: dict[int, int] = {}
+    def __init__(self, lines: LineReader, parser: RequestParser, arrival: Arrival = "any") -> None:
+        self.lines, self.survey = lines, Survey(lines.name, arrival)
         self._parser = parser
-        self._ids = IdRegistry()
+
+    @property
+    def num_read(self) -> int:
+        return self.survey.num_read
 
     def __iter__(self) -> Iterator[ReadLine]:
         for block in self.blocks():
@@ -496,20 +608,13 @@ class RequestReader:
 
     def blocks(self) -> Iterator[list[ReadLine]]:
         """Yield the lines in blocks; a block of a pipe has the lines that have come."""
-        parser, lines = self._parser, self.lines
-        while (block := lines.read_block(_PARSED_LINES)).texts:
-            numbers, texts = block
-            parsed = [parse_line(parser, *line) for line in zip(texts, numbers, strict=True)]
-            for place, line in enumerate(parsed):
-                if isinstance(line, ParsedLine):
-                    first = self._ids.add(id_of(line), numbers[place])
-                    if first is not None:
-                        self.duplicates[self.num_read + place] = first
-                        parsed[place] = id_given_before(line, texts[place], numbers[place], first)
-                elif not self.num_read + place:
-                    check_kind(texts[place], lines.name)
-            self.num_read += len(parsed)
-            yield list(map(ReadLine, numbers, texts, parsed))
+        parser, survey = self._parser, self.survey
+        while (block := self.lines.read_block(_PARSED_LINES)).texts:
+            lines = []
+            for number, text in zip(*block, strict=True):
+                parsed = survey.add(number, text, parse_line(parser, text, number))
+                lines.append(ReadLine(number, text, parsed))
+            yield lines
 
 
 def check_kind(first_line: bytes, name: str) -> None:
@@ -623,50 +728,6 @@ def _bad(parsed: ParsedLine, problem: FieldProblem, line: bytes, number: int) ->
 
 # -- requests, in the order of arrival
 
-BLOCK_LINES = 1024
-_PARSED_LINES = 128  # at once: a run begins soon, however long a line takes
-_HEAD_BYTES = 2**22
-
-
-class LineArrivals:
-    """The arrival times of the lines of a file, in 16 bytes each: they count the queue of a run.
-
-    Lines are added, and taken, in the order of their arrival; each counts its outputs.  The arrival
-    of a later turn of a session is not known, as it arrives when the turn before it has ended.
-    """
-
-    def __init__(self) -> None:
-        self._times, self._totals = array("d"), array("q")
-        self._num_taken = self._num_turns = 0
-        self._sessions = set[str]()  # with a turn that was taken
-
-    def add(self, time: float, count: int, *, is_turn: bool = False) -> None:
-        """Add a line; is_turn: it is not the first one of its session."""
-        if is_turn:
-            self._num_turns += count
-        elif self._times and self._times[-1] == time:
-            self._totals[-1] += count
-        else:
-            self._totals.append(count + self._totals[-1] if self._totals else count)
-            self._times.append(time)
-
-    def take(self, line: Line) -> None:
-        if not isinstance(line, ParsedLine):
-            return
-        session, count = line.request.session, num_queued_as(line.request)
-        if session in self._sessions:
-            self._num_turns -= count
-            return
-        self._num_taken += count
-        if session is not None:
-            self._sessions.add(session)
-
-    def left(self, now: float) -> Unread:
-        place = bisect_right(self._times, now)
-        queued = max((self._totals[place - 1] if place else 0) - self._num_taken, 0)
-        total = self._totals[-1] if self._totals else 0
-        return Unread(queued, total - self._num_taken - queued + self._num_turns)
-
 
 class Source:
     """The requests of a run.
@@ -708,23 +769,6 @@ class Source:
         """Wait until next() may have a line, or the input has ended."""
 
 
-class SessionArrivals:
-    """The earliest arrival of requests: a turn of a session not before the turns before it."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[str, float] = {}
-
-    def is_turn(self, request: Request) -> bool:
-        return request.session in self._sessions
-
-    def time_of(self, request: Request) -> float:
-        if request.session is None:
-            return request.arrival_time
-        time = max(request.arrival_time, self._sessions.get(request.session, 0.0))
-        self._sessions[request.session] = time
-        return time
-
-
 class FileSource(Source):
     """A file, which is surveyed first, to be read in the order of arrival.
 
@@ -737,47 +781,32 @@ class FileSource(Source):
         InvalidInput: the file has bad lines, and they are not to be skipped.
     """
 
-    total: int
-
     def __init__(
         self, requests: OpenInput, parser: RequestParser, report: ProblemReport, *, keep_going: bool
     ) -> None:
-        self.total = 0
-        self._head = deque[Line]()
-        self._checksums = array("I")  # of the lines behind the head; 0 for a bad one
-        rest, is_in_order, last_arrival = (0, 0), True, 0.0
-        known, times = LineArrivals(), SessionArrivals()
-        reader = RequestReader(requests.lines(), parser)
-        place = reader.lines.place
-        for block in reader.blocks():
-            self.total += len(block)
-            for _, _, line in block:
-                if isinstance(line, BadLine):
-                    report.add(line)
-                    continue
-                is_turn, arrival = times.is_turn(line.request), times.time_of(line.request)
-                is_in_order &= arrival >= last_arrival
-                if is_in_order:
-                    known.add(arrival, num_queued_as(line.request), is_turn=is_turn)
-                last_arrival = arrival
-            if place[0] < _HEAD_BYTES:
-                self._head.extend(line.parsed for line in block)
-            else:
-                rest = rest if self._checksums else place
-                self._checksums.extend(checksum_of(line.text, line.parsed) for line in block)
-            place = reader.lines.place
+        self._head, num_bytes = deque[Line](), 0
+        reader = RequestReader(requests.lines(), parser, "file")
+        survey = self._survey = reader.survey
+        for _, text, line in reader:
+            if isinstance(line, BadLine):
+                report.add(line)
+            if num_bytes < _HEAD_BYTES:
+                self._head.append(line)
+                num_bytes += len(text)
         if report.num_lines and not keep_going:
             what_now = "nothing decoded. --keep-going to skip them."
-            raise InvalidInput(report, self.total, what_now)
-        self.arrivals = known
-        self._parser, self._duplicates = LineParser(parser), reader.duplicates
-        self._fits_in_memory = is_in_order and not self._checksums
-        if is_in_order:
-            lines = requests.lines()
-            if self._checksums:
-                lines.skip_to(*rest)
-            self._order, self._rest = iter(range(self.total)), iter(lines)
+            raise InvalidInput(report, survey.num_read, what_now)
+        survey.end()
+        self.total, self.arrivals = survey.num_read, survey.arrivals
+        self._parser = LineParser(parser)
+        if survey.is_in_order:
+            self._order: Iterator[int] = iter(range(self.total))
+            self._fits_in_memory = len(self._head) == self.total
+            again = survey.read_again(requests.lines())
+            self._rest: Iterator[Reread] = islice(again, len(self._head), None)
         else:
+            self._head.clear()
+            self._fits_in_memory = False
             self._look_up(requests.seekable_lines())
 
     def _look_up(self, lines: LineReader) -> None:
@@ -787,13 +816,17 @@ class FileSource(Source):
         """
         import numpy as np  # noqa: PLC0415 - only for a file that is out of order
 
-        self._head.clear()
-        self._checksums = array("I")
+        survey = self._survey
+        checksums, duplicates = survey.checksums, survey.duplicates
         starts, numbers, counts, arrivals = array("q"), array("q"), array("q"), array("d")
         times, arrival = SessionArrivals(), 0.0
         for number, line in lines:
-            first_number = self._duplicates.get(len(arrivals), 0)
-            parsed = self._parser.parse_again(line, number, 0, first_number)
+            index = len(arrivals)
+            if index == self.total:
+                break  # the file has grown
+            parsed = self._parser.parse_again(
+                line, number, checksums[index], duplicates.get(index, 0)
+            )
             count = 0
             if isinstance(parsed, ParsedLine):
                 sign = -1 if times.is_turn(parsed.request) else 1
@@ -803,14 +836,16 @@ class FileSource(Source):
             counts.append(count)  # negative for turns
             starts.append(lines.start)
             numbers.append(number)
-            self._checksums.append(checksum_of(line, parsed))
         found = np.argsort(np.frombuffer(arrivals), kind="stable")
         order = array("q", found.astype(np.int64).tobytes())
         self.arrivals, self.total = LineArrivals(), len(order)
         for index in order:
             self.arrivals.add(arrivals[index], abs(counts[index]), is_turn=counts[index] < 0)
         self._order = iter(order)
-        self._rest = ((numbers[index], lines.read_at(starts[index])) for index in order)
+        self._rest = (
+            (i, numbers[i], lines.read_at(starts[i]), checksums[i], duplicates.get(i, 0))
+            for i in order
+        )
 
     @property
     def is_in_memory(self) -> bool:
@@ -833,11 +868,8 @@ class FileSource(Source):
         self.input_index = index
         if self._head:
             return self._head.popleft()
-        number, line = next(self._rest, (0, b""))
-        if not line:
-            raise InputError("the input has become shorter while it was read")
-        checksum = self._checksums[index - self.total]  # it is one of the last lines
-        return self._parser.parse_again(line, number, checksum, self._duplicates.get(index, 0))
+        _, number, line, checksum, first_number = next(self._rest)
+        return self._parser.parse_again(line, number, checksum, first_number)
 
 
 Item = TypeVar("Item")
@@ -899,7 +931,6 @@ class PipeSource(Source):
         self._blocks, self._waiting = reader.blocks(), waiting
         self._ahead = None if follow is None else ReadAhead(self._blocks, follow)
         self._lines = deque[ReadLine]()
-        self._arrivals, self._last_arrival = SessionArrivals(), 0.0
         if follow is not None:
             self.reason = "follow"
 
@@ -916,13 +947,7 @@ class PipeSource(Source):
                 return None
             self._lines.extend(block)
         self.input_index += 1
-        number, text, parsed = self._lines.popleft()
-        if self._ahead is None and isinstance(parsed, ParsedLine):
-            arrival, last = self._arrivals.time_of(parsed.request), self._last_arrival
-            if arrival < last:
-                return arrival_goes_back(parsed, text, number, last)
-            self._last_arrival = arrival
-        return parsed
+        return self._lines.popleft().parsed
 
     def wait(self) -> None:
         if self._ahead is not None:
@@ -952,6 +977,6 @@ def open_source(
     if follow:
         return PipeSource(RequestReader(requests.lines(), parser), waiting, wake)
     if not requests.is_file:
-        return PipeSource(RequestReader(requests.lines(waiting), parser))
+        return PipeSource(RequestReader(requests.lines(waiting), parser, "pipe"))
     with waiting():
         return FileSource(requests, parser, report, keep_going=keep_going)

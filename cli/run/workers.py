@@ -14,7 +14,6 @@ Events carry the number of their worker; trace, views and numbers treat all as o
 
 import resource
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -44,15 +43,11 @@ from ..screen.view import GaugeReading, Gauges
 from .input import (
     BLOCK_LINES,
     Block,
-    IdRegistry,
     InputError,
-    LineArrivals,
     OpenInput,
     ReadAhead,
+    Survey,
     Waiting,
-    arrival_goes_back,
-    check_kind,
-    id_given_before,
 )
 from .loop import RunOutcome
 from .problems import InvalidInput, ProblemReport, say
@@ -256,7 +251,7 @@ class InputLines:
     num_read, num_bad: of the lines that are checked.
     total, num_to_answer: all lines of a file, and those without an earlier result, once known.
     has_refused: a bad line has ended the reading.  broken: why a pipe cannot be read to its end.
-    arrivals: of all checked lines.
+    survey: of all checked lines.
     wake: called by the thread when more has come.
     keep_going: whether bad lines are answered and do not end the reading.
     """
@@ -270,12 +265,12 @@ class InputLines:
         *,
         keep_going: bool,
     ) -> None:
-        self.num_read = self.num_bad = 0
+        self.num_bad = 0
         self.total: int | None = None
         self.num_to_answer: int | None = None
         self.has_refused = False
         self.broken: InputError | None = None
-        self.arrivals = LineArrivals()
+        self.survey = Survey(requests.name, "file" if requests.is_file else "pipe")
         self._requests, self._report, self._keep_going = requests, report, keep_going
         self._earlier, self._reader = earlier, requests.lines()
         self._ahead: ReadAhead[Block] | None = None
@@ -285,13 +280,16 @@ class InputLines:
         self._has_read_all = self._is_closed = False
         self._num_lines = 0
         self._batches: deque[LineBatch] = deque()  # without those before them checked
-        self._ids, self._last_arrival = IdRegistry(), 0.0
         self._ready: deque[Line] = deque()
         # Of a file:
-        self._checksums, self._duplicates = array("I"), dict[int, int]()
         self._is_answered = bytearray()  # of each line, if there are earlier results
         self._found: dict[int, set[int]] = {}  # results of an incomplete earlier answer
+        self._again = self.survey.read_again(self._reader)
         self._num_read_again = 0
+
+    @property
+    def num_read(self) -> int:
+        return self.survey.num_read
 
     @property
     def is_checked(self) -> bool:
@@ -348,52 +346,42 @@ class InputLines:
 
     def _add(self, line: Line, checked: CheckedLine) -> None:
         """Compare a line with those before it."""
-        number, text, arrival = line.number, line.text, checked.arrival
-        self.num_read += 1
-        bad = None if checked.bad is None else BadLine(*checked.bad)
-        if bad is None:
-            if checked.session is not None:
-                raise BatchdecodeError(
-                    f"line {number} is a turn of session {checked.session!r}: the turns of a "
-                    "session need one engine, so run these requests without --workers"
-                )
-            request = Request(id=checked.id, prompt="", arrival_time=arrival)
-            line.first_number = self._ids.add(checked.id, number) or 0
-            if line.first_number:
-                bad = id_given_before(ParsedLine(request), text, number, line.first_number)
-            elif arrival < (last := self._last_arrival):
-                if self._ahead is None:
-                    raise BatchdecodeError(
-                        f"line {number}: arrival_time goes back from {last:g} to {arrival:g}: "
-                        "sort the requests by arrival_time, or run them without --workers"
-                    )
-                line.last_arrival = last
-                bad = arrival_goes_back(ParsedLine(request), text, number, last)
-        if bad is None:
-            self._last_arrival = arrival
-            self.arrivals.add(arrival, 1)
-        else:
-            if not line.index:
-                check_kind(text, self._requests.name)
+        number, survey = line.number, self.survey
+        if checked.session is not None:
+            raise BatchdecodeError(
+                f"line {number} is a turn of session {checked.session!r}: the turns of a "
+                "session need one engine, so run these requests without --workers"
+            )
+        request = Request(id=checked.id, prompt="", arrival_time=checked.arrival)
+        parsed = ParsedLine(request) if checked.bad is None else BadLine(*checked.bad)
+        last = survey.last_arrival
+        found = survey.add(number, line.text, parsed)
+        if not survey.is_in_order:
+            raise BatchdecodeError(
+                f"line {number}: arrival_time goes back from {last:g} to {checked.arrival:g}: "
+                "sort the requests by arrival_time, or run them without --workers"
+            )
+        bad = found if isinstance(found, BadLine) else None
+        if bad is not None:
             self.num_bad += 1
             self._report.add(bad)
             line.checksum = 0
+            line.first_number = survey.duplicates.get(line.index, 0)
+            if checked.bad is None and not line.first_number:
+                line.last_arrival = last
         if self._ahead is not None:
             if bad is None or self._keep_going:
                 self._ready.append(line)
             else:
                 self.has_refused = self._is_closed = self._has_read_all = True
             return
-        self._checksums.append(line.checksum)
-        if line.first_number:
-            self._duplicates[line.index] = line.first_number
         if self._earlier is not None and bad is not None:
             self._is_answered.append(self._earlier.has_rejected(number))
         elif self._earlier is not None:
-            found = set(self._earlier.find(checked.id, checked.num_outputs))
-            is_answered = len(found) >= checked.num_results
-            if found and not is_answered:
-                self._found[line.index] = found
+            results = set(self._earlier.find(checked.id, checked.num_outputs))
+            is_answered = len(results) >= checked.num_results
+            if results and not is_answered:
+                self._found[line.index] = results
             self._is_answered.append(is_answered)
 
     def begin(self) -> None:
@@ -405,9 +393,10 @@ class InputLines:
         if self.num_bad and not self._keep_going:
             what_now = "nothing decoded. --keep-going to skip them."
             raise InvalidInput(self._report, self.num_read, what_now)
+        self.survey.end()
         self.total = self.num_read
         self.num_to_answer = self.total - sum(self._is_answered)
-        self._reader = self._requests.lines()
+        self._again = self.survey.read_again(self._requests.lines())
 
     def next_lines(self, most: int) -> list[Line]:
         """Return up to `most` lines to be answered.
@@ -422,17 +411,10 @@ class InputLines:
             and not self._is_closed
             and self._num_read_again != self.total
         ):
-            first = self._num_read_again
-            numbers, texts = self._reader.read_block(BLOCK_LINES)
-            if not texts:
-                raise InputError("the input has become shorter while it was read")
-            checksums = self._checksums[first : first + len(texts)]  # without lines added since
-            self._num_read_again += len(checksums)
-            lines = zip(numbers, texts, checksums, strict=False)
-            for index, (number, text, checksum) in enumerate(lines, first):
-                if not (self._is_answered and self._is_answered[index]):
-                    first_number = self._duplicates.get(index, 0)
-                    ready.append(Line(index, number, text, checksum, first_number))
+            line = Line(*next(self._again))
+            self._num_read_again += 1
+            if not (self._is_answered and self._is_answered[line.index]):
+                ready.append(line)
         return [ready.popleft() for _ in range(min(most, len(ready)))]
 
     def close(self) -> None:
@@ -791,7 +773,7 @@ class Workers(Gauges):
         members, num_answered = self._members, self._num_answered
         num_left = self.lines.num_to_answer - num_answered - sum(m.num_begun for m in members)
         now = max(member.now for member in members)
-        coming = min(num_left, self.lines.arrivals.left(now).coming)
+        coming = min(num_left, self.lines.survey.arrivals.left(now).coming)
         return Unread(num_left - coming, coming)
 
     def read_gauges(self) -> GaugeReading:
