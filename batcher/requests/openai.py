@@ -7,10 +7,12 @@ validation.py, whichever name it has.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from itertools import takewhile
 from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -208,6 +210,7 @@ class Spellings(Struct):
     ] = None
 
 
+_MESSAGES = Annotated[list[PromptMessage], Meta(min_length=1)]
 _NOT_USED = PromptMessage.__struct_fields__[3:]
 SPECIAL = "special_tokens_in_text"
 
@@ -439,8 +442,11 @@ def _flat(message: Mapping[str, Any]) -> Message:
 
 
 def _check_messages(messages: Any, path: Path, fields: Fields) -> list[FieldProblem]:
-    kind = Annotated[list[PromptMessage], Meta(min_length=1)]
-    problems = [*check_value(kind, messages, path, fields.capabilities)]
+    with suppress(msgspec.ValidationError):
+        valid = msgspec.convert(messages, _MESSAGES)
+        if not any(getattr(message, name) for message in valid for name in _NOT_USED):
+            return []
+    problems = [*check_value(_MESSAGES, messages, path, fields.capabilities)]
     # A part of another type is one problem, whatever it holds.
     others = {problem.path[:-1] for problem in problems if problem.path[-1] == "type"}
     problems = [

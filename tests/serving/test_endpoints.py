@@ -246,7 +246,7 @@ BAD = [  # body, field and code of the error, words of its message
     (b'{"prompt": "a"', None, "invalid-json", "not JSON: it ends before the JSON object does"),
     (b"[1]", None, "invalid-json", "not a list"),
     (b'{"prompt": "\xff"}', None, "invalid-json", "not UTF-8"),
-    (b"[" * 200_000, None, "too-many-parts", "strings, lists and objects"),
+    (b"[" * 200_000, None, "too-many-parts", "lists and objects"),
 ]  # fmt: skip
 
 
