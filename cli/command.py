@@ -1,12 +1,12 @@
-"""How a command is declared: a function, and its options beside it.
+"""Commands: a function with its options.
 
     def check(*, batch: Annotated[int, option("Decoding", "Slots.", "N", "-b", min=1)] = 8) -> None:
         ...
 
     COMMANDS = {"check": command(check)}
 
-typer reads the line, the environment (BATCHDECODE_BATCH) and the defaults of --config, writes the
-help and completes.  A command with many options has a dataclass of them.
+typer parses the line, the environment (BATCHDECODE_BATCH) and the defaults of --config, and makes
+help and completion.  A command with many options has them in a dataclass.
 """
 
 import gc
@@ -29,13 +29,13 @@ from .commands import COMMANDS
 from .config import model_settings
 from .screen.terminal import cut_middle, listed
 
-PREFIX = "BATCHDECODE_"  # with the name of an option: a variable that sets it
+PREFIX = "BATCHDECODE_"  # of the variables that set options
 INPUT, DECODING, SCHEDULING, TIME = "Input", "Decoding", "Scheduling", "Time"
 SPECULATION, OUTPUT, ERRORS, DISPLAY = "Speculation", "Output", "Errors", "Display"
 _FIRST_PANELS = (INPUT, DECODING, SCHEDULING, TIME, SPECULATION)
-ANY_COUNT = 2**31 - 1  # a largest number that help does not show
+ANY_COUNT = 2**31 - 1  # a maximum that help does not show
 _CHECKED = (types.IntParamType, types.FloatParamType, types.BoolParamType)
-_PRESET = {"DEFAULT_MAP", "ENVIRONMENT"}  # as typer calls where the value of an option is from
+_PRESET = {"DEFAULT_MAP", "ENVIRONMENT"}  # typer's names of the sources
 _MAX_SHOWN = 60  # characters of a wrong value
 _HELP_ALL = "help_all"
 
@@ -44,15 +44,15 @@ Completer = str | Callable[[str], Iterable[str | tuple[str, str]]]
 
 
 class Option(OptionInfo):
-    """An option as it is declared; is_common: `--help` shows it, not only `--help-all`."""
+    """A declared option.  is_common: `--help` shows it, not only `--help-all`."""
 
     is_common: bool = False
 
 
 class OptionGroup(NamedTuple):
-    """Options that make one field of a record together.
+    """Options that become one field of a record.
 
-    kinds: the annotation of each, by name.  read: makes the field of those that were given.
+    kinds: their annotations by name.  read: makes the field from the given values.
     """
 
     kinds: Mapping[str, Any]
@@ -68,11 +68,11 @@ def option(
     complete: Completer | None = None,
     **more: Any,
 ) -> Option:
-    """Return how an option is declared, a flag if it has no metavar.
+    """Declare an option, or a flag if it has no metavar.
 
-    panel: the title above it in help.  text: may end with `  [default: ...]`.  flags: a letter in
-    addition to its name, or another name.  complete: the values that a shell offers: a name in
-    cli/completion.py, or a function of the first letters.  more: as typer.Option takes it.
+    panel: its title in help.  text: may end with `  [default: ...]`.  flags: a letter in addition
+    to its name, or another name.  complete: a name in cli/completion.py, or a function of the first
+    letters.  more: arguments of typer.Option.
     """
     more.setdefault("show_default", "[default: " not in text)
     made = Option(
@@ -111,10 +111,10 @@ def _completer(values: Completer | None) -> Callable[..., Any] | None:
 
 
 class Value(types.ParamType):
-    """A type of typer's that refuses other values in our words, and NaN.
+    """A type of typer with our error messages, which refuses NaN.
 
-    allowed: what it holds, in words; types: of values in a file that are such.
-    range: its numbers as help shows them.
+    allowed: the values in words.  types: of such values in a file.  range: numbers as help shows
+    them.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -133,10 +133,10 @@ class Value(types.ParamType):
             self.allowed = f"{number} {range_in_words(smallest, largest)}".rstrip()
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return `value` as the type holds it, or raise a typer.BadParameter."""
+        """Convert `value`, or raise typer.BadParameter."""
         try:
             if isinstance(value, str) and self._is_number:
-                read_number(value, float)  # neither 1_0 nor digits of other scripts
+                read_number(value, float)  # refuses 1_0 and digits of other scripts
             converted = self._kind.convert(value, param, ctx)
             if not (isinstance(converted, float) and math.isnan(converted)):
                 return converted
@@ -160,11 +160,10 @@ class Value(types.ParamType):
 
 
 class Command(TyperCommand):
-    """A command: `--help` shows its common options, `--help-all` every one below its panel.
+    """A command whose `--help` shows common options, and `--help-all` all of them in panels.
 
-    common: the names of those options; `--help` of a command without any shows all.
-    examples: command lines that help shows.  notes: paragraphs below all options.
-    respell: returns an argument as typer reads it, in parts.
+    common: names of options; if empty, `--help` shows all.  examples: command lines in help.
+    notes: paragraphs below all options.  respell: splits an argument for typer.
     """
 
     common: frozenset[str] = frozenset()
@@ -173,7 +172,7 @@ class Command(TyperCommand):
     respell: Callable[[str], list[str]] | None = None
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Return the option --help, which no variable sets."""
+        """Return the option --help, which no variable can set."""
         found = super().get_help_option(ctx)
         if found is not None:
             found.allow_from_autoenv = False
@@ -181,7 +180,7 @@ class Command(TyperCommand):
         return found
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse `args`, respelled; an error has the context of the command."""
+        """Parse `args`; errors get the context of the command."""
         if self.respell is not None:
             args = [part for argument in args for part in self.respell(argument)]
         try:
@@ -206,7 +205,7 @@ class Command(TyperCommand):
             elif is_whole:
                 title = param.rich_help_panel or title
             sections.setdefault(title, []).append(_row(param, ctx))
-        sections["Options"] = sections.pop("Options")  # with --help, at the end
+        sections["Options"] = sections.pop("Options")  # --help comes last
         below = f"{ctx.info_name} "
         names = [
             (n.removeprefix(below), text) for n, text in COMMANDS.items() if n.startswith(below)
@@ -228,7 +227,7 @@ class Command(TyperCommand):
         formatter.write_text(f"More: batchdecode help {ctx.info_name}")
 
     def get_help(self, ctx: Any) -> str:
-        """Return the page; names of options are not broken at their hyphens."""
+        """Return the page without line breaks in names of options."""
         return super().get_help(ctx).replace("\N{NON-BREAKING HYPHEN}", "-")
 
     def _is_whole(self, ctx: Any) -> bool:
@@ -236,9 +235,9 @@ class Command(TyperCommand):
 
 
 def _row(param: Any, ctx: Any) -> tuple[str, str]:
-    """Return an argument or option as help names it, and its text with default and range."""
-    text, _, told = param.help.partition("  [")
-    facts = [told.removesuffix("]")] if told else []
+    """Return the name of a parameter in help, and its text with default and range."""
+    text, _, written = param.help.partition("  [")
+    facts = [written.removesuffix("]")] if written else []
     names = ", ".join(sorted(param.opts, key=len))
     if param.param_type_name == "argument":
         return param.metavar, text
@@ -269,12 +268,12 @@ def command(
 ) -> Command:
     """Return the command that calls `function`, which returns the exit status.
 
-    record: a dataclass of its options, if it takes them as one; else they are its parameters.
+    record: a dataclass of the options, for a function that takes one; else they are its parameters.
     takes_dashes: an unknown option is an argument.
 
-    A field model_settings, llm_settings, transformer_settings, hf_settings or server_settings gets
-    the section of --config for that model.  A field preset gets the names of the options that the
-    environment or --config sets, and the line does not.
+    The fields model_settings, llm_settings, transformer_settings, hf_settings and server_settings
+    get sections of --config.  The field preset gets the names of the options that the environment
+    or --config sets, unless the line sets them as well.
     """
     names = signature(record or function).parameters
     declared = {name: _declared(parameter.annotation) for name, parameter in names.items()}
@@ -284,7 +283,7 @@ def command(
 
     def carry_out(context: typer.Context, **given: Any) -> None:
         if "input" in arguments and os.isatty(0) and all(given[a] is None for a in arguments):
-            typer.echo(context.get_help(), err=True)  # someone at a terminal, and nothing to do
+            typer.echo(context.get_help(), err=True)  # no input was given
             raise typer.Exit(2)
         if "preset" in names:
             sources = {name: context.get_parameter_source(name) for name in given}
@@ -296,7 +295,7 @@ def command(
         if "model_settings" in names and given["config"] is not None:
             sections = model_settings(given["config"])
             given |= {name: value for name, value in sections.items() if name in names}
-        gc.freeze()  # what is imported by now is never collected
+        gc.freeze()  # imported objects are never collected
         gc.enable()
         raise typer.Exit((function(**given) if record is None else function(record(**given))) or 0)
 
@@ -346,7 +345,7 @@ def _declared(annotation: Any) -> Any:
 
 
 def _parameters(declared: Iterable[Parameter]) -> Iterator[Parameter]:
-    """Yield the parameters that typer makes arguments and options of, those of groups in turn."""
+    """Yield the parameters for typer, with those of groups."""
     for each in declared:
         info = _declared(each.annotation)
         if isinstance(info, OptionGroup):

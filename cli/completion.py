@@ -1,6 +1,6 @@
-"""The values that a shell completes: policies, profiles, models, ids and the like.
+"""Values for shell completion: policies, profiles, models, ids and more.
 
-Rule: nothing here takes long: numpy is not imported, and only a part of a large file is read.
+Completion has to be quick: it does not import numpy, and reads only a part of a large file.
 """
 
 import gzip
@@ -24,9 +24,9 @@ _MAX_IDS = 200
 def candidates(
     wanted: str | Callable[[str], Iterable[str | tuple[str, str]]], incomplete: str
 ) -> list[tuple[str, str]]:
-    """Return the values that may complete `incomplete`, each with what it means, maybe empty.
+    """Return the values that complete `incomplete`, with their descriptions or "".
 
-    wanted: which, as `option` declares it.  After a comma another value may follow.
+    wanted: as `option` declares it.  A comma separates values.
     """
     first, comma, last = incomplete.rpartition(",")
     found = _values(wanted, last) if isinstance(wanted, str) else wanted(last)
@@ -55,12 +55,12 @@ def _values(name: str, start: str) -> Iterable[str | tuple[str, str]]:
         metrics = [(f"{metric}=", text) for metric, text in METRICS.items()]
         classes = ("priority=", "a class of requests: priority=1:ttft=0.3")
         return [*metrics, classes] if name == "slos" else metrics
-    if name == "trace_input":  # a file, or a command of two words
+    if name == "trace_input":  # a file, or the second word of a command
         return ("why", "diff") if start else ()
     return _request_ids(start)
 
 
-# Modules that are imported only when their names are asked for.
+# Modules to import on demand.
 _TABLES = {
     "policy": ("batcher.scheduling.queue", "POLICIES"),
     "router": ("batcher.planning.routers", "ROUTERS"),
@@ -90,7 +90,7 @@ def _profiles(start: str) -> Iterator[str | tuple[str, str]]:
 
 
 def _request_ids(start: str) -> Iterator[str]:
-    """Yield ids of the requests in the last file of the line, a trace or requests."""
+    """Yield the ids in the last file of the line, a trace or requests."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
     try:
         words = shlex.split(line)

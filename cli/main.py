@@ -1,6 +1,6 @@
-"""Where the command line begins, and where errors become messages and exit codes.
+"""The entry point, where errors become messages and exit codes.
 
-Rule: what imports for long is imported below `main`, when Ctrl-C already ends the command quietly.
+Slow imports are below `main`, where Ctrl-C already ends the command quietly.
 """
 
 import errno
@@ -17,13 +17,13 @@ from .errors import WriteError
 
 FAILURE, USER_ERROR = 1, 2
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-PREFIX = "BATCHDECODE_"  # as cli.command has it, which takes long to import
+PREFIX = "BATCHDECODE_"  # as in cli.command, which is slow to import
 
 
 def main() -> None:
     """Run the command line; leave the process with its exit status."""
-    gc.disable()  # until a command is carried out: what is imported is no garbage
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the command quietly from here on
+    gc.disable()  # until the command runs: imports make no garbage
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the command quietly
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a command quietly
     _occupy_standard_descriptors()
     try:
@@ -36,7 +36,7 @@ def main() -> None:
         raise
     except (
         *(BatchdecodeError, WriteError, OSError),
-        *(MemoryError, ImportError, RuntimeError),  # too little memory has many faces
+        *(MemoryError, ImportError, RuntimeError),  # out of memory
     ) as error:
         found = _described(error)
         if found is None:
@@ -51,7 +51,6 @@ def main() -> None:
 
 
 def _carry_out(arguments: list[str]) -> None:
-    """Carry out a command line, and leave with its exit status."""
     from typer._click.exceptions import NoArgsIsHelpError, UsageError  # noqa: PLC0415 - as above
 
     from .commands import app  # noqa: PLC0415 - as above
@@ -73,15 +72,15 @@ def _carry_out(arguments: list[str]) -> None:
 
 
 def _described(error: Exception) -> tuple[str, int] | None:
-    """Return the message of an error and the exit status, None for a fault of ours."""
+    """Return the message and the exit status of an error, None for a bug of ours."""
     cause = error.__cause__ or error
-    if getattr(cause, "errno", None) == errno.EMFILE:  # whichever file it was, of ours or Python's
+    if getattr(cause, "errno", None) == errno.EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"too many files are open at once: `ulimit -n` allows {most}", FAILURE
     if isinstance(error, BatchdecodeError):
         from batcher.foreign import RaisedError  # noqa: PLC0415 - only after an error
 
-        if isinstance(error, RaisedError):  # by code of the user
+        if isinstance(error, RaisedError):  # by the user's code
             sys.stderr.write(_printable(error.raised.traceback))
         return str(error), USER_ERROR
     if isinstance(error, WriteError):
@@ -90,7 +89,7 @@ def _described(error: Exception) -> tuple[str, int] | None:
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror or error}", FAILURE
     if isinstance(error, ImportError) and "shared object" in str(cause):
-        return f"cannot load a library: {cause}", FAILURE  # numpy's own words are long
+        return f"cannot load a library: {cause}", FAILURE  # numpy's message is long
     if isinstance(error, MemoryError) or str(error) == "can't start new thread":
         limits = "`ulimit -v` or the memory of a container may limit it"
         return f"not enough memory; {limits}", FAILURE
@@ -98,12 +97,12 @@ def _described(error: Exception) -> tuple[str, int] | None:
 
 
 def _occupy_standard_descriptors() -> None:
-    """Let nothing that is opened later take the place of a closed stdin, stdout or stderr."""
+    """Open closed standard descriptors, so that no other file gets their numbers."""
     for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, mode)  # 0 and 1 the wrong way round: using them is an error
+            os.open(os.devnull, mode)  # wrong modes: using them is an error
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as Python does it
     if sys.stdout is None:
@@ -117,7 +116,7 @@ def _occupy_standard_descriptors() -> None:
 
 
 class _ForPeople(io.FileIO):
-    """A stderr that is full, or closed by its reader, stops nothing; one that blocks, no end."""
+    """A stderr whose errors are ignored, and which does not block the end of a command."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # any buffer
         from .signals import Interrupted, write_some  # noqa: PLC0415 - if there is anything

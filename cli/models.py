@@ -1,4 +1,4 @@
-"""From the options of a command to its model, with a bar on the terminal while one is loaded."""
+"""Loading the model that a command's options name, with a progress bar."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,20 +25,18 @@ if TYPE_CHECKING:
 
 
 def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
-    """Return the model that the options name.
-
-    is_shown: whether a bar may be drawn.
-    """
+    """Return the model that the options name.  is_shown: draw a bar on a terminal."""
     name, given = options.model, options.checkpoint
     if is_server(name):
-        raise BatchdecodeError(f"{name} is a server's: only `batchdecode run` asks one")
+        raise BatchdecodeError(f"{name} is a server; only `batchdecode run` can use one")
     known = HF_SETTINGS if is_hf(name) else TRANSFORMER_SETTINGS if is_checkpoint(name) else {}
     for setting in given:
         if setting not in known:
-            whose = "checkpoints (.gguf files, folders)"
+            models = "checkpoints (.gguf files, folders)"
             if setting not in TRANSFORMER_SETTINGS:
-                whose = "models of transformers (hf:...)"
-            raise BatchdecodeError(f"--{setting.replace('_', '-')} is for {whose}; {name} is none")
+                models = "models of transformers (hf:...)"
+            option = f"--{setting.replace('_', '-')}"
+            raise BatchdecodeError(f"{option} is only for {models}, not for {name}")
     with _loading_bar(name, is_shown=is_shown) as watch:
         return load_model(
             name,
@@ -54,16 +52,16 @@ def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
 def open_server(
     options: "RunOptions", waiting: Callable[[], AbstractContextManager[None]]
 ) -> "tuple[RemoteModel, RemoteEngine]":
-    """Return the model of the server that the options name, and the engine that asks it.
+    """Return the model of the server that the options name, and its engine.
 
-    waiting: entered while nothing comes.
+    waiting: a context for waits.
     """
     scheduling, name = options.scheduling, options.model
     unfit = {**options.checkpoint, **scheduling.given, "call_timeout": options.call_timeout}
     for option, value in unfit.items():
         if value is not None and option not in REMOTE_SCHEDULING:
             raise BatchdecodeError(
-                f"--{option.replace('_', '-')} means nothing to a server: {name} decides that"
+                f"--{option.replace('_', '-')} has no effect on a server; set it on {name} itself"
             )
     try:
         from batcher.remote.client import remote_model_of  # noqa: PLC0415 - optional
@@ -84,7 +82,7 @@ def open_server(
 
 
 def model_again(model: Model, options: ModelOptions) -> Model:
-    """Return a new model with the weights of `model`, which `load` has returned."""
+    """Return a new model with the weights of `model`, as returned by `load`."""
     if not (is_checkpoint(options.model) or is_hf(options.model)):
         return load(options)
     inner: Any = getattr(model, "inner", model)
@@ -96,12 +94,12 @@ def is_real(name: str) -> bool:
 
 
 def capabilities_of(engine: "Engine | RemoteEngine", options: ModelOptions) -> ModelCapabilities:
-    """Return what requests are checked against, and how their prompts are read.
+    """Return the capabilities to check requests against, and to encode prompts.
 
     Raises:
-        BatchdecodeError: they are to be chats, and the model has no template for them.
+        BatchdecodeError: --chat was given, and the model has no chat template.
     """
-    defaults = getattr(options, "defaults", {})  # which verify and draft do not have
+    defaults = getattr(options, "defaults", {})  # verify and draft have none
     found = replace(engine.capabilities, defaults=defaults)
     if defaults.get("special_tokens_in_text") and found.encode_with_special is None:
         raise BatchdecodeError(

@@ -1,4 +1,4 @@
-"""The options that several commands share: models, requests, scheduling, output."""
+"""Options shared by several commands: models, requests, scheduling, output."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from batcher.timing.step_time import StepTime
 
 STDOUT, WALL = "-", "wall"
-MAX_BATCH = 2**20  # as batcher.engine has it, which would load numpy
+MAX_BATCH = 2**20  # as in batcher.engine, which imports numpy
 MAX_DELAY = 24 * 60 * 60
-MIN_INTERVAL = 1e-6  # seconds: times are known to a microsecond
+MIN_INTERVAL = 1e-6  # seconds
 MODEL = (
     "simulated, a checkpoint (FILE.gguf, a folder, or smollm2), hf:NAME or hf:FOLDER "
     "(transformers), package.module:name (a callable, Model or LLM), or openai:URL[#NAME] (a "
@@ -60,7 +60,7 @@ SLO = "ttft=0.5,tpot=50ms,e2e=10,queue=1"
 
 
 def refuse_stdout(path: str | None) -> str | None:
-    """Return `path`, or raise if it is stdout; a callback of what goes beside the results."""
+    """Return `path`, or raise if it is stdout, which is for the results."""
     if path == STDOUT:
         raise typer.BadParameter("must be a file: stdout is for the results")
     return path
@@ -95,10 +95,10 @@ def _sentence(words: str, default: str = "", more: str = "") -> str:
 
 
 def config_option(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Option:
-    """Return the option --config: a file of defaults.
+    """Return the option --config.
 
-    names: the options that it may set, since the same file may speak of the --output of another
-    command; None for all.
+    names: the options that the file may set here, since one file may serve several commands; None
+    for all.
     """
 
     def use(context: Any, path: str | None) -> str | None:
@@ -178,12 +178,12 @@ def slos_option(panel: str) -> Option:
 
 
 def _optional(kind: Any, panel: str, text: str, metavar: str | None = None, **more: Any) -> Any:
-    """Return the annotation of an option that is None if it is not given."""
+    """Return the annotation of an option with the default None."""
     return Annotated[kind | None, option(panel, text, metavar, **more)]
 
 
 def checkpoint_group(panel: str = DECODING) -> OptionGroup:
-    """Return the options of models that are loaded from files: those given, by name."""
+    """Return the options of checkpoints, which make a dict of the given ones."""
     kinds: dict[str, Any] = {}
     for name, setting in LOADING_SETTINGS.items():
         (kind,) = setting.parts
@@ -196,7 +196,7 @@ def checkpoint_group(panel: str = DECODING) -> OptionGroup:
 
 
 def defaults_group(panel: str = DECODING) -> OptionGroup:
-    """Return the options that are defaults of requests: those given, by name."""
+    """Return the options with defaults of requests, which make a dict of the given ones."""
     kinds: dict[str, Any] = {}
     for name, text in (
         ("max_tokens", "Limit on generated tokens"),
@@ -213,12 +213,12 @@ def defaults_group(panel: str = DECODING) -> OptionGroup:
     return OptionGroup(kinds, dict)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each would take time to make
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # they would slow the start
 class ModelOptions:
-    """The options of every command that loads a model.
+    """The options of commands that load a model.
 
-    checkpoint: settings of a checkpoint, or of a model of transformers.
-    The other settings are sections of the file of --config.
+    checkpoint: settings of a checkpoint, or of a model of transformers.  The other settings are
+    sections of --config.
     """
 
     model: Annotated[str, option(DECODING, MODEL, "NAME", common=True, complete="model")] = (
@@ -234,7 +234,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # as above
 class DecodingOptions(ModelOptions):
-    """The options of every command that decodes with a model in slots, with defaults of rows."""
+    """The options of commands that decode in slots, with defaults of requests."""
 
     batch: Batch = 8
     defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
@@ -248,10 +248,10 @@ class DecodingOptions(ModelOptions):
 
 
 class SchedulingOptions:
-    """The options of scheduling, of time and of checking that were given.
+    """The given options of scheduling, step times and checking.
 
-    given: their values, by name.  values: the fields of SchedulingSettings among them.
-    speculation: the source of drafts, if there are to be any.
+    given: their values by name.  values: the fields of SchedulingSettings.  speculation: the source
+    of drafts, or None.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -269,7 +269,7 @@ class SchedulingOptions:
         return is_plain and self.settings() == DEFAULT_SCHEDULING
 
     def fitted(self, model: "Model") -> Self:
-        """Return these options, with --kv-blocks in place of --kv-memory if that was given.
+        """Return these options with --kv-blocks in place of --kv-memory.
 
         Raises:
             BatchdecodeError: the size of a block is unknown, the memory holds too few or too many,
@@ -321,7 +321,7 @@ class SchedulingOptions:
         return settings
 
     def step_time(self) -> "StepTime | None":
-        """Return the duration of steps; None for a second, or for the time on the wall."""
+        """Return the step times; None for a second per step, and for --profile wall."""
         if self.profile is None or self.profile == WALL:
             return None
         from batcher.timing.profiles import step_time_of  # noqa: PLC0415 - with it comes yaml
@@ -329,7 +329,7 @@ class SchedulingOptions:
         return step_time_of(self.profile)
 
     def clock(self, sleep: Callable[[float], object]) -> "Clock | None":
-        """Return the clock on the wall for --profile wall; `sleep` waits for an arrival."""
+        """Return the wall clock for --profile wall; `sleep` waits for an arrival."""
         if self.profile != WALL:
             return None
         from batcher.scheduling.clock import WallClock  # noqa: PLC0415 - heavy
@@ -342,8 +342,8 @@ def scheduling_group(
 ) -> OptionGroup:
     """Return the options of scheduling, which make a SchedulingOptions.
 
-    panel: the title they all have, if they are to have one.  without: the names of those that the
-    command does not take, or has itself.  default_time: the duration of a step without --profile.
+    panel: a title for all of them.  without: options that the command lacks, or declares itself.
+    default_time: the duration of a step without --profile.
     """
     kinds: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
@@ -384,13 +384,13 @@ def scheduling_group(
 
 
 def help_of(setting: Setting, more: str = "", default: str | None = None) -> str:
-    """Return the help of a setting; default: that value, if not the usual words."""
+    """Return the help of a setting.  default: shown instead of the setting's own."""
     shown = setting.shown_default if default is None else default
     return _sentence(setting.words, shown, more)
 
 
 def speculation_group(panel: str | None = None) -> OptionGroup:
-    """Return the options of speculation, which make SpeculationSettings, or None."""
+    """Return the options of speculation, which make SpeculationSettings or None."""
     kinds: dict[str, Any] = {}
     for name, setting in SPECULATION_SETTINGS.items():
         default = "" if setting.default in (NODEFAULT, None) else str(setting.default)
@@ -401,7 +401,7 @@ def speculation_group(panel: str | None = None) -> OptionGroup:
 
 
 def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
-    """Return the settings of speculation, None without drafts.
+    """Return the settings of speculation, or None without any.
 
     Raises:
         BatchdecodeError: a value is not allowed, or --draft is missing.

@@ -1,12 +1,12 @@
-"""Signals as a wish that the run sees after the step, and how a closed pipe ends it.
+"""Signals: a run stops after its step, and a closed pipe ends it quietly.
 
-The first Ctrl-C, SIGTERM or SIGHUP lets the run finish its step and put all in order; a second one
-ends it at once.  Calls of an LLM are a wait, which the first one breaks off.  Output that blocks,
-such as a pipe whose reader stalls, gets FLUSH_SECONDS more.
+The first Ctrl-C, SIGTERM or SIGHUP lets the run finish its step and close its files; a second one
+ends it at once.  The first one interrupts waits, such as calls of an LLM.  Blocked output, such as
+a pipe that nothing reads, gets FLUSH_SECONDS more.
 
-Python runs the handler of a signal in the main thread, between two of its instructions, so never
-while that is inside a library that does not come back; and what a handler raises in the code of a
-model, that may catch.  A thread hears of each signal all the same: see StepWatch.
+Python runs signal handlers in the main thread between two of its instructions, so never inside a
+library call that does not return.  A model may also catch what a handler raises.  A thread
+therefore receives every signal as well: see StepWatch.
 """
 
 import ctypes
@@ -23,10 +23,8 @@ from threading import Thread, Timer, main_thread
 from types import FrameType
 from typing import NoReturn, Self
 
-# Where stdout is: descriptor 1, but while user code runs that is stderr, and stdout is kept.
-#
-# So nothing comes between the results, by whatever way it is written: `print`, `os.write`, a
-# library in C, a child process.
+# While user code runs, descriptor 1 is stderr, and stdout is another descriptor: so `print`,
+# `os.write`, C libraries and child processes cannot write between the results.
 
 _descriptors = [1]  # the last one is stdout
 
@@ -37,7 +35,7 @@ def stdout_descriptor() -> int:
 
 @contextmanager
 def user_code_prints_to_stderr() -> Iterator[None]:
-    """Make 1 what stderr is; child processes do not get the descriptor that is stdout meanwhile."""
+    """Make descriptor 1 stderr; child processes do not inherit the descriptor of stdout."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -46,51 +44,51 @@ def user_code_prints_to_stderr() -> Iterator[None]:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        ctypes.CDLL(None).fflush(None)  # what libraries in C have printed and still hold
+        ctypes.CDLL(None).fflush(None)  # the buffers of C libraries
         _descriptors.pop()
         os.dup2(kept, 1)
         os.close(kept)
 
 
 def end_stdout() -> None:
-    """Let what is printed while the process ends go to stderr: all that was to be written is."""
-    with suppress(OSError, ValueError):  # Python says so when it ends
+    """Flush stdout, and send what is printed while the process ends to stderr."""
+    with suppress(OSError, ValueError):  # Python reports it at exit
         sys.stdout.flush()
         os.dup2(2, 1)
 
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STEPPING_ASIDE = (signal.SIGTSTP, signal.SIGQUIT)
-"""What these do is left to the system: Ctrl-Z stops the process, Ctrl-\\ ends it at once."""
+"""Ctrl-Z stops the process, Ctrl-\\ ends it at once, as the system defines."""
 GRACE = 1.0  # seconds
 PATIENCE = 0.5  # seconds
 LOOK_EVERY = 0.25  # seconds
 FLUSH_SECONDS = 0.4
-BLOCKED_SECONDS = 0.05  # after which blocked output looks for a signal
+BLOCKED_SECONDS = 0.05  # between looks for a signal while output is blocked
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal came while the run was waiting for something; others' code lets it pass as such."""
+    """A signal came while the run waited; not an Exception, so that libraries let it pass."""
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """Return those of STOPPING that are to be heard: under nohup SIGHUP is not."""
+    """Return STOPPING, without SIGHUP under nohup."""
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in STOPPING if not (is_nohup and number is signal.SIGHUP)]
 
 
 def step_aside_first(step_aside: Callable[[], object]) -> dict[signal.Signals, signal.Handlers]:
-    """Have `step_aside` called before STEPPING_ASIDE do what they do; return what handled them."""
+    """Call `step_aside` before the signals in STEPPING_ASIDE; return the previous handlers."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         step_aside()
         signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)  # this returns when the process goes on
+        os.kill(os.getpid(), number)  # returns when the process continues
         signal.signal(number, handle)
 
     before: dict[signal.Signals, signal.Handlers] = {}
     for number in STEPPING_ASIDE:
-        if signal.getsignal(number) is signal.SIG_DFL:  # ignored where nobody could go on
+        if signal.getsignal(number) is signal.SIG_DFL:  # else ignored: no shell could continue it
             before[number] = signal.signal(number, handle)  # type: ignore[assignment]  # never a C handler
     return before
 
@@ -99,18 +97,18 @@ _entered: "StopSignals | None" = None
 
 
 def stop_by_key() -> None:
-    """Stop the command as Ctrl-C does, for a person who pressed a key."""
+    """Stop the command like Ctrl-C, for the key `q`."""
     if _entered is not None:
         _entered.is_by_key = True
     signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
 
 
 def write_some(descriptor: int, data: bytes, start: int) -> int:
-    """Write some of `data[start:]` to a pipe or a terminal, best whole lines; return how much.
+    """Write some of `data[start:]` to a pipe or terminal, whole lines if possible; return how much.
 
     Raises:
-        Interrupted: it has taken nothing since a signal came.
-        OSError: it takes no more.
+        Interrupted: a signal came, and the descriptor has stayed blocked since.
+        OSError: it is closed.
     """
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
@@ -119,19 +117,19 @@ def write_some(descriptor: int, data: bytes, start: int) -> int:
         if is_late:
             raise Interrupted
         is_late = _entered is not None and _entered.is_flushed
-    # A pipe that can be written to has room for so much: the write does not block.
+    # A writable pipe takes PIPE_BUF bytes without blocking.
     end = data.rfind(b"\n", start, start + select.PIPE_BUF) + 1 or start + select.PIPE_BUF
     try:
         return os.write(descriptor, memoryview(data)[start:end])
-    except BlockingIOError:  # another program has made it non-blocking, and filled it
+    except BlockingIOError:  # another program has made it non-blocking
         return 0
 
 
 def open_to_write(path: str, flags: int) -> int:
-    """Return a descriptor of `path`, opened for writing; a FIFO needs a reader, and is waited for.
+    """Open `path` for writing and return its descriptor; wait for the reader of a FIFO.
 
     Raises:
-        Interrupted: a signal came while there was none.
+        Interrupted: a signal came during the wait.
         OSError: it cannot be opened.
     """
     while Path(path).is_fifo():
@@ -150,14 +148,11 @@ def open_to_write(path: str, flags: int) -> int:
 
 
 class StopSignals:
-    """Takes SIGINT, SIGTERM and SIGHUP while it is entered; `received` is the first that came.
+    """A context that handles SIGINT, SIGTERM and SIGHUP.
 
-    has_broken_off: whether that came while the run waited for something.
-    is_by_key: whether it stands for a key; see stop_by_key.
-
-    before_wait: called before the run waits for something, and again, while it waits, after the
-    seconds that it returned; 0 for never.
-    before_pause: called before SIGTSTP stops the process, or SIGQUIT ends it.
+    received: the first one.  has_broken_off: it interrupted a wait.  is_by_key: it came from a key.
+    before_wait: called before a wait, and again during the wait after the seconds that it returned,
+    0 for never.  before_pause: called before SIGTSTP or SIGQUIT.
     """
 
     def __init__(self) -> None:
@@ -176,7 +171,7 @@ class StopSignals:
             self._before[number] = signal.signal(number, self._take)  # type: ignore[assignment]  # never a C handler
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._show_again)  # type: ignore[assignment]  # as above
         self._before |= step_aside_first(lambda: self.before_pause and self.before_pause())
-        # A write into a closed pipe must come back as an error here: there is a trace to close.
+        # A write into a closed pipe has to raise an error here: there is a trace to close.
         self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # type: ignore[assignment]  # as above
         return self
 
@@ -192,7 +187,7 @@ class StopSignals:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether a signal came, and output that blocks has been waited for since."""
+        """Whether a signal came, and blocked output has had its time since."""
         waited = time.monotonic() - self._received_at
         return self.received is not None and waited > FLUSH_SECONDS
 
@@ -208,7 +203,7 @@ class StopSignals:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal break off what is done inside, by an Interrupted: that may take for ever."""
+        """Let a signal interrupt the block by an Interrupted: it may take forever."""
         delay = 0.0 if self.before_wait is None else self.before_wait()
         self._is_waiting = True
         try:
@@ -237,14 +232,11 @@ class StopSignals:
 
 
 class StepWatch:
-    """A thread that looks, while this is entered, whether the step has come to an end by itself.
+    """A context with a thread that watches the steps of a run, which may be stuck in a model.
 
-    From time to time, until a signal has come, and after each one; it speaks and acts for a run
-    whose main thread is stuck in a model.
-    current_step: the number of the step that is being computed, None between two of them.
-    still_computing: called from time to time with a step that goes on.
-    say_waiting: called after the first signal, if the step goes on; end: after any other one, and
-    after SIGQUIT.
+    current_step: the step that is being computed, None between steps.  still_computing: called from
+    time to time with a long step, until a signal comes.  say_waiting: called after the first signal
+    if the step continues.  end: the same for further signals, and for SIGQUIT.
     """
 
     def __init__(
@@ -303,9 +295,9 @@ def exit_soon(status: int) -> None:
 
 
 def die_of_closed_pipe() -> NoReturn:
-    """End this process as `head` ends the others: by SIGPIPE, status 141, without a word."""
+    """End this process quietly by SIGPIPE, status 141, as `| head` ends others."""
     devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)  # what is still buffered for stdout goes nowhere
+    os.dup2(devnull, 1)  # drop what is buffered for stdout
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)
-    os._exit(128 + signal.SIGPIPE)  # whoever started us has blocked the signal
+    os._exit(128 + signal.SIGPIPE)  # the parent has blocked the signal

@@ -712,7 +712,9 @@ class Browser:
     def line(self, scene: Scene, width: int) -> Line:
         """Return the prompt, the place of the request, or the visible slots, in one line."""
         if self._prompt is not None:
-            return prompt_line(self._prompt, scene, width)
+            title = self._prompt.title
+            typed = scene.cut(scene.name(self._prompt.typed), max(width - len(title) - 1, 1))
+            return [(title, LABEL), (typed, ""), ("_", "")]
         if self.found is not None:
             text = whereabouts(scene, self.found)
         elif self.message:
@@ -768,11 +770,6 @@ def whereabouts(scene: Scene, found: Found) -> str:
     return f"{name} {waits} since step {found.waits_from:,}"
 
 
-def prompt_line(prompt: InputLine, scene: Scene, width: int) -> Line:
-    text = scene.cut(scene.name(prompt.typed), max(width - len(prompt.title) - 1, 1))
-    return [(prompt.title, LABEL), (text, ""), ("_", "")]
-
-
 def help_lines(groups: Iterable[Sequence[tuple[str, str]]], width: int) -> list[Line]:
     found = list(groups)
     column = max(len(keys) for group in found for keys, _ in group) + 2
@@ -825,23 +822,17 @@ def picture(
     wanted = None if browser is None else browser.rows(num_slots, num_rows)
     if wanted is not None:
         return [*top, *blank, *grid(scene, width, num_rows, wanted, has_titles=True)]
-    # The width of a row for each number of blank lines and titles above the slots.  Blank lines and
-    # titles stay if they do not make rows narrower.
-    plans = [(len(blank), 1), (0, 1), (0, 0)]
-    rows_of = {plan: room - sum(plan) for plan in plans}
-    sizes = {
-        plan: (width + COLUMN_GAP) // -(-num_slots // rows) - COLUMN_GAP if rows > 0 else 0
-        for plan, rows in rows_of.items()
-    }
-    widest = max(sizes.values())
-    if num_slots >= MANY_SLOTS or widest < MIN_CELL:
+    num_columns = -(-num_slots // room)  # at least; the blank line and titles make way
+    if num_slots >= MANY_SLOTS or (width + COLUMN_GAP) // num_columns - COLUMN_GAP < MIN_CELL:
         return top + heat_map(scene, width, room)
-    plan = next(plan for plan in plans if sizes[plan] == widest)
-    num_blank, num_titles = plan
-    rows = grid(scene, width, rows_of[plan], range(num_slots), has_titles=bool(num_titles))
-    spare = rows_of[plan] + num_titles - len(rows)
+    spare = room - -(-num_slots // num_columns)
+    has_titles = spare > 0
+    blank = blank if spare > 1 else []
+    num_rows = room - len(blank) - has_titles
+    rows = grid(scene, width, num_rows, range(num_slots), has_titles=has_titles)
+    spare = num_rows + has_titles - len(rows)
     gantt = small_gantt(scene, width, spare - 1) if has_gantt and spare > MIN_GANTT else []
-    return [*top, *blank[:num_blank], *rows, *([[], *gantt] if gantt else [])]
+    return [*top, *blank, *rows, *([[], *gantt] if gantt else [])]
 
 
 def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:

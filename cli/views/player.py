@@ -9,7 +9,6 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import ceil, floor
 from typing import NamedTuple
 
 from batcher.errors import BatchdecodeError
@@ -67,7 +66,6 @@ KEYS = (
     ("home, end", "the first step, the last one"),
     ("g", "go to a step"),
     ("- and +", "slower, faster (steps per second, however long each took)"),
-    ("r", "reverse the direction"),
     ("[ and ]", "previous, next preemption, failure or worst bubble"),
     ("/", "find the admission of a request, by its id or a part of it"),
     ("N and n", "previous, next admission found"),
@@ -119,7 +117,7 @@ class Player:
         self._playback = Playback(recording, title, glyphs)
         self._browser = Browser()
         self._position = float(span.clip(step))
-        self._speed, self._direction, self._is_paused = speed, 1, False
+        self._speed, self._is_paused = speed, False
         self._found = found
         self._wanted = found.get(self.step)  # the label that the picture marks
         self.is_over = False
@@ -128,7 +126,7 @@ class Player:
 
     @property
     def step(self) -> int:
-        return floor(self._position) if self._direction > 0 else ceil(self._position)
+        return int(self._position)
 
     def look(self) -> float:
         """Read the keys and draw; return the seconds until the next look."""
@@ -162,10 +160,9 @@ class Player:
     def _play(self, seconds: float) -> None:
         if self._is_paused or self._browser.is_typing:
             return
-        self._position += self._direction * self._speed * seconds
-        end = self._span.last if self._direction > 0 else self._span.first
-        if (self._position - end) * self._direction >= 0:
-            self._go_to(end)
+        self._position += self._speed * seconds
+        if self._position >= self._span.last:
+            self._go_to(self._span.last)
 
     def _go_to(self, step: float) -> None:
         self._position, self._is_paused = float(self._span.clip(step)), True
@@ -179,16 +176,13 @@ class Player:
         match key:
             case " ":
                 self._is_paused = not self._is_paused
-                end = self._span.last if self._direction > 0 else self._span.first
-                if not self._is_paused and self.step == end:  # from the other end
-                    self._position = float(sum(self._span) - end)
+                if not self._is_paused and self.step == self._span.last:
+                    self._position = float(self._span.first)
             case "+" | "=":  # one key, with shift and without
                 self._speed = next((more for more in SPEEDS if more > self._speed), self._speed)
             case "-":
                 less = (less for less in reversed(SPEEDS) if less < self._speed)
                 self._speed = next(less, self._speed)
-            case "r":
-                self._position, self._direction = float(self.step), -self._direction
             case "[" | "]":
                 nothing = "no preemption, failure or bubble"
                 self._go_along(self._recording.points, nothing, is_on=key == "]")
@@ -259,7 +253,7 @@ class Player:
 
     def _footer(self, width: int) -> Line:
         pace = "paused" if self._is_paused else f"{number(self._speed)} steps/s"
-        line: Line = [(f"{pace}{' back' if self._direction < 0 else ''}", "figure"), (GAP, "")]
+        line: Line = [(pace, "figure"), (GAP, "")]
         where = f"{GAP}{self.step:,}/{self._span.last:,}"
         room = width - line_width(line) - len(where)
         if room < 1:

@@ -71,7 +71,7 @@ def test_steps_follow_each_other_as_fast_as_is_said_up_to_the_end():
     assert seen.press(" ", *"----").wait(0.5).step == 2  # from the beginning again
 
 
-@given(st.lists(st.sampled_from([*MOVES, " ", "r", "+", "-", "]", "[", "?", "up", "escape"])))
+@given(st.lists(st.sampled_from([*MOVES, " ", "+", "-", "]", "[", "?", "up", "escape"])))
 def test_keys_go_as_many_steps_as_they_say_and_stay_in_the_run(keys):
     seen, expected = Seen(LONG, rows=8, span=StepRange(5, 30), step=9), 9
     seen.press(" ")
