@@ -1,12 +1,10 @@
 "use strict";
-// One run drawn: its slots against time, and below them a lane for each number that steps have.
-//
-// Where spans are wider than a few pixels each is drawn; where many fall into one, the pixel is a
-// shade: as much of each colour as it has of steps.  Either takes time for what is seen alone.
+// Draws a run: slots against time, with a lane below for each number of steps.
+// Spans wider than a few pixels are bars; narrower ones are shades, which mix their colours.
 
 const LANE_HEIGHT = 44;
 const ROW_HEIGHTS = [2, 26];
-const LEAST_ROOM = 80; // for all rows, however low the window is
+const LEAST_ROOM = 80; // for all rows
 const LABEL_ROW = 11;
 const SPANS_PER_PIXEL = 0.12;
 const LEAST_HATCHED = 4;
@@ -28,12 +26,12 @@ class Chart {
     this.context = this.canvas.getContext("2d");
     this.shade = document.createElement("canvas");
     this.lanes = Object.keys(LANES).filter((name) => run.series[name]);
-    this.top = 0; // the first row that is seen, in CSS pixels from that of slot 0
+    this.top = 0; // of the visible rows, in CSS pixels from slot 0
     this.marked = null; // a step with a line through it
     this.rowScale = 1;
   }
 
-  /** Takes as much room as the window has for it; `height` in CSS pixels. */
+  /** Fits the chart into CSS pixels. */
   resize(width, height) {
     const lanes = this.lanes.length * LANE_HEIGHT;
     const room = Math.max(LEAST_ROOM, height - lanes);
@@ -55,7 +53,7 @@ class Chart {
     this.top = Math.min(most, Math.max(0, this.top + by));
   }
 
-  /** Returns what lies at a point of the canvas, in CSS pixels: a step, and a slot and span or a lane. */
+  /** Returns the step, and the slot and span or the lane, at a point in CSS pixels. */
   at(x, y) {
     const { view, run } = this;
     const step = Math.min(run.numSteps - 1, Math.floor(view.position(run, view.x.invert(x))));
@@ -83,7 +81,7 @@ class Chart {
     this.drawNames();
   }
 
-  /** Lets something be drawn within the rows. */
+  /** Draws within the rows. */
   clipped(draw) {
     const { context } = this;
     context.save();
@@ -143,7 +141,7 @@ class Chart {
     }
   }
 
-  /** Marks how a span ended, by a shape: a notch for a preemption, a cross for a failure. */
+  /** Marks the end of a span: a notch for a preemption, a cross for a failure. */
   drawEnd(span, left, right, middle, room) {
     const { context, colors, run } = this;
     const outcome = run.facts.outcomes[run.spans.outcome[span]];
@@ -244,7 +242,7 @@ class Chart {
     });
   }
 
-  /** Draws lines through steps: of restarts, of what is marked, and of what is pointed at. */
+  /** Draws vertical lines: restarts, the marked step, and the step under the pointer. */
   drawLines(x) {
     const { context, view, run, colors, marked } = this;
     const line = (step, color, dash) => {
@@ -261,7 +259,7 @@ class Chart {
     if (view.pointed?.run === run) line(view.pointed.step, colors.faint, [1, 2]);
   }
 
-  /** Draws boxes around the spans of the chosen request, and lines from one to the next. */
+  /** Draws boxes around the spans of the selected request, connected by lines. */
   drawSelected(x) {
     const { context, view, run, colors, rowHeight } = this;
     if (view.selected?.run !== run) return;
@@ -308,7 +306,7 @@ class Chart {
   }
 }
 
-/** Returns the colours of the page as it looks now, from its style sheet. */
+/** Returns the current colours of the style sheet. */
 function colorsOfPage() {
   const style = getComputedStyle(document.documentElement);
   const color = (name) => style.getPropertyValue(`--${name}`).trim();

@@ -1,5 +1,5 @@
 "use strict";
-// The controls above the timeline: find, filter, zoom, the scale of time, light and dark, help.
+// The controls above the timeline.
 
 const MAX_HITS = 1000;
 const SHOWN_HITS = 8;
@@ -89,7 +89,7 @@ class Controls {
     const legend = Object.entries(LEGEND).map(([name, text]) => element("li", {}, swatch(name), text));
     const note =
       "Rows are slots. In the lanes below them, the darker area is the mean of the steps in a pixel, " +
-      "the lighter one their highest. A click on a request shows what batchdecode trace why tells of it.";
+      "the lighter one their highest. Click on a request for what batchdecode trace why prints.";
     return element(
       "dialog",
       { class: "help", "aria-label": "Keys and help" },
@@ -102,17 +102,19 @@ class Controls {
     );
   }
 
-  /** Finds requests by a part of their ids; of two runs to compare, in the first that has any. */
+  /** Finds requests by a part of their ids; of two compared runs, in the first with any. */
   search() {
     const text = this.find.value;
     this.hits = [];
     this.hit = -1;
     for (const run of text ? this.view.runs : []) {
-      for (const sequence of run.search(text)) if (this.hits.push({ run, sequence }) > MAX_HITS) break;
+      const { id, leader } = run.sequences;
+      for (let sequence = 0; sequence < id.length && this.hits.length <= MAX_HITS; sequence++)
+        if (id[sequence].includes(text) && leader[sequence] === sequence) this.hits.push({ run, sequence });
       if (this.hits.length && this.page.facts.diff) break;
     }
     const isMore = this.hits.length > MAX_HITS;
-    this.hits.length = Math.min(this.hits.length, MAX_HITS);
+    if (isMore) this.hits.pop();
     const items = this.hits
       .slice(0, SHOWN_HITS)
       .map(({ run, sequence }, number) =>
@@ -124,7 +126,7 @@ class Controls {
     if (this.only.checked) this.applyFilter();
   }
 
-  /** Returns what is to say where no request is found: the line of that id may have been none. */
+  /** Returns the message if no request is found; the line with that id may be invalid. */
   rejected(text) {
     for (const { rejects } of this.view.runs) {
       const number = rejects.id.findIndex((id) => id.includes(text));

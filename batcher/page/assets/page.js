@@ -1,13 +1,12 @@
 "use strict";
-// The page: puts a run, its workers or two runs in step, with controls and stories where the
-// document wants them, and moves in time by wheel, drag, pinch and keys.
+// The page: a run, its workers or two runs, with controls and stories; wheel, drag and keys move.
 
-const LEAST_STEPS = 8; // that are seen at the closest
+const LEAST_STEPS = 8; // visible at the closest zoom
 
 class Page {
   constructor(place, runs, facts) {
     this.facts = facts;
-    this.isPart = facts.is_part; // of a longer document, which has the wheel to scroll
+    this.isPart = facts.is_part; // of a longer document, in which the wheel scrolls
     this.view = new View(runs, () => this.draw());
     this.controls = new Controls(this, this.view);
     this.tip = element("div", { class: "tip", role: "tooltip", hidden: true });
@@ -33,10 +32,9 @@ class Page {
     this.select(null);
     this.resize();
     this.open(facts.opening ?? {});
-    if (!this.isPart) this.charts[0].canvas.focus(); // its keys are heard from the beginning
+    if (!this.isPart) this.charts[0].canvas.focus();
   }
 
-  /** Shows what the command line asked for. */
   open({ steps, requests, slots }) {
     if (requests || slots)
       this.controls.applyFilter({ ids: requests && new Set(requests), slots: slots && new Set(slots) });
@@ -81,17 +79,13 @@ class Page {
     new ResizeObserver(() => this.resize()).observe(stage);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.changed());
     const { dataset } = document.documentElement;
-    let theme;
-    addEventListener("beforeprint", () => {
-      theme = dataset.theme;
-      dataset.theme = "light"; // as paper is
+    let before = "";
+    const switchTo = (theme) => {
+      [before, dataset.theme] = [dataset.theme ?? "", theme];
       this.draw();
-    });
-    addEventListener("afterprint", () => {
-      if (theme) dataset.theme = theme;
-      else delete dataset.theme;
-      this.draw();
-    });
+    };
+    addEventListener("beforeprint", () => switchTo("light")); // as paper is
+    addEventListener("afterprint", () => switchTo(before));
   }
 
   resize() {
@@ -109,14 +103,14 @@ class Page {
       .translateExtent([[GUTTER, -Infinity], [width, Infinity]]) // prettier-ignore
       .scaleExtent([1, Math.max(1, most)]);
     this.zoom.transform(this.area, d3.zoomIdentity.translate(moved, 0).scale(k));
-    view.draw(); // at once: a canvas of another size is empty
+    view.draw(); // now: resizing has cleared the canvas
   }
 
   zoomBy(factor) {
     this.zoom.scaleBy(this.area, factor, [this.focus() ?? (GUTTER + this.view.width) / 2, 0]);
   }
 
-  /** Returns where the chosen span is, in CSS pixels, if it is seen. */
+  /** Returns the start of the selected span in CSS pixels if it is visible. */
   focus() {
     const { selected, x, width } = this.view;
     if (!selected || selected.span === null) return null;
@@ -137,7 +131,7 @@ class Page {
     this.zoom.transform(this.area, d3.zoomIdentity.translate(within, 0).scale(scale));
   }
 
-  /** Chooses a sequence of a run, and a span of it, and tells the story of the one that it came with. */
+  /** Selects a sequence and a span, and shows the story of its leader. */
   select(run, sequence, span = null) {
     const { view } = this;
     view.selected = run && {
@@ -149,7 +143,7 @@ class Page {
     view.changed();
   }
 
-  /** Chooses a request, and shows the slots it held; the wait before, where it held none. */
+  /** Selects a request and shows its spans, or else its wait. */
   choose(run, sequence) {
     this.select(run, sequence);
     const leader = this.view.selected.sequence;
@@ -161,7 +155,6 @@ class Page {
     if (spans.length) this.reveal(run, run.spans.slot[spans[0]]);
   }
 
-  /** Scrolls the rows so that a slot is seen. */
   reveal(run, slot) {
     const chart = this.charts.find((one) => one.run === run);
     const y = slot * chart.rowHeight - chart.top;
@@ -263,7 +256,7 @@ class Page {
     this.resize();
   }
 
-  /** Chooses a neighbour of the chosen span: in its slot, or in the slot above or below. */
+  /** Selects a neighbour of the selected span in time or slots. */
   step(run, inTime, inSlots) {
     const { view } = this;
     const { spans } = run;

@@ -1,6 +1,6 @@
 "use strict";
-// What is said beside the timeline: the story of a request, what lies under the pointer, and how
-// two runs differ.  Texts of a trace go into the page as text alone, never as markup.
+// The text next to the timeline: stories, the tooltip and differences.
+// Texts of a trace are inserted as text, never as markup.
 
 const MAX_WAITS = 200;
 const MANY = "the page has the stories of the first requests; batchdecode trace why has this one";
@@ -20,14 +20,14 @@ function element(name, attributes = {}, ...children) {
 const link = (onclick, ...content) =>
   element("button", { type: "button", class: "link", onclick }, ...content);
 
-/** Returns what a request is called, so that its letters do not turn those around it. */
+/** Returns the name of a request, isolated from the direction of the text around it. */
 const nameOf = (label) => element("bdi", { class: "id", title: visible(label, 2000) }, visible(label, 60));
 
 /** Returns the steps [start, end) in words. */
 const stepsOf = (start, end) =>
   end - start === 1 ? `step ${counted(start)}` : `steps ${counted(start)}-${counted(end - 1)}`;
 
-/** Returns a line of a story, in which steps are links that lead there. */
+/** Returns a line of a story with links for its steps. */
 function storyLine(text, goTo) {
   const parts = visible(text.trim(), 4000).split(/(\bsteps? [\d,]+(?:-[\d,]+)?)/);
   const made = parts.map((part, i) => {
@@ -38,7 +38,7 @@ function storyLine(text, goTo) {
   return element("p", {}, element("bdi", {}, ...made));
 }
 
-/** Returns the story of a request, as `batchdecode trace why` tells it, and what it waited for. */
+/** Returns the story of a request, as printed by `batchdecode trace why`, and its waits. */
 function storyOfRequest(run, sequence, goTo) {
   const { label, story, arrived, end } = run.sequences;
   const name = label[sequence];
@@ -48,7 +48,6 @@ function storyOfRequest(run, sequence, goTo) {
     const when = link(() => goTo(start, end), stepsOf(start, end));
     return element("tr", {}, element("td", {}, when), element("td", {}, visible(why, 2000)));
   });
-  const more = waits.length - rows.length;
   const showAll = () => goTo(arrived[sequence], end[sequence]);
   const article = element(
     "article",
@@ -60,11 +59,12 @@ function storyOfRequest(run, sequence, goTo) {
   );
   if (rows.length)
     article.append(element("h4", {}, "What it waited for"), element("table", {}, ...rows));
-  if (more > 0) article.append(element("p", {}, `and ${counted(more)} more`));
+  if (waits.length > MAX_WAITS)
+    article.append(element("p", {}, `and ${counted(waits.length - MAX_WAITS)} more`));
   return article;
 }
 
-/** Returns what is said of what lies under the pointer, as lines. */
+/** Returns the lines of the tooltip. */
 function pointedText({ run, step, slot, span, lane }) {
   const when = `step ${counted(step)}` + (run.times ? ` (${counted(run.times.startOf(step))} s)` : "");
   if (lane) return [`${when}: ${LANES[lane]} ${counted(run.series[lane].at(step))}`];
@@ -73,7 +73,7 @@ function pointedText({ run, step, slot, span, lane }) {
   const { spans, sequences, facts } = run;
   const sequence = spans.sequence[span];
   const start = spans.start[span];
-  const outcome = facts.outcomes[spans.outcome[span]] || "not told";
+  const outcome = facts.outcomes[spans.outcome[span]] || "unknown";
   const waited = start - sequences.arrived[sequence];
   return [
     visible(sequences.label[sequence], 60),
@@ -84,7 +84,7 @@ function pointedText({ run, step, slot, span, lane }) {
   ];
 }
 
-/** Returns how two runs differ, as `batchdecode trace diff` says it, and what to look at. */
+/** Returns how two runs differ, as printed by `batchdecode trace diff`, with links. */
 function differences({ step, lines, changed }, goTo, choose) {
   const article = element("article", { class: "diff" });
   article.append(element("h3", {}, step === null ? "The schedules are equal" : "Where the runs part"));

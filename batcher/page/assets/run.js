@@ -1,8 +1,7 @@
 "use strict";
-// A run as a page sees it: what held which slot when, what the steps were, and each story.
-// Its tables are those of batcher/page/page.py.
+// A run on a page, in the tables of batcher/page/page.py.
 
-/** Returns the tables of a run, {name: {column: [...]}}, and its facts, from packed lines of JSON. */
+/** Returns the tables of a run, {name: {column: [...]}}, and its facts. */
 async function unpack(base64) {
   const packed = new Blob(base64.trim().split("\n").map(bytesOf)).stream();
   const lines = await new Response(packed.pipeThrough(new DecompressionStream("gzip"))).text();
@@ -31,19 +30,14 @@ class Run {
     this.name = facts.name;
     this.numSteps = facts.num_steps;
     this.numSlots = facts.num_slots;
-    this.firstSlot = facts.first_slot; // the number of the first: other workers have those before it
+    this.firstSlot = facts.first_slot; // lower slots belong to other workers
     this.spans = spans ?? { start: [], steps: [], slot: [], sequence: [] };
     this.sequences = sequences ?? { id: [], label: [] };
     this.waits = waits ?? { start: [], end: [] };
     this.rejects = rejects ?? { id: [] };
-    this.series = {};
-    for (const name of Object.keys(series)) this.series[name] = new Series(series[name]);
-    this.times = times && new Times(times); // none where the trace tells none
-    this.sort();
-  }
-
-  /** Puts spans by their slots, and by their sequences: their numbers, and where those of each begin. */
-  sort() {
+    this.series = Object.fromEntries(Object.entries(series).map(([name, of]) => [name, new Series(of)]));
+    this.times = times && new Times(times);
+    // Spans by slot and by sequence, and where each slot and sequence begins.
     const { slot, start, steps, sequence } = this.spans;
     [this.bySlot, this.slotStart] = grouped(slot, this.numSlots);
     [this.bySequence, this.sequenceStart] = grouped(sequence, this.sequences.id.length);
@@ -59,20 +53,20 @@ class Run {
     return this.bySequence.subarray(this.sequenceStart[sequence], this.sequenceStart[sequence + 1]);
   }
 
-  /** Returns where in `bySlot` the last span of a slot is that begins up to `step`; -1 for none. */
+  /** Returns the place in `bySlot` of the last span of a slot that begins by `step`, or -1. */
   placeAt(slot, step) {
     const first = this.slotStart[slot];
     const at = firstAbove(this.starts, step, first, this.slotStart[slot + 1]) - 1;
     return at < first ? -1 : at;
   }
 
-  /** Returns the span that holds `slot` in `step`; -1 for none. */
+  /** Returns the span that holds `slot` in `step`, or -1. */
   spanAt(slot, step) {
     const at = this.placeAt(slot, step);
     return at >= 0 && this.ends[at] > step ? this.bySlot[at] : -1;
   }
 
-  /** Returns the steps [start, end) in which a sequence waited, stretch by stretch, with the reason. */
+  /** Returns the stretches [start, end) in which a sequence waited, with their reasons. */
   waitsOf(sequence) {
     const found = [];
     let from = this.sequences.arrived[sequence];
@@ -86,15 +80,9 @@ class Run {
     }
     return found;
   }
-
-  /** Yields the sequences that wait on their own account and have `text` in their ids. */
-  *search(text) {
-    for (const [number, id] of this.sequences.id.entries())
-      if (id.includes(text) && this.sequences.leader[number] === number) yield number;
-  }
 }
 
-/** Returns the indices of `keys` in the order of the keys, and where those of each begin. */
+/** Returns the indices of `keys` sorted by key, and the place where each key begins. */
 function grouped(keys, number) {
   const starts = new Uint32Array(number + 1);
   for (const key of keys) starts[key + 1]++;

@@ -1,6 +1,6 @@
 "use strict";
-// What is looked at: a stretch of time, a request, and those that a filter lets through.
-// What changes any of it calls `changed`, and `draw` is called in the next frame.
+// The visible stretch of time, the selected request and the filter.
+// Call `changed` after a change: `draw` is called in the next frame.
 
 const FAILURES = ["preempted", "error", "aborted", "lost"]; // the outcomes that are marked
 const GUTTER = 56; // for names of slots and lanes, in CSS pixels
@@ -9,7 +9,7 @@ class View {
   constructor(runs, draw) {
     this.runs = runs;
     this.draw = draw;
-    this.isTimed = false; // whether x is seconds, or else steps
+    this.isTimed = false; // x is seconds instead of steps
     this.canBeTimed = runs.every((run) => run.times);
     this.transform = d3.zoomIdentity;
     this.width = 800;
@@ -19,36 +19,34 @@ class View {
   }
 
   changed() {
-    if (this.isWaiting) return;
-    this.isWaiting = true;
-    requestAnimationFrame(() => {
-      this.isWaiting = false;
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = null;
       this.draw();
     });
   }
 
-  /** From all steps or seconds to CSS pixels. */
+  /** Maps all steps or seconds to CSS pixels. */
   get base() {
     const total = Math.max(1e-9, ...this.runs.map((run) => this.end(run, run.numSteps)));
     return d3.scaleLinear([0, total], [GUTTER, this.width]);
   }
 
-  /** From the steps or seconds that are seen to CSS pixels. */
+  /** Maps the visible steps or seconds to CSS pixels. */
   get x() {
     return this.transform.rescaleX(this.base);
   }
 
-  /** Returns where `step` begins, in steps or seconds. */
+  /** Returns the start of `step` in steps or seconds. */
   begin(run, step) {
     return this.isTimed ? run.times.startOf(step) : step;
   }
 
-  /** Returns where the step before `step` ends, in steps or seconds. */
+  /** Returns the end of the step before `step` in steps or seconds. */
   end(run, step) {
     return this.isTimed && step ? run.times.endOf(step - 1) : step;
   }
 
-  /** Returns the position in steps of a time in seconds or steps: within a step a fraction of it. */
+  /** Returns a time in seconds or steps as steps, with a fraction. */
   position(run, unit) {
     return this.isTimed ? run.times.positionOf(unit) : Math.min(Math.max(unit, 0), run.numSteps);
   }
@@ -87,7 +85,7 @@ class Filtered {
   }
 }
 
-/** Returns a text from a trace as it can be shown: what is not visible, or turns text, as escapes. */
+/** Returns a text from a trace with escapes for invisible characters and those that turn text. */
 function visible(text, most = 200) {
   const shown = text.length > most ? `${text.slice(0, most / 2)}…${text.slice(-most / 2)}` : text;
   return shown.replace(
@@ -96,6 +94,6 @@ function visible(text, most = 200) {
   );
 }
 
-/** Returns a number such that a thousandth shows if it is not whole. */
+/** Returns a number with up to three decimals. */
 const counted = (number) => number.toLocaleString("en-US", { maximumFractionDigits: 3 });
 const plural = (number, what) => `${counted(number)} ${what}${number === 1 ? "" : "s"}`;
