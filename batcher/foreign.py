@@ -94,7 +94,7 @@ def note_raised(what: Raised) -> None:
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """Turn whatever the code inside raises into a RaisedError that begins with `what`.
+    """Turn any exception of the code inside into a RaisedError that begins with `what`.
 
     KeyboardInterrupt passes through.
     """

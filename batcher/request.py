@@ -1,8 +1,8 @@
 """A request, as the one table of its fields.
 
-Rule: everything about a field stands beside it, and nowhere else: type and range, default, meaning,
-which models can serve it, which other fields it excludes or needs.  Decoders, checks, the JSON
-Schema and the tables in docs/requests-and-results.md follow from this table.
+Rule: everything about a field is in its annotation, and nowhere else: type and range, default,
+meaning, which models can serve it, which other fields it excludes or needs.  Decoders, checks, the
+JSON Schema and the tables in docs/requests-and-results.md follow from this table.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
@@ -21,7 +21,9 @@ MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
 MAX_DRAFT_TOKENS = 64  # per row and step
 MAX_SEGMENTS_LENGTH = 2**20  # tokens of all segments with a length, per prompt
 
-TokenId = Annotated[int, Meta(ge=0, le=MAX_INT), "token id"]  # the word tells it from a Count
+TokenId = Annotated[
+    int, Meta(ge=0, le=MAX_INT), "token id"
+]  # the word makes it differ from a Count
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Samples = Annotated[int, Meta(ge=1, le=1024)]
 DraftTokens = Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)]

@@ -89,7 +89,7 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     constraint_check: "none" if only the maker of the output could check it.  constraint_verified:
     keywords of the schema that only the check of the whole output decided.  limit: that ended an
     output of finish_reason "length", if not max_tokens.  From servers: reasoning, refusal,
-    tool_calls and function_call, in OpenAI's forms.  Fields that are None are not written.
+    tool_calls and function_call, in OpenAI's forms.  None is not written.
     """
 
     id: str

@@ -1,8 +1,8 @@
 """Everything that decides a schedule, besides requests and batch size.
 
-Rule: the first line of a trace holds these settings, so whatever changes a schedule is a field
-here.  Options of the commands, their help, docs/cli.md, the axes of comparisons and the checks of
-values follow from this table.
+Rule: the first line of a trace holds these settings, so everything that changes a schedule is a
+field here.  Options of the commands, their help, docs/cli.md, the axes of comparisons and the
+checks of values follow from this table.
 """
 
 from collections.abc import Callable

@@ -433,7 +433,7 @@ class RemoteEngine(DrivenEngine):
         self._has_news.clear()
 
     def _settle(self, row: RemoteSequence, failure: ServerFailure | None, step: int) -> None:
-        """Repeat or finish a row whose attempt has ended.
+        """Repeat or finish a row after an attempt.
 
         The limit of requests in flight follows additive increase, multiplicative decrease (Chiu and
         Jain, 1989): a full round of answers raises it by one, a refusal halves it.  A refusal of a

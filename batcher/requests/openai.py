@@ -433,7 +433,7 @@ def _read_special(name: str, value: Any, fields: Fields) -> Found:
 
 
 def _flat(message: Mapping[str, Any]) -> Message:
-    """Return a valid message whose content is text: parts become lines, as in vLLM."""
+    """Return a valid message with its content as one text: parts become lines, as in vLLM."""
     names = ("role", "content", "name")
     flat = {name: message[name] for name in names if message.get(name) is not None}
     if isinstance(flat["content"], list):
@@ -447,7 +447,7 @@ def _check_messages(messages: Any, path: Path, fields: Fields) -> list[FieldProb
         if not any(getattr(message, name) for message in valid for name in _NOT_USED):
             return []
     problems = [*check_value(_MESSAGES, messages, path, fields.capabilities)]
-    # A part of another type is one problem, whatever it holds.
+    # A part of another type is one problem.
     others = {problem.path[:-1] for problem in problems if problem.path[-1] == "type"}
     problems = [
         replace(problem, code="unsupported-option") if problem.path[:-1] in others else problem

@@ -149,7 +149,7 @@ def _cell(character: str) -> tuple[str, int]:
     return character, 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-# Fields whose objects may not have two equal names, at any depth.
+# Fields with objects that may not have two equal names, at any depth.
 OBJECT_FIELDS = (
     *("prompt", "logit_bias", "json_schema", "states"),
     *("messages", "response_format", "guided_json", "structured_outputs"),

@@ -336,7 +336,7 @@ def check_token_id(value: object, path: Path, capabilities: ModelCapabilities) -
         yield wrong("unknown-token", path, f"a token id from 0 to {largest}", value)
 
 
-# -- fields whose values have rules beyond their type ----------------------------------------------
+# -- fields with rules beyond their type ----------------------------------------------------------
 
 _SEQUENCES = "a list of token ids, a list of such lists, a string or a list of strings"
 _LISTS = (
@@ -794,8 +794,8 @@ _WITHOUT_PARTS = {str, int, float, bool, type(None)}
 _KINDS_OF_IDS = ({int}, {list})
 _MAX_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH
 
-# Fields that are not plain: those with no rule beyond their type, and those whose type is not
-# all. A request with other values than defaults outside _FREE is examined further.
+# Of the fields that are not plain, _FREE have no rule beyond their type, and _COMPOSED are values
+# with parts. A request with values other than defaults outside _FREE is examined further.
 _WITH_RULES = {"n", "best_of", "min_tokens", "num_beams", "cfg_scale", "prompt_logprobs", "heal"}
 _FREE, _COMPOSED = set[str](), list[Field]()
 for _name, _field in [*REQUEST_FIELDS.items()][NUM_PLAIN:]:
@@ -854,7 +854,7 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
-    """Return whether a request whose fields have their types is valid."""
+    """Return whether a request is valid; its fields have their types."""
     stop_sequence, stop = request.stop_sequence, request.stop
     if not (
         (stop_sequence is None or _is_uniform(stop_sequence))

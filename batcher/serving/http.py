@@ -1,4 +1,4 @@
-"""Requests over HTTP: who may send one, how large it may be, and what its body asks for.
+"""Requests over HTTP: access, limits and bodies.
 
 Rule: a body holds what that of an OpenAI Batch row may, and is read and checked like one.  It may
 also say how the answer is delivered.
