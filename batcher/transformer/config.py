@@ -114,9 +114,7 @@ class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
         TRANSFORMER_SETTINGS["max_context"],
     ] = None
     session_overflow: Annotated[
-        SessionOverflow,
-        "as of a checkpoint",
-        TRANSFORMER_SETTINGS["session_overflow"],
+        SessionOverflow, "as of a checkpoint", TRANSFORMER_SETTINGS["session_overflow"]
     ] = "error"
 
 

@@ -9,13 +9,7 @@ import time
 import pytest
 from constrained import language, source
 
-from batcher.decoding.verification import (
-    UNDECIDED,
-    JsonCheck,
-    Look,
-    Verifier,
-    regex_test,
-)
+from batcher.decoding.verification import UNDECIDED, JsonCheck, Look, Verifier, regex_test
 
 REGEXES = ["(ab|a)*c?", "a{2,3}b|", "[^a]b+|a", "a.*c", "(a|b(c|a)?){1,2}", "é+a?", r"^a\w|\Sb$"]
 PATTERN = r"^(?:\S+\s+){0,29}\S+$"  # more states than llguidance has for single bytes
