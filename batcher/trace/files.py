@@ -1,7 +1,6 @@
-"""Traces, one event per line: writing them, and reading them back whatever happened to the file.
+"""Write and read traces, with one event per line.
 
-Rule: a reader takes what it knows.  Unknown kinds and fields are skipped, and a line that a crash
-cut off is the end.
+A reader skips unknown kinds of event and unknown fields.  A line cut off by a crash ends the trace.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from batcher.events import TRACE_VERSION, Event, RunEvent
 
 
 class _Kind(msgspec.Struct):
-    """As much of a line as says whether, and how, to read the rest."""
+    """The fields that decide how to read a line."""
 
     event: str | None = None
     version: object = TRACE_VERSION
@@ -29,7 +28,7 @@ _kind_decoder = msgspec.json.Decoder(_Kind)
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
-    """Return `events`, of which only the first may be the start of a run, as lines of a trace."""
+    """Return `events` as lines of a trace; only the first may be a run event."""
     lines: list[Event | dict[str, Any]] = list(events)
     if lines and isinstance(lines[0], RunEvent):
         event = lines[0]
@@ -59,7 +58,7 @@ def _kind_of(line: bytes) -> str | None:
 
 
 def is_trace_start(start: bytes) -> bool:
-    """Return whether a file that begins with `start`, a line or more of it, is a trace."""
+    """Return whether a file that starts with `start`, at least one line, is a trace."""
     return is_trace(start.partition(b"\n")[0])
 
 
@@ -68,13 +67,12 @@ def read_trace(
     name: str = "trace",
     complaint: Callable[[Event], str | None] = lambda _: None,
 ) -> Iterator[Event]:
-    """Yield the events of a trace, its run event first; `name` is the file's, for messages.
+    """Yield the events of a trace, its run event first; name: the file's name for errors.
 
-    complaint: tells what is wrong with the next event, see TraceChecks; None for nothing.
+    complaint: returns what is wrong with the next event, or None; see TraceChecks.
 
     Raises:
-        BatchdecodeError: not a trace, another version of it, a damaged line before the last, or
-            one that is wrong.
+        BatchdecodeError: it is not a trace, has another version, or a line is damaged or wrong.
     """
     return read_numbered_trace(enumerate(lines, start=1), name, complaint)
 
@@ -82,7 +80,7 @@ def read_trace(
 def read_numbered_trace(
     lines: Iterable[tuple[int, bytes]], name: str, complaint: Callable[[Event], str | None]
 ) -> Iterator[Event]:
-    """Yield the events of a trace as `read_trace` does, of lines with their numbers."""
+    """Yield the events of a trace as `read_trace` does, from (line number, line)."""
     numbered = iter(lines)
     first_line = next((line for _, line in numbered), b"")
     if not is_trace(first_line):

@@ -1,12 +1,11 @@
-"""The log of another engine as the events of a run, so that every view of a trace shows it.
+"""Turn the log of another engine into the events of a run, for every view of a trace.
 
-Three kinds of log are read: lines with the times of each request, as `batchdecode replay` reads
-them; the results of `vllm bench serve --save-detailed`; and spans of requests in OTLP's JSON, as an
+Three kinds of log are supported: lines with the times of each request, as for `batchdecode replay`;
+the results of `vllm bench serve --save-detailed`; and request spans in OTLP JSON, as an
 OpenTelemetry collector writes them to a file.
 
-A log knows requests, but neither steps nor slots.  Here a step lasts from one thing that happened
-(a request began, or was given tokens) to the next, as in the trace of a server, and a request holds
-the lowest slot that was free when it began.
+A log has neither steps nor slots.  A step lasts from one event (a request starts, or gets tokens)
+to the next, as in the trace of a server, and a request holds the lowest slot free at its start.
 """
 
 from collections import Counter, defaultdict, deque
@@ -44,14 +43,14 @@ NO_TOKEN_TIMES = "when tokens came between the first and the last (here with the
 
 Length = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Time = Annotated[float, Meta(ge=0, le=1e10)]  # up to where a microsecond can still be added
+Time = Annotated[float, Meta(ge=0, le=1e10)]  # a larger float cannot represent microseconds
 
 
 class ServedRequest(Struct, eq=False, gc=False, kw_only=True):
-    """A request of a log; all times are seconds on one clock.
+    """A request of a log; times are seconds on one clock.
 
-    admitted: when it began to run.  tokens: when some of its tokens came, and how many.
-    error: why it failed.  replica: which of several engines served it.
+    admitted: when it started to run.  tokens: times and numbers of tokens.  error: why it failed.
+    replica: the engine that served it, if there are several.
     """
 
     id: str
@@ -64,7 +63,7 @@ class ServedRequest(Struct, eq=False, gc=False, kw_only=True):
 
 
 class ServedLog(Struct):
-    """What a log holds; model: its name for the model.  missing: what it does not say."""
+    """The requests of a log; missing: the facts that it does not have."""
 
     requests: list[ServedRequest] = []
     model: str = "unknown"
@@ -78,7 +77,7 @@ FIELDS = (
     "maybe scheduled_ts and replica"
 )
 
-_WORDS = {  # of JSON, in the place of those of Python
+_WORDS = {  # JSON's words for Python's
     "`int`": "a whole number",
     "`float`": "a number",
     "`str`": "a text",
@@ -90,10 +89,10 @@ _WORDS = {  # of JSON, in the place of those of Python
 
 
 class LoggedRequest(Struct, frozen=True, gc=False, kw_only=True):
-    """A line of the log; its other fields are not used.  Times are seconds from anywhere.
+    """A line of the log; times are seconds from any origin, and other fields are ignored.
 
-    queued_ts: its arrival.  scheduled_ts: the beginning of its first step.  replica: its engine, of
-    several.
+    queued_ts: its arrival.  scheduled_ts: the start of its first step.  replica: its engine, if
+    there are several.
     """
 
     request_id: str
@@ -109,19 +108,20 @@ class LoggedRequest(Struct, frozen=True, gc=False, kw_only=True):
 def read_request_log(
     lines: Iterable[tuple[int, bytes]], name: str, kind: type[LoggedRequest] = LoggedRequest
 ) -> list[LoggedRequest]:
-    """Return the requests of a log, given as (line number, line), in the order they came.
+    """Return the requests of a log by arrival.
 
-    name: how errors call the file.  kind: what a line may hold.
+    lines: (line number, line).  name: the file's name for errors.  kind: the type of a line.
 
     Raises:
-        BatchdecodeError: a line is no such request, or its times cannot be; or there is none.
+        BatchdecodeError: a line is not such a request, its times contradict each other, or the log
+            is empty.
     """
     decoder = msgspec.json.Decoder(kind)
     requests, lines_of = list[LoggedRequest](), dict[str, int]()
     for number, text in lines:
         try:
             request = decoder.decode(text)
-        except (ValueError, RecursionError) as error:  # the other: nested too deeply
+        except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
             fault = f"{_in_words(error)}; fields: {FIELDS}"
             raise BatchdecodeError(f"{name}:{number}: {fault}") from None
         first_line = lines_of.setdefault(request.request_id, number)
@@ -139,7 +139,7 @@ def read_request_log(
             raise BatchdecodeError(f"{name}:{number}: {message}")
         requests.append(request)
     if not requests:
-        raise BatchdecodeError(f"{name}: there are no requests in it; fields of a line: {FIELDS}")
+        raise BatchdecodeError(f"{name}: no requests in it; fields of a line: {FIELDS}")
     return sorted(requests, key=lambda request: request.queued_ts)
 
 
@@ -151,7 +151,7 @@ def _in_words(error: Exception) -> str:
 
 
 class _ShownRequest(LoggedRequest, frozen=True, gc=False, kw_only=True):
-    """A line that can be shown: one without tokens, too, but no time too large for microseconds."""
+    """A line for views: lengths may be 0, and times must represent microseconds."""
 
     input_toks: Length
     output_toks: Length
@@ -162,7 +162,7 @@ class _ShownRequest(LoggedRequest, frozen=True, gc=False, kw_only=True):
 
 
 def kind_of_log(first_line: bytes) -> str | None:
-    """Return the key by which the first line of a log tells its kind; None: it is no log."""
+    """Return the key that identifies the kind of a log, or None if it is not a log."""
     if not first_line.startswith(b"{"):
         return None
     kinds = (BENCH_RESULT, SPANS, REQUEST_LOG)
@@ -170,10 +170,10 @@ def kind_of_log(first_line: bytes) -> str | None:
 
 
 def read_log(lines: Iterable[tuple[int, bytes]], name: str) -> ServedLog:
-    """Return the requests of a log, given as (line number, line); `name` is for messages.
+    """Return the requests of a log; lines: (line number, line), name: for errors.
 
     Raises:
-        BatchdecodeError: it is no such log, lacks what has to be there, or holds no request.
+        BatchdecodeError: it is not such a log, lacks required fields, or is empty.
     """
     numbered = iter(lines)
     first = next(numbered, (1, b""))
@@ -189,10 +189,10 @@ def read_log(lines: Iterable[tuple[int, bytes]], name: str) -> ServedLog:
     for number, line in lines:
         try:
             read(line, log)
-        except (ValueError, LookupError, RecursionError) as error:  # the last: nested too deeply
+        except (ValueError, LookupError, RecursionError) as error:
             raise BatchdecodeError(f"{name}:{number}: {_in_words(error)}") from None
     if not log.requests:
-        raise BatchdecodeError(f"{name}: it holds no request")
+        raise BatchdecodeError(f"{name}: no requests in it")
     of_id, num_of_id = Counter(request.id for request in log.requests).most_common(1)[0]
     if num_of_id > 1:
         raise BatchdecodeError(f"{name}: {num_of_id:,} requests have the id {of_id!r}")
@@ -235,7 +235,7 @@ def _read_bench(line: bytes, log: ServedLog) -> None:
         raise ValueError("its lists have different lengths")
     for arrival, num_prompt, num_tokens, ttft, gaps, error in zip(*columns, errors, strict=True):
         times, num_chunks = accumulate(gaps, initial=arrival + ttft), 1 + len(gaps)
-        told = [-(-num_tokens * place // num_chunks) for place in range(1 + num_chunks)]
+        bounds = [-(-num_tokens * place // num_chunks) for place in range(1 + num_chunks)]
         log.requests.append(
             ServedRequest(
                 id=str(len(log.requests)),
@@ -244,7 +244,7 @@ def _read_bench(line: bytes, log: ServedLog) -> None:
                 num_prompt_tokens=num_prompt,
                 tokens=[
                     (time, stop - start)
-                    for time, (start, stop) in zip(times, pairwise(told), strict=True)
+                    for time, (start, stop) in zip(times, pairwise(bounds), strict=True)
                 ],
                 error=error or None,
             )
@@ -283,29 +283,29 @@ def _read_spans(line: bytes, log: ServedLog) -> None:
     resources = msgspec.json.decode(line, type=_Export).resource_spans or ()
     scopes = (scope for resource in resources for scope in resource.scope_spans or ())
     for span in (span for scope in scopes for span in scope.spans or ()):
-        told: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         for attribute in span.attributes or ():
             value = next(iter((attribute.value or {}).values()), None)
             if value is not None:
-                told[attribute.key] = value
+                found[attribute.key] = value
         lengths = [
-            _number(told, name, Length)
+            _number(found, name, Length)
             for names in (PROMPT_TOKENS, OUTPUT_TOKENS)
-            for name in [name for name in names if name in told][:1]
+            for name in [name for name in names if name in found][:1]
         ]
-        if len(lengths) != 2:  # noqa: PLR2004 - prompt and output, or it is no request's
+        if len(lengths) != 2:  # noqa: PLR2004 - not the span of a request
             continue
         times = {"startTimeUnixNano": span.start_time_unix_nano}
         times |= {"endTimeUnixNano": span.end_time_unix_nano}
         begin, end = (_number(times, name, Nanoseconds) / NANOSECONDS for name in times)
         queue, ttft = (
-            _number(told, name, Time) if name in told else None
+            _number(found, name, Time) if name in found else None
             for name in ("gen_ai.latency.time_in_queue", "gen_ai.latency.time_to_first_token")
         )
-        index = _number({"batchdecode.index": 0} | told, "batchdecode.index", Length)
-        request_id = str(told.get("gen_ai.request.id", len(log.requests)))
+        index = _number({"batchdecode.index": 0} | found, "batchdecode.index", Length)
+        request_id = str(found.get("gen_ai.request.id", len(log.requests)))
         models = "gen_ai.response.model", "gen_ai.request.model"
-        log.model = next((str(told[name]) for name in models if name in told), log.model)
+        log.model = next((str(found[name]) for name in models if name in found), log.model)
         log.missing.update({NO_TOKEN_TIMES} if queue is not None else {NO_TOKEN_TIMES, NO_STARTS})
         has_failed = span.status is not None and span.status.code in {2, "STATUS_CODE_ERROR"}
         log.requests.append(
@@ -315,13 +315,13 @@ def _read_spans(line: bytes, log: ServedLog) -> None:
                 admitted=begin + (queue or 0),
                 num_prompt_tokens=lengths[0],
                 tokens=_first_and_last(lengths[1], end if ttft is None else begin + ttft, end),
-                error=str(told.get("error.type", "error")) if has_failed else None,
+                error=str(found.get("error.type", "error")) if has_failed else None,
             )
         )
 
 
 def _number(values: dict[str, Any], name: str, kind: Any) -> Any:
-    """Return the number `values` has by a name, which can be a string; ValueError: another."""
+    """Return a number of `values`, which may be a string, or raise ValueError."""
     try:
         return msgspec.convert(values[name], kind, strict=False)
     except msgspec.ValidationError as error:
@@ -336,16 +336,16 @@ def _first_and_last(num_tokens: int, first: float, last: float) -> list[tuple[fl
 
 
 def events_of_log(log: ServedLog) -> Iterator[Event]:
-    """Yield the trace of a run that served the requests of a log; it begins at the first arrival.
+    """Yield the trace of a run that served the requests of a log, from the first arrival.
 
-    What no log says is left open: a request that did not fail ends with the reason "stop".
+    A request that did not fail ends with the reason "stop", as no log has the reason.
     """
     begin = min(request.arrival for request in log.requests)
     served: defaultdict[int | str | None, list[ServedRequest]] = defaultdict(list)
     for request in sorted(log.requests, key=lambda request: request.arrival):
         request.arrival -= begin
         request.admitted = max(request.admitted - begin, request.arrival)
-        soonest = request.admitted + MICROSECOND  # a step has a beginning and an end
+        soonest = request.admitted + MICROSECOND  # a step has a duration
         request.tokens = [(max(time - begin, soonest), num) for time, num in request.tokens]
         served[request.replica].append(request)
     if len(served) > MAX_WORKERS:
@@ -372,7 +372,7 @@ def _most_at_once(requests: list[ServedRequest]) -> int:
 
 
 def _events(requests: list[ServedRequest]) -> Iterator[Event]:
-    """Yield the events of one engine; requests: in the order of arrival."""
+    """Yield the events of one engine; requests: by arrival."""
     free = list(range(_most_at_once(requests)))  # a heap
     last_used, none = [-2] * len(free), [0]
     running: dict[ServedRequest, int] = {}  # with their slots

@@ -1,7 +1,6 @@
 import json
 from collections import defaultdict
 
-from engine_runs import traced
 from hypothesis import example, given
 from hypothesis import strategies as st
 from made_events import RUN, admit, arrive, drop, finish, fork, jump, preempt
@@ -10,9 +9,7 @@ from played_runs import PLAYED
 from reference_paged import CROWDED, Limits, PagedJob, play_paged
 from reference_schedule import DESIGN_JOBS, Job, play
 
-from batcher import Engine, Request, SimulatedModel
 from batcher.events import SequenceName
-from batcher.settings import SchedulingSettings
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline
 from batcher.trace.views import encode_chrome
 
@@ -172,7 +169,7 @@ def test_sequences_have_their_labels_and_what_happened_to_them():
     assert [e["name"] for e in events_of(timeline, "b")] == ["g#1"]
 
 
-def test_a_slice_lasts_as_long_as_its_steps_and_encloses_its_prefill():
+def test_a_slice_lasts_as_long_as_its_steps_and_a_preemption_is_where_it_ends():
     timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
     slices = [(e["name"], e["ts"], e["dur"]) for e in events_of(timeline, "X")]
     assert slices[4:] == [
@@ -183,10 +180,6 @@ def test_a_slice_lasts_as_long_as_its_steps_and_encloses_its_prefill():
     ]
     resumed = [e["args"] for e in events_of(timeline, "X") if e["name"] == "b"][1]
     assert resumed == {"index": 0, "outcome": "length", "generated": 7, "resumed": True}
-
-
-def test_a_preemption_is_an_instant_where_the_slice_ends():
-    timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
     assert events_of(timeline, "i") == [
         {
             "ph": "i",
@@ -266,24 +259,10 @@ def test_what_was_found_of_another_is_a_flow_from_the_last_step_in_which_that_ha
     ]
     slices = {e["name"]: e["args"] for e in events_of(timeline, "X") if e["cat"] == "request"}
     assert slices["b"]["cached_from"] == {"id": "a", "index": 0}
-
-
-def test_what_was_found_of_nobody_that_is_shown_is_in_no_flow():
     alone = Selection(slots=frozenset({1}))
     assert arrows_of(finding(SequenceName("a", 0)), alone) == []
     for source in (None, SequenceName("gone", 0), SequenceName("a", 0, "negative")):
         assert len(arrows_of(finding(source))) == 2, "that of c alone"
-
-
-def test_every_hit_of_an_engine_on_another_request_is_a_flow():
-    engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(kv_blocks=20, block_size=2))
-    requests = [
-        Request(id=f"r{number}", prompt=[5] * (5 + number), max_tokens=1 + number % 3)
-        for number in range(6)
-    ]
-    timeline = Timeline.from_events(traced(engine, requests))
-    ends = [name for phase, name, _, _ in arrows_of(timeline) if phase == "f"]
-    assert ends == [f"cached: r{number}" for number in range(1, 6)]
 
 
 def test_a_fork_is_a_flow_from_the_beam_that_goes_on_in_another_to_that_one():

@@ -114,9 +114,6 @@ def test_tables_that_take_many_lines_are_as_whole_as_those_of_one(monkeypatch):
     whole = parts_of(page_of(short_run([f"r{i}" for i in range(100)])))
     monkeypatch.setattr(page_module, "ROWS_OF_BLOCK", 7)
     assert parts_of(page_of(short_run([f"r{i}" for i in range(100)]))) == whole
-
-
-def test_of_many_requests_the_first_have_stories(monkeypatch):
     monkeypatch.setattr(page_module, "MAX_STORIES", 3)
     _, [run] = parts_of(page_of(short_run("abcde")))
     assert [bool(row["story"]) for row in run["sequences"]] == [True] * 3 + [False] * 2
