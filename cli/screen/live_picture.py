@@ -33,7 +33,6 @@ from .live_state import (
     progress,
     rate_facts,
     short,
-    use_of,
 )
 from .terminal import (
     InputLine,
@@ -118,15 +117,28 @@ def cell_parts(glyphs: Glyphs) -> dict[str, Part]:
 
 def strip_cell(stays: Sequence[Stay], steps: range, glyphs: Glyphs) -> str:
     """Return the cell for `steps` of a slot, a key of `cell_parts`."""
-    share, num_admitted, kind, stay = use_of(stays, steps)
-    if kind:
-        return glyphs.marks[kind]
+    busy = num_admitted = 0
+    newest: Stay | None = None
+    for stay in reversed(stays):
+        if stay.start >= steps.stop:
+            continue
+        end = steps.stop if stay.end is None else min(stay.end, steps.stop)
+        if end < steps.start:
+            break
+        newest = newest or stay
+        busy += end - max(stay.start, steps.start)
+        num_admitted += stay.start >= steps.start
+        # The step of a preemption does not belong to the stay.
+        if stay.kind and stay.end is not None and stay.end - (stay.kind == "failed") in steps:
+            return glyphs.marks[stay.kind]
+    is_held = newest is not None and newest.end is None
+    share = busy / len(steps) if steps else float(is_held)
     if num_admitted:
         return glyphs.admitted if num_admitted < MANY else shade(share, glyphs)
-    if 2 * share < 1 or stay is None:
+    if 2 * share < 1 or newest is None:
         return glyphs.nothing
-    place = 2 if stay.is_prefilling(steps.stop - 1) else stay.turn % 2
-    return chr(FIRST_IN_HUE + HUES.index(hue_of(stay.request_id)) * 3 + place)
+    place = 2 if newest.is_prefilling(steps.stop - 1) else newest.turn % 2
+    return chr(FIRST_IN_HUE + HUES.index(hue_of(newest.request_id)) * 3 + place)
 
 
 class Strips:
@@ -190,7 +202,7 @@ class Longest:
     def see(self, scene: "Scene", rows: Iterable[Row]) -> None:
         for row in rows:
             self.request = max(self.request, min(cell_width(scene.request(row)), MAX_REQUEST))
-            self.tokens = max(self.tokens, len(progress_of(row)))
+            self.tokens = max(self.tokens, len(row.progress))
             if scene.run.fold.drafts.num_drafted:
                 self.drafts = max(self.drafts, len("drafts"), len(drafts_of(row)))
 
@@ -429,10 +441,6 @@ def slot_width(scene: Scene) -> int:
     return len(scene.run.name_of(scene.run.num_slots - 1))
 
 
-def progress_of(row: Row) -> str:
-    return f"{row.num_tokens}/{row.max_tokens}" if row.max_tokens else ""
-
-
 def drafts_of(row: Row) -> str:
     return "" if row.drafts is None else f"{row.drafts.accepted}/{row.drafts.drafted}"
 
@@ -451,7 +459,7 @@ def _row(scene: Scene, number: int, row: Row, columns: Columns) -> Line:
     else:
         line.append((" " * columns.bar, ""))
     if columns.tokens:
-        line.append((f" {progress_of(row):>{columns.tokens}}", ""))
+        line.append((f" {row.progress:>{columns.tokens}}", ""))
     if columns.drafts:
         line += [("  ", ""), (f"{drafts_of(row):>{columns.drafts}}", "drafts")]
     if columns.phase:

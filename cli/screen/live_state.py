@@ -5,7 +5,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,6 @@ from .view import GaugeReading, Gauges, RunPlan, View
 
 MAX_ROWS = 16  # of the history; more slots share rows
 NUM_CELLS = 512
-OpenSpans: TypeAlias = Sequence[tuple[int, int]]  # held slots, and their first steps
 
 
 class RunHistory:
@@ -66,8 +65,13 @@ class RunHistory:
         row[first] -= start - first * size
         row[last] -= (last + 1) * size - end
 
-    def used(self, num_steps: int, num_cells: int, held: OpenSpans) -> NDArray[np.float64]:
-        """Return how many slots of each row were used on average, [rows, num_cells]."""
+    def used(
+        self, num_steps: int, num_cells: int, held: Sequence[tuple[int, int]]
+    ) -> NDArray[np.float64]:
+        """Return how many slots of each row were used on average, [rows, num_cells].
+
+        held: the slots that are held now, and their first steps.
+        """
         edges = np.linspace(0, num_steps, num_cells + 1)
         sums = np.zeros((len(self.rows), NUM_CELLS + 1))  # up to the boundaries of the cells
         np.cumsum(self._busy, axis=1, out=sums[:, 1:])
@@ -151,37 +155,6 @@ class Stay(NamedTuple):
         return self.start < self.first_token and step <= self.first_token
 
 
-class Use(NamedTuple):
-    """How a slot was used over some steps.  share: of these steps.  stay: the newest one."""
-
-    share: float
-    num_admitted: int
-    kind: Kind | Literal[""]
-    stay: Stay | None
-
-
-def use_of(stays: Sequence[Stay], steps: range) -> Use:
-    """Return the use of a slot over `steps`; without a step, whether it is held."""
-    busy = num_admitted = 0
-    kind: Kind | Literal[""] = ""
-    newest: Stay | None = None
-    for stay in reversed(stays):
-        if stay.start >= steps.stop:
-            continue
-        end = steps.stop if stay.end is None else min(stay.end, steps.stop)
-        if end < steps.start:
-            break
-        newest = newest or stay
-        busy += end - max(stay.start, steps.start)
-        num_admitted += stay.start >= steps.start
-        if stay.kind and not kind and stay.end is not None:
-            ended = stay.end - (stay.kind == "failed")  # a preempted one skips its last step
-            kind = stay.kind if ended in steps else ""
-    if not steps:
-        return Use(float(newest is not None and newest.end is None), 0, "", newest)
-    return Use(busy / len(steps), num_admitted, kind, newest)
-
-
 class Row(NamedTuple):
     """A slot after a step.  request: the sequence that used the slot in this step, or None."""
 
@@ -204,6 +177,10 @@ class Row(NamedTuple):
     @property
     def share(self) -> float:
         return self.num_tokens / self.max_tokens if self.max_tokens else 0.0
+
+    @property
+    def progress(self) -> str:
+        return f"{self.num_tokens}/{self.max_tokens}" if self.max_tokens else ""
 
 
 class Note(NamedTuple):
