@@ -99,7 +99,7 @@ def test_the_docs_have_the_keys_and_the_command_that_makes_the_sample(tmp_path):
     ("states", "said"),
     [
         ({"batch": 2**20}, "up to 65,536 slots, and this run states 1,048,576; use --format gantt"),
-        ({"workers": 3}, "one engine, and this is a run of 3 workers .* use --format gantt"),
+        ({"workers": 3}, "one engine, and this run has 3 workers .* use --format gantt"),
     ],
 )
 def test_a_run_that_has_no_picture_is_refused(states, said):
