@@ -36,7 +36,6 @@ from batcher.metrics.slo import Goodput, Slo
 from batcher.metrics.times import (
     NUM_DIGITS,
     Distribution,
-    EndedRequest,
     Histogram,
     Latencies,
     SecondsHistogram,
@@ -372,7 +371,7 @@ class RunMetrics:
         self._slots = SlotUse()
         self._slo, self._series = slo, series
         self._feed: StepFeed | None = None  # None if the run has no use for times
-        self._token_times = TokenTimes()
+        self._token_times, self._goodput = TokenTimes(), Goodput()
         self._aging: float | None = None
         self._blocked: Counter[str] = Counter()
         self._end = 0.0  # of the last step with a steps event
@@ -418,16 +417,15 @@ class RunMetrics:
                 blocked, fold.unblocked = fold.unblocked, None
                 self._blocked[blocked.reason] += blocked.end - blocked.start
             if self._feed is not None:
-                self._observe_times(self._feed, event, found)
+                for step in self._feed.take(event, found):
+                    self._add_step(step)
 
     def close(self, num_steps: int) -> None:
         for worker in self.workers:
             worker.close(worker.counted.numbers.steps)
-        if self._feed is not None:
-            for step in self._feed.catch_up(num_steps):
-                self._add_step(step)
-            if self._series is not None:
-                self._series.take_rest(self._feed.take_events())
+        self._catch_up(num_steps)
+        if self._feed is not None and self._series is not None:
+            self._series.take_rest(self._feed.take_events())
 
     def note_constraints(self, compiled: int, cache_hits: int) -> None:
         constraints = self.counted.numbers.constraints
@@ -471,9 +469,7 @@ class RunMetrics:
             pending = sum(n for step, n in self._last_jumps.values() if step + 1 >= steps)
             num_begun = self._num_begun + self._num_jumped - pending
             positions = Positions(busy + self.fold.drafts.num_drafted + num_begun)
-        if self._feed is not None:
-            for step in self._feed.catch_up(steps):
-                self._add_step(step)
+        self._catch_up(steps)
         blocked, open_block = Counter(self._blocked), self.fold.blocked
         if open_block is not None:
             blocked[open_block.reason] += max(0, steps - open_block.step)
@@ -525,7 +521,7 @@ class RunMetrics:
     def _begin_times(self, run: RunEvent) -> None:
         self._feed = StepFeed(run)
         self.counted.times = self._token_times.times
-        self.counted.numbers.goodput = Goodput()
+        self.counted.numbers.goodput = self._goodput
         if self._series is not None:
             self._series.has_drafts = bool(run.speculation)
 
@@ -537,6 +533,12 @@ class RunMetrics:
                 self._begin(event)
             case EndEvent():
                 numbers.steps = event.steps
+                self._catch_up(event.steps)
+                rest = [] if self._feed is None else self._feed.take_events()
+                for request in self._token_times.interrupt(rest):
+                    self._goodput.add(request, self._slo)
+                if self._series is not None:
+                    self._series.take_rest(rest)
             case PreemptEvent():
                 self._slots.occupy(event.step, -1)
                 if numbers.preemptions is not None and found is not None:
@@ -670,7 +672,8 @@ class RunMetrics:
             if self.fold.drafts.num_drafted:
                 counted.speculation.num_decode_steps += decode_steps_of(found, end.tokens)
             if self._feed is not None:
-                self._observe_times(self._feed, end, found)
+                for step in self._feed.take(end, found):
+                    self._add_step(step)
         self.fold.take(restart)
         self._slots.restart(restart.step)
         self.note_steps(restart.step)
@@ -684,14 +687,10 @@ class RunMetrics:
                 counted.lost_tokens += end.tokens
         self._samples.clear()
 
-    def _observe_times(self, feed: StepFeed, event: Event, found: RequestTimeline | None) -> None:
-        for step in feed.take(event, found):
-            self._add_step(step)
-        if isinstance(event, EndEvent):
-            rest = feed.take_events()
-            self._add_ended(self._token_times.interrupt(rest))
-            if self._series is not None:
-                self._series.take_rest(rest)
+    def _catch_up(self, num_steps: int) -> None:
+        if self._feed is not None:
+            for step in self._feed.catch_up(num_steps):
+                self._add_step(step)
 
     def _add_step(self, step: WholeStep) -> None:
         totals, numbers, duration = self.counted, self.counted.numbers, step.end - step.start
@@ -710,14 +709,10 @@ class RunMetrics:
         if (budget := numbers.budget) is not None:
             budget.full_steps += step.decodes + step.prefills == budget.max_batch_tokens
         given, ended = self._token_times.observe(step)
-        self._add_ended(ended)
+        for request in ended:
+            self._goodput.add(request, self._slo)
         if self._series is not None:
             self._series.take(step, given)
-
-    def _add_ended(self, ended: Iterable[EndedRequest]) -> None:
-        if (goodput := self.counted.numbers.goodput) is not None:
-            for request in ended:
-                goodput.add(request, self._slo)
 
 
 class EngineState(Struct, frozen=True):
