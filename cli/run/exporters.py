@@ -34,7 +34,7 @@ WRITE_SECONDS = 5.0  # between two versions of the metrics file
 class Exposition:
     """Serves the metrics of a collector to Prometheus and writes them to a file.
 
-    Until `tell` is called, while a model loads, there are none.  where: (address, port); port 0
+    It has none until `tell` is called, while a model loads.  where: (address, port); port 0
     picks a free one.  url: of the metrics, or None.
 
     Raises:

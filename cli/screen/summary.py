@@ -229,7 +229,7 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
 
     parts = []
     if summary.aged:
-        parts.append(f"{counted(summary.aged, 'admission')} by --aging, whatever the policy")
+        parts.append(f"{counted(summary.aged, 'admission')} forced by --aging")
     if (budget := summary.budget) is not None:
         full = counted(budget.full_steps, "step")
         parts.append(f"token budget {whole_percent(budget.mean_share)} used, full in {full}")

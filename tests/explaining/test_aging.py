@@ -51,7 +51,7 @@ def test_a_story_and_the_summary_tell_of_a_request_that_waited_too_long_for_the_
     metrics.observe(events)
     summary = metrics.summary()
     assert summary.aged == 7
-    assert "  7 admissions by --aging, whatever the policy" in "\n".join(summary_lines(summary))
+    assert "  7 admissions forced by --aging" in "\n".join(summary_lines(summary))
 
 
 JOBS = st.lists(
