@@ -36,13 +36,7 @@ from batcher.settings import (
     SchedulingSettings,
     Setting,
 )
-from batcher.timing.catalog import (
-    CatalogError,
-    Place,
-    as_record,
-    hint_at,
-    read_mapping,
-)
+from batcher.timing.catalog import CatalogError, Place, as_record, hint_at, read_mapping
 from batcher.timing.profiles import setup_of, step_time_of
 
 MAX_COUNT = 2**40

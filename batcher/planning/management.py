@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.foreign import calling, import_object
 from batcher.metrics.slo import parse_slo
-from batcher.timing.catalog import Amount, CatalogError, Count, Place, Positive, Text, hint_at
+from batcher.timing.catalog import Amount, CatalogError, Count, Place, Positive, Text
 
 _EDGE = 1e-9  # of a replica: a sum of shares is rounded
 
@@ -195,7 +195,7 @@ POLICIES = {  # with the meaning of their target
 def policy_of(settings: Autoscale) -> Callable[[FleetState], int]:
     """Return the policy of `settings`, or raise a BatchdecodeError if they do not fit it."""
     name, target, tolerance = settings.policy, settings.target, settings.tolerance
-    if ":" in name:
+    if name not in POLICIES:
         function = import_object(name, "autoscaling policy", ", ".join(POLICIES))
         if not callable(function):
             kind = type(function).__name__
@@ -211,9 +211,6 @@ def policy_of(settings: Autoscale) -> Callable[[FleetState], int]:
             return number
 
         return decide
-    if name not in POLICIES:
-        hint, known = hint_at(name, POLICIES), ", ".join(POLICIES)
-        raise BatchdecodeError(f"unknown policy {name}{hint}; known: {known}, module:function")
     if target is None:
         raise BatchdecodeError(f"policy {name} needs a target: {POLICIES[name]}")
     if name == "slo":

@@ -7,7 +7,6 @@ are as old as the report interval; never the present state.
 import reprlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -296,14 +295,7 @@ def router_of(name: str) -> Router:
     """Return a new router of that name, or one that calls `module:function`."""
     if name in ROUTERS:
         return ROUTERS[name]()
-    known = ", ".join(ROUTERS)
-    if ":" not in name:
-        near = get_close_matches(name, ROUTERS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise BatchdecodeError(
-            f"unknown router {name!r}{hint} (known: {known}, or module:function)"
-        )
-    found = import_object(name, "router", known)
+    found = import_object(name, "router", ", ".join(ROUTERS))
     if not callable(found):
         raise BatchdecodeError(f"the router {name} is a {type(found).__name__}, not a function")
     return OwnRouter(name, found)

@@ -26,7 +26,6 @@ from batcher.planning.routers import ROUTERS, OwnRouter, ReplicaView, Router, ro
 from batcher.planning.simulator import AssumedDrafts, simulate
 from batcher.planning.synthetic import (
     LENGTHS,
-    Arrivals,
     SyntheticWorkload,
     constant,
     gamma,
@@ -192,10 +191,7 @@ def test_the_least_is_that_which_has_been_so_for_longest(moves, max_outdated):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routers, "MAX_OUTDATED", max_outdated)
         views = [ReplicaView(number) for number in range(6)]
-        router, noted = (
-            router_of("least-tokens"),
-            list(views),
-        )
+        router, noted = (router_of("least-tokens"), list(views))
         router.use(views)
         for kind, first, second in moves:
             if kind == "use":
@@ -262,7 +258,7 @@ TEXT = "synthetic:rate=50,duration=6,prompt=lognormal:100:0.6,output=uniform:1:3
 SLO = Slo({"ttft": 0.05})
 
 
-def written(arrivals: Arrivals, priorities=None):
+def written(arrivals, priorities=None):
     """The workload of TEXT as `batchdecode workload` writes it, but for how requests arrive."""
     prompts, outputs = (parse_distribution(text, "", LENGTHS) for text in LENGTH_TEXTS)
     synthetic = SyntheticWorkload(

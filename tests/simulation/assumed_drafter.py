@@ -1,11 +1,6 @@
 """A drafter of an engine whose drafts are right exactly where a simulation assumes they are."""
 
-from collections.abc import Mapping, Sequence
-
-from batcher.planning.simulator import AssumedDrafts
-from batcher.planning.workload import Workload
 from batcher.speculation.settings import Proposal
-from batcher.tokens import Tokens
 
 ANY = 17  # a token: nobody asks for those behind the end of an output
 
@@ -13,7 +8,7 @@ ANY = 17  # a token: nobody asks for those behind the end of an output
 class AssumedDrafter:
     """Knows what rows will be given, by the first token of their prompts, and where it is wrong."""
 
-    def __init__(self, workload: Workload, drafts: AssumedDrafts) -> None:
+    def __init__(self, workload, drafts):
         self._drafts = drafts
         self._jobs = {}
         for job in workload.jobs:
@@ -22,18 +17,18 @@ class AssumedDrafter:
             assert job.output.tokens is not None
             self._jobs[piece.tokens[0]] = job, len(piece.tokens), list(job.output.tokens)
         assert len(self._jobs) == len(workload.jobs)
-        self._rows: dict[int, tuple[int, int]] = {}
+        self._rows = {}
 
-    def open(self, slot: int, tokens: Tokens) -> None:
+    def open(self, slot, tokens):
         first = tokens[0]
         self._rows[slot] = first, len(tokens) - self._jobs[first][1]
 
-    def extend(self, given: Mapping[int, Sequence[int]]) -> None:
+    def extend(self, given):
         for slot, tokens in given.items():
             first, num_given = self._rows[slot]
             self._rows[slot] = first, num_given + len(tokens)
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
+    def propose(self, num_wanted):
         proposed = {}
         for slot, num in num_wanted.items():
             first, place = self._rows[slot]
@@ -45,5 +40,5 @@ class AssumedDrafter:
             proposed[slot] = Proposal(coming)
         return proposed
 
-    def close(self, slot: int, *, has_ended: bool) -> None:
+    def close(self, slot, *, has_ended):
         del has_ended, self._rows[slot]

@@ -7,7 +7,7 @@ from jobs import simulate
 from msgspec import convert, to_builtins
 
 from batcher import Request, SimulatedModel
-from batcher.planning.workload import Workload, workload_of
+from batcher.planning.workload import workload_of
 from batcher.planning.workload_traces import BLOCK_TOKENS, TraceEntryChecks, trace_entries
 from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import ConstantStepTime
@@ -15,9 +15,9 @@ from batcher.timing.step_time import ConstantStepTime
 Line = dict[str, object]
 
 
-def made_up_trace(random: Random, num_requests: int) -> list[Line]:
+def made_up_trace(random, num_requests):
     """Requests that go on from each other, some cut inside a block, some at the end of one."""
-    lines: list[Line] = []
+    lines = []
     chains = [[0]]
     next_id = 1
     for number in range(num_requests):
@@ -41,9 +41,9 @@ def made_up_trace(random: Random, num_requests: int) -> list[Line]:
     return lines
 
 
-def direct_hits(lines: list[Line]) -> list[int]:
+def direct_hits(lines):
     """The tokens each request finds: full blocks whose chain was there before, one token left."""
-    seen: set[tuple[int, ...]] = set()
+    seen = set()
     hits = []
     for line in lines:
         ids, length = tuple(line["hash_ids"]), line["input_length"]
@@ -54,14 +54,14 @@ def direct_hits(lines: list[Line]) -> list[int]:
     return hits
 
 
-def workload_of_lines(lines: list[Line]) -> Workload:
+def workload_of_lines(lines):
     numbered = [(number, json.dumps(line).encode()) for number, line in enumerate(lines, 1)]
     entries = trace_entries("mooncake", numbered, TraceEntryChecks("trace"))
     requests = [convert(to_builtins(entry), Request) for entry in entries]
     return workload_of(requests, SimulatedModel())
 
 
-def test_a_trace_hits_what_a_direct_count_over_its_hash_ids_hits() -> None:
+def test_a_trace_hits_what_a_direct_count_over_its_hash_ids_hits():
     for seed in range(5):
         lines = made_up_trace(Random(seed), 150)
         for num_slots in (8, 200):

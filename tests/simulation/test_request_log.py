@@ -1,7 +1,6 @@
 """Logs of real runs: what they may hold, and what a replay of them comes to."""
 
 import json
-from typing import Any
 
 import pytest
 from jobs import engine_of
@@ -10,12 +9,12 @@ from batcher.errors import BatchdecodeError
 from batcher.planning.replay import replay, workload_of_log
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
-from batcher.trace.logs import LoggedRequest, read_request_log
+from batcher.trace.logs import read_request_log
 
 PROFILE = "rtx4090_llama3.1-8b"
 
 
-def line(**more: Any) -> dict[str, Any]:
+def line(**more):
     """A line of a log."""
     return {
         "request_id": "a",
@@ -29,12 +28,12 @@ def line(**more: Any) -> dict[str, Any]:
     }
 
 
-def read(*lines: dict[str, Any] | bytes) -> list[LoggedRequest]:
+def read(*lines):
     texts = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines]
     return read_request_log(enumerate(texts, 1), "log")
 
 
-def test_requests_come_in_the_order_they_were_queued_from_0_on() -> None:
+def test_requests_come_in_the_order_they_were_queued_from_0_on():
     log = read(line(request_id="b", queued_ts=100.25), line())
     jobs = workload_of_log(log).jobs
     assert [(job.id, job.arrival_time) for job in jobs] == [("a", 0.0), ("b", 0.25)]
@@ -54,15 +53,13 @@ def test_requests_come_in_the_order_they_were_queued_from_0_on() -> None:
         ([b'{"extra":' + b"[" * 5000], "log:1: maximum recursion depth exceeded"),
     ],
 )
-def test_a_log_that_cannot_be_used_says_why(
-    lines: list[dict[str, Any] | bytes], message: str
-) -> None:
+def test_a_log_that_cannot_be_used_says_why(lines, message):
     with pytest.raises(BatchdecodeError) as caught:
         read(*lines)
     assert str(caught.value).startswith(message)
 
 
-def test_numbers_are_vllms() -> None:
+def test_numbers_are_vllms():
     log = read(
         line(),
         line(request_id="b", output_toks=1, queued_ts=101.0, scheduled_ts=None, last_token_ts=101),
@@ -76,7 +73,7 @@ def test_numbers_are_vllms() -> None:
     assert "queue mean" not in real  # it is not known of all of them
 
 
-def test_a_request_that_can_never_run_cannot_have_run() -> None:
+def test_a_request_that_can_never_run_cannot_have_run():
     settings = SchedulingSettings(kv_blocks=24, max_batch_tokens=64)
     with pytest.raises(BatchdecodeError, match="'a', can never run with --kv-blocks 24"):
         replay(read(line(input_toks=5000)), engine_of(6, settings, step_time_of(PROFILE)))

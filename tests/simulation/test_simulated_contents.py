@@ -1,8 +1,6 @@
 """What stands for simulated tokens: equal where tokens are, and found without going over all."""
 
-from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,21 +14,21 @@ class CountedPieces(tuple[Piece, ...]):  # noqa: SLOT001 - it counts
 
     num_seen = 0
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self):
         for piece in super().__iter__():
             self.num_seen += 1
             yield piece
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place):
         self.num_seen += 1
         return super().__getitem__(place)
 
 
-def sequence_of(pieces: list[Piece]) -> Any:
+def sequence_of(pieces):
     return job_of(0, sum(piece.length for piece in pieces), 0, prompt=tuple(pieces))
 
 
-def test_a_prompt_of_many_pieces_takes_time_in_proportion_to_them() -> None:
+def test_a_prompt_of_many_pieces_takes_time_in_proportion_to_them():
     seen = []
     for num_pieces in (100, 200, 400):
         sequence = sequence_of([Piece(40, ("seed", number)) for number in range(num_pieces)])
@@ -43,9 +41,9 @@ def test_a_prompt_of_many_pieces_takes_time_in_proportion_to_them() -> None:
     assert seen[0] <= 300, "two whole blocks and one with two pieces"
 
 
-def tokens_of(pieces: list[Piece]) -> list[Any]:
+def tokens_of(pieces):
     """The tokens themselves; what a symbol stands for depends on where it begins."""
-    tokens: list[Any] = []
+    tokens = []
     for piece in pieces:
         if piece.tokens is not None:
             tokens += piece.tokens
@@ -64,9 +62,7 @@ prompts = st.lists(st.one_of(listed, symbolic), min_size=1, max_size=6)
 
 
 @given(prompts, prompts, st.integers(1, 5))
-def test_contents_are_equal_exactly_where_the_tokens_are(
-    first: list[Piece], second: list[Piece], size: int
-) -> None:
+def test_contents_are_equal_exactly_where_the_tokens_are(first, second, size):
     contents = SimulatedContents()
     all_tokens = [tokens_of(first), tokens_of(second)]
     length = min(map(len, all_tokens))

@@ -14,13 +14,13 @@ from test_simulator import LoggedSimulation, outcome, recomputed, workload_from
 from batcher import Request, SimulatedModel
 from batcher.models.simulated import SimulatedSettings
 from batcher.planning.simulator import AssumedDrafts
-from batcher.planning.workload import Turns, Workload, workload_of
+from batcher.planning.workload import Turns, workload_of
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import DEFAULT_DRAFT_TOKENS, expected_speedup, expected_tokens
-from batcher.timing.step_time import ConstantStepTime, StepTime
+from batcher.timing.step_time import ConstantStepTime
 
 
-def drafted_requests(random: Random, *, may_stop: bool = True) -> list[Request]:
+def drafted_requests(random, *, may_stop=True):
     """Some requests, no two of which begin alike; some have a number of drafts of their own."""
     return [
         Request(
@@ -42,13 +42,7 @@ def drafted_requests(random: Random, *, may_stop: bool = True) -> list[Request]:
 ACCEPTANCES = st.sampled_from([0.0, 0.3, 0.7, 0.95, 1.0])
 
 
-def check(
-    drawn: list[Request],
-    num_slots: int,
-    chosen: SchedulingSettings,
-    step_time: StepTime,
-    acceptance: float,
-) -> None:
+def check(drawn, num_slots, chosen, step_time, acceptance):
     """Make sure that an engine whose drafts are as right does the same in the same time."""
     model = SimulatedModel(SimulatedSettings(eos_rate=0))  # an engine cuts drafts behind EOS
     workload = workload_from(drawn, model)
@@ -66,9 +60,7 @@ def check(
 
 @examples(100)
 @given(st.integers(0, 2**32), ACCEPTANCES)
-def test_it_is_the_engine_with_drafts_as_right_step_for_step_and_tick_for_tick(
-    seed: int, acceptance: float
-) -> None:
+def test_it_is_the_engine_with_drafts_as_right_step_for_step_and_tick_for_tick(seed, acceptance):
     random = Random(seed)
     drawn, step_time = drafted_requests(random), random.choice(STEP_TIMES)
     num_slots, chosen = random_settings(random)
@@ -77,7 +69,7 @@ def test_it_is_the_engine_with_drafts_as_right_step_for_step_and_tick_for_tick(
 
 @examples(100)
 @given(st.integers(0, 2**32), ACCEPTANCES)
-def test_from_event_to_event_it_is_the_same_as_step_by_step(seed: int, acceptance: float) -> None:
+def test_from_event_to_event_it_is_the_same_as_step_by_step(seed, acceptance):
     random = Random(seed)
     workload = workload_of(drafted_requests(random, may_stop=False), SimulatedModel())
     num_slots, chosen = random_settings(random)
@@ -91,7 +83,7 @@ def test_from_event_to_event_it_is_the_same_as_step_by_step(seed: int, acceptanc
     assert outcome(simulate(workload, num_slots, chosen, step_time, drafts=drafts)) == outcome(one)
 
 
-def served_alone(num_tokens: int) -> Workload:
+def served_alone(num_tokens):
     return workload_of(
         [Request(prompt=[3], max_tokens=num_tokens, ignore_eos=True)], SimulatedModel()
     )
@@ -99,7 +91,7 @@ def served_alone(num_tokens: int) -> Workload:
 
 @pytest.mark.parametrize("acceptance", mostly_heavy([0.0, 0.3, 0.7, 0.9, 1.0], 0.7))
 @pytest.mark.parametrize("drafted", mostly_heavy([(1, 0.3), (4, 0.05), (8, 0.0)], (4, 0.05)))
-def test_a_row_alone_gains_what_theory_says(acceptance: float, drafted: tuple[int, float]) -> None:
+def test_a_row_alone_gains_what_theory_says(acceptance, drafted):
     num_drafts, cost = drafted
     num_tokens = 30_000
     drafts = AssumedDrafts(num_tokens=num_drafts, acceptance=acceptance, cost=cost)
@@ -111,7 +103,7 @@ def test_a_row_alone_gains_what_theory_says(acceptance: float, drafted: tuple[in
     assert per_step == pytest.approx(expected_tokens(acceptance, num_drafts), rel=0.02)
 
 
-def test_drafts_take_what_verifying_and_making_them_takes() -> None:
+def test_drafts_take_what_verifying_and_making_them_takes():
     never = AssumedDrafts(num_tokens=4, acceptance=0.0)
     result = simulate(served_alone(50), 1, SchedulingSettings(), ConstantStepTime(), never)
     assert result.makespan == 50
@@ -122,7 +114,7 @@ def test_drafts_take_what_verifying_and_making_them_takes() -> None:
     assert result.makespan == 1 + 2 * (1 + 4 * 0.25)  # a share of a step, one after the other
 
 
-def test_luck_belongs_to_the_place_in_the_output_and_not_to_the_schedule() -> None:
+def test_luck_belongs_to_the_place_in_the_output_and_not_to_the_schedule():
     requests = [Request(prompt=[3] * 9, max_tokens=60, ignore_eos=True)] * 6
     workload = workload_of(requests, SimulatedModel())
     drafts = AssumedDrafts(num_tokens=4, acceptance=0.6)

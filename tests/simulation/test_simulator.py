@@ -1,8 +1,6 @@
 """The simulation against the engine with a model, and from event to event against step by step."""
 
-from collections.abc import Collection
 from random import Random
-from typing import Any
 
 from examples import examples
 from hypothesis import example, given
@@ -11,64 +9,59 @@ from jobs import engine_of, simulate
 from simulated_workloads import (
     STEP_TIMES,
     BoundedModel,
-    Logged,
     random_requests,
     random_settings,
     run_engine,
 )
 
-from batcher import Request, SimulatedModel, decode
-from batcher.planning.simulated_sequence import SimulatedSequence
-from batcher.planning.simulator import FleetResult, Replica
-from batcher.planning.workload import Turns, Workload, workload_of
-from batcher.scheduling.scheduler import SchedulerOutput
-from batcher.settings import SchedulingSettings
-from batcher.timing.step_time import StepTime
+from batcher import decode
+from batcher.planning.simulator import Replica
+from batcher.planning.workload import Turns, workload_of
 
 
 class LoggedSimulation(Replica):
     """A simulation that tells of its steps, each taken by itself, what an engine's events tell."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
+    def __init__(self, *args, **more):
         super().__init__(*args, **more)
-        self.log: list[Logged] = []
-        self.ends: list[float] = []
-        self.blocks: list[int] = []
+        self.log = []
+        self.ends = []
+        self.blocks = []
 
-    def _note(self, plan: SchedulerOutput[SimulatedSequence]) -> None:
+    def _note(self, plan):
         super()._note(plan)
         for preemption in plan.preempted:
             self._log("preempt", preemption.first, preemption.num_computed_tokens[preemption.first])
         for sequence in plan.admitted:
             self._log("admit", sequence, sequence.num_cached_tokens)
 
-    def _before_news(self, until: float) -> float:
+    def _before_news(self, until):
         del until
         return self.now
 
-    def _take_steps(self) -> None:
+    def _take_steps(self):
         num_steps, block_steps = self._step, self.result.block_steps
         self.start = self.now
         super()._take_steps()
         if self._step > num_steps:
             self.blocks.append(self.result.block_steps - block_steps)
 
-    def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
+    def _advance(self, num_steps, ticks, num_tokens):
         super()._advance(num_steps, ticks, num_tokens)
         self.ends.append(self.now)
 
-    def _note_over(self, sequences: Collection[SimulatedSequence]) -> None:
+    def _note_over(self, sequences):
         for one in sequences:
             if one.admitted_ticks >= 0:
                 row = ("finish", self._step - 1, one.id, one.index, self.start)
                 self.log.append((*row, one.num_output_tokens))
         super()._note_over(sequences)
 
-    def _log(self, what: str, sequence: Any, num_tokens: int) -> None:
+    def _log(self, what, sequence, num_tokens):
         self.log.append((what, self._step, sequence.id, sequence.index, self.now, num_tokens))
 
 
-def workload_from(drawn: list[Request], model: SimulatedModel) -> Workload:
+def workload_from(drawn, model):
     """The workload of requests that have been decoded once."""
     places = {request.id: place for place, request in enumerate(drawn)}
     results = decode(drawn, model=model, batch_size=64)
@@ -83,8 +76,8 @@ CONTEXTS = st.sampled_from([None, None, 30, 60, 100])
 @given(st.integers(0, 2**32), CONTEXTS, st.sampled_from(["error", "drop-oldest"]))
 @example(seed=2187, max_context=30, session_overflow="error")  # one has an empty prompt
 def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(
-    seed: int, max_context: int | None, session_overflow: str
-) -> None:
+    seed, max_context, session_overflow
+):
     random = Random(seed)
     drawn = random_requests(random)
     num_slots, chosen = random_settings(random)
@@ -103,9 +96,9 @@ def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(
         assert sequence.has_failed == (ended.finish_reason == "error")
 
 
-def recomputed(log: list[Logged]) -> int:
+def recomputed(log):
     """How many tokens were lost by preemptions and not found at the next admissions."""
-    lost: dict[tuple[str, int], int] = {}
+    lost = {}
     total = 0
     for what, _, request_id, index, _, num_tokens in log:
         if what == "preempt":
@@ -115,7 +108,7 @@ def recomputed(log: list[Logged]) -> int:
     return total
 
 
-def outcome(result: FleetResult) -> Any:
+def outcome(result):
     """All that a simulation tells."""
     times = [
         (
@@ -137,13 +130,11 @@ def outcome(result: FleetResult) -> Any:
 class PlannedSimulation(Replica):
     """A simulation that lets the scheduler plan every step."""
 
-    def _take_steps(self) -> None:
+    def _take_steps(self):
         self._take_step()
 
 
-def simulate_steps(
-    workload: Workload, num_slots: int, chosen: SchedulingSettings, step_time: StepTime
-) -> FleetResult:
+def simulate_steps(workload, num_slots, chosen, step_time):
     return PlannedSimulation(Turns(workload), engine_of(num_slots, chosen, step_time)).run()
 
 
@@ -152,7 +143,7 @@ def simulate_steps(
 @example(505, None)  # one arrives that others give way to
 @example(661, None)  # the reason told for who waits changes
 @example(7158, None)  # a row that grows evicts what one that waits would have found
-def test_from_event_to_event_is_exactly_step_by_step(seed: int, max_context: int | None) -> None:
+def test_from_event_to_event_is_exactly_step_by_step(seed, max_context):
     random = Random(seed)
     drawn = random_requests(random, may_stop=False)
     if random.random() < 0.5:  # all of them have to be admitted, and none waits for another one

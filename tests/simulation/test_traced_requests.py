@@ -50,10 +50,7 @@ def test_what_failed_is_left_out_and_samples_are_told_apart():
 
 def test_a_trace_without_times_or_an_end_is_refused():
     untimed, timed = traced(REQUESTS)[0], traced(REQUESTS, step_time=ConstantStepTime(0.4))[0]
-    for lines, why in (
-        (untimed, "its steps have no times"),
-        (timed[:1], "no request finished"),
-    ):
+    for lines, why in ((untimed, "its steps have no times"), (timed[:1], "no request finished")):
         with pytest.raises(BatchdecodeError, match=why):
             read_requests(lines, "t")
 

@@ -11,7 +11,7 @@ from test_simulator import outcome, simulate_steps
 from batcher.models.simulated import SimulatedModel
 from batcher.planning.deployments import Deployment
 from batcher.planning.measure import run
-from batcher.planning.workload import Workload, parse_streamed, workload_of
+from batcher.planning.workload import parse_streamed, workload_of
 from batcher.request import PromptSegment, Request
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
@@ -21,12 +21,12 @@ STEP_TIME = step_time_of(PROFILE)
 SETTINGS = SchedulingSettings(kv_blocks=100, block_size=4, max_batch_tokens=40)
 
 
-def own(length: int, seed: int = 0) -> list[PromptSegment]:
+def own(length, seed=0):
     """A prompt that nobody else has."""
     return [PromptSegment(length=length, seed=seed)]
 
 
-def workload(*prompts: object, **more: object) -> Workload:
+def workload(*prompts, **more):
     """Requests that all arrive at once."""
     requests = [
         Request(id=str(place), prompt=prompt, max_tokens=20, ignore_eos=True, **more)
@@ -48,7 +48,7 @@ def workload(*prompts: object, **more: object) -> Workload:
         (workload([*own(1, 1), *own(9, 3)], [*own(1, 2), *own(9, 3)]), True),
     ],
 )
-def test_what_shares_nothing_begins_with_tokens_of_its_own(jobs: Workload, *, is_so: bool) -> None:
+def test_what_shares_nothing_begins_with_tokens_of_its_own(jobs, *, is_so):
     assert jobs.shares_nothing == is_so
 
 
@@ -63,13 +63,8 @@ def test_what_shares_nothing_begins_with_tokens_of_its_own(jobs: Workload, *, is
 @example([(0, 12, 20), (0, 12, 20)], 2, 9, "on-demand", "fcfs", None)
 @examples(300)
 def test_a_trial_comes_to_what_the_steps_with_a_cache_do(
-    rows: list[tuple[int, int, int]],
-    num_slots: int,
-    kv_blocks: int,
-    capacity: str,
-    policy: str,
-    budget: int | None,
-) -> None:
+    rows, num_slots, kv_blocks, capacity, policy, budget
+):
     requests = [
         Request(
             arrival_time=arrival / 10,
@@ -91,9 +86,7 @@ def test_a_trial_comes_to_what_the_steps_with_a_cache_do(
 
 @pytest.mark.parametrize("kv_blocks", [40, 400])
 @pytest.mark.parametrize("router", ["round-robin", "least-loaded", "shortest-queue"])
-def test_a_trial_of_a_fleet_comes_to_what_the_fleet_does(
-    monkeypatch: pytest.MonkeyPatch, router: str, kv_blocks: int
-) -> None:
+def test_a_trial_of_a_fleet_comes_to_what_the_fleet_does(monkeypatch, router, kv_blocks):
     settings = SchedulingSettings(kv_blocks=kv_blocks, max_batch_tokens=256)
     deployment = Deployment(
         batch=8, replicas=3, router=router, profile=PROFILE, scheduling=settings

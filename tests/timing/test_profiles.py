@@ -176,14 +176,6 @@ def test_a_step_takes_its_kernels_and_the_gaps_of_all_layers(kernels, engine, st
     assert step_time_of(f"{kernels}@{engine}").ticks(*step) == expected
 
 
-@pytest.mark.parametrize("kernels", [*KERNELS, *ROOFLINES])
-def test_what_an_engine_takes_changes_neither_the_hardware_nor_the_model_nor_the_room(kernels):
-    name = f"{kernels}@vllm-2025"
-    setup = setup_of(name)
-    assert setup == setup_of(kernels)
-    assert None not in (setup.gpu, setup.shape, setup.kv_room)
-
-
 def test_the_name_and_the_source_tell_of_the_engine(engine):
     name, profile = load_profile(f"h100_llama3.1-8b_tp1@{engine}")
     assert name == f"h100_llama3.1-8b_tp1@{engine}"

@@ -10,12 +10,7 @@ from served import MODEL, deployment_of, driving, question_of
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.planning.compare import compare
-from batcher.planning.deployments import (
-    AXES,
-    Deployment,
-    check_drafts,
-    grid_of,
-)
+from batcher.planning.deployments import AXES, Deployment, check_drafts, grid_of
 from batcher.planning.measure import Question, measure, problem_of
 from batcher.planning.plan import (
     NUM_PROBES,
@@ -119,12 +114,7 @@ def test_a_change_that_helps_a_few_of_many_does_not_bind(num_gained, binding):
     outcome = measured(ladder.deployment_of(1))
     assert outcome.goodput.good == 50
     edge = Edge(
-        question=question,
-        ladder=ladder,
-        number=1,
-        outcome=outcome,
-        enough=2,
-        drive=driving(told),
+        question=question, ladder=ladder, number=1, outcome=outcome, enough=2, drive=driving(told)
     )
     assert edge.analyse()[0] == binding
 
@@ -137,11 +127,6 @@ def test_more_that_is_not_enough_is_reported(tmp_path):
     found = find_plan(question, deployment_of(8, profile=str(profile)), "batch")
     assert (found.is_met, found.value) == (True, 2)
     assert [trial.value for trial in found.contradictions] == [3, 4]
-
-
-def test_of_arrivals_at_once_there_is_no_rate():
-    with pytest.raises(BatchdecodeError, match="all requests arrive at once"):
-        plan(*EIGHT, slo="e2e=9", searched="rate")
 
 
 def test_rates_and_blocks_of_a_workload():
@@ -323,11 +308,11 @@ def test_what_is_likely_begins_with_what_is_next(enough, count, start):
     assert likely(known, 1.0, rungs, start, count) == []
 
 
-def grid(**texts: str) -> list[Deployment]:
+def grid(**texts):
     return grid_of({name: AXES[name].values(text) for name, text in texts.items()}, Deployment())
 
 
-def test_a_draft_that_is_always_right_saves_steps_by_arithmetic() -> None:
+def test_a_draft_that_is_always_right_saves_steps_by_arithmetic():
     # 1 token with the prompt, then 5 a step: 21 s instead of 101
     drafted = grid(draft_tokens="none,4", draft_acceptance="1", batch="1")
     cells = compare(question_of((0, 100, 101)), drafted, growth=0.1)
@@ -350,6 +335,6 @@ def test_a_draft_that_is_always_right_saves_steps_by_arithmetic() -> None:
         ({"draft_tokens": "4"}, "--draft-tokens needs --draft-acceptance"),
     ],
 )
-def test_options_of_drafts_go_together(texts: dict[str, str], message: str) -> None:
+def test_options_of_drafts_go_together(texts, message):
     with pytest.raises(BatchdecodeError, match=message):
         check_drafts(texts, grid(**texts))

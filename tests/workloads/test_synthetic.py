@@ -18,7 +18,6 @@ from batcher.planning.synthetic import (
     closed_entries,
     constant,
     draw_lengths,
-    draw_seconds,
     gamma,
     make_generator,
     open_entries,
@@ -281,16 +280,6 @@ def test_zipf_falls_as_a_power():
 def test_extreme_parameters_neither_overflow_nor_warn():
     for text in ("lognormal:1e9,10", "pareto:1e9,0.1", "normal:1e9,1e9", "exponential:1e9"):
         assert drawn_lengths(text).max() == MAX_LENGTH
-
-
-def test_seconds_are_not_negative_and_need_not_be_whole():
-    drawn = draw_seconds(
-        parse_distribution("normal:1,2", "--think-time", TIMES), make_generator(0, 0)
-    )
-    found = list(islice(drawn, 2000))
-    assert min(found) == 0.0
-    assert any(second != int(second) for second in found)
-    assert found == [round(second, 6) for second in found]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from batcher.planning.workload_traces import (
     WorkloadSummary,
     factor_for_rate,
     read_lengths,
-    scale_times,
     trace_entries,
 )
 from batcher.requests.lines import ParsedLine, RequestParser
@@ -102,15 +101,6 @@ def test_the_headline_tells_requests_from_sessions(turns, headline):
     ]
     assert list(summary.observe(entries)) == entries
     assert render_summary(summary).splitlines()[0] == headline
-
-
-def test_output_goes_to_a_file_and_is_packed_by_its_name(make, tmp_path):
-    requests, _ = make("poisson", "-n", 500)
-    for name, opened in {"w.jsonl": open, "w.jsonl.gz": gzip.open}.items():
-        path = tmp_path / name
-        assert make("poisson", "-n", 500, "-o", path)[0] == []
-        with opened(path, "rt") as file:
-            assert [json.loads(line) for line in file] == requests
 
 
 def test_traces_may_be_packed_and_are_scaled_or_brought_to_a_rate(make, tmp_path):
@@ -272,12 +262,7 @@ DAY = "2023-11-16 18:00:00"
             0,
         ),
         ("azure", [HEADER, f"{DAY},0,0"], [("r0", 0.0, [(1, "r0")], 1)], 2),
-        (
-            "mooncake",
-            [mooncake(length=0, output=0, hash_ids=[])],
-            [("r0", 0.0, [(1, "r0")], 1)],
-            2,
-        ),
+        ("mooncake", [mooncake(length=0, output=0, hash_ids=[])], [("r0", 0.0, [(1, "r0")], 1)], 2),
         ("vllm", [vllm(prompt=0)], [("a", 0.0, [(1, "a")], 6)], 1),
     ],
 )
@@ -339,17 +324,6 @@ def test_what_is_wrong_is_said_with_its_line(name, lines, said):
     with pytest.raises(WorkloadError) as caught:
         list(trace_entries(name, numbered(*lines), TraceEntryChecks("trace")))
     assert str(caught.value).startswith(said)
-
-
-def test_a_rate_stretches_the_trace_and_keeps_its_order():
-    def entries():
-        lines = [vllm(str(n), queued=queued) for n, queued in enumerate([3, 4, 4, 13])]
-        return trace_entries("vllm", numbered(*lines), TraceEntryChecks("t"))
-
-    factor = factor_for_rate(entries(), 0.5, "t")
-    times = [entry.arrival_time for entry in scale_times(entries(), factor)]
-    assert times == [0.0, 0.6, 0.6, 6.0]
-    assert (len(times) - 1) / times[-1] == 0.5
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
