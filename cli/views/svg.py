@@ -71,7 +71,7 @@ ROOT_CLASS = "batchdecode-gantt"
 Number = float | str
 
 
-class Row(NamedTuple):
+class SvgRow(NamedTuple):
     """The upper edge and height of a row, in pixels."""
 
     top: float
@@ -111,7 +111,7 @@ class Drawing:
         yield
         self._parents.pop()
 
-    def label(self, label: str, left: float, right: float, row: Row) -> bool:
+    def label(self, label: str, left: float, right: float, row: SvgRow) -> bool:
         text = fitted_label(label, int((right - left) / CELL_WIDTH), "…")
         if text:
             self.add("text", "text label", text, x=left, y=row.base_line)
@@ -191,7 +191,7 @@ ENDING_WORDS: dict[SpanEnding, str] = {
 
 
 def draw_bar(
-    drawing: Drawing, axis: TimeAxis, span: SlotSpan, row: Row, label: str, style: str
+    drawing: Drawing, axis: TimeAxis, span: SlotSpan, row: SvgRow, label: str, style: str
 ) -> None:
     left, right = axis.place(span.start, span.end)
     right -= min(1, (right - left) / 4)  # a gap to the next
@@ -218,7 +218,9 @@ def draw_bar(
             drawing.label(label, left + PADDING, label_right, row)
 
 
-def draw_body(drawing: Drawing, left: float, right: float, row: Row, ending: SpanEnding) -> float:
+def draw_body(
+    drawing: Drawing, left: float, right: float, row: SvgRow, ending: SpanEnding
+) -> float:
     """Draw a bar with its ending, and return the width of the ending."""
     tear = "".join(
         f"L{px(right - TOOTH * (number % 2))} {px(row.top + row.height / 4 * number)}"
@@ -324,7 +326,7 @@ class Panel:
             lanes["KV blocks"] = ("blocks", held, limit if isinstance(limit, int) else 0)
         height = next(height for most, height in ROW_HEIGHTS.items() if len(busy) <= most)
         tops = (top + AXIS_HEIGHT + number * (height + GAP) for number in range(len(busy)))
-        rows = [Row(row_top, height) for row_top in tops]
+        rows = [SvgRow(row_top, height) for row_top in tops]
         bottom = rows[-1].bottom + len(lanes) * (LANE_HEIGHT + 2 * GAP)
         unit = axis.unit.removesuffix("s")
         drawing.add("text", "quiet right", unit, x=NAME_WIDTH - 24, y=top + 11)
@@ -360,7 +362,7 @@ class Panel:
                 drawing.add("path", "restart", d=f"M{at} {px(top + AXIS_HEIGHT)}V{px(bottom)}")
         row = rows[-1]
         for name, (kind, stretches, most) in lanes.items():
-            row = Row(row.bottom + 2 * GAP, LANE_HEIGHT)
+            row = SvgRow(row.bottom + 2 * GAP, LANE_HEIGHT)
             levels = axis.levels(stretches)
             peak = max((num for _, _, num in levels), default=0)
             path = "".join(
@@ -379,7 +381,7 @@ class Panel:
                 drawing.add("text", "quiet", f"of {most:,}", x=axis.right + 10, y=below)
         return bottom
 
-    def _name(self, drawing: Drawing, row: Row, name: str, figure: str) -> None:
+    def _name(self, drawing: Drawing, row: SvgRow, name: str, figure: str) -> None:
         drawing.add("text", "text right", name, x=NAME_WIDTH - 8, y=row.base_line)
         drawing.add("text", "quiet", figure, x=self.axis.right + 10, y=row.base_line)
 
@@ -394,7 +396,7 @@ class Panel:
         for bucket in range(first, last):
             covered[bucket] += BUCKET
 
-    def _area(self, covered: Sequence[float], full: int, row: Row) -> str:
+    def _area(self, covered: Sequence[float], full: int, row: SvgRow) -> str:
         path, last = f"M{px(self.axis.left)} {px(row.bottom)}", px(0)
         is_empty = True
         for bucket, pixels in enumerate([*covered, 0.0]):
@@ -486,7 +488,7 @@ def _draw_steps(
         entry_width = SWATCH + 6 + text_width(words) + 14
         if x + entry_width > width:
             x, top = float(NAME_WIDTH), top + LINE_HEIGHT + 4
-        row = Row(top - 6, 13)
+        row = SvgRow(top - 6, 13)
         draw_body(drawing, x, x + SWATCH, row, ending)
         if ground:
             drawing.add("rect", ground, x=x, y=row.top, width=SWATCH, height=row.height)
