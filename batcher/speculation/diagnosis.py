@@ -152,7 +152,7 @@ def diagnose(
     """Return the diagnosis of `draft`."""
     for model in (target, draft):
         if model.gives == "tokens":
-            raise BatchdecodeError(f"{model.name} gives no logits, so there is nothing to compare")
+            raise BatchdecodeError(f"{model.name} has no logits to compare")
     own_bytes, draft_bytes = target.tokenizer.token_bytes, draft.tokenizer.token_bytes
     used = sorted({token for row in rows for token in (*row.prompt, *row.output)})
     others = [token for token in used if bytes_of(token, own_bytes) != bytes_of(token, draft_bytes)]
@@ -160,17 +160,22 @@ def diagnose(
         " or ".join(map(str, sorted(eos_token_ids_of(model)))) or "no token"
         for model in (target, draft)
     )
-    text = f"both read all {len(used)} tokens alike"
+    text = f"all {len(used)} tokens have the same text in both vocabularies"
     if others:
         first = others[0]
+        known, read = (bytes_of(first, each) for each in (own_bytes, draft_bytes))
         text = (
-            f"{len(others)} of {len(used)} tokens are others for the draft: {first} is "
-            f"{bytes_of(first, own_bytes)!r}, and {bytes_of(first, draft_bytes)!r} for the draft"
+            f"{len(others)} of {len(used)} tokens differ: {first} is {known!r} for the target, "
+            f"{read!r} for the draft"
         )
     elif ends != other_ends:
-        text = f"texts end with {ends}, and with {other_ends} for the draft"
-    is_fault = bool(others) or ends != other_ends
-    checks = [CauseCheck(cause="tokenizer", is_fault=is_fault, text=text)]
+        text = f"EOS is {ends} for the target, {other_ends} for the draft"
+    checks: list[CauseCheck] = []
+
+    def add(cause: Cause, text: str, *, is_fault: bool, overlap: float | None = None) -> None:
+        checks.append(CauseCheck(cause=cause, is_fault=is_fault, overlap=overlap, text=text))
+
+    add("tokenizer", text, is_fault=bool(others) or ends != other_ends)
     if max(max([*row.prompt, *row.output]) for row in rows) >= (draft.vocab_size or 0):
         return Diagnosis(num_rows=len(rows), checks=checks, cause="tokenizer")
     ours, theirs = Side(target, rows), Side(draft, rows)
@@ -192,71 +197,50 @@ def diagnose(
         index += [places.index((number, at)) for at in positions]
         again += theirs.recomputed(number, draft_requests[number], positions)
     same = float(_overlaps([drawn[at] for at in index], again).mean())
-    checks.append(
-        CauseCheck(
-            cause="cache",
-            is_fault=same < _SAME,
-            overlap=float(_overlaps([wanted[at] for at in index], again).mean()),
-            text=f"without its cache it gives {same:.3f} of the same, at {len(index)} positions",
-        )
-    )
+    text = f"overlap {same:.3f} with a run without its cache, at {len(index)} positions"
+    beside = float(_overlaps([wanted[at] for at in index], again).mean())
+    add("cache", text, is_fault=same < _SAME, overlap=beside)
     # with one more setting of the request
     for name in SAMPLING_FIELDS:
         values, own = [getattr(row.request, name) for row in rows], draft_fields.get(name)
         other = next((value for value in values if value != own), own)
         if name not in draft_fields or other == own:
             continue
-        requests = [
-            replace(request, **{name: value})
-            for request, value in zip(draft_requests, values, strict=True)
-        ]
+        pairs = zip(draft_requests, values, strict=True)
+        requests = [replace(request, **{name: value}) for request, value in pairs]
         without = float(_overlaps(wanted, theirs.probabilities(requests, places)).mean())
-        checks.append(
-            CauseCheck(
-                cause="temperature" if name == "temperature" else "processor",
-                is_fault=without >= overlap + _LEAST_GAIN,
-                overlap=without,
-                text=f"{name} is {other} for the target, and {own} for the draft",
-            )
+        add(
+            "temperature" if name == "temperature" else "processor",
+            f"{name} is {other} for the target, {own} for the draft",
+            is_fault=without >= overlap + _LEAST_GAIN,
+            overlap=without,
         )
     # the temperature of the best overlap
     every = -(-len(places) // _NUM_SCALED)
-    found = [
-        float(
-            _overlaps(
-                wanted[::every], theirs.probabilities(draft_requests, places[::every], scale)
-            ).mean()
-        )
-        for scale in _SCALES
-    ]
+    found = []
+    for scale in _SCALES:
+        scaled = theirs.probabilities(draft_requests, places[::every], scale)
+        found.append(float(_overlaps(wanted[::every], scaled).mean()))
     best, here = int(np.argmax(found)), found[len(_SCALES) // 2]
-    gain, text = found[best] - here, "it is nearest at its own temperature"
+    gain, text = found[best] - here, "the overlap is largest at its own temperature"
     if gain > 0 and _SCALES[best] != 1:
-        text = f"it is nearest at {1 / _SCALES[best]:.2g} times its temperature"
-    checks.append(
-        CauseCheck(cause="temperature", is_fault=explains(gain), overlap=overlap + gain, text=text)
-    )
+        text = f"the overlap is largest at {1 / _SCALES[best]:.2g} times its temperature"
+    add("temperature", text, is_fault=explains(gain), overlap=overlap + gain)
     # compared with the target's neighbouring positions
     shifted = {}
     for shift in (-1, 1):
-        pairs = [
+        shifts = [
             (wanted[at + shift], drawn[at])
             for at, (number, place) in enumerate(places)
             if 0 <= place + shift < len(rows[number].output)
         ]
-        if pairs:
-            shifted[shift] = float(_overlaps(*zip(*pairs, strict=True)).mean())
+        if shifts:
+            shifted[shift] = float(_overlaps(*zip(*shifts, strict=True)).mean())
     nearest = max(shifted, key=shifted.__getitem__, default=0)
     beside = shifted.get(nearest, 0.0)
-    words = {-1: "before", 1: "after", 0: "beside"}[nearest]
-    checks.append(
-        CauseCheck(
-            cause="positions",
-            is_fault=explains(beside - overlap),
-            overlap=beside,
-            text=f"with what the target gives one position {words} it",
-        )
-    )
+    words = {-1: "the previous", 1: "the next", 0: "any other"}[nearest]
+    text = f"compared with the target at {words} position"
+    add("positions", text, is_fault=explains(beside - overlap), overlap=beside)
     faults = [check for check in checks if check.is_fault]
     faults.sort(key=lambda check: (_SURE.get(check.cause, 2), -(check.overlap or 0.0)))
     is_same = [

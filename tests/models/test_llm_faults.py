@@ -356,7 +356,3 @@ def test_a_row_that_took_too_long_fails_alone_and_its_time_begins_with_its_call(
     model = made(llm, timeout=0.16, call_timeout=0.16, max_concurrency=1)
     _, failed = decoded(model, [[slot] for slot in range(5)], 1)
     assert not failed
-
-
-class Sizeless(SyncLLM):
-    vocab_size = None

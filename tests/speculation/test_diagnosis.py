@@ -157,7 +157,7 @@ def test_a_draft_that_guesses_one_token_further_is_told():
     diagnosis = found(model_of(early), temperature=0.3)
     assert diagnosis.cause == "positions"
     [check] = [check for check in diagnosis.checks if check.cause == "positions"]
-    assert "one position after it" in check.text
+    assert "at the next position" in check.text
 
 
 def test_drafts_without_logits_or_the_tokens_of_the_target_are_not_asked():
@@ -168,7 +168,7 @@ def test_drafts_without_logits_or_the_tokens_of_the_target_are_not_asked():
     diagnosis = diagnose(rows_of(temperature=1.0), model_of(target), draft, {})
     assert (diagnosis.cause, diagnosis.overlap, diagnosis.num_positions) == ("tokenizer", None, 0)
     plain = as_model(lambda prefixes: [1 for _ in prefixes])
-    with pytest.raises(BatchdecodeError, match="gives no logits"):
+    with pytest.raises(BatchdecodeError, match="has no logits"):
         diagnose(rows_of(1, 2), model_of(target), plain, {})
 
 

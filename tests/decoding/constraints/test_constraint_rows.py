@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from constrained import (
     NUM_WORDS,
-    bytes_allowed,
     compiler,
     follow,
     forced_token,
@@ -63,23 +62,6 @@ def test_a_mask_holds_the_tokens_that_brute_force_finds(choices, data):
         token = data.draw(st.sampled_from(sorted(expected)))
         row.advance(token)
         output += TINY[token]
-
-
-@pytest.mark.parametrize(
-    ("regex", "output", "allowed"),
-    [
-        ("ab?", "a", {b"b", b""}),
-        ("", "", {b""}),
-        (" the cat|ham", "", {b" ", b" the", b"h"}),  # every way to write the same bytes
-        ("é|è", "", {b"\xc3"}),
-        ("<|endoftext|>", "", {b"<", b"e", b">"}),  # alternatives, and no special token
-        (r"<\|endoftext\|>", "<|end", {b"o"}),
-    ],
-)
-def test_masks_of_a_regex(regex, output, allowed):
-    row = follow(row_of("regex", regex), output)
-    assert bytes_allowed(row) == allowed
-    assert may_end(row) == bool(re.fullmatch(regex, output))
 
 
 def test_without_an_eos_token_a_row_at_its_end_allows_nothing():

@@ -234,16 +234,6 @@ def test_no_setting_makes_a_logit_infinite() -> None:
     assert guided([0, 9], [9, 0], temperature=1.0, cfg_scale=3e38).tokens[0] == 1
 
 
-@pytest.mark.parametrize("num_tokens", [3, 200])
-def test_long_rows_are_counted_as_well(num_tokens: int) -> None:
-    params = SamplingParams(presence_penalty=5.0)
-    sampler = Sampler(2, 300, Letters(300))
-    sampler.open(0, SamplingRow(params, 0, []))
-    sampler.open(1, SamplingRow(params, 0, list(range(num_tokens))))
-    for token in range(num_tokens):
-        assert sampler.sample(np.zeros((2, 300), np.float32)).tokens.tolist() == [token, token]
-
-
 def test_a_beam_is_told_its_scores_and_moves_on_by_append() -> None:
     params = SamplingParams(repetition_penalty=2.0, allowed_token_ids=(0, 1))
     sampler = start(params, 3, is_beam=True)
