@@ -172,6 +172,13 @@ class StatedSchema(Struct, forbid_unknown_fields=True):
     strict: Any = None
 
 
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """What OpenAI's response_format holds."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: StatedSchema | None = None
+
+
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
     """One of vLLM's constraints."""
 
@@ -290,30 +297,20 @@ def _grammar(path: Path, value: Any) -> Found:
 
 
 def _read_response_format(name: str, value: Any, fields: Fields) -> Found:
+    yield from check_value(ResponseFormat, value, (name,), fields.capabilities)
     if not isinstance(value, dict):
-        yield wrong("invalid-type", (name,), "an object with a `type`", value)
         return
-    yield from _unknown_in(value, (name,), ("type", "json_schema"))
-    kind, kinds = value.get("type"), '"text", "json_object" or "json_schema"'
-    if "type" not in value:
-        yield missing((name, "type"))
-    elif kind == "json_object":  # some servers take a schema here
+    kind, stated, path = value.get("type"), value.get("json_schema"), (name, "json_schema")
+    if kind == "json_object":  # some servers take a schema here
         yield Given("json_schema", value.get("schema", {"type": "object"}), (name, "type"))
+    elif kind == "json_schema" and stated is None:
+        yield missing(path)
     elif kind == "json_schema":
-        stated, path = value.get("json_schema"), (name, "json_schema")
-        if stated is None:
-            yield missing(path)
-        elif not isinstance(stated, dict):
-            yield wrong("invalid-type", path, "an object with a `schema`", stated)
-        else:
-            yield from check_value(StatedSchema, stated, path, fields.capabilities)
-            if stated.get("schema") is not None:
-                yield Given("json_schema", stated["schema"], (*path, "schema"))
-    elif kind != "text":
-        yield wrong("invalid-value", (name, "type"), kinds, kind)
-    if kind != "json_schema" and value.get("json_schema") is not None:
+        if isinstance(stated, dict) and stated.get("schema") is not None:
+            yield Given("json_schema", stated["schema"], (*path, "schema"))
+    elif stated is not None:
         message = f'`{name}.json_schema` has no effect unless `type` is "json_schema"'
-        yield FieldProblem("conflicting-fields", (name, "json_schema"), message)
+        yield FieldProblem("conflicting-fields", path, message)
 
 
 def _read_structured_outputs(name: str, value: Any, fields: Fields) -> Found:
@@ -696,12 +693,6 @@ def unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
         urls = [url for url, names in BODY_FIELDS.items() if name in names]
         hint = f"it is for {urls[0]}" if urls else hint
     return FieldProblem("unknown-field", path, f"unknown field `{name}`", hint, is_key=True)
-
-
-def _unknown_in(
-    value: Mapping[str, object], path: Path, allowed: tuple[str, ...]
-) -> Iterator[FieldProblem]:
-    yield from (unknown((*path, cut(name)), allowed) for name in value if name not in allowed)
 
 
 def _alike(path: Path, other: Path) -> FieldProblem:
