@@ -1,6 +1,6 @@
-"""One server, from its options to its end: an engine in a thread, and granian before it.
+"""`batchdecode serve`: an engine in a thread, and granian in front of it.
 
-The first signal lets it answer what it has; a second one ends it at once.
+After the first signal the server answers the requests that it has; a second one stops it at once.
 """
 
 import asyncio
@@ -57,20 +57,30 @@ if TYPE_CHECKING:
     from .commands.serve import ServeOptions
 
 
-def serve_requests(options: "ServeOptions") -> int:
-    """Serve in as many processes as the options say; return the exit status.
+BACKLOG = 2048  # connections waiting to be accepted
+MAX_CONNECTIONS, FILES_OF_OTHERS = 2**16, 64
+HEAD_SECONDS = 10  # for the head of a request, and for the next request to begin
+SWITCH_SECONDS = 0.0005  # between threads; in Python's 5 ms some GPUs finish a step
+JOIN_SECONDS = 1.0  # for the last step after a second signal
+END_SECONDS = 1.0  # for the last answers after a second signal
+MAX_STEPS_KEPT = 2**20
+MAX_FAILURES = 10  # kinds of model errors that are reported
 
-    The kernel deals connections out to workers, which do not know of each other.  This process
-    passes signals on to them, and ends all of them when one ends without a signal.
+
+def serve_requests(options: "ServeOptions") -> int:
+    """Serve until a signal comes; return the exit status.
+
+    The kernel spreads connections over --workers processes, which are independent of each other.
+    This process forwards signals to them, and stops all when one ends without a signal.
     """
     if options.workers == 1:
         with bound(options) as listener:
             return Server(options, listener).run()
     for name, is_given in (("trace", options.trace is not None), ("live", options.live != "auto")):
         if is_given:
-            raise BatchdecodeError(f"--{name} is about one engine: it needs --workers 1")
+            raise BatchdecodeError(f"--{name} needs --workers 1: it shows one engine")
     stopping = stopping_signals()
-    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # until they are passed on
+    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # until they are forwarded
     with tempfile.TemporaryDirectory() as folder, bound(options, is_shared=True) as first:
         context = get_context("fork")  # cheap, and there is no thread yet
         ready, tell_ready = context.Pipe(duplex=False)
@@ -105,21 +115,20 @@ def serve_requests(options: "ServeOptions") -> int:
                 received.append(signal.SIGTERM)
             wait([worker.sentinel for worker in alive])
         codes = [worker.exitcode or 0 for worker in workers]
-        return max(128 - code if code < 0 else code for code in codes)  # as a shell counts signals
+        return max(128 - code if code < 0 else code for code in codes)  # as in a shell
 
 
 def bound(
     options: "ServeOptions", *, is_shared: bool = False, port: int | None = None
 ) -> socket.socket:
-    """Return a socket at the address of the options; is_shared: others may have it, too."""
+    """Return a socket at the address of the options; is_shared: other processes use it as well."""
     port = options.port if port is None else port
     try:
         found = socket.getaddrinfo(options.host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for option in (socket.SO_REUSEADDR, *([socket.SO_REUSEPORT] if is_shared else [])):
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
         listener.bind(address)
     except OSError as error:
         where = f"{options.host}, port {port}"
@@ -130,9 +139,9 @@ def bound(
 def _work(
     options: "ServeOptions", first: socket.socket, number: int, folder: Path, tell_ready: Connection
 ) -> None:
-    """Be the worker `number`; first: a socket that has the address already."""
+    """Run the worker `number`; first: a socket with the address."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping_signals())
-    os.setpgid(0, 0)  # Ctrl-C is for the parent, which passes it on
+    os.setpgid(0, 0)  # Ctrl-C is for the parent, which forwards it
     port = first.getsockname()[1]
     first.close()
     try:
@@ -143,27 +152,15 @@ def _work(
         say(printable_lines(f"error: {error}\n"))
         status = 2
     if (parent := parent_process()) is not None and not parent.is_alive():
-        shutil.rmtree(folder, ignore_errors=True)  # it was killed
+        shutil.rmtree(folder, ignore_errors=True)  # the parent was killed
     sys.exit(status)
 
 
-BACKLOG = 2048  # connections that wait to be accepted
-MAX_CONNECTIONS, FILES_OF_OTHERS = 2**16, 64
-HEAD_SECONDS = 10  # for the head of a request, and for the next one to begin
-SWITCH_SECONDS = 0.0005
-"""For so long the engine's thread may keep the event loop waiting, or the other way round: at 5 ms,
-as usual, a step of some GPUs would be over by then."""
-JOIN_SECONDS = 1.0  # that a step may go on after a second signal
-END_SECONDS = 1.0  # that answers may take after a second signal
-MAX_STEPS_KEPT = 2**20
-MAX_FAILURES = 10  # kinds of them that are told of
-
-
 class Server(Gauges):
-    """A server that is ready to begin; in the thread of its engine, it counts, writes and draws.
+    """A server that is ready to begin; it counts, writes and draws in the thread of its engine.
 
-    listener: its socket.  worker: its number, from 0.  folder: shared with other workers, if there
-    are any.  on_ready: called when it listens, instead of a message.
+    worker: its number, from 0.  folder: shared with other workers, if there are any.
+    on_ready: called when it listens, instead of a message.
     """
 
     def __init__(
@@ -185,7 +182,7 @@ class Server(Gauges):
         scheduling = options.scheduling.fitted(model)
         step_time = scheduling.step_time()
         clock: ServerClock = WallClock(max_kept=MAX_STEPS_KEPT)
-        if step_time is not None:  # a profile, which is kept to on the wall
+        if step_time is not None:  # each step takes as long as the profile says
             clock = PacedClock(step_time, MAX_STEPS_KEPT)
         self._engine = engine = make_engine(options, scheduling, model, clock, is_streamed=True)
         name = options.served_model_name or options.model
@@ -208,7 +205,7 @@ class Server(Gauges):
             self._trace.write([engine.run_event()])
         self._num_steps = 0
         self._failures: set[str] = set()
-        prefix = f"{worker}-" if options.workers > 1 else ""  # of the names of requests
+        prefix = f"{worker}-" if options.workers > 1 else ""  # of request ids
         engine.capabilities = capabilities = capabilities_of(engine, options)
         token_bytes = model.tokenizer.token_bytes
         self._service = Service(
@@ -225,8 +222,8 @@ class Server(Gauges):
         self._received: list[signal.Signals] = []
 
     def run(self) -> int:
-        """Serve until a signal comes, or the engine fails; return the exit status."""
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # who hangs up is an error of a write
+        """Serve until a signal comes or the engine fails; return the exit status."""
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a client that hangs up fails a write
         sys.setswitchinterval(SWITCH_SECONDS)
         LISTENERS.append(self._hear)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -256,7 +253,7 @@ class Server(Gauges):
         thread.on_end = self._web.stop
         thread.start()
         if (parent := parent_process()) is not None:
-            loop.add_reader(parent.sentinel, self._web.stop)  # it has gone without a word
+            loop.add_reader(parent.sentinel, self._web.stop)  # the parent was killed
         self._listener.listen(BACKLOG)
         if self._on_ready is not None:
             self._on_ready()
@@ -280,7 +277,7 @@ class Server(Gauges):
     def after_step(self, outcome: StepOutcome) -> None:
         events, view = outcome.events, self._view
         if events:
-            with view.lock:  # it reads the fold of the metrics
+            with view.lock:  # the view reads the fold of the metrics
                 self._metrics.after_step(outcome)
             if self._trace is not None:
                 self._trace.write(events)
@@ -299,7 +296,6 @@ class Server(Gauges):
         return self._view.refresh() or None
 
     def read_gauges(self) -> GaugeReading:
-        """Return how things stand; a server cannot know the requests to come."""
         engine = self._engine
         first = engine.first_waiting
         next_up = None if first is None else label_of(first.id, first.index, first.role)
@@ -309,7 +305,7 @@ class Server(Gauges):
         )
 
     def _hear(self, raised: Raised) -> None:
-        """Report each kind of error of a model once, without its text: that may hold a prompt."""
+        """Report each kind of model error once, without its text: that may contain a prompt."""
         kind = f"the model raised {raised.said.partition(':')[0]} at {raised.place}"
         if kind not in self._failures and len(self._failures) < MAX_FAILURES:
             self._failures.add(kind)
@@ -323,7 +319,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 class WebServer(Granian):
-    """granian at a socket of ours; it limits heads, trailers, chunks and the time of heads."""
+    """granian at a given socket; it limits heads, trailers, chunks and the time of heads."""
 
     def __init__(self, app: Starlette, listener: socket.socket) -> None:
         super().__init__(
@@ -342,13 +338,13 @@ class WebServer(Granian):
         self._serving: asyncio.Task[None] | None = None
 
     async def serve_until_stopped(self) -> None:
-        """Serve until `stop` is called and all answers are read, or they are broken off."""
+        """Serve until `stop` is called and all answers are read, or cut off by `break_off`."""
         self._serving = asyncio.create_task(self.serve())
         with suppress(asyncio.CancelledError):
             await self._serving
 
     def break_off(self, seconds: float) -> None:
-        """Wait no longer than this for answers to be read, and report nothing that breaks."""
+        """Cut off answers that are not read in time, and report no error of them."""
         logger.handlers = [logging.NullHandler()]
         if self._serving is not None:
             loop = self._serving.get_loop()
@@ -366,7 +362,7 @@ def _most_connections() -> int:
         return MAX_CONNECTIONS
     wanted = MAX_CONNECTIONS + FILES_OF_OTHERS
     num_files = max(num_files, wanted if most == resource.RLIM_INFINITY else min(wanted, most))
-    with suppress(ValueError, OSError):  # macOS has another limit, too
+    with suppress(ValueError, OSError):  # macOS has another limit as well
         resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, most))
     return max(1, min(num_files - FILES_OF_OTHERS, MAX_CONNECTIONS))
 

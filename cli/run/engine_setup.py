@@ -1,4 +1,4 @@
-"""The engine that the options of a run describe, and what reads requests for it."""
+"""The model, the engine and the request parser that the options of a run describe."""
 
 import time
 from collections.abc import Callable
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class EngineSetup:
-    """A model, and the engine that decodes by it.
+    """A model and its engine.
 
-    options: as given, and as they fit the model.  capabilities: what requests are checked against.
-    is_shown: whether a bar may be drawn while the model is loaded.
+    options: fitted to the model.  capabilities: for the check of requests.
+    is_shown: whether to draw a progress bar while the model is loaded.
 
     Raises:
-        BatchdecodeError: there is no such model, or it cannot have such a batch.
+        BatchdecodeError: the model does not exist, or does not support these options.
     """
 
     def __init__(
@@ -68,30 +68,29 @@ class EngineSetup:
     def parser(self, tell: Callable[[str], None]) -> RequestParser:
         options, capabilities = self.options, self.capabilities
         is_hinted = capabilities.chat_template is not None and not (options.chat or options.quiet)
-        if not is_hinted or isinstance(self.model, SimulatedModel):  # simulates no chat
+        if not is_hinted or isinstance(self.model, SimulatedModel):
             return RequestParser(capabilities)
         return ChatHintingParser(capabilities, tell)
 
     def _load_model(self, options: RunOptions, *, is_shown: bool) -> Model:
-        """Return the model that the options name, and let its calls be broken off by a signal."""
         for option in ("max_rate", "max_wait", "extra_body"):
             if getattr(options, option) is not None:
                 raise BatchdecodeError(
-                    f"--{option.replace('_', '-')} is for the model of a server; {options.model} "
-                    "is none"
+                    f"--{option.replace('_', '-')} needs a model on a server, which "
+                    f"{options.model} is not"
                 )
         limit = options.call_timeout
         if limit is not None:
             call_settings = {**options.llm_settings, "call_timeout": limit}
             options = replace(options, llm_settings=call_settings)
         model = load(options, is_shown=is_shown)
-        calls = getattr(model, "calls", None)  # which an LLMModel has alone
+        calls = getattr(model, "calls", None)  # of an LLMModel
         if calls is not None:
-            calls.waiting = self._waiting
+            calls.waiting = self._waiting  # so that a signal can interrupt them
         if limit is not None and (calls is None or calls.settings.call_timeout != limit):
             raise BatchdecodeError(
-                f"--call-timeout is for an object with next_token_logits; {model.name} is none, "
-                "or has settings of its own for its calls"
+                f"--call-timeout needs an object with next_token_logits, and without settings of "
+                f"its own for calls; {model.name} is not one"
             )
         return model
 
@@ -115,13 +114,10 @@ def make_engine(
     *,
     is_streamed: bool,
 ) -> Engine:
-    """Return the engine that the options describe.
-
-    scheduling: as it fits the model.
+    """Return the engine of the options; scheduling: fitted to the model.
 
     Raises:
-        BatchdecodeError: they contradict each other, name what there is not, or ask for more
-        memory than there is.
+        BatchdecodeError: the options contradict each other, or need more memory than there is.
     """
     if scheduling.check and isinstance(model, SimulatedModel):
         model.is_attentive = True
@@ -139,7 +135,7 @@ def make_engine(
             speculation=scheduling.speculation,
         )
     except MemoryError as error:
-        raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
+        raise BatchdecodeError(f"not enough memory for the KV blocks: {error}") from error
 
 
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -147,12 +143,9 @@ _WARNING = "warning: this model has a chat template: --chat puts each prompt int
 
 
 class ChatHintingParser(RequestParser):
-    """Parses lines for a model with a chat template; of the first text that skips it, it warns.
+    """A parser for a model with a chat template, which warns of the first text that skips it.
 
-    Messages have been through the template, token ids need none, and the row of an API says itself
-    what its text is.
-
-    tell: takes the warning.
+    `messages` use the template, token ids need none, and an API row chooses for itself.
     """
 
     def __init__(self, capabilities: ModelCapabilities, tell: Callable[[str], None]) -> None:
@@ -160,7 +153,6 @@ class ChatHintingParser(RequestParser):
         self._tell, self._has_told = tell, False
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
-        """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
         parsed = super().parse(line, line_number)
         if not self._has_told and isinstance(parsed, ParsedLine) and parsed.form == "result":
             is_text = isinstance(parsed.request.prompt, str)

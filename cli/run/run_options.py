@@ -1,4 +1,4 @@
-"""The options of `batchdecode run`, and which of them exclude each other."""
+"""The options of `batchdecode run`."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from batcher.metrics.slo import Slo
 
 SERVER = "Server"
-_OF_ONE_ENGINE = ("stream", "step-delay")
 _EXCLUDING = (
     ("stream", "keep-order", "a stream is in the order of the steps"),
-    ("stream", "resume", "what was streamed is not repeated"),
+    ("stream", "resume", "a stream cannot be continued"),
     ("force", "resume", "one starts over, the other continues"),
     ("stats", "quiet", "one shows more, the other less"),
-    *((name, "workers", "it is about one engine") for name in _OF_ONE_ENGINE),
+    ("stream", "workers", "a stream needs one engine"),
+    ("step-delay", "workers", "steps can be held in one engine only"),
 )
 MAX_PORT = 2**16 - 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each would take time to make
 class RunOptions(DecodingOptions):
-    """The options of `batchdecode run`, and what --config holds for the models.
+    """The options of `batchdecode run`, and the settings of models from --config.
 
-    call_timeout: in seconds; goes before the one in llm_settings.
+    call_timeout: in seconds; overrides the one in llm_settings.
     """
 
     input: Input = None
@@ -197,7 +197,6 @@ class RunOptions(DecodingOptions):
 
     @property
     def limits(self) -> "Slo | None":
-        """What --slo says."""
         if self.slo is None:
             return None
         from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - few runs have some
@@ -210,7 +209,6 @@ class RunOptions(DecodingOptions):
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """The address and the port that --metrics-port says."""
         if self.metrics_port is None:
             return None
         address, _, port = self.metrics_port.rpartition(":")
@@ -223,7 +221,6 @@ class RunOptions(DecodingOptions):
 
     @property
     def server(self) -> dict[str, Any]:
-        """What the options and the file of --config say of a server."""
         given = dict(self.server_settings)
         for name in ("max_rate", "max_wait"):
             if getattr(self, name) is not None:
@@ -238,30 +235,35 @@ class RunOptions(DecodingOptions):
                 message = f"--extra-body, character {place:,}: {error.message}"
                 raise BatchdecodeError(message) from None
             if not isinstance(given["extra_body"], dict):
-                raise BatchdecodeError("--extra-body is no JSON object")
+                raise BatchdecodeError("--extra-body must be a JSON object")
         return given
 
     def check(self) -> None:
-        """Make sure that no option asks for what another one rules out."""
-        _ = self.limits
-        if self.quiet and (where := self.metrics_address) is not None and not where[1]:
-            raise BatchdecodeError("--metrics-port 0 needs a run without --quiet, to tell the port")
+        """Raise if options exclude or need one another."""
+        _, address, on, otel = self.limits, self.metrics_address, self.on, self.otel
         for one, other, why in _EXCLUDING:
             if getattr(self, one.replace("-", "_")) and getattr(self, other.replace("-", "_")):
                 raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")
-        if self.on is not None and (self.workers is None or self.on.partition(":")[0] != "ray"):
-            raise BatchdecodeError(f"--on {self.on}: it is ray or ray:ADDRESS, with --workers N")
-        if self.otel not in {None, "env"} and not str(self.otel).startswith(
-            ("http://", "https://")
+        is_ray = on is None or (self.workers is not None and on.partition(":")[0] == "ray")
+        is_otlp = otel is None or otel == "env" or otel.startswith(("http://", "https://"))
+        for is_wrong, message in (
+            (
+                self.quiet and address is not None and not address[1],
+                "--metrics-port 0 prints its port: drop --quiet, or name a port",
+            ),
+            (not is_ray, f"--on must be ray or ray:ADDRESS, with --workers N, not {on!r}"),
+            (
+                not is_otlp,
+                f"--otel must be env or an address such as http://127.0.0.1:4318, not {otel!r}",
+            ),
+            (
+                self.retry_failed and not self.resume,
+                "--retry-failed needs --resume: it retries the failed requests of an earlier run",
+            ),
+            (
+                self.timeseries_interval is not None and self.timeseries is None,
+                "--timeseries-interval needs --timeseries FILE",
+            ),
         ):
-            raise BatchdecodeError(
-                f"--otel must be env or an address such as http://127.0.0.1:4318, not {self.otel!r}"
-            )
-        if self.retry_failed and not self.resume:
-            raise BatchdecodeError(
-                "--retry-failed needs --resume: it is about results that are there"
-            )
-        if self.timeseries_interval is not None and self.timeseries is None:
-            raise BatchdecodeError(
-                "--timeseries-interval needs --timeseries FILE, which it is about"
-            )
+            if is_wrong:
+                raise BatchdecodeError(message)

@@ -1,7 +1,7 @@
-"""Sends each request of a run that has ended as a trace of OpenTelemetry, by OTLP over HTTP.
+"""Send each finished request of a run as an OpenTelemetry trace, with OTLP over HTTP.
 
-Rule: the run hands over what has ended and goes on.  A thread makes spans of it and sends them, in
-a fifth of its time at most; what it has no room or time for is dropped, and counted.
+The run never waits: a thread makes and sends the spans, in at most a fifth of its time.  Spans that
+it has no room or time for are dropped, and counted.
 """
 
 import logging
@@ -26,24 +26,21 @@ from batcher import __version__
 from batcher.events import Event, RunEvent
 from batcher.explaining.story import EndedSequence, PhaseFollower
 
-MAX_WAITING = 10_000  # sequences that have ended, and are no spans yet
-MAX_BATCH = 100  # of them that are sent together
-REST = (
-    4  # for so many times as long as it has worked the thread does nothing, while the run goes on
-)
-CLOSE_SECONDS = 5.0  # that the end of a run waits for what is left
+MAX_WAITING = 10_000  # finished sequences without spans
+MAX_BATCH = 100  # sequences sent together
+REST = 4  # seconds of sleep per second of work
+CLOSE_SECONDS = 5.0  # for the rest at the end of the run
 POLL_SECONDS = 0.2
 NANOSECONDS = 10**9
 OPERATION = "text_completion"
 
 
 class SpanSender:
-    """Makes spans of a run that begins now, and sends them.
+    """Sends the spans of a run that begins now.
 
-    endpoint: of a collector, to which /v1/traces is added; None for what the environment says.
-    model: what it is called.  exporter: what sends them; None for OTLP.
-    num_workers: of the run, of which each has a clock that is 0 now.
-    num_spans, num_sent: of what has ended, and those of them that a collector has taken.
+    endpoint: URL of a collector, without /v1/traces; None for the one in the environment.
+    exporter: None for OTLP.  num_workers: of the run; the clock of each is 0 now.
+    num_spans, num_sent: of the finished sequences, and those that a collector accepted.
     """
 
     def __init__(
@@ -83,12 +80,12 @@ class SpanSender:
                 self._hand_over(follower.take(event))
 
     def close(self, num_steps: Iterable[int]) -> None:
-        """Send what is left of workers that took so many steps, for a few seconds at most."""
+        """Send the rest within CLOSE_SECONDS; num_steps: of each worker."""
         for follower, number in zip(self._followers, num_steps, strict=True):
             self._hand_over(follower.close(number))
         self._is_over.set()
         self._thread.join(CLOSE_SECONDS)
-        self._exporter.shutdown()  # which breaks off what is still being sent
+        self._exporter.shutdown()  # stops a transfer under way
 
     @property
     def num_dropped(self) -> int:
@@ -120,12 +117,12 @@ class SpanSender:
             self._make_spans(ended)
         spans, self._made.spans = self._made.spans, []
         num_expected = sum(1 + len(ended.phases) for ended in batch)
-        self.num_spans -= num_expected - len(spans)  # OTEL_TRACES_SAMPLER may want only some
+        self.num_spans -= num_expected - len(spans)  # OTEL_TRACES_SAMPLER may drop some
         if self._exporter.export(spans) is SpanExportResult.SUCCESS:
             self.num_sent += len(spans)
 
     def _make_spans(self, ended: EndedSequence) -> None:
-        """Make a span of a sequence and one of each of its phases, all of one trace a request."""
+        """Make a span of a sequence and one of each of its phases."""
         arrive, finish = ended.arrive, ended.finish
         self._ids.request_id = arrive.id
         span = self._tracer.start_span(
@@ -139,9 +136,9 @@ class SpanSender:
             span.set_attribute("error.type", "error")
         inside = set_span_in_context(span, Context())
         for name, start, end, slot in ended.phases:
-            told = {} if slot is None else {"batchdecode.slot": slot}
+            attributes = {} if slot is None else {"batchdecode.slot": slot}
             phase = self._tracer.start_span(
-                name, inside, attributes=told, start_time=self._on_wall(start)
+                name, inside, attributes=attributes, start_time=self._on_wall(start)
             )
             phase.end(self._on_wall(end))
         span.end(self._on_wall(ended.end))
@@ -151,10 +148,10 @@ class SpanSender:
 
 
 def attributes_of(ended: EndedSequence, model: str) -> dict[str, Any]:
-    """Return what the span of a sequence says: the GenAI conventions, and vLLM's latencies."""
+    """Return the attributes of a sequence's span: GenAI conventions and vLLM's latencies."""
     arrive, finish, phases = ended.arrive, ended.finish, ended.phases
     num_prompt = arrive.prompt_tokens if finish.prompt_tokens is None else finish.prompt_tokens
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": OPERATION,
         "gen_ai.provider.name": "batchdecode",
         "gen_ai.request.model": model,
@@ -172,15 +169,13 @@ def attributes_of(ended: EndedSequence, model: str) -> dict[str, Any]:
         "batchdecode.preemptions": sum(phase.name == "preempted" for phase in phases),
     }
     if not arrive.default_limit:
-        told["gen_ai.request.max_tokens"] = arrive.max_tokens
+        attributes["gen_ai.request.max_tokens"] = arrive.max_tokens
     if ended.first_token is not None:
-        told["gen_ai.latency.time_to_first_token"] = ended.first_token - arrive.time
-    return told
+        attributes["gen_ai.latency.time_to_first_token"] = ended.first_token - arrive.time
+    return attributes
 
 
 class _MadeSpans(SpanProcessor):
-    """Keeps the spans that end, until they are sent."""
-
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
 
@@ -189,7 +184,7 @@ class _MadeSpans(SpanProcessor):
 
 
 class _Ids(RandomIdGenerator):
-    """Makes one trace of all samples of a request, and another one in every run."""
+    """Gives all samples of a request one trace id, and another one in every run."""
 
     def __init__(self) -> None:
         self.request_id = ""
@@ -197,11 +192,11 @@ class _Ids(RandomIdGenerator):
 
     def generate_trace_id(self) -> int:
         digest = blake2b(self.request_id.encode(errors="replace"), key=self._run, digest_size=16)
-        return int.from_bytes(digest.digest()) or 1  # 0 is no id
+        return int.from_bytes(digest.digest()) or 1  # 0 is not a valid id
 
 
 class _LastFailure(logging.Handler):
-    """Keeps from the terminal what OpenTelemetry says, and what it said last."""
+    """Keeps the messages of OpenTelemetry off the terminal; last: the newest."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -91,7 +91,7 @@ COMMANDS = [
     ("run in --aging 60", "--aging has no effect without a --policy other than fcfs"),
     ("run in --profile h200", "known: rtx4090_llama3.1-8b"),
     ("run in -b 3 --max-batch-tokens 2", "--max-batch-tokens 2 is less than the 3 slots"),
-    ("run in --kv-blocks 16777216 --block-size 1048576", "no memory for so many blocks"),
+    ("run in --kv-blocks 16777216 --block-size 1048576", "not enough memory for the KV blocks"),
     ("run in --draft-tokens 4", "--draft-tokens has no effect without --draft"),
     (
         "run in --draft simulated --acceptance leviathan --draft-tree 2x2",
@@ -99,7 +99,7 @@ COMMANDS = [
     ),
     # models
     ("run /dev/null --model nope", "error: unknown model 'nope'"),
-    ("run in --call-timeout 3", "--call-timeout is for an object with next_token_logits; simula"),
+    ("run in --call-timeout 3", "--call-timeout needs an object with next_token_logits, and"),
     ("run in --kv-memory 1MB --kv-blocks 3", "--kv-memory and --kv-blocks exclude each"),
     ("run in --kv-memory 1MB", "needs a model with a known size per"),
     (f"run in --model {TINY} --kv-memory 1kB", "holds 0 blocks of 16 tokens and 8,192 bytes"),
@@ -125,14 +125,14 @@ COMMANDS = [
         "run in --model hf:gpt2 --weights int8",
         "--weights is only for checkpoints (.gguf files, f",
     ),
-    ("run in --max-rate 5", "--max-rate is for the model of a server; simulated is none"),
+    ("run in --max-rate 5", "--max-rate needs a model on a server, which simulated is not"),
     ("check in --model SERVER", "only `batchdecode run` can use one"),
     ("run in --model SERVER --kv-blocks 8", "--kv-blocks has no effect on a server"),
     ("run in --model SERVER --extra-body {", "--extra-body, character 2: the line ends"),
     ("""run in --model SERVER --extra-body '{"stream":false}'""", "the extra body has `stream`"),
     ("run in --workers 2 --stream", "--stream"),
     # what a run tells
-    ("run in -o r --metrics-port 0 -q", "--metrics-port 0 needs a run without --quiet"),
+    ("run in -o r --metrics-port 0 -q", "--metrics-port 0 prints its port: drop --quiet"),
     ("run in -o r --metrics-file no/m", "cannot write no/m: No such file or directory"),
     ("run in -o r --metrics-file /dev/null", "it is not a file that can be replaced"),
     ("run in -o r --metrics-file other", "the file holds something that would be lost"),
@@ -145,7 +145,7 @@ COMMANDS = [
     (f"trace {REQUESTS} --play --format steps", "--format is for a view that is written"),
     (f"trace {REQUESTS} --speed 3", "--speed is for --play"),
     ("serve --port 0 --allow-origin https://a/b", "be an origin such as https://chat.example:3000"),
-    ("serve --port 0 --workers 2 --trace=t", "is about one engine: it needs --workers 1"),
+    ("serve --port 0 --workers 2 --trace=t", "needs --workers 1: it shows one engine"),
     # planning
     ("compare in --block-size 4,8", "--block-size has no effect without --kv-blocks or"),
     ("compare in --profile wall", "wall, the measured time, is for run only"),
