@@ -319,10 +319,7 @@ class TokenTimes:
         self._decoding: dict[float, int] = {}  # decoding rows, by the time of their last token
 
     def observe(self, step: WholeStep) -> tuple[tuple[int, int, float], list[EndedRequest]]:
-        """Add the next step; return the requests that ended in it, and its tokens before them.
-
-        Of the tokens: all, the first ones, and the sum of the TTFTs of these.
-        """
+        """Add a step; return (tokens, first tokens, sum of their TTFTs), and the ended requests."""
         ended, itl, end = self.interrupt(step.events, step), self.times["itl"], step.end
         num_tokens = num_first = 0
         sum_ttft = 0.0

@@ -50,8 +50,8 @@ BLOCKED_CAUSES = {
 }
 RESTART_REASONS: Mapping[RestartReason, str] = {
     "killed": "killed",
-    "exited": "left by itself",
-    "lost": "not heard of any more",
+    "exited": "exited",
+    "lost": "lost contact",
 }
 
 
@@ -291,7 +291,7 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
     ]
     if len(own) > MAX_WORKERS:
         least, *_, most = sorted(range(len(own)), key=lambda n: workers[n].generated_tokens)
-        yield [f"least of a worker: {own[least]}", f"most: {own[most]}"]
+        yield [f"fewest tokens: {own[least]}", f"most tokens: {own[most]}"]
     else:
         yield [f"w{number} {numbers}" for number, numbers in enumerate(own)]
 
