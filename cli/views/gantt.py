@@ -628,7 +628,7 @@ class _Page:
             f"{glyphs.prefill} prefill": any(span.prefill > 1 for span in spans),
             f"{glyphs.endings['preempted']} preempted": "preempted" in endings,
             "#n sample or beam n": any(span.index for span in spans),
-            f"{glyphs.forked}n goes on as beam n": any(span.forks for span in spans),
+            f"{glyphs.forked}n continues beam n": any(span.forks for span in spans),
             drafts: most_drafted > 0,
             "~ negative prompt": any(span.role == "negative" for span in spans),
         }

@@ -123,7 +123,7 @@ def test_samples_partners_and_beams_have_their_labels_and_forks_their_parents():
     )
     assert title == "14 steps · 6 slots · 62% busy · 3 requests · 6 outputs"
     assert legend.strip() == (
-        "┃ admitted  #n sample or beam n  ╭n goes on as beam n  ~ negative prompt"
+        "┃ admitted  #n sample or beam n  ╭n continues beam n  ~ negative prompt"
     )
     assert slot_0.startswith(
         "slot 0 ┃b━━━━╭2━━━━╭2━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃s#1╌╌╌╌╌╌╌╌  "
