@@ -66,14 +66,14 @@ STYLES = dict.fromkeys(("beam", "partner"), "decode")
 STYLES |= dict.fromkeys(("error", "aborted", "lost"), "failed")
 STYLES |= dict.fromkeys(("length", "unused"), "stop")
 """Styles of phases and finish reasons without a style of their own name."""
-NOBODY = "-"
+EMPTY = "-"
 MAX_CELLS = 256  # of a strip
 MAX_ALL_CELLS = 2**18  # of all strips together
 FIRST_IN_HUE = 0xE000  # private use
 MANY = 2  # admissions in a cell, which is then shaded by how busy it was
 
 MAX_BAR, MIN_BAR, MAX_TREND, MIN_TREND, MAX_QUEUE = 60, 8, 30, 8, 20  # cells of the header
-TREND_WIDTH = 60  # with so many cells facts make way for a trend
+TREND_WIDTH = 60  # from this width on the trend has its place
 MIN_TITLE, MAX_NAME = 6, 20
 FULL = 0.95  # of the slots, counts as busy
 
@@ -263,7 +263,7 @@ class Scene:
         return cut_middle(text, width, self.glyphs.cut)
 
     def request(self, row: Row) -> str:
-        return NOBODY if row.request is None else self.name(row.label)
+        return EMPTY if row.request is None else self.name(row.label)
 
     def note(self, note: Note) -> Part:
         name = self.cut(self.name(note.label), MAX_NAME)

@@ -110,7 +110,7 @@ class View:
         """Leave the terminal to another program; a signal handler may call this."""
 
     def write_message(self, text: str) -> None:
-        """Write whole lines beside the picture; ignore errors."""
+        """Write whole lines above the picture; ignore errors."""
         with suppress(OSError):
             self._terminal.write(text)
 

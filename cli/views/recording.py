@@ -90,7 +90,7 @@ class Recording:
         self._admissions: list[tuple[int, int, str]] = []  # step, wait from, label
         self._step = 0
         self._is_measured = False
-        self._early: list[ArriveEvent] = []  # arrivals, until the next event tells their step
+        self._early: list[ArriveEvent] = []  # until the next event shows their step
         self._again = Counter[SequenceKey]()  # sequences that were lost, and come again
         self._state = _packed(self._run)
         self._steps: list[int] = []  # in which the events of the chapter were reported
@@ -202,8 +202,8 @@ class Recording:
     def events_from(self, chapter: int) -> Iterator[tuple[int, list[Event]]]:
         """Yield the steps from a chapter on with their events."""
         unpacked = (_decoder.decode(zlib.decompress(one[2])) for one in self.chapters[chapter:])
-        told = chain.from_iterable(zip(*columns, strict=True) for columns in unpacked)
-        for step, same in groupby(told, key=itemgetter(0)):
+        pairs = chain.from_iterable(zip(*columns, strict=True) for columns in unpacked)
+        for step, same in groupby(pairs, key=itemgetter(0)):
             yield step, [event for _, event in same]
 
     @cached_property
