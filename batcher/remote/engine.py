@@ -88,9 +88,9 @@ class RemoteSequence(Schedulable, eq=False, gc=False, kw_only=True):
 
 
 class Conversation(Session[RemoteSequence]):
-    """A session; history: the text or messages of the finished turns."""
+    """A session; transcript: the text or messages of the finished turns."""
 
-    history: Any = None
+    transcript: Any = None
 
 
 class RemoteEngine(DrivenEngine):
@@ -317,7 +317,7 @@ class RemoteEngine(DrivenEngine):
         """Begin or fail the turns of a session, up to one that has to wait for its answer."""
         while session.turns and session.active is None:
             row = session.turns.popleft()
-            request, history = row.request, session.history
+            request, history = row.request, session.transcript
             if history is not None and isinstance(history, str) == is_chat(request):
                 session.failure = "its session mixes texts and messages"
             if session.failure is not None:
@@ -376,7 +376,7 @@ class RemoteEngine(DrivenEngine):
         extra, row.sent = self._model.settings.extra_body, self._measure()
         named = extra.get("model") or (row.request.extra_body or {}).get("model")
         session = row.request.session
-        history = None if session is None else self._sessions[session].history
+        history = None if session is None else self._sessions[session].transcript
         body = body_of(row.request, row.index, self._model.model_for(named), extra, history)
         row.reply, row.num_attempts = Reply(row.request, body), row.num_attempts + 1
         interval = 1 / (self._model.settings.max_rate or math.inf)
@@ -532,9 +532,9 @@ class RemoteEngine(DrivenEngine):
             answer: dict[str, Any] = {"role": "assistant", "content": result.text}
             answer |= {name: call for name, call in calls.items() if call is not None}
             messages = (request.extra_body or {})["messages"]
-            session.history = [*(session.history or []), *messages, answer]
+            session.transcript = [*(session.transcript or []), *messages, answer]
         else:
-            session.history = (session.history or "") + str(request.prompt) + result.text
+            session.transcript = (session.transcript or "") + str(request.prompt) + result.text
         self._begin_turns(session)
 
 
