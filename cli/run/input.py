@@ -254,7 +254,8 @@ class Block(NamedTuple):
 class LineReader:
     """Reads the lines that are not blank.
 
-    number, start: of the last line read, from 1, and its offset.  num_blank: blank lines so far.
+    number: of the last line read, from 1.  num_blank: blank lines so far.
+    start: the offset of the last line that `read` returned.
     notes: takes remarks about the input as a whole.
 
     Raises, wherever it reads:
@@ -313,7 +314,6 @@ class LineReader:
             self._stream.read(num_bytes)
             numbers = range(self.number + 1, self.number + 1 + len(texts))
             self.number += len(texts)
-            self.start = self._next_start + num_bytes - len(texts[-1])
             self._next_start += num_bytes
             if not any(map(bytes.isspace, texts)):
                 return Block(numbers, texts)
