@@ -267,18 +267,12 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
     )
 
 
-def parser_for_any_model() -> RequestParser:
-    """Return a parser that accepts everything some model can decode, chats included."""
-    return RequestParser(
-        ModelCapabilities(
-            chat_template=lambda *_, **__: "a chat", encode_with_special=lambda _text: []
-        )
-    )
-
-
 def _requests_of(requests: OpenInput) -> Iterator[tuple[int, Request | None]]:
-    """Yield the number of each input line, and its request, or None."""
-    parser = parser_for_any_model()
+    """Yield the number of each input line, and its request if some model can decode it."""
+    anything = ModelCapabilities(  # of any model
+        chat_template=lambda *_, **__: "a chat", encode_with_special=lambda _text: []
+    )
+    parser = RequestParser(anything)
     for number, line in requests.lines():
         parsed = parser.parse(line, number)
         yield number, parsed.request if isinstance(parsed, ParsedLine) else None
