@@ -28,7 +28,7 @@ ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this, too
 
 BytesOf = Callable[[int], bytes]  # of a token
-Told = Sequence[PromptLogprob | TokenLogprob]
+PerToken = Sequence[PromptLogprob | TokenLogprob]
 
 
 class RowUsage(Usage, frozen=True):
@@ -168,7 +168,7 @@ def completion_of(
     is_chat, choices = form == "chat", []
     for place, result in enumerate(results):
         reason: ChatFinishReason = result.finish_reason
-        told: Told | None = result.logprobs
+        per_token: PerToken | None = result.logprobs
         extras, logprobs = result, None
         message: ChatMessage | UnsetType = UNSET
         if is_chat:
@@ -179,12 +179,15 @@ def completion_of(
                 reason = TOOL_CALLS
             elif reason == "stop" and result.function_call is not None:
                 reason = FUNCTION_CALL
-        elif form == "echoed completion" and told is not None and result.prompt_logprobs:
-            told, extras = [*result.prompt_logprobs, *told], replace(result, prompt_logprobs=None)
+        elif form == "echoed completion" and per_token is not None and result.prompt_logprobs:
+            per_token, extras = (
+                [*result.prompt_logprobs, *per_token],
+                replace(result, prompt_logprobs=None),
+            )
         if is_chat and result.logprobs is not None:
             logprobs = chat_logprobs(result.logprobs)
-        elif told is not None:
-            logprobs = choice_logprobs(told, _offsets(told, result.text, bytes_of))
+        elif per_token is not None:
+            logprobs = choice_logprobs(per_token, _offsets(per_token, result.text, bytes_of))
         choices.append(
             Choice(
                 index=place,
@@ -229,7 +232,7 @@ def results_of_row(line: bytes) -> list[Result]:
 def _results_of(row: ResultRow) -> Iterator[Result]:
     for choice in row.response.body.choices:
         fields: dict[str, Any] = asdict(choice.batchdecode)
-        told: list[PromptLogprob] = []
+        per_token: list[PromptLogprob] = []
         found: Any = choice.logprobs or Logprobs([], [], [], [], [])
         if isinstance(choice.message, ChatMessage):
             text: str | UnsetType = choice.message.content
@@ -242,15 +245,17 @@ def _results_of(row: ResultRow) -> Iterator[Result]:
         for item, *more in zip(*columns, strict=True):
             if more:
                 logprob, top = more
-                told.append(_read_logprob(item, logprob, (top or {}).items()))
+                per_token.append(_read_logprob(item, logprob, (top or {}).items()))
             else:
                 others = [(other.token, other.logprob) for other in item.top_logprobs]
-                told.append(_read_logprob(item.token, item.logprob, others))
-        if told and told[0].logprob is None:  # of an echoed prompt
+                per_token.append(_read_logprob(item.token, item.logprob, others))
+        if per_token and per_token[0].logprob is None:  # of an echoed prompt
             num_prompt = fields["usage"].prompt_tokens
-            fields["prompt_logprobs"], told = told[:num_prompt], told[num_prompt:]
+            fields["prompt_logprobs"], per_token = per_token[:num_prompt], per_token[num_prompt:]
         if choice.logprobs is not None:
-            fields["logprobs"] = msgspec.convert(told, list[TokenLogprob], from_attributes=True)
+            fields["logprobs"] = msgspec.convert(
+                per_token, list[TokenLogprob], from_attributes=True
+            )
         reason = choice.finish_reason
         yield Result(
             id=row.custom_id,
@@ -268,37 +273,37 @@ def _read_logprob(
     return PromptLogprob(read_token(token), logprob, others)
 
 
-def _offsets(told: Told, text: str, bytes_of: BytesOf) -> list[int]:
+def _offsets(per_token: PerToken, text: str, bytes_of: BytesOf) -> list[int]:
     """Return the first character of each token in `text`."""
     decoder, offsets, offset = getincrementaldecoder("utf-8")("replace"), [], 0
-    for token in (item.token for item in told):
+    for token in (item.token for item in per_token):
         offsets.append(min(offset, len(text)))
         written = token.encode() if isinstance(token, str) else bytes_of(token)
         offset += len(decoder.decode(written))
     return offsets
 
 
-def choice_logprobs(told: Told, offsets: list[int]) -> Logprobs:
+def choice_logprobs(per_token: PerToken, offsets: list[int]) -> Logprobs:
     """Return the logprobs of a completion; offsets: the first character of each token."""
     return Logprobs(
-        tokens=[_text_of(item.token) for item in told],
-        token_logprobs=[item.logprob for item in told],
+        tokens=[_text_of(item.token) for item in per_token],
+        token_logprobs=[item.logprob for item in per_token],
         top_logprobs=[
             None if item.logprob is None else {_text_of(o.token): o.logprob for o in item.top}
-            for item in told
+            for item in per_token
         ],
         text_offset=offsets,
     )
 
 
-def chat_logprobs(told: Iterable[TokenLogprob]) -> Logprobs:
+def chat_logprobs(per_token: Iterable[TokenLogprob]) -> Logprobs:
     content = [
         ChatTokenLogprob(
             token=_text_of(item.token),
             logprob=item.logprob,
             top_logprobs=[ChatTopLogprob(_text_of(o.token), o.logprob) for o in item.top],
         )
-        for item in told
+        for item in per_token
     ]
     return Logprobs(content=content)
 

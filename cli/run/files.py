@@ -537,7 +537,7 @@ def print_json(answer: object) -> None:
 
 @contextmanager
 def output_sink(path: str | OutFile | None) -> Iterator[Sink]:
-    """Yield a sink for --output: stdout if `path` is None, or a file replaced whole."""
+    """Yield a sink for --output: stdout if `path` is None, or a file to be replaced."""
     if path is None:
         yield stdout_sink()
     else:

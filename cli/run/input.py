@@ -715,7 +715,7 @@ def id_given_before(parsed: ParsedLine, line: bytes, number: int, first: int) ->
 
 def arrival_goes_back(parsed: ParsedLine, line: bytes, number: int, last: float) -> BadLine:
     message = f"arrival_time goes back from {last:g} to {parsed.request.arrival_time:g}"
-    hint = "sort the requests by arrival_time, or give them as a file"
+    hint = "sort the requests by arrival_time, or pass them in a file"
     problem = FieldProblem("arrival-order", ("arrival_time",), message, hint)
     return _bad(parsed, problem, line, number)
 

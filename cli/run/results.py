@@ -98,8 +98,8 @@ class Answers:
 
     bytes_of: the bytes of a token.  earlier: the results of an earlier run.
     order: for answers in the order of the input.  first_slot: of this engine among all workers.
-    replaying: "steps" replays earlier results of requests whose schedule follows from the number of
-    their tokens, "whole" all of them, and "never" none.
+    replaying: "steps" replays earlier results if the schedule follows from the number of their
+    tokens, "whole" replays all of them, and "never" none.
     """
 
     def __init__(
