@@ -1,7 +1,7 @@
-"""Helper processes: how they are started, which threads they have, how they end.
+"""Helper processes: their signals, their threads and their end.
 
-Rule: a helper ignores what a terminal or a supervisor sends to all. It imports nothing from the
-current folder unless `MODULE:NAME` names it. It ends with the process that started it.
+A helper ignores the signals that a terminal or a supervisor sends to all processes.  It imports
+nothing from the current folder unless `MODULE:NAME` does.  It ends with its parent.
 """
 
 import os
@@ -20,17 +20,17 @@ _SAFE_PATH = ("PYTHONSAFEPATH", "for helpers of batchdecode")
 
 @contextmanager
 def helpers_started() -> Iterator[None]:
-    """Start helpers inside: they ignore signals, and their path lacks the current folder.
+    """Let helpers that are started inside ignore signals and the current folder.
 
-    multiprocessing starts `python -c`, which searches the current folder first; only the
-    environment keeps it from that.
+    multiprocessing starts `python -c`, which searches the current folder first unless the
+    environment forbids it.
     """
     name, value = _SAFE_PATH
     is_set = name in os.environ
     os.environ.setdefault(name, value)
     try:
-        ensure_running()  # a helper, too; it would let signals through again
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which they inherit
+        ensure_running()  # starting this helper later would unblock the signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # inherited
         try:
             yield
         finally:
@@ -42,7 +42,7 @@ def helpers_started() -> Iterator[None]:
 
 @contextmanager
 def threads_shared(num_processes: int) -> Iterator[None]:
-    """Let processes that are started inside share the processors, unless somebody has said how."""
+    """Let processes that are started inside share the cores, unless the environment says how."""
     if any(name in os.environ for name in _THREADS):
         yield
         return
@@ -57,9 +57,9 @@ def threads_shared(num_processes: int) -> Iterator[None]:
 
 
 def become_helper(folder: str | None = None) -> None:
-    """End this process when its parent ends; what a model starts here gets the usual path.
+    """End this process when its parent ends; processes of a model get the usual path again.
 
-    folder: what multiprocessing keeps of the parent, to be removed if that was killed.
+    folder: temporary files of the parent's multiprocessing, removed here if it was killed.
     """
     name, value = _SAFE_PATH
     if os.environ.get(name) == value:

@@ -1,6 +1,6 @@
-"""The run itself: requests from a source, through the engine, out as one outcome after the other.
+"""The loop of a run: it reads requests from a source, steps the engine and yields the outcomes.
 
-No file and no terminal is touched here, so whoever iterates decides what becomes of the outcomes.
+It touches no file and no terminal: that is the caller's business.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from batcher.remote.engine import RemoteEngine
     from batcher.trace.run import RequestFold
 
-MAX_HELD = 1024  # results, or bad lines, that wait for a step
+MAX_HELD = 1024  # results or bad lines, before they are yielded without a step
 
 
 class RunOutcome(NamedTuple):
-    """What a step, or reading before one, has brought; lines: of results."""
+    """What a step, or the reading before it, has brought; lines: of results."""
 
     events: Sequence[Event]
     lines: Sequence[bytes] = ()
@@ -47,13 +47,12 @@ class RunOutcome(NamedTuple):
 
 
 class Loop:
-    """Iterates over the outcomes of a run: of its steps, and of what is read before one.
+    """Iterates over the outcomes of a run.
 
-    answers: makes lines of results.
-    num_read: lines taken from the source.  num_failed: requests that failed so far.
-    first_failure: what the model did to the first request that failed in it.
-    has_refused: a bad line has ended the reading, since such lines are not skipped.
-    broken: why the rest of a pipe cannot be read; what runs by then is finished.
+    num_read: lines passed to the engine or refused.  num_failed: requests so far.
+    first_failure: id and error of the first request that failed in the model.
+    has_refused: whether a bad line has ended the reading.
+    broken: why the rest of a pipe cannot be read; the requests before it are finished.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Loop:
         self._max_errors = max_errors or float("inf")
         self._on_bad_line = on_bad_line
         self._is_reading, self._is_computing = True, False
-        self._ahead: ParsedLine | BadLine | None = None  # was read, and not taken yet
+        self._ahead: ParsedLine | BadLine | None = None  # read, not in the engine yet
         self._rejected: list[tuple[RequestEvent, BadLine, int]] = []
 
     @property
@@ -97,7 +96,7 @@ class Loop:
 
     @property
     def backlog(self) -> Unread:
-        """What was not taken of the input, by what has arrived when the last step started."""
+        """The unread requests, by the start of the last step."""
         return self.source.backlog(self.engine.last_start)
 
     @property
@@ -106,7 +105,6 @@ class Loop:
 
     @property
     def num_steps(self) -> list[int]:
-        """How many steps each engine has taken: here it is one."""
         return [self.engine.num_steps]
 
     @property
@@ -122,7 +120,7 @@ class Loop:
                 yield self._step()
             elif self._is_reading:
                 if self._ahead is not None:
-                    raise InvariantError("a request that was read waits for an engine that is idle")
+                    raise InvariantError("a request that was read waits for an idle engine")
                 self.source.wait()
                 yield RunOutcome(())
             else:
@@ -134,7 +132,7 @@ class Loop:
             self.first_failure = f"{request_id}, {message}"
 
     def arrived(self) -> list[RequestEvent]:
-        """Return the arrivals nobody was told of, after a step, or reading, was broken off."""
+        """Return the arrivals that are not reported yet, after a step was interrupted."""
         return [e for e in self.engine.hand_out().events if type(e) is ArriveEvent]
 
     def end_events(self) -> list[EndEvent]:
@@ -172,7 +170,6 @@ class Loop:
         return self._answered(outcome)
 
     def _answered(self, outcome: StepOutcome) -> RunOutcome:
-        """Count the failures of `outcome`, and make lines of its results."""
         answers = self.answers
         events, results, tokens = outcome
         if not (results or answers.is_resumed):
@@ -187,12 +184,11 @@ class Loop:
         return RunOutcome(events, answers.take(results), tokens)
 
     def _read(self) -> RunOutcome | None:
-        """Read what the next step has room for, as far as it has come, and what needs none.
+        """Read requests for the next step, and those that need no slot.
 
-        So one line may be read ahead.  A request without a slot to wait for ends in the step in
-        which it has arrived and all before it have theirs, whatever it is that reads the input.
-        Returns what is to be handed out before reading goes on: bad lines, or requests of which so
-        many have ended without a step; None when all is read that was to be.
+        A request without a slot to wait for ends in the step in which it has arrived and all
+        requests before it have a slot, so at most one line is read ahead.
+        Returns bad lines or results to yield before reading continues; None when there is enough.
         """
         engine, source = self.engine, self.source
         while self._is_reading:
@@ -231,7 +227,7 @@ class Loop:
             return None
         rejected, self._rejected = self._rejected, []
         lines: list[bytes] = []
-        for _, bad, input_index in rejected:  # answered, unless an earlier run has
+        for _, bad, input_index in rejected:
             lines += self.answers.reject(bad, input_index)
         return RunOutcome([event for event, _, _ in rejected], lines)
 
@@ -262,7 +258,7 @@ class Loop:
         if self.has_given_up:
             self._is_reading = False
 
-    # -- what a view asks when it draws --------------------------------------------------------
+    # -- for the view --------------------------------------------------------------------------
 
     @property
     def current_step(self) -> int | None:
@@ -295,15 +291,15 @@ class Loop:
 
     @property
     def next_up(self) -> str | None:
-        """What the next to be admitted is called, as far as that is known."""
+        """The label of the next sequence to be admitted, or None if it is not known."""
         engine = self.engine
         first = engine.first_waiting
         if first is not None:
             return label_of(first.id, first.index, first.role)
-        ahead, now = self._ahead, engine.last_start  # nothing is read before a slot is free for it
+        ahead, now = self._ahead, engine.last_start  # it is read when a slot is free
         if ahead is None:
             return self.source.upcoming(now)
         if not isinstance(ahead, ParsedLine) or ahead.request.session is not None:
-            return None  # a turn may have to wait for the turn before it
+            return None  # a turn may wait for the turn before it
         has_arrived = ahead.request.arrival_time <= now
         return name_of(ahead, self.source.input_index) if has_arrived else None
