@@ -11,11 +11,10 @@ import shlex
 import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from signal import SIGHUP
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -293,25 +292,10 @@ def _play(options: "TraceOptions") -> int:
     path, source = open_twice(options.input)
     if not can_animate(1, os.environ):
         raise BatchdecodeError("--play needs a terminal; use --format gantt or steps instead")
-    from ..signals import Interrupted, StopSignals  # noqa: PLC0415 - as above
-    from ..views.player import InteractiveTerminal, TerminalGone  # noqa: PLC0415 - as above
+    from ..views.player import play  # noqa: PLC0415 - as above
 
-    terminal = InteractiveTerminal(options.color)
-    with source, user_code_prints_to_stderr(), closing(terminal), StopSignals() as stop:
-        stop.before_pause = terminal.step_aside
-        try:
-            with stop.waiting():
-                player = _player(options, path, source, terminal)
-            stop.before_pause = player.step_aside
-            while not player.is_over:
-                seconds = player.look()
-                with stop.waiting():
-                    player.wait(seconds)
-        except (Interrupted, KeyboardInterrupt):
-            return stop.exit_status
-        except TerminalGone:
-            return 128 + SIGHUP
-    return 0
+    with source:
+        return play(options.color, lambda terminal: _player(options, path, source, terminal))
 
 
 def _player(

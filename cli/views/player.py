@@ -8,7 +8,9 @@ import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
+from signal import SIGHUP
 from typing import NamedTuple
 
 from batcher.errors import BatchdecodeError
@@ -25,6 +27,7 @@ from ..screen.terminal import (
     Terminal,
     can_print,
     encoding_of,
+    fill,
     is_same_terminal,
     number,
     printable,
@@ -32,6 +35,7 @@ from ..screen.terminal import (
     wants_color,
 )
 from ..screen.theme import ASCII, LABEL, UNICODE, Glyphs, Line, bar, line_width
+from ..signals import Interrupted, StopSignals, user_code_prints_to_stderr
 from .recording import Playback, Recording
 
 DEFAULT_SPEED = 10.0
@@ -42,6 +46,8 @@ MIN_BAR, MAX_BAR = 10, 40
 MIN_HEIGHT = 4  # lines; with fewer there is no footer
 MAX_SECONDS = 1.0  # of play between two looks: the process may have been stopped
 IDLE_SECONDS = 0.1
+CAPTION_SECONDS = 3.0  # for which a new caption holds the play
+MAX_CAPTION = 2  # lines
 READ_EVENTS = 1000  # between updates of the bar
 JUMP, PAGE = 10, 100
 MOVES = {
@@ -94,7 +100,8 @@ class Player:
     """Plays a recording on a whole terminal.
 
     title: the name of the run.  span: the steps to play.  step: the first one shown.  speed: in
-    steps per second.  found: labels of the admissions that were looked for, by step.
+    steps per second.  found: labels of the admissions that were looked for, by step.  captions: a
+    sentence for each of some steps, shown until the next one.
     """
 
     def __init__(
@@ -110,6 +117,7 @@ class Player:
         step: int,
         speed: float = DEFAULT_SPEED,
         found: Mapping[int, str],
+        captions: Mapping[int, str] = {},
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recording, self._terminal, self._keyboard = recording, terminal, keyboard
@@ -121,8 +129,10 @@ class Player:
         self._found = found
         self._wanted = found.get(self.step)  # the label that the picture marks
         self.is_over = False
-        self._shown: object = None  # the size and step of the last frame
+        self._shown: object = None  # as the last frame shows it
         self._now = self._next_frame = clock()
+        self._captions, self._caption_steps = captions, sorted(captions)
+        self._held = CAPTION_SECONDS if self.step in captions else 0.0  # seconds left to hold
 
     @property
     def step(self) -> int:
@@ -142,9 +152,10 @@ class Player:
         if self._keyboard.is_gone:
             raise TerminalGone
         size = self._terminal.size
-        if self._terminal.is_ours and now >= self._next_frame and self._shown != (size, self.step):
+        wanted = size, self.step, bool(self._held)
+        if self._terminal.is_ours and now >= self._next_frame and self._shown != wanted:
             self._draw(max(size.columns - 1, 1), max(size.lines - 1, 1))
-            self._shown = size, self.step
+            self._shown = wanted
             end = self._clock()
             self._next_frame = end + max(FRAME_SECONDS, (end - now) * (1 / MAX_SHARE - 1))
         return IDLE_SECONDS if self._is_paused else FRAME_SECONDS
@@ -160,7 +171,14 @@ class Player:
     def _play(self, seconds: float) -> None:
         if self._is_paused or self._browser.is_typing:
             return
+        if self._held:
+            self._held = max(self._held - seconds, 0.0)
+            return
+        steps, before = self._caption_steps, self.step
         self._position += self._speed * seconds
+        new = steps[bisect_right(steps, before) : bisect_right(steps, self.step)]
+        if new:
+            self._position, self._held = float(new[0]), CAPTION_SECONDS
         if self._position >= self._span.last:
             self._go_to(self._span.last)
 
@@ -173,6 +191,9 @@ class Player:
             browser.press(key, scene)
             return
         browser.message = ""
+        was_held, self._held = self._held, 0.0
+        if was_held and key == " ":
+            return
         match key:
             case " ":
                 self._is_paused = not self._is_paused
@@ -239,20 +260,32 @@ class Player:
         scene = self._playback.seek(self.step)
         self._browser.found = None if self._browser.message else self._wanted
         self._browser.follow(scene)
+        caption = self._caption(width) if height >= MIN_HEIGHT + MAX_CAPTION else []
         lines = picture(
             scene,
             width,
-            height,
+            height - len(caption),
             has_gantt=True,
             browser=self._browser,
             overlay=help_lines([KEYS], width) if self._browser.has_help else (),
             footer=partial(self._footer, width) if height >= MIN_HEIGHT else None,
         )
+        lines[-1:-1] = caption
         if self._display.show(lines) is not None:
             raise TerminalGone
 
+    def _caption(self, width: int) -> list[Line]:
+        """Return the newest caption, in as many lines as the longest one needs."""
+        texts = {step: fill(text.split(), " ", width) for step, text in self._captions.items()}
+        num_lines = min(max(map(len, texts.values()), default=0), MAX_CAPTION)
+        steps = self._caption_steps
+        place = bisect_right(steps, self.step)
+        found = texts[steps[place - 1]] if place else []
+        return [[(text, "title")] for text in [*found, *[""] * num_lines][:num_lines]]
+
     def _footer(self, width: int) -> Line:
         pace = "paused" if self._is_paused else f"{number(self._speed)} steps/s"
+        pace = "any key continues" if self._held else pace
         line: Line = [(pace, "figure"), (GAP, "")]
         where = f"{GAP}{self.step:,}/{self._span.last:,}"
         room = width - line_width(line) - len(where)
@@ -306,3 +339,23 @@ class InteractiveTerminal:
         self.keyboard.release()
         if self.display.is_started:
             self.display.close([])
+
+
+def play(color: ColorChoice, make_player: Callable[[InteractiveTerminal], Player]) -> int:
+    """Play on the terminal at stdout until `q`, and return the exit status."""
+    terminal = InteractiveTerminal(color)
+    with user_code_prints_to_stderr(), closing(terminal), StopSignals() as stop:
+        stop.before_pause = terminal.step_aside
+        try:
+            with stop.waiting():
+                player = make_player(terminal)
+            stop.before_pause = player.step_aside
+            while not player.is_over:
+                seconds = player.look()
+                with stop.waiting():
+                    player.wait(seconds)
+        except (Interrupted, KeyboardInterrupt):
+            return stop.exit_status
+        except TerminalGone:
+            return 128 + SIGHUP
+    return 0

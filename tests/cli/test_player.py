@@ -71,6 +71,25 @@ def test_steps_follow_each_other_as_fast_as_is_said_up_to_the_end():
     assert seen.press(" ", *"----").wait(0.5).step == 2  # from the beginning again
 
 
+CAPTIONS = {0: "All slots start.", 7: "word " * 25 + "end", 9: "A slot is refilled."}
+
+
+def test_a_caption_holds_the_play_until_a_key_and_stays_until_the_next_one():
+    seen = Seen(LONG, speed=4.0, captions=CAPTIONS)
+    assert seen.screen.lines()[-4:-2] == ["All slots start.", ""]
+    assert [seen.wait(1.0).step for _ in range(5)] == [0, 0, 0, 4, 7]
+    assert "any key continues" in seen.text
+    assert seen.screen.lines()[-4] == ("word " * 16).strip()
+    assert seen.screen.lines()[-3].endswith("word end")
+    assert seen.press(" ").wait(0.25).step == 8
+    assert seen.wait(0.5).step == 9
+    assert seen.press("+").wait(1.0).step == 14
+    assert seen.screen.lines()[-4:-2] == ["A slot is refilled.", ""]
+    assert seen.press(",").screen.lines()[-4:-2] == ["A slot is refilled.", ""]
+    assert seen.press("home").screen.lines()[-4] == "All slots start."
+    assert "All slots start" not in Seen(LONG, rows=6, captions=CAPTIONS).text
+
+
 @given(st.lists(st.sampled_from([*MOVES, " ", "+", "-", "]", "[", "?", "up", "escape"])))
 def test_keys_go_as_many_steps_as_they_say_and_stay_in_the_run(keys):
     seen, expected = Seen(LONG, rows=8, span=StepRange(5, 30), step=9), 9
