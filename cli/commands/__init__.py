@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer._click.exceptions import UsageError
 from typer._click.shell_completion import CompletionItem
+from typer._completion_classes import completion_init
 from typer.core import TyperGroup
 
 import batcher
@@ -28,10 +29,10 @@ COMMANDS = {
     "train": "Train a small Llama on texts, or a draft model for one; needs the extra `train`.",
     "draft diagnose": "Show why the drafts of a model are rejected, position by position.",
     "schema": "Print the JSON Schema of one line of a file.",
-    "completion": "Print the completion script of a shell.",
+    "completion": "Print the completion script of a shell, or install it.",
     "help": "Open a page of the manual, or list the pages.",
 }
-_MODULES = {"compare": "plan", "calibrate": "profiles", "schema": "help", "completion": "help"}
+_MODULES = {"compare": "plan", "calibrate": "profiles", "schema": "help"}
 
 
 def command_of(name: str) -> Any:
@@ -86,8 +87,10 @@ class _Commands(TyperGroup):
         return [CompletionItem(word, help=text) for word, text in reversed(found.items())]
 
 
+completion_init()  # typer does it only with its own options for completion
 app = typer.Typer(
     cls=_Commands,
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

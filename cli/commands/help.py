@@ -1,4 +1,4 @@
-"""`batchdecode help`, `schema` and `completion`: the manual, and output for other programs."""
+"""`batchdecode help` and `schema`: the manual, and the JSON Schemas of the files."""
 
 import os
 import re
@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 from typer._click.formatting import HelpFormatter
-from typer._completion_shared import get_completion_script
 
 from batcher.errors import BatchdecodeError
 
@@ -296,15 +295,6 @@ def schema(
     print_text(encode_schema(kind))
 
 
-def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], argument("bash, zsh or fish.", "SHELL")],
-) -> None:
-    """Print the completion script of a shell."""
-    name, variable = "batchdecode", "_BATCHDECODE_COMPLETE"
-    script = get_completion_script(prog_name=name, complete_var=variable, shell=shell)
-    print_text(f"{script}\n")
-
-
 COMMANDS = {
     "help": command(
         help_,
@@ -316,13 +306,4 @@ COMMANDS = {
         takes_dashes=True,
     ),
     "schema": command(schema),
-    "completion": command(
-        completion,
-        examples=(
-            'eval "$(batchdecode completion bash)"',
-            'eval "$(batchdecode completion zsh)"',
-            "batchdecode completion fish | source",
-        ),
-        notes=("To use it, put the line for your shell into its start-up file.",),
-    ),
 }
