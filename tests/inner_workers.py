@@ -5,8 +5,7 @@ from collections import deque
 
 import pytest
 
-from cli.run.worker import Worker, decode_instruction, decode_report, encode
-from cli.run.workers import Died
+from cli.run.worker import Died, Worker, decode_instruction, decode_report, encode
 
 KILLED = Died("was killed by signal 9", "killed", 9)
 

@@ -29,8 +29,16 @@ from ..screen.terminal import counted
 from .input import Waiting
 from .problems import say
 from .run_options import RunOptions
-from .worker import Instruction, Report, Worker, decode_instruction, decode_report, encode
-from .workers import Died, Told
+from .worker import (
+    Died,
+    Instruction,
+    Report,
+    Told,
+    Worker,
+    decode_instruction,
+    decode_report,
+    encode,
+)
 
 CALLS = 2
 PIECE_BYTES = 90 * 2**10  # Ray stores arguments of more than 100 KiB,

@@ -12,14 +12,14 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, LostModelError, describe
-from batcher.events import Event, RejectEvent, RestartEvent, RunEvent
+from batcher.events import Event, RejectEvent, RestartEvent, RestartReason, RunEvent
 from batcher.foreign import RaisedError
 from batcher.garbage import look_seldom
 from batcher.metrics.summary import EngineState, state_of
@@ -99,7 +99,7 @@ class Instruction(Struct, frozen=True, array_like=True):
     is_last: bool = False
 
 
-class Failure(Struct, frozen=True, array_like=True):
+class WorkerFailure(Struct, frozen=True, array_like=True):
     """Why the run is over: no worker could continue.
 
     traceback: of the model's code, if it raised.  cause: `interrupt` if the model raised a
@@ -140,12 +140,29 @@ class Report(Struct, frozen=True, omit_defaults=True):
     state: EngineState | None = None
     num_begun: int = 0
     is_finished: bool = False
-    failure: Failure | None = None
+    failure: WorkerFailure | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode
 decode_instruction = msgspec.msgpack.Decoder(Instruction).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
+
+
+class Died(NamedTuple):
+    """A worker died.
+
+    how: in words.  reason, code: see RestartEvent.  is_machine: its machine or the connection to it
+    is lost, which counts against no line.
+    """
+
+    how: str
+    reason: RestartReason = "lost"
+    code: int = 0
+    is_machine: bool = False
+
+
+Told = tuple[int, Report | Died]
+"""The number of a worker and its message; after Died, none follows until `start`."""
 
 
 def wants_events(options: RunOptions) -> bool:
@@ -220,16 +237,16 @@ class Worker:
         except LostModelError:
             raise
         except KeyboardInterrupt:
-            failure = Failure("", cause="interrupt")
+            failure = WorkerFailure("", cause="interrupt")
         except BatchdecodeError as error:
             raised = error.raised.traceback if isinstance(error, RaisedError) else ""
-            failure = Failure(
+            failure = WorkerFailure(
                 str(error),
                 raised if self._has_started else "",
                 "input" if isinstance(error, InputError) else "error",
             )
         except Exception as error:  # noqa: BLE001 - the run reports it
-            return Report(failure=Failure(describe(error), traceback.format_exc()))
+            return Report(failure=WorkerFailure(describe(error), traceback.format_exc()))
         return self._report(failure=failure) if self._has_started else Report(failure=failure)
 
     def _check(self, number: int, text: bytes) -> CheckedLine:
@@ -290,7 +307,7 @@ class Worker:
     def _report(
         self,
         checked: Sequence[list[CheckedLine]] = (),
-        failure: Failure | None = None,
+        failure: WorkerFailure | None = None,
         *,
         is_finished: bool = False,
     ) -> Report | None:

@@ -30,7 +30,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.events import Event, RestartEvent, RestartReason, RunEvent
+from batcher.events import Event, RestartEvent, RunEvent
 from batcher.metrics.summary import EngineState, RunMetrics
 from batcher.processes import helpers_started, threads_shared
 from batcher.request import NOTHING_UNREAD, Request, Unread
@@ -56,9 +56,11 @@ from .resume import EarlierResults
 from .run_options import RunOptions
 from .worker import (
     CheckedLine,
+    Died,
     Instruction,
     Line,
     Report,
+    Told,
     decode_report,
     encode,
     serve,
@@ -81,23 +83,6 @@ _NEWEST = 0.3  # weight of the newest measurement in a rate
 _MAX_KINDS = 5  # of messages for people
 _OWN_FILES, _FILES_OF_WORKER = 16, 4  # open at the same time
 _EXIT_SECONDS = 5.0  # for a process to exit after it closed its connection
-
-
-class Died(NamedTuple):
-    """A worker died.
-
-    how: in words.  reason, code: see RestartEvent.  is_machine: its machine or the connection to it
-    is lost, which counts against no line.
-    """
-
-    how: str
-    reason: RestartReason = "lost"
-    code: int = 0
-    is_machine: bool = False
-
-
-Told = tuple[int, Report | Died]
-"""The number of a worker and its message; after Died, none follows until `start`."""
 
 
 class Transport(Protocol):
