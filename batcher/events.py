@@ -3,7 +3,7 @@
 Every event about a request has when (step, engine time), which one (id, index, role), where (slot)
 and why (reason).  index: of the sample or beam in its request.  role: a row of a sample, of a beam,
 or of a sample's negative prompt; the default "sample" is not written.
-docs/trace-format.md documents each kind and each reason.
+docs/reference/trace-format.md documents each kind and each reason.
 """
 
 from typing import Annotated, Any, Literal

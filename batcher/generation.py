@@ -21,9 +21,9 @@ from batcher.requests.validation import (
 )
 from batcher.result import Result
 
-# What `generate` and `generate_many` take beside their arguments: these fields of a Request.  They
-# mean what docs/requests-and-results.md says of them; `temperature` is 1 by default, and the token
-# ids of `logit_bias` may be numbers.
+# Further arguments of `generate` and `generate_many`: these fields of a Request, as defined in
+# docs/reference/requests-and-results.md.  `temperature` is 1 by default, and the token ids of
+# `logit_bias` may be numbers.
 SAMPLING = (
     *SAMPLING_FIELDS,
     *("stop_token", "stop_sequence", "stop", "ignore_eos"),

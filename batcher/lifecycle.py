@@ -1,8 +1,8 @@
 """The life of a sequence: one table of legal moves.
 
 Rule: only this table decides whether a move is legal.  `Sequence.state` is assigned only as
-`sequence.state = MOVE[sequence.state]`.  The diagram in docs/architecture.md is generated from the
-table.
+`sequence.state = MOVE[sequence.state]`.  The diagram in
+docs/inside/architecture.md is generated from the table.
 """
 
 from enum import StrEnum

@@ -2,7 +2,7 @@
 
 Rule: everything about a field is in its annotation, and nowhere else: type and range, default,
 meaning, which models can serve it, which other fields it excludes or needs.  Decoders, checks, the
-JSON Schema and the tables in docs/requests-and-results.md follow from this table.
+JSON Schema and the tables in docs/reference/requests-and-results.md follow from this table.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
@@ -101,7 +101,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         PromptInput,
         "may be empty. `prompt_tokens` (list of ids) is a synonym; `messages` stand for one, "
         "see [chats](#chats)",
-        "string, list of token ids, or list of [segments](segments.md); required",
+        "string, list of token ids, or list of [segments](../guide/segments.md); required",
     ]
     id: Annotated[
         str | None, "unique in the file. `custom_id` is a synonym", 'string; the line number, `"7"`'
@@ -152,7 +152,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         Field(unit="seconds"),
     ] = None
     session: Annotated[
-        Text | None, "conversation that the request continues, see [sessions](sessions.md)"
+        Text | None, "conversation that the request continues, see [sessions](../guide/sessions.md)"
     ] = None
     think_time: Annotated[
         Seconds,
@@ -160,7 +160,8 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         Field(unit="seconds", needs=("session", "name one")),
     ] = 0.0
     cache_salt: Annotated[
-        Text | None, "share cached blocks only with equal salts, see [salts](segments.md#salts)"
+        Text | None,
+        "share cached blocks only with equal salts, see [salts](../guide/segments.md#salts)",
     ] = None
     # How a token is chosen.
     temperature: Annotated[
@@ -342,15 +343,15 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         "name; the first",
         Field(needs=("states", "declare some")),
     ] = None
-    speculate: Annotated[bool, "`false`: no [drafts](speculation.md), even if the run has some"] = (
-        True
-    )
+    speculate: Annotated[
+        bool, "`false`: no [drafts](../guide/speculation.md), even if the run has some"
+    ] = True
     draft_tokens: Annotated[
         DraftTokens | None, "maximum draft tokens per step; overrides the run's"
     ] = None
     extra_body: Annotated[
         dict[str, Any] | None,
-        "further fields for a [server](servers.md), sent unchanged; null removes a field",
+        "further fields for a [server](../guide/servers.md), sent unchanged; null removes a field",
         "object",
         Field(idle=(None, {})),
     ] = None

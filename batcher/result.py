@@ -1,4 +1,7 @@
-"""The result of a request; docs/requests-and-results.md fixes the names and order of its fields."""
+"""The result of a request.
+
+Rule: docs/reference/requests-and-results.md fixes the names and order of the fields.
+"""
 
 from typing import Any, Literal
 

@@ -1,8 +1,8 @@
 """Everything that decides a schedule, besides requests and batch size.
 
 Rule: the first line of a trace holds these settings, so everything that changes a schedule is a
-field here.  Options of the commands, their help, docs/cli.md, the axes of comparisons and the
-checks of values follow from this table.
+field here.  Options of the commands, their help, docs/reference/cli.md, the axes of comparisons and
+the checks of values follow from this table.
 """
 
 from collections.abc import Callable
@@ -96,12 +96,12 @@ class Setting(FieldFacts, frozen=True):
 
 
 class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How requests are scheduled; docs/scheduling.md explains each setting."""
+    """How requests are scheduled; docs/guide/scheduling.md explains each setting."""
 
     policy: Annotated[
         str,
         "admission order: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
-        "[`module:function`](policies.md#a-policy-of-your-own)",
+        "[`module:function`](../guide/policies.md#a-policy-of-your-own)",
         Setting("NAME", "policy", 2, is_common=True),
     ] = "fcfs"
     aging: Annotated[
@@ -122,7 +122,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = DEFAULT_AGING
     preempt_for: Annotated[
         PreemptFor | None,
-        "preempt a running request for [a more urgent one](preempt-for.md): by `priority` "
+        "preempt a running request for [a more urgent one](../guide/preempt-for.md): by `priority` "
         "(lower is more urgent), or by `deadline` (the waiting one would miss its deadline, "
         "and the other's is later)",
         Setting("WHAT", "preempt", 4),
@@ -173,8 +173,8 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
     capacity: Annotated[
         Capacity,
-        "[free KV blocks required to admit a request](scheduling.md#capacity): `watermark`, "
-        "`on-demand` or `no-evict`",
+        "[free KV blocks required to admit a request](../guide/scheduling.md#capacity): "
+        "`watermark`, `on-demand` or `no-evict`",
         Setting(
             "KIND",
             "capacity",

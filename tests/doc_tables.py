@@ -12,7 +12,10 @@ from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment
 from batcher.settings import SETTINGS
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [DOCS / name for name in ("requests-and-results.md", "segments.md", "cli.md")]
+PAGES = [
+    DOCS / name
+    for name in ("reference/requests-and-results.md", "guide/segments.md", "reference/cli.md")
+]
 TABLE = re.compile(r"<!-- made of (\w+)(?: from (\w+) to (\w+))? -->\n\n((?:\|.*\n)+)")
 
 

@@ -31,7 +31,7 @@ DOCS = ROOT / "docs"
 
 
 # The commands of the other pages take long together, so they run with what is heavy.
-QUICK_PAGES = [ROOT / "README.md", *sorted((DOCS / "prompts").glob("*.md"))]
+QUICK_PAGES = [ROOT / "README.md", *sorted((DOCS / "guide").glob("*.md"))]
 
 
 def check_commands(page, tool):
@@ -47,7 +47,7 @@ def test_commands_print_what_the_page_says(page):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("page", ["README.md", "docs/prompts/first-file.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/first-file.md"])
 def test_the_installed_commands_print_what_the_page_says(page):
     check_commands(ROOT / page, INSTALLED)
 
@@ -92,7 +92,7 @@ def code_spans(page):
 
 
 def test_every_command_and_option_is_documented():
-    documented = code_spans("cli.md")
+    documented = code_spans("reference/cli.md")
     for name in COMMANDS:
         command = command_of(name)
         assert f"batchdecode {name}" in " ".join(documented), name
@@ -108,7 +108,7 @@ def test_every_command_and_option_is_documented():
 
 
 def test_every_field_is_documented():
-    documented = code_spans("requests-and-results.md") | code_spans("segments.md")
+    documented = code_spans("reference/requests-and-results.md") | code_spans("guide/segments.md")
     for record in (Request, PromptSegment, Result, Usage, StepTimes, ErrorInfo):
         assert set(record.__struct_fields__) <= documented, record
     assert {"custom_id", "prompt_tokens"} <= documented
@@ -116,12 +116,12 @@ def test_every_field_is_documented():
 
 
 def test_every_error_code_is_documented():
-    assert set(ERROR_CODES) <= code_spans("requests-and-results.md")
+    assert set(ERROR_CODES) <= code_spans("reference/requests-and-results.md")
 
 
 def test_every_event_has_its_row_and_every_reason_is_documented():
-    documented = code_spans("trace-format.md")
-    rows = rows_of(DOCS / "trace-format.md", "| `event` |")
+    documented = code_spans("reference/trace-format.md")
+    rows = rows_of(DOCS / "reference/trace-format.md", "| `event` |")
     kinds = {event.__struct_config__.tag: event for event in event_types(Event)}
     assert rows.keys() == kinds.keys()
     for tag, event in kinds.items():
@@ -149,7 +149,7 @@ def event_types(union):
 
 
 def test_every_setting_of_the_simulated_model_is_documented():
-    assert set(SimulatedSettings.__struct_fields__) <= code_spans("simulated.md")
+    assert set(SimulatedSettings.__struct_fields__) <= code_spans("inside/simulated.md")
 
 
 def test_the_lifecycle_diagram_is_the_table():
@@ -159,4 +159,4 @@ def test_the_lifecycle_diagram_is_the_table():
         for source, target in move.items()
     ]
     diagram = "```mermaid\nstateDiagram-v2\n    [*] --> pending\n" + "\n".join(lines) + "\n```"
-    assert diagram in (DOCS / "architecture.md").read_text()
+    assert diagram in (DOCS / "inside/architecture.md").read_text()

@@ -1,9 +1,9 @@
 """The decode loop: schedule (assign slots), execute (one model call), update (end sequences).
 
-docs/architecture.md defines a step.  The engine opens no file, draws on no terminal and reads the
-time only from its clock; events and results are its only output.  The scheduler decides everything
-that is known ahead of the model call, the model runner everything that depends on its output.  Both
-report only rows that change, so a row that only decodes costs no Python in a step.
+docs/inside/architecture.md defines a step.  The engine opens no file, draws on no terminal and
+reads the time only from its clock; events and results are its only output.  The scheduler decides
+everything that is known ahead of the model call, the model runner everything that depends on its
+output.  Both report only rows that change, so a row that only decodes costs no Python in a step.
 """
 
 from collections.abc import Collection, Iterator, Mapping

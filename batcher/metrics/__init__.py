@@ -1,1 +1,1 @@
-"""The numbers of a run, from its events alone; docs/metrics.md defines each."""
+"""The numbers of a run, from its events alone; docs/reference/metrics.md defines each."""

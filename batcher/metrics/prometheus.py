@@ -1,7 +1,7 @@
 """The numbers of a run or a server as Prometheus metrics, under vLLM's names where vLLM has them.
 
 Counters are numbers of the summary, and histograms those of its latencies, so nothing is counted
-twice.  Times are seconds of the engine's clock.  docs/observability.md has the table.
+twice.  Times are seconds of the engine's clock.  docs/guide/observability.md has the table.
 """
 
 from bisect import bisect_right

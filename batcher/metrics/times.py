@@ -270,8 +270,8 @@ class StepFeed:
         return WholeStep(step, start, self._end, *counts, events)
 
 
-# Latencies as docs/metrics.md defines them.  Rows that decode together share the gaps between their
-# tokens, so a gap is counted once for all of them: no work per row and step.
+# Latencies as docs/reference/metrics.md defines them.  Rows that decode together share the gaps
+# between their tokens, so a gap is counted once for all of them: no work per row and step.
 
 
 class Latencies(Struct, frozen=True, kw_only=True):

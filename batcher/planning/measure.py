@@ -2,7 +2,7 @@
 
 Rule: the same workload and deployment have the same outcome in any process.  The time from the
 first arrival to the end is divided among the limits that requests waited for, and the largest share
-binds; docs/compare.md has the definition.
+binds; docs/guide/compare.md has the definition.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -240,7 +240,7 @@ def run(
     return run_fleet(replicas)
 
 
-# -- outcomes, whose fields docs/compare.md explains -----------------------------------------------
+# -- outcomes; docs/guide/compare.md explains their fields -----------------------------------------
 
 
 class ClassOutcome(Struct, frozen=True, kw_only=True):
@@ -272,7 +272,7 @@ class GroupUse(Struct, frozen=True, kw_only=True):
 
 
 class FleetUse(Struct, frozen=True, kw_only=True):
-    """The numbers of a managed fleet; docs/managed-fleets.md explains the fields."""
+    """The numbers of a managed fleet; docs/guide/managed-fleets.md explains the fields."""
 
     failures: int
     lost: int

@@ -524,7 +524,7 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The result of a search; docs/plan.md explains its fields.
+    """The result of a search; docs/guide/plan.md explains its fields.
 
     is_met: `value` meets the SLO and is the best found; else it is the nearest.  file_rate: mean
     arrivals per second, None if all arrive at once.  is_last: no better value could be tried.

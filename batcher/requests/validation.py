@@ -2,7 +2,7 @@
 
 The types in batcher/request.py accept a request in one conversion in C.  What they refuse, and what
 a type cannot state, is explained here.  Rule: what a field asks for is done or refused, never
-dropped.  docs/requests-and-results.md lists the fields that exclude or need each other.
+dropped.  docs/reference/requests-and-results.md lists the fields that exclude or need each other.
 """
 
 import json

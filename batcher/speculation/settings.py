@@ -142,7 +142,7 @@ class SpeculationSetting(FieldFacts, frozen=True):
 
 
 class SpeculationSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Source, number, shape and acceptance of drafts; see docs/speculation.md."""
+    """Source, number, shape and acceptance of drafts; see docs/guide/speculation.md."""
 
     draft: Annotated[
         str,

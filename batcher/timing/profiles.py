@@ -361,7 +361,7 @@ FORMS = (
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """The terms of a step time in milliseconds; docs/timing.md explains each, see ProfileStepTime.
+    """The terms of a step time in milliseconds, as docs/guide/timing.md explains them.
 
     hardware, model: names of hardware.yaml and models.yaml, or unknown ones.  kv_tokens: the KV
     capacity of the engine.  error: the deviation from what was measured.

@@ -37,7 +37,7 @@ Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class TrainingSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a run; see docs/training.md."""
+    """Settings of a run; see docs/guide/training.md."""
 
     vocab_size: Annotated[int, Meta(ge=MIN_VOCABULARY, le=2**16)] = 1024
     num_layers: Annotated[int, Meta(ge=1, le=64)] = 4

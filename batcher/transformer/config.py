@@ -28,7 +28,7 @@ class TransformerSetting(FieldFacts, frozen=True):
 
 
 class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a checkpoint; docs/models.md describes their costs."""
+    """Settings of a checkpoint; docs/guide/models.md describes their costs."""
 
     weights: Annotated[
         WeightKind,
@@ -86,7 +86,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a model of transformers; see docs/huggingface.md."""
+    """Settings of a model of transformers; see docs/guide/huggingface.md."""
 
     device: Annotated[
         str,

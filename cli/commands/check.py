@@ -25,7 +25,7 @@ from ..signals import user_code_prints_to_stderr
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(DecodingOptions):
-    """The options of `batchdecode check`; docs/cli.md has a table of them."""
+    """The options of `batchdecode check`; docs/reference/cli.md has a table of them."""
 
     input: Input = None
     config: Config = None

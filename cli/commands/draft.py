@@ -47,7 +47,7 @@ _ADVICE: dict[Cause, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseOptions(ModelOptions):
-    """The options of `batchdecode draft diagnose`; docs/speculation.md explains them."""
+    """The options of `batchdecode draft diagnose`; docs/guide/speculation.md explains them."""
 
     input: Input = None
     config: ConfigOfModel = None

@@ -54,7 +54,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """The options of `batchdecode replay`; docs/replay.md explains them."""
+    """The options of `batchdecode replay`; docs/guide/replay.md explains them."""
 
     input: Annotated[
         str | None,

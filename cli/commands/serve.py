@@ -51,7 +51,7 @@ def _usable_origins(origins: list[str] | None) -> list[str] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(DecodingOptions):
-    """The options of `batchdecode serve`; docs/serve.md explains them.
+    """The options of `batchdecode serve`; docs/guide/serve.md explains them.
 
     max_body: in bytes.
     """

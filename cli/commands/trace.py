@@ -71,7 +71,7 @@ FromStep = Annotated[int | None, option(PLAYER, "First step.", "STEP", "--from",
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """The options of `batchdecode trace`; docs/cli.md has a table of them.
+    """The options of `batchdecode trace`; docs/reference/cli.md has a table of them.
 
     run_options: the options given for running requests; a trace has its own settings.
     preset: those that are no mistake for a trace, since the command line does not set them.

@@ -38,7 +38,7 @@ Show = Callable[[int, float, "Evaluation | None"], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The options of `batchdecode train`, None where not given; docs/training.md has the others."""
+    """The options of `batchdecode train`, None where not given; see docs/guide/training.md."""
 
     corpus: Annotated[
         str, argument("Training text: a file in UTF-8, or a folder of .txt files.", "CORPUS")

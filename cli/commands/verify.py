@@ -34,7 +34,7 @@ MAX_SETTINGS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(ModelOptions):
-    """The options of `batchdecode verify`; docs/cli.md has a table of them."""
+    """The options of `batchdecode verify`; docs/reference/cli.md has a table of them."""
 
     input: Input = None
     config: ConfigOfModel = None

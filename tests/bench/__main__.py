@@ -1,4 +1,4 @@
-"""All benchmarks of docs/benchmarks.md: `python tests/bench [NAME ...]` prints their table.
+"""All benchmarks of docs/inside/benchmarks.md: `python tests/bench [NAME ...]` prints their table.
 
 Machines are noisy, so every figure is a ratio of two things that are measured in turn, several
 times, in this run; the median is quoted.

@@ -9,7 +9,7 @@ STOPS = [[7], [5, 6]]
 
 
 class Row(NamedTuple):
-    """A line of the table in docs/benchmarks.md: what was measured, and what it should be."""
+    """A line of the table in docs/inside/benchmarks.md: the measured and the wanted value."""
 
     name: str
     figure: str

@@ -74,7 +74,7 @@ def test_many_slots_are_a_map_and_rows_to_scroll_through(display):
 
 
 def test_the_page_on_the_live_view_tells_of_the_same_keys():
-    page = (ROOT / "docs" / "live-view.md").read_text()
+    page = (ROOT / "docs" / "guide/live-view.md").read_text()
     told = re.findall(r"^\| `(.+?)` \| (.+) \|$", page.partition("## Keys")[2], re.MULTILINE)
     assert tuple(told) == PACE_KEYS + BROWSING_KEYS + QUIT_KEYS
 

@@ -183,7 +183,7 @@ def test_every_extra_that_is_named_is_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     code = [*(ROOT / "cli").rglob("*.py"), *(ROOT / "batcher").rglob("*.py")]
     named = {
         extra

@@ -16,7 +16,7 @@ from batcher.metrics.slo import METRICS, UNITS, Goodput
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENTED = {
     name
-    for page in ("metrics.md", "summary.md")
+    for page in ("reference/metrics.md", "guide/summary.md")
     for name in re.findall(r"`([^`\n]+)`", (DOCS / page).read_text())
 }
 RECORDS = [summary.Summary, summary.Positions, summary.Constraints, summary.Throughput]

@@ -176,7 +176,7 @@ def test_a_number_is_counted_with_the_bound_that_it_meets():
 
 
 def test_the_page_has_every_name_and_no_other():
-    page = (Path(__file__).parents[2] / "docs/observability.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/guide/observability.md").read_text()
     table = page.partition("| metric |")[2].partition("\n\n")[0]
     cells = "".join(line.split("|")[1] for line in table.splitlines()[1:])
     names = re.findall(r"`((?:vllm:|batchdecode_)\w+)`", cells)

@@ -283,7 +283,7 @@ async def test_another_model_and_another_address_are_not_found(server):
     assert (await server.post(prompt="x", model="simulated")).status_code == 200
     other = (await server.post(CHATS, prompt="x")).json()["error"]
     assert other["message"].endswith(f"unknown field `prompt` (it is for {COMPLETIONS})")
-    page = (ROOT / "docs/serve.md").read_text()
+    page = (ROOT / "docs/guide/serve.md").read_text()
     for url, status in ((COMPLETIONS, 405), ("/v2", 404)):
         answer = await server.client.get(url)
         assert (answer.status_code, answer.headers.get("allow", "POST")) == (status, "POST")

@@ -191,7 +191,7 @@ def test_an_at_within_a_path_names_no_engine(path):
 # Runs that others have published, and how near profiles come, alone and with what engines take.
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "timing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide/timing.md"
 ENGINE = "vllm-2025"  # fitted to E2E of the first run
 CLAIMED = 0.1
 

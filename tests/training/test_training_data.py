@@ -306,10 +306,10 @@ def test_losses_are_lines_that_fall_with_means_where_they_are_long():
     assert held_out == []
 
 
-# docs/training.md says what each setting is by default.
+# docs/guide/training.md says what each setting is by default.
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide/training.md"
 
 
 def test_every_setting_is_documented_with_its_default():

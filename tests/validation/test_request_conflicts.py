@@ -133,7 +133,7 @@ def test_a_field_needs_those_without_which_it_has_no_effect(need):
 
 def rows_of(heading):
     """The rows of a table in the docs, one for each pair of fields."""
-    page = (Path(__file__).parents[2] / "docs" / "requests-and-results.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference/requests-and-results.md").read_text()
     table = page.split(f"| {heading} |\n", 1)[1].split("\n\n", 1)[0]
     for line in table.splitlines()[1:]:
         names, others, text = line.strip("| ").split(" | ")
