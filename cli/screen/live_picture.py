@@ -75,7 +75,6 @@ MANY = 2  # admissions in a cell, which is then shaded by how busy it was
 MAX_BAR, MIN_BAR, MAX_TREND, MIN_TREND, MAX_QUEUE = 60, 8, 30, 8, 20  # cells of the header
 TREND_WIDTH = 60  # from this width on the trend has its place
 MIN_TITLE, MAX_NAME = 6, 20
-FULL = 0.95  # of the slots, counts as busy
 
 COLUMN_GAP = 2  # between columns of slots, and beside a map
 MIN_CELL = 16
@@ -107,10 +106,9 @@ def cell_parts(glyphs: Glyphs) -> dict[str, Part]:
         glyphs.marks["failed"]: "failed",
         glyphs.admitted: "admitted",
         glyphs.nothing: "idle",
-        **dict.fromkeys(glyphs.shades[:-1], "bubble"),
-        glyphs.shades[-1]: "bar",
+        **dict.fromkeys(glyphs.shades, "bar"),
     }
-    in_hue = [(glyph, hue) for hue in HUES for glyph in (*glyphs.turns, glyphs.prefill)]
+    in_hue = [(glyph, hue) for hue in HUES for glyph in (glyphs.running, glyphs.prefill)]
     parts: dict[str, Part] = {glyph: (glyph, style) for glyph, style in styles.items()}
     return parts | {chr(FIRST_IN_HUE + n): part for n, part in enumerate(in_hue)}
 
@@ -137,8 +135,8 @@ def strip_cell(stays: Sequence[Stay], steps: range, glyphs: Glyphs) -> str:
         return glyphs.admitted if num_admitted < MANY else shade(share, glyphs)
     if 2 * share < 1 or newest is None:
         return glyphs.nothing
-    place = 2 if newest.is_prefilling(steps.stop - 1) else newest.turn % 2
-    return chr(FIRST_IN_HUE + HUES.index(hue_of(newest.request_id)) * 3 + place)
+    place = 2 * HUES.index(hue_of(newest.request_id)) + newest.is_prefilling(steps.stop - 1)
+    return chr(FIRST_IN_HUE + place)
 
 
 class Strips:
@@ -320,8 +318,8 @@ def _rates(scene: Scene, found: list[Fact], width: int) -> Line:
         return line
     trend = list(scene.busy)[-min(room, MAX_TREND) :]
     share = f" {int(sum(trend) / len(trend) * 100)}%"
-    cells = [(level(of, scene.glyphs), "busy" if of > FULL else "bubble") for of in trend]
-    return _apart(line, [("busy ", LABEL), *cells, (share, "figure")], width)
+    cells = "".join(level(of, scene.glyphs) for of in trend)
+    return _apart(line, [("busy ", LABEL), (cells, "bar"), (share, "figure")], width)
 
 
 def _memory(scene: Scene, width: int) -> Line | None:
@@ -866,9 +864,7 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     for row, slots in enumerate(rows):
         shares = used[row] / len(slots)
         cells = [
-            (glyphs.nothing, "idle")
-            if share <= 1 - ALL
-            else (shade(share, glyphs), "bar" if share >= ALL else "bubble")
+            (glyphs.nothing, "idle") if share <= 1 - ALL else (shade(share, glyphs), "bar")
             for share in shares
         ]
         busy = f" {whole_percent(min(float(shares.mean()), 1.0)):>4}"

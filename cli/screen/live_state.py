@@ -138,11 +138,10 @@ Kind = Literal["preempted", "failed"]
 class Stay(NamedTuple):
     """The steps [start, end) of a sequence in a slot; end is None while it holds the slot.
 
-    turn: 0, 1, 2, ... in each slot.  kind: "" for a normal end.
+    kind: "" for a normal end.
     """
 
     request_id: str
-    turn: int
     start: int
     end: int | None
     first_token: int | None
@@ -210,7 +209,6 @@ class RunState:
         self.history = RunHistory(batch_size)
         self.num_slots = batch_size
         self._past: list[list[Stay]] = [[] for _ in range(batch_size)]  # recent stays, by slot
-        self._num_left = [0] * batch_size  # all stays that have ended, by slot
         self.marks: dict[int, tuple[Kind, int]] = {}
         self.num_done = self.num_failed = self.num_preempted = 0
         self.most_done = 0.0
@@ -267,11 +265,10 @@ class RunState:
         admit = admission.event
         if kind:
             self.marks[admit.slot] = kind, end - (kind == "failed")
-        past, turn = self._past[admit.slot], self._num_left[admit.slot]
-        past.append(Stay(admit.id, turn, admit.step, end, admission.first_token, kind))
+        past = self._past[admit.slot]
+        past.append(Stay(admit.id, admit.step, end, admission.first_token, kind))
         if len(past) > MAX_PAST:
             del past[0]
-        self._num_left[admit.slot] += 1
         self.history.held(admit.slot, admit.step, end)
 
     def _preempt(self, request: RequestTimeline, preempt: PreemptEvent) -> None:
@@ -326,8 +323,8 @@ class RunState:
         request, admission = newest
         if admission.preempt is not None or request.finish is not None:
             return past
-        start, turn = admission.event.step, self._num_left[number]
-        return [*past, Stay(request.id, turn, start, None, admission.first_token)]
+        start = admission.event.step
+        return [*past, Stay(request.id, start, None, admission.first_token)]
 
     def admitted(self, number: int) -> int:
         """Return the step of the newest admission to a slot, -1 if there was none."""

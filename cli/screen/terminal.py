@@ -23,7 +23,7 @@ from ..signals import Interrupted, write_some
 
 ColorChoice = Literal["auto", "always", "never"]
 
-BOX_CHARACTERS = "┃━╌█▏…▁▪▸✓✗⣿"
+BOX_CHARACTERS = "┃━█▏…▁▪▸✓✗⣿"
 _DEFAULT_COLUMNS, _DEFAULT_ROWS = 80, 24
 _MAX_DIGITS = 4  # of a size
 

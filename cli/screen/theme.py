@@ -25,14 +25,14 @@ ALL = 1 - 1e-9  # 1 with rounding errors
 class Glyphs:
     """The characters of a picture, each one cell wide.
 
-    turns: for the requests of a slot, in turn.  shades, levels: from nothing to all.  blocks: a
+    running: a step of a request.  shades, levels: from nothing to all.  blocks: a
     cell of a bar.  bars: used, cached and free KV blocks.  marks: of slots.  found: after a request
     that was found.
     """
 
     admitted: str
     ended: str
-    turns: tuple[str, str]
+    running: str
     prefill: str
     nothing: str
     shades: str
@@ -48,7 +48,7 @@ class Glyphs:
 UNICODE = Glyphs(
     "┃",
     "✓",
-    ("━", "╌"),
+    "━",
     "▪",
     "·",
     "░▒▓█",
@@ -63,7 +63,7 @@ UNICODE = Glyphs(
 ASCII = Glyphs(
     "|",
     "*",
-    ("=", "-"),
+    "=",
     ":",
     ".",
     "+o#@",
@@ -85,8 +85,8 @@ THEME = Theme(
         "figure": "bold",
         "done": "bold",
         "failed": "bold red",
-        "preempted": "red",
-        "blocked": "red",
+        "preempted": "bold magenta",
+        "blocked": "bold magenta",
         "admitted": "bold",
         "stop": "bold",
         "idle": "dim",
@@ -94,9 +94,8 @@ THEME = Theme(
         "used": "bright_blue",
         "cached": "magenta",
         "free": "dim",
-        "bubble": "red",
         "found": "bold reverse",
-        "paused": "bold red",
+        "paused": "bold",
     }
     | dict(zip(HUES, ("bright_blue", "magenta"), strict=True)),
     inherit=False,

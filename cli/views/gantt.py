@@ -276,13 +276,12 @@ MIN_TICK_GAP = 2
 class ChartGlyphs:
     """The characters of charts.
 
-    bars: for alternate sequences of a slot.  endings: by SlotSpan.ending.  shades, levels: from 0
-    to full.
+    endings: by SlotSpan.ending.  shades, levels: from 0 to full.
     """
 
     admitted: str
     forked: str
-    bars: str
+    bar: str
     prefill: str
     endings: Mapping[str, str]
     shades: str
@@ -296,11 +295,11 @@ class ChartGlyphs:
 
 _ENDINGS = {"failed": "x", "dropped": "o", "lost": "!"}
 UNICODE = ChartGlyphs(
-    *("┃", "╭", "━╌", "▪", _ENDINGS | {"preempted": "«"}),
+    *("┃", "╭", "━", "▪", _ENDINGS | {"preempted": "«"}),
     *(" ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·"),
 )
 ASCII = ChartGlyphs(
-    *("|", "/", "=-", ":", _ENDINGS | {"preempted": "<"}),
+    *("|", "/", "=", ":", _ENDINGS | {"preempted": "<"}),
     *(" .+*#", " 123456789", "+", "-", "^^^", "~", "-"),
 )
 _ENDING_STYLES = {"failed": "failed", "lost": "failed", "preempted": "preempted"}
@@ -371,7 +370,7 @@ def bar_row(
     for span in spans:
         scale.add_busy(busy, span)
     prefills: list[range] = []  # of several steps, up to the first token
-    for number, span in enumerate(spans):
+    for span in spans:
         steps = span.clip(scale.steps)
         shown = scale.cells_of(steps)
         prefill = range(steps.start, min(span.prefill_end, steps.stop))
@@ -379,7 +378,7 @@ def bar_row(
         for cell in shown:
             cells[cell] = " "
             if 2 * busy[cell] >= len(scale.steps_at(cell)):
-                cells[cell] = glyphs.prefill if cell in prefills[-1] else glyphs.bars[number % 2]
+                cells[cell] = glyphs.prefill if cell in prefills[-1] else glyphs.bar
         styles[shown.start : shown.stop] = [hue_of(span.id)] * len(shown)
         if span.ending and span.end - 1 in steps:
             cells[shown[-1]] = glyphs.endings[span.ending]
@@ -388,7 +387,7 @@ def bar_row(
             cells[shown[0]], styles[shown[0]] = glyphs.admitted, "admitted"
     free: set[int] = set()  # cells of bars with nothing on them, but the cell after a label
     for number, span in enumerate(spans):
-        bar, steps = glyphs.bars[number % 2], span.clip(scale.steps)
+        bar, steps = glyphs.bar, span.clip(scale.steps)
         shown = scale.cells_of(steps)
         first = max(shown[0] + 1, prefills[number].stop)
         num_free = sum(1 for _ in takewhile(bar.__eq__, cells[first : shown.stop]))

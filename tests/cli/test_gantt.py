@@ -42,8 +42,8 @@ def test_the_example_of_the_design():
         "                                              ┃ admitted",
         "  step 0           2           4           6",
         "       ┬───────────┬───────────┬───────────┬─────  busy",
-        "slot 0 ┃a━━━━━━━━━━━━━━━━┃d╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌  100%",
-        "slot 1 ┃b━━━━┃c╌╌╌╌╌╌╌╌╌╌                           43%",
+        "slot 0 ┃a━━━━━━━━━━━━━━━━┃d━━━━━━━━━━━━━━━━━━━━━━  100%",
+        "slot 1 ┃b━━━━┃c━━━━━━━━━━                           43%",
         " queue ██████▄▄▄▄▄▄▄▄▄▄▄▄                          max 2",
     ]
 
@@ -126,12 +126,12 @@ def test_samples_partners_and_beams_have_their_labels_and_forks_their_parents():
         "┃ admitted  #n sample or beam n  ╭n continues beam n  ~ negative prompt"
     )
     assert slot_0.startswith(
-        "slot 0 ┃b━━━━╭2━━━━╭2━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃s#1╌╌╌╌╌╌╌╌  "
+        "slot 0 ┃b━━━━╭2━━━━╭2━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃s#1━━━━━━━━  "
     )
     assert slot_1.startswith("slot 1 ┃b#1━━")
     assert slot_2.startswith("slot 2 ┃b#2━━")
-    assert slot_3.startswith("slot 3 ┃g━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃g#1╌╌╌╌")
-    assert slot_4.startswith("slot 4 ┃g~━━━━━━━━━━━━━━━━━━━━━━━━━━━┃g#1~╌╌╌")
+    assert slot_3.startswith("slot 3 ┃g━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃g#1━━━━")
+    assert slot_4.startswith("slot 4 ┃g~━━━━━━━━━━━━━━━━━━━━━━━━━━━┃g#1~━━━")
     assert "┃s━" in slot_5
 
 
@@ -215,12 +215,12 @@ def test_a_long_prefill_and_a_preemption_have_marks():
     assert lines[0] == "16 steps · 2 slots · 72% busy · 3 requests · 1 preemption"
     assert lines[1].strip() == "┃ admitted  ▪ prefill  « preempted"
     assert lines[4:] == [
-        "slot 0 ┃a━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃▪▪▪▪▪▪▪▪▪▪▪b╌╌╌┃▪▪▪▪▪▪▪c━━━  100%",
+        "slot 0 ┃a━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃▪▪▪▪▪▪▪▪▪▪▪b━━━┃▪▪▪▪▪▪▪c━━━  100%",
         "slot 1 ┃b━━━━━━━━━━━━━━━━━━━━━━━━━«                                       44%",
         " queue ▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄████████▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄              max 2",
     ]
     assert render_gantt(timeline, width=80, ascii_only=True)[4:6] == [
-        "slot 0 |a==================================|:::::::::::b---|:::::::c===  100%",
+        "slot 0 |a==================================|:::::::::::b===|:::::::c===  100%",
         "slot 1 |b=========================<                                       44%",
     ]
 

@@ -44,7 +44,7 @@ def test_the_screen_of_a_small_run():
         "",
         "# request tokens           phase    last 3 steps  ┃ admitted",
         "0 a       ████████    3/3  length   ┃━━",
-        "1 c       ██······    2/8  stop     ┃┃╌",
+        "1 c       ██······    2/8  stop     ┃┃━",
         "",
         "requests.jsonl  steps 0-2 · 2 slots · fcfs",
         "slot 0 ████████████ 100%",
@@ -64,7 +64,7 @@ def test_without_unicode_the_picture_is_ascii():
     requests = [("é", 2, 4), ("b", 9, 9)]
     run = Run(requests, batch_size=1, screen=Screen(encoding="latin-1"), every_step=True).steps(4)
     assert b"".join(run.screen.written).isascii()
-    assert re.search(r"0[> ]b +#=\.+ +2/9  decode   \|=\|-", run.screen.text())
+    assert re.search(r"0[> ]b +#=\.+ +2/9  decode   \|=\|=", run.screen.text())
     run.view.close()
     assert b"".join(run.screen.written).isascii()
 
@@ -232,8 +232,8 @@ def test_samples_partners_and_beams_are_rows_that_say_what_they_are():
         "3▸b#1 ▏······· 1/99 prefill ┃┃",
     ]
     assert shown_after(events, 2, 2)[2:] == [
-        "2▸b ▏······· 2/99 beam ┃┃╌",
-        "3▸b#1 ▏······· 2/99 beam ┃┃╌",
+        "2▸b ▏······· 2/99 beam ┃┃━",
+        "3▸b#1 ▏······· 2/99 beam ┃┃━",
     ]
     assert " partner " in shown_after(play_units(guided("g", 9), 4).events, 1, 1)[1]
 
@@ -282,7 +282,7 @@ def test_every_style_is_readable_on_black_and_on_white():
 def colors_of_row(screen, name):
     row = next(n for n, line in enumerate(screen.lines()) if re.match(rf"\d.{name} ", line))
     cells = [screen.emulator.buffer[row][x] for x in range(screen.emulator.columns)]
-    return {cell.fg for cell in cells if cell.data in "█▉▊▋▌▍▎▏━╌▪"}
+    return {cell.fg for cell in cells if cell.data in "█▉▊▋▌▍▎▏━━▪"}
 
 
 def test_a_request_keeps_its_hue_in_every_slot_and_after_a_preemption():
