@@ -122,8 +122,9 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = DEFAULT_AGING
     preempt_for: Annotated[
         PreemptFor | None,
-        "preempt a running request for [a more urgent one](../guide/preempt-for.md): by `priority` "
-        "(lower is more urgent), or by `deadline` (the waiting one would miss its deadline, "
+        "preempt a running request for "
+        "[a more urgent one](../guide/policies.md#preempt-for-a-more-urgent-request): "
+        "by `priority` (lower is more urgent), or by `deadline` (the waiting one would miss its deadline, "
         "and the other's is later)",
         Setting("WHAT", "preempt", 4),
     ] = None

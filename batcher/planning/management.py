@@ -1,6 +1,6 @@
 """Management of a fleet: admission at the router, failures of replicas, and autoscaling.
 
-docs/guide/managed-fleets.md explains the settings, which are sections of a fleet file.
+docs/guide/fleets.md explains the settings, which are sections of a fleet file.
 """
 
 from collections import Counter, deque

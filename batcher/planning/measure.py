@@ -272,7 +272,7 @@ class GroupUse(Struct, frozen=True, kw_only=True):
 
 
 class FleetUse(Struct, frozen=True, kw_only=True):
-    """The numbers of a managed fleet; docs/guide/managed-fleets.md explains the fields."""
+    """The numbers of a managed fleet; docs/guide/fleets.md explains the fields."""
 
     failures: int
     lost: int
