@@ -124,8 +124,8 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
         PreemptFor | None,
         "preempt a running request for "
         "[a more urgent one](../guide/policies.md#preempt-for-a-more-urgent-request): "
-        "by `priority` (lower is more urgent), or by `deadline` (the waiting one would miss its deadline, "
-        "and the other's is later)",
+        "by `priority` (lower is more urgent), or by `deadline` (the waiting one would miss its "
+        "deadline, and the other's is later)",
         Setting("WHAT", "preempt", 4),
     ] = None
     batching: Annotated[
