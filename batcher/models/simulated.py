@@ -70,8 +70,11 @@ _INVERSE = _INVERSE.cumprod()
 
 
 def hash_after(state: int, token_ids: Tokens) -> int:
+    """Return the hash after `token_ids`; long prompts in pieces, so that memory stays flat."""
     if len(token_ids) > _NUM_ONE_BY_ONE:
-        return int(hashes_after(state, token_ids)[-1])
+        for start in range(0, len(token_ids), _PIECE):
+            state = int(hashes_after(state, token_ids[start : start + _PIECE])[-1])
+        return state
     for token_id in token_ids:
         state = (state + token_id) * MULTIPLIER & MASK
     return state
