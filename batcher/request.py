@@ -101,7 +101,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         PromptInput,
         "may be empty. `prompt_tokens` (list of ids) is a synonym; `messages` stand for one, "
         "see [chats](#chats)",
-        "string, list of token ids, or list of [segments](../guide/segments.md); required",
+        "string, list of token ids, or list of [segments](../guide/sessions.md#segments); required",
     ]
     id: Annotated[
         str | None, "unique in the file. `custom_id` is a synonym", 'string; the line number, `"7"`'
@@ -161,7 +161,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = 0.0
     cache_salt: Annotated[
         Text | None,
-        "share cached blocks only with equal salts, see [salts](../guide/segments.md#salts)",
+        "share cached blocks only with equal salts, see [salts](../guide/sessions.md#salts)",
     ] = None
     # How a token is chosen.
     temperature: Annotated[

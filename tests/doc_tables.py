@@ -14,7 +14,7 @@ from batcher.settings import SETTINGS
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
     DOCS / name
-    for name in ("reference/requests-and-results.md", "guide/segments.md", "reference/cli.md")
+    for name in ("reference/requests-and-results.md", "guide/sessions.md", "reference/cli.md")
 ]
 TABLE = re.compile(r"<!-- made of (\w+)(?: from (\w+) to (\w+))? -->\n\n((?:\|.*\n)+)")
 

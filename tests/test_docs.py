@@ -108,7 +108,7 @@ def test_every_command_and_option_is_documented():
 
 
 def test_every_field_is_documented():
-    documented = code_spans("reference/requests-and-results.md") | code_spans("guide/segments.md")
+    documented = code_spans("reference/requests-and-results.md") | code_spans("guide/sessions.md")
     for record in (Request, PromptSegment, Result, Usage, StepTimes, ErrorInfo):
         assert set(record.__struct_fields__) <= documented, record
     assert {"custom_id", "prompt_tokens"} <= documented

@@ -28,7 +28,7 @@ class TransformerSetting(FieldFacts, frozen=True):
 
 
 class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a checkpoint; docs/guide/models.md describes their costs."""
+    """Settings of a checkpoint; docs/guide/checkpoints.md describes their costs."""
 
     weights: Annotated[
         WeightKind,
