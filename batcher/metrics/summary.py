@@ -4,7 +4,7 @@ docs/guide/summary.md and docs/reference/metrics.md define every number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import add, attrgetter
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -204,6 +204,18 @@ class Summary(Totals, omit_defaults=True):
 
 def unit_of(summary: Summary, *, is_timed: bool) -> Unit:
     return "seconds" if is_timed or summary.goodput is not None else "steps"
+
+
+def numbers_of(record: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the numbers of a summary that are not zero, each with its path.
+
+    record: the summary as JSON.  A distribution or a list of records is one value.
+    """
+    for name, value in record.items():
+        if isinstance(value, dict) and "p50" not in value:
+            yield from numbers_of(value, f"{within}{name}.")
+        elif value:
+            yield f"{within}{name}", value
 
 
 def with_wall_clock(summary: Summary, seconds: float) -> Summary:

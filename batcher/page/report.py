@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from batcher.events import RunEvent
-from batcher.metrics.summary import Summary, unit_of
+from batcher.metrics.summary import Summary, numbers_of, unit_of
 
 _SPREAD = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 _LATENCIES = "latencies"
@@ -33,28 +33,26 @@ _TITLES = {"": "Run", "kv": "KV blocks", "wall": "Wall clock"}
 
 
 def render_report(
-    summary: Summary, run: RunEvent, name: str, headline: str, idle_causes: Mapping[str, str]
+    summary: Summary,
+    run: RunEvent,
+    name: str,
+    key_numbers: Mapping[str, str],
+    idle_causes: Mapping[str, str],
 ) -> tuple[str, str]:
-    """Return the HTML above and below the timeline."""
+    """Return the HTML above and below the timeline; key_numbers: texts by their titles."""
     numbers = msgspec.to_builtins(summary)
     unit = unit_of(summary, is_timed=bool(run.step_time))
     spreads: dict[str, dict[str, Any]] = {}  # distributions by their paths
     lists: dict[str, list[dict[str, Any]]] = {}  # records, the same
     others: dict[str, list[tuple[str, Any]]] = {"": []}  # by sections, with their paths
 
-    def sort(path: str, value: dict[str, Any]) -> None:
-        for key, inner in value.items():
-            place = f"{path}.{key}" if path else key
-            if isinstance(inner, dict) and inner.keys() >= set(_SPREAD):
-                spreads[place] = inner
-            elif isinstance(inner, dict):
-                sort(place, inner)
-            elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
-                lists[place] = inner
-            else:
-                others.setdefault(path, []).append((place, inner))
-
-    sort("", numbers)
+    for path, value in numbers_of(numbers):
+        if isinstance(value, dict):
+            spreads[path] = value
+        elif isinstance(value, list) and isinstance(value[0], dict):
+            lists[path] = value
+        else:
+            others.setdefault(path.rpartition(".")[0], []).append((path, value))
     sections = {path: _table(rows, path, unit) for path, rows in others.items() if path != "idle"}
     for path, records in lists.items():
         numbered = [(str(n), f"{path}.{n}", record) for n, record in enumerate(records)]
@@ -65,7 +63,7 @@ def render_report(
     )
     above = (
         f'<article class="report">\n<h1>{escaped(name)}</h1>\n'
-        f"<p>{escaped(headline)}</p>\n<h2>Timeline</h2>\n</article>\n"
+        f"{render_key_numbers(key_numbers)}</article>\n"
     )
     options = [f"--batch {run.batch}", f"--policy {run.policy}"]
     options += [f"--workers {run.workers}"] if run.workers > 1 else []
@@ -115,6 +113,12 @@ def render_report(
     return above, below
 
 
+def render_key_numbers(numbers: Mapping[str, str]) -> str:
+    """Return the HTML of the numbers at the top of a page; numbers: texts by their titles."""
+    cells = (f"<div><dt>{escaped(t)}</dt><dd>{escaped(n)}</dd></div>" for t, n in numbers.items())
+    return f'<dl class="numbers">{"".join(cells)}</dl>\n'
+
+
 def _listed(settings: Mapping[str, Any]) -> str:
     single = {n: value for n, value in settings.items() if isinstance(value, str | int | float)}
     return ", ".join(f"{name} {value}" for name, value in single.items())
@@ -132,11 +136,10 @@ def _table(rows: Iterable[tuple[str, Any]], within: str, unit: str) -> str:
     """Return a table of paths within `within` and their values; unit: of times."""
     cells = []
     for path, value in rows:
-        if value:
-            found = _UNITS.get(path) or _UNITS.get(path.rpartition(".")[0]) or ""
-            found = found.replace("/TIME", f"/{unit.removesuffix('s')}").replace("TIME", unit)
-            name = escaped(_words(path.removeprefix(f"{within}.")))
-            cells.append(f'<tr><th scope="row">{name}</th>{_cell(path, value, found)}</tr>')
+        found = _UNITS.get(path) or _UNITS.get(path.rpartition(".")[0]) or ""
+        found = found.replace("/TIME", f"/{unit.removesuffix('s')}").replace("TIME", unit)
+        name = escaped(_words(path.removeprefix(f"{within}.")))
+        cells.append(f'<tr><th scope="row">{name}</th>{_cell(path, value, found)}</tr>')
     return f"<table>{''.join(cells)}</table>" if cells else ""
 
 

@@ -36,6 +36,8 @@ from batcher.transformer.config import LOADING_SETTINGS
 from ..config import OF_ROWS, OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions
 from ..run.files import (
+    OutFile,
+    check_can_open,
     check_distinct,
     check_no_terminal,
     check_replaceable,
@@ -70,6 +72,7 @@ from ..signals import user_code_prints_to_stderr
 from ..views.story_text import PAGE_WORDS, SHORT, WHOLE, describe, results_of, tell, tell_reject
 
 if TYPE_CHECKING:
+    from batcher.metrics.summary import RunMetrics, Summary
     from batcher.page.page import PageTimeline
 
     from ..views.player import InteractiveTerminal, Player
@@ -107,9 +110,14 @@ def show_trace(options: "TraceOptions") -> int:
             raise BatchdecodeError(f"--{name} is for --play")
     if options.axis is not None and options.format != "svg":
         raise BatchdecodeError("--axis is for --format svg")
+    if options.open and options.format != "html":
+        raise BatchdecodeError("--open needs --format html")
     kind: type[Timeline] = Timeline
     if options.format == "html":
-        check_no_terminal("--format html", options.output)
+        if options.open:
+            check_can_open(options.output)
+        else:
+            check_no_terminal("--format html", options.output)
         from batcher.page.page import PageTimeline  # noqa: PLC0415 - other formats start faster
 
         kind = PageTimeline
@@ -126,7 +134,10 @@ def show_trace(options: "TraceOptions") -> int:
                 with output_sink(options.output) as sink:
                     write_lines(lines, sink)
                 return 0
+            metrics: RunMetrics | None = None
             with _contradictions_named(source.name):
+                if options.format == "html":
+                    _, metrics, events = _observed(events)
                 timeline = kind.from_events(events)
                 timeline.check_integrity()
         num_workers = timeline.run.workers
@@ -136,25 +147,48 @@ def show_trace(options: "TraceOptions") -> int:
                 "--format chrome shows each by its own"
             )
         selection = _selection_of(timeline, options)
-        with output_sink(options.output) as sink:
-            write_lines(_view_lines(timeline, selection, options, source.name), sink)
+        summary = None if metrics is None else metrics.summary()
+        output = options.output
+        if options.open and output is None:
+            import tempfile  # noqa: PLC0415 - for --open only
+
+            handle, output = tempfile.mkstemp(prefix="batchdecode-", suffix=".html")
+            os.close(handle)
+            sys.stderr.write(f"page: {output}\n")
+        view = _view_lines(timeline, selection, options, source.name, summary)
+        with output_sink(output) as sink:
+            write_lines(view, sink)
+    if options.open:
+        OutFile(output).show_in_browser()
     return 0
+
+
+def _observed(events: Iterator[Event]) -> tuple[RunEvent, "RunMetrics", Iterator[Event]]:
+    """Return a run, its numbers, and its events, which add to the numbers when iterated."""
+    from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - seldom
+
+    run = cast(RunEvent, next(events))
+    metrics = RunMetrics(worker_series=(None,) * run.workers if run.workers > 1 else ())
+
+    def observe(event: Event) -> Event:
+        metrics.observe((event,))
+        return event
+
+    return run, metrics, map(observe, chain([run], events))
 
 
 def _summary_lines(events: Iterator[Event], options: "TraceOptions") -> list[bytes]:
     """Return the summary that ended the run of a trace, without wall times."""
-    from batcher.metrics.summary import RunMetrics, encode_summary  # noqa: PLC0415 - seldom
+    from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - seldom
 
     from ..screen.summary import RunFiles, render_summary  # noqa: PLC0415 - as above
 
     for name in ("steps", "request", "slot"):
         if getattr(options, name) is not None:
             raise BatchdecodeError(f"--{name} is not for --format {options.format}")
-    run = cast(RunEvent, next(events))
-    metrics = RunMetrics(worker_series=(None,) * run.workers if run.workers > 1 else ())
+    run, metrics, events = _observed(events)
     num_left, end = run.workers, 0.0
-    for event in chain([run], events):
-        metrics.observe((event,))
+    for event in events:
         if isinstance(event, EndEvent):
             num_left, end = num_left - 1, max(end, event.time)
     summary = metrics.summary()
@@ -220,22 +254,29 @@ def _selection_of(timeline: Timeline, options: "TraceOptions") -> Selection:
 
 
 def _view_lines(
-    timeline: Timeline, selection: Selection, options: "TraceOptions", source_name: str
+    timeline: Timeline,
+    selection: Selection,
+    options: "TraceOptions",
+    source_name: str,
+    summary: "Summary | None",
 ) -> Iterable[bytes]:
+    """Return the lines of a view; summary: the numbers of a page."""
     to_terminal = options.output is None and os.isatty(1)
     name = options.format or ("gantt" if to_terminal else "spans")
-    if name == "html":
-        from batcher.page.page import (  # noqa: PLC0415 - as for a gantt, below
-            Opening,
-            PageFacts,
-            encode_run,
-        )
+    if summary is not None:
+        from batcher.metrics.summary import unit_of  # noqa: PLC0415 - as for a gantt, below
+        from batcher.page.page import Opening, PageFacts, encode_run  # noqa: PLC0415 - as above
+        from batcher.page.report import render_key_numbers  # noqa: PLC0415 - as above
+
+        from ..screen.summary import key_numbers  # noqa: PLC0415 - as above
 
         window = timeline.window(selection)
         steps = None if options.steps is None else (window.start, window.stop)
         facts = PageFacts(Opening(steps, options.request or None, options.slot or None))
         pages = cast("Sequence[PageTimeline]", timeline.workers)  # see show_trace
-        return encode_run(source_name, pages, facts, PAGE_WORDS)
+        unit = unit_of(summary, is_timed=bool(timeline.run.step_time))
+        numbers = render_key_numbers(key_numbers(summary, unit))
+        return encode_run(source_name, pages, facts, PAGE_WORDS, numbers)
     if name == "gantt":
         return _gantt(timeline, selection, options, to_terminal=to_terminal)
     if name == "svg":

@@ -19,9 +19,7 @@ from batcher.metrics.summary import Summary, unit_of
 from batcher.metrics.times import SeriesRow, TimeSeries, with_one_interval
 
 from ..errors import WriteError, reason_of
-from ..screen.summary import BLOCKED_CAUSES, PER, UNICODE, headline, idle_causes
-from ..screen.terminal import counted, duration
-from ..screen.terminal import number as short
+from ..screen.summary import BLOCKED_CAUSES, idle_causes, key_numbers
 from .files import OutFile, OutputError, Sink, write_lines
 
 if TYPE_CHECKING:
@@ -159,16 +157,9 @@ def write_report(
     for timeline in timelines:
         timeline.close()
     name = source_name.rpartition("/")[2]
-    more = [counted(summary.generated_tokens, "generated token")]
-    if summary.wall is not None:
-        speed = f"{short(summary.wall.tokens_per_second)} tokens/s"
-        more += [duration(summary.wall.seconds), speed]
-    elif summary.throughput is not None:
-        unit = PER[unit_of(summary, is_timed=bool(run.step_time))]
-        more.append(f"{short(summary.throughput.output_tokens)} tokens/{unit}")
+    numbers = key_numbers(summary, unit_of(summary, is_timed=bool(run.step_time)))
     blocked = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
-    first = headline(summary, UNICODE.separator, more)
-    report = render_report(summary, run, name, first, idle_causes(summary) | blocked)
+    report = render_report(summary, run, name, numbers, idle_causes(summary) | blocked)
     facts = PageFacts(is_part=True)
     with file.replace() as sink:
         write_lines(encode_run(source_name, timelines, facts, PAGE_WORDS, *report), sink)

@@ -225,6 +225,12 @@ class OutFile:
             self._place.unlink(missing_ok=True)
         self.close()
 
+    def show_in_browser(self) -> None:
+        import webbrowser  # noqa: PLC0415 - for --open only
+
+        if not webbrowser.open(self._place.as_uri()):
+            raise OutputError(f"no browser opened {self.name}: set BROWSER, or open it yourself")
+
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -550,6 +556,24 @@ def check_no_terminal(what: str, path: str | None) -> None:
     """Raise a BatchdecodeError if `what`, which is for a browser, would go to a terminal."""
     if path is None and os.isatty(1):
         raise BatchdecodeError(f"{what} is for a browser: give -o FILE.html")
+
+
+def check_can_open(path: str | None) -> None:
+    """Raise a BatchdecodeError if --open cannot show the page at `path`; None: a temporary file."""
+    import webbrowser  # noqa: PLC0415 - for --open only
+
+    if path is None and not os.isatty(1):
+        raise BatchdecodeError("--open needs a terminal as stdout, or -o FILE.html")
+    if path is not None and (path.endswith(".gz") or not OutFile(path).is_plain):
+        raise BatchdecodeError(
+            f"--open needs a regular file that does not end in .gz, not {shown(path)}"
+        )
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        raise BatchdecodeError(
+            "--open found no browser: set BROWSER to the command of one, or drop --open"
+        ) from None
 
 
 def write_lines(lines: Iterable[bytes], sink: Sink) -> None:

@@ -32,6 +32,7 @@ from .files import (
     Sink,
     TerminalJson,
     UploadedResults,
+    check_can_open,
     check_distinct,
     check_replaceable,
     check_writable,
@@ -244,6 +245,8 @@ def _check_files(
             f"--metrics-file {shown(options.metrics_file)}: must be a local file, for the node "
             "exporter of this machine"
         )
+    if options.open:
+        check_can_open(options.report)
     for name, path in (*outputs, *named.items()):
         if path is not None:
             check_writable(path)

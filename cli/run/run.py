@@ -477,6 +477,8 @@ class Run:
         if isinstance(model, RemoteModel) and model.has_refused_waits:
             remark = "requests failed because they had to wait longer than --max-wait"
             self._tell(remark, f"continue later with: {self._command} --retry-failed")
+        if options.open:
+            opened.files["--report"].show_in_browser()
 
     def _write_summary(self, summary: "Summary") -> None:
         from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - few runs have one

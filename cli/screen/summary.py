@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from batcher.events import RestartReason
-from batcher.metrics.summary import Summary, Unit, unit_of
+from batcher.metrics.summary import Summary, Unit, numbers_of, unit_of
 from batcher.metrics.times import Distribution
 
 from .terminal import (
@@ -146,8 +146,7 @@ def headline(summary: Summary, separator: str, more: Sequence[str], num_unread: 
     unread = f"{num_unread:,} not begun" if num_unread else ""
     if not summary.requests:
         return unread or "no requests"
-    counts = {name: getattr(summary, name) for name in ("ok", "failed", "aborted", "unfinished")}
-    results = "  ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    results = "  ".join(_outcomes(summary))
     if summary.outputs != summary.requests:
         outputs = counted(summary.outputs, "output")
         results += f"  of {outputs} for {counted(summary.requests, 'request')}"
@@ -159,6 +158,39 @@ def headline(summary: Summary, separator: str, more: Sequence[str], num_unread: 
         total = summary.busy_slot_steps + summary.idle_slot_steps
         run.append(f"{whole_percent(summary.busy_slot_steps / total)} busy")
     return f"{results}   {separator.join([*run, *more])}"
+
+
+def _outcomes(summary: Summary) -> list[str]:
+    counts = {name: getattr(summary, name) for name in ("ok", "failed", "aborted", "unfinished")}
+    return [f"{count:,} {name}" for name, count in counts.items() if count]
+
+
+def key_numbers(summary: Summary, unit: Unit) -> dict[str, str]:
+    """Return the numbers at the top of a page by their titles; empty ones are left out."""
+    steps, tokens = f"{summary.steps:,}", f"{summary.generated_tokens:,}"
+    slots = f"{summary.batch:,}"
+    if (wall := summary.wall) is not None:
+        steps += f" in {duration(wall.seconds)}"
+        tokens += f", {number(wall.tokens_per_second)}/s"
+    elif (rates := summary.throughput) is not None and unit == "seconds":
+        steps += f" in {duration(rates.makespan)}"
+        tokens += f", {number(rates.output_tokens)}/s"
+    elif summary.steps:
+        tokens += f", {number(summary.generated_tokens / summary.steps)}/step"
+    if summary.steps:
+        busy = summary.busy_slot_steps
+        slots += f", {whole_percent(busy / (busy + summary.idle_slot_steps))} busy"
+    if summary.workers:
+        slots += f" in {counted(len(summary.workers), 'worker')}"
+    found = {"requests": ", ".join(_outcomes(summary)), "steps": steps, "slots": slots}
+    found["tokens"] = tokens
+    latencies = summary.latencies
+    for name, in_steps in _in_steps(summary).items():
+        times = in_steps if latencies is None else getattr(latencies, name)
+        if times is not None:
+            found[name] = _percentiles(times, "steps" if latencies is None else unit)
+    found["idle"] = _idle_shares(summary)
+    return {title: text for title, text in found.items() if text}
 
 
 def summary_lines(
@@ -179,12 +211,8 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
     in_steps = [f"{name} {_percentiles(found)}" for name, found in times.items() if found]
     yield [*in_steps[:-1], *(f"{last}  (steps)" for last in in_steps[-1:])]
 
-    total = summary.busy_slot_steps + summary.idle_slot_steps
-    counts = {text: summary.idle.get(cause, 0) for cause, text in idle_causes(summary).items()}
-    counts["blocked"] = sum(summary.idle.get(cause, 0) for cause in BLOCKED_CAUSES)
-    causes = [f"{percent(count, total)} {text}" for text, count in counts.items() if count]
-    whole = f"{percent(summary.idle_slot_steps, total)} = " if len(causes) > 1 else ""
-    yield [f"idle: {whole}{', '.join(causes)}" if causes else ""]
+    causes = _idle_shares(summary)
+    yield [causes and f"idle: {causes}"]
 
     least, more = summary.least_steps, summary.steps - summary.least_steps
     if least and not summary.unfinished and summary.computed is None:
@@ -296,6 +324,15 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
         yield [f"w{number} {numbers}" for number, numbers in enumerate(own)]
 
 
+def _idle_shares(summary: Summary) -> str:
+    total = summary.busy_slot_steps + summary.idle_slot_steps
+    counts = {text: summary.idle.get(cause, 0) for cause, text in idle_causes(summary).items()}
+    counts["blocked"] = sum(summary.idle.get(cause, 0) for cause in BLOCKED_CAUSES)
+    causes = [f"{percent(count, total)} {text}" for text, count in counts.items() if count]
+    whole = f"{percent(summary.idle_slot_steps, total)} = " if len(causes) > 1 else ""
+    return whole + ", ".join(causes)
+
+
 def _in_steps(summary: Summary) -> dict[str, Distribution | None]:
     return {"queue": summary.wait, "ttft": summary.first_token, "e2e": summary.latency}
 
@@ -318,19 +355,16 @@ def render_stats(
     groups: dict[str, list[str]] = {}
 
     def add(group: str, numbers: Mapping[str, Any]) -> None:
-        for name, value in numbers.items():
-            words = name.replace("_", " ")
-            if isinstance(value, dict):
-                if "p50" not in value:
-                    add(words, value)
-            elif name == "workers" and value is not None:
+        for path, value in numbers_of(numbers):
+            *above, words = path.replace("_", " ").split(".")
+            if words == "workers":
                 for worker, own in enumerate(value):
                     add(f"worker {worker}", own)
-            elif value and not isinstance(value, list):
+            elif not isinstance(value, list | dict):
                 text = value if isinstance(value, str) else number(value)
-                if name.endswith(("share", "acceptance", "wasted")):
+                if words.endswith(("share", "acceptance", "wasted")):
                     text = percent(value, 1)
-                groups.setdefault(group, []).append(f"{words} {text}")
+                groups.setdefault([group, *above][-1], []).append(f"{words} {text}")
 
     add("run", to_builtins(summary))
     if times is not None and "constraints" in groups:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 
 import pytest
 from page_reader import parts_of, shown_spans, spans_of
@@ -52,6 +53,97 @@ def test_a_page_has_all_spans_and_shows_what_is_selected(traces):
     wrong = batchdecode("trace", "2.trace", "--format", "html", "--slot", "2", cwd=traces)
     assert wrong.returncode == 2
     assert "--slot 2: the slots of this run are 0 to 1" in wrong.stderr
+
+
+def numbers_of(page):
+    """Return the numbers at the top of a page or a report."""
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.decode()))
+
+
+@pytest.mark.parametrize("options", [[], ["--profile", "rtx4090_llama3.1-8b"]])
+def test_a_page_and_a_report_begin_with_the_numbers_of_the_summary(traces, options):
+    command = ["trace", "in.jsonl", "-b", "2", *options, "--format"]
+    page = numbers_of(batchdecode(*command, "html", cwd=traces).stdout)
+    text = " ".join(batchdecode(*command, "summary", cwd=traces).stdout.decode().split())
+    files = ["-o", "out", "--report", "r.html", "--force"]
+    run = batchdecode("run", "in.jsonl", "-q", "-b", "2", *options, *files, cwd=traces)
+    assert run.returncode == 0
+    assert numbers_of((traces / "r.html").read_bytes()) == page
+    assert list(page) == ["requests", "steps", "slots", "tokens", "queue", "ttft", "e2e", "idle"]
+    assert page["requests"] == "30 ok"
+    assert text.startswith(f"✓ 30 ok {page['steps'].split()[0]} steps · 2 slots · ")
+    for title in ("queue", "ttft", "e2e"):
+        shown = f"{title} {page[title]}"
+        assert (shown if options else shown.removesuffix(" steps")) in text
+    assert f"idle: {page['idle']} " in text
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Return a command as browser, and a function with what it was given."""
+    script, log = tmp_path / "browser", tmp_path / "log"
+    script.write_text(f'#!/bin/sh\necho "$1" >> {log}\n')
+    script.chmod(0o755)
+    return str(script), lambda: log.read_text().splitlines() if log.exists() else []
+
+
+OPEN = {
+    "page": ["trace", "2.trace", "--format", "html", "-o", "open.html", "--open"],
+    "report": ["run", "in.jsonl", "-q", "--report", "open.html", "--open"],
+}
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_open_shows_the_file_in_a_browser(traces, opened, kind):
+    browser, urls = opened
+    (traces / "open.html").unlink(missing_ok=True)
+    done = batchdecode(*OPEN[kind], cwd=traces, BROWSER=browser)
+    assert done.returncode == 0, done.stderr
+    assert urls() == [(traces / "open.html").as_uri()]
+    assert parts_of((traces / "open.html").read_bytes())[1]
+    done = batchdecode(*OPEN[kind], "--force", cwd=traces, BROWSER="/bin/false")
+    assert (done.returncode, urls()[1:]) == (2, [])
+    assert "no browser opened open.html: set BROWSER, or open it yourself" in done.stderr
+
+
+def test_open_without_output_writes_a_temporary_file(traces, tmp_path, opened):
+    browser, urls = opened
+    ours, theirs = os.openpty()
+    environment = os.environ | {"BROWSER": browser, "TMPDIR": str(tmp_path)}
+    command = ["trace", "2.trace", "--format", "html", "--open"]
+    with start(*command, cwd=traces, stdout=theirs, env=environment) as process:
+        said = process.stderr.read().decode()
+    os.close(theirs)
+    os.close(ours)
+    [page] = tmp_path.glob("batchdecode-*.html")
+    assert (process.returncode, said, urls()) == (0, f"page: {page}\n", [page.as_uri()])
+    assert parts_of(page.read_bytes())[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("trace 2.trace --open", "--open needs --format html"),
+        ("trace 2.trace --format html --open", "--open needs a terminal as stdout, or -o FILE"),
+        ("trace 2.trace --format html --open -o a.gz", "does not end in .gz, not a.gz"),
+        ("trace 2.trace --format html --open -o /dev/stdout", "regular file"),
+        ("run in.jsonl --open", "--open needs --report FILE"),
+        ("run in.jsonl --report /dev/null --open", "regular file"),
+    ],
+)
+def test_open_is_refused_before_anything_runs(traces, opened, command, message):
+    browser, urls = opened
+    done = batchdecode(*command.split(), cwd=traces, BROWSER=browser)
+    assert (done.returncode, done.stdout, urls()) == (2, b"", [])
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_open_needs_a_browser(traces, tmp_path, kind):
+    nothing = {"PATH": str(tmp_path), "BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+    done = batchdecode(*OPEN[kind], "--force", cwd=traces, **nothing)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert "--open found no browser: set BROWSER to the command of one" in done.stderr
 
 
 def test_a_page_of_two_runs_says_what_the_text_says(traces):

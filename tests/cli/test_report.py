@@ -64,7 +64,7 @@ def test_every_number_is_that_of_the_summary(tmp_path, run):
     assert facts["is_part"]
     unit = b"seconds" if run == "times" else b"steps"
     assert b'<th scope="row">ttft, ' + unit in page or run == "plain"
-    texts = (b"<h1>in</h1>", b"<p>40 ok ", b"generated tokens", b'<main id="page">', b"<h2>Times")
+    texts = (b"<h1>in</h1>", b"<dd>40 ok<", b"<dt>tokens</dt>", b'<main id="page">', b"<h2>Times")
     places = [page.index(text) for text in texts]
     assert places == sorted(places)
     settings = page.partition(b"What reproduces it")[2].partition(b"</article>")[0]

@@ -2,30 +2,26 @@
 // Draws a run: slots against time, with a lane below for each number of steps.
 // Spans wider than a few pixels are bars; narrower ones are shades, which mix their colours.
 
-const LANE_HEIGHT = 44;
-const ROW_HEIGHTS = [2, 26];
+const LEAST_LANE = 44; // lanes take what the rows leave
+const ROW_HEIGHTS = [2, 72];
 const LEAST_ROOM = 80; // for all rows
 const LABEL_ROW = 11;
 const SPANS_PER_PIXEL = 0.12;
 const LEAST_HATCHED = 4;
 const LANES = { slots: "slots in use", waiting: "waiting", tokens: "tokens / step", blocks: "KV blocks" };
-const COLORS = [
-  ...["background", "text", "faint", "prefill", "hatch", "dim", "mark", "chosen", "on-span"],
-  ...["lane", "lane-most", "lane-mean"],
-];
+const COLORS =
+  "background text faint prefill hatch dim mark chosen on-span lane lane-most lane-mean".split(" ");
 
 class Chart {
   constructor(view, run, parent) {
     this.view = view;
     this.run = run;
-    const label =
-      `Timeline of ${visible(run.name)}: ${visible(run.facts.headline)}. Arrow keys move, plus and minus ` +
-      "zoom, Enter selects, question mark for help.";
+    const label = `Timeline of ${visible(run.name)}: ${visible(run.facts.headline)}. Press ? for keys.`;
     const attributes = { tabindex: 0, role: "application", "aria-label": label };
     this.canvas = parent.appendChild(element("canvas", attributes));
     this.context = this.canvas.getContext("2d");
     this.shade = document.createElement("canvas");
-    this.lanes = Object.keys(LANES).filter((name) => run.series[name]);
+    this.lanes = Object.keys(LANES).filter((name) => run.series[name]?.most);
     this.top = 0; // of the visible rows, in CSS pixels from slot 0
     this.marked = null; // a step with a line through it
     this.rowScale = 1;
@@ -33,14 +29,14 @@ class Chart {
 
   /** Fits the chart into CSS pixels. */
   resize(width, height) {
-    const lanes = this.lanes.length * LANE_HEIGHT;
-    const room = Math.max(LEAST_ROOM, height - lanes);
+    const room = Math.max(LEAST_ROOM, height - this.lanes.length * LEAST_LANE);
     const [least, most] = ROW_HEIGHTS;
     const fitting = Math.max(least, Math.min(most, room / this.run.numSlots));
-    this.rowHeight = Math.min(most * 4, fitting * this.rowScale);
+    this.rowHeight = Math.min(2 * most, fitting * this.rowScale);
     this.rowsHeight = Math.max(40, Math.min(room, this.rowHeight * this.run.numSlots));
     this.width = width;
-    this.height = Math.round(this.rowsHeight + lanes);
+    this.laneHeight = Math.max(LEAST_LANE, (height - this.rowsHeight) / (this.lanes.length || 1));
+    this.height = Math.round(this.rowsHeight + this.laneHeight * this.lanes.length);
     this.ratio = devicePixelRatio || 1;
     this.canvas.width = Math.round(width * this.ratio);
     this.canvas.height = Math.round(this.height * this.ratio);
@@ -59,7 +55,7 @@ class Chart {
     const step = Math.min(run.numSteps - 1, Math.floor(view.position(run, view.x.invert(x))));
     if (x < GUTTER || step < 0) return null;
     if (y >= this.rowsHeight)
-      return { run, step, lane: this.lanes[Math.floor((y - this.rowsHeight) / LANE_HEIGHT)] };
+      return { run, step, lane: this.lanes[Math.floor((y - this.rowsHeight) / this.laneHeight)] };
     const slot = Math.floor((y + this.top) / this.rowHeight);
     return slot < run.numSlots ? { run, step, slot, span: run.spanAt(slot, step) } : null;
   }
@@ -136,7 +132,7 @@ class Chart {
         const most = Math.floor((width - 6) / 6);
         const label = visible(run.sequences.label[sequence], 400);
         const text = label.length > most ? `${label.slice(0, Math.max(1, most - 1))}…` : label;
-        context.fillText(text, Math.max(left, GUTTER) + 3, y + height / 2 + 0.5);
+        context.fillText(text, Math.max(left, GUTTER) + 3, y + height / 2 + 0.5, width - 5);
       }
     }
   }
@@ -224,8 +220,8 @@ class Chart {
     const first = Math.round(GUTTER * ratio) / ratio;
     this.lanes.forEach((name, number) => {
       const series = run.series[name];
-      const top = this.rowsHeight + number * LANE_HEIGHT + 6;
-      const height = LANE_HEIGHT - 8;
+      const top = this.rowsHeight + number * this.laneHeight + 6;
+      const height = this.laneHeight - 8;
       context.fillStyle = colors.lane;
       context.fillRect(GUTTER, top, this.width - GUTTER, height);
       const scale = height / Math.max(1, name === "slots" ? run.numSlots : series.most);
@@ -295,7 +291,7 @@ class Chart {
     context.lineWidth = 4;
     context.lineJoin = "round";
     this.lanes.forEach((name, number) => {
-      const y = this.rowsHeight + number * LANE_HEIGHT + 6;
+      const y = this.rowsHeight + number * this.laneHeight + 6;
       context.fillText(counted(name === "slots" ? run.numSlots : run.series[name].most), GUTTER - 4, y + 6);
       context.textAlign = "left";
       context.strokeText(LANES[name], GUTTER + 4, y + 8);

@@ -5,27 +5,30 @@ const MAX_HITS = 1000;
 const SHOWN_HITS = 8;
 
 const KEYS = [
-  ["← →", "move in time (with Shift: the span before or after in this slot)"],
-  ["↑ ↓", "the span in the slot above or below"],
+  ["← →", "move in time (with Shift: select the span before or after in this slot)"],
+  ["↑ ↓", "select a span in the slot above or below"],
   ["+ −", "zoom in, zoom out"],
-  ["Home End", "to the first step, to the last"],
-  ["0", "the whole run"],
-  ["Enter", "the story of the chosen request"],
-  ["/ or F", "find a request; Enter goes on to the next one"],
-  ["N P", "the next one that was found, the one before"],
-  ["[ ]", "lower rows, higher rows; Page Up and Page Down scroll them"],
-  ["S", "steps or seconds, where the trace tells times"],
-  ["T", "light or dark"],
-  ["Esc", "choose nothing, close this"],
+  ["Home End", "go to the first or last step"],
+  ["0", "show the whole run"],
+  ["Enter", "go to the story of the selected request"],
+  ["/ or F", "find a request; Enter goes to the next one"],
+  ["N P", "go to the next or previous request found"],
+  ["[ ]", "lower or raise rows; Page Up and Page Down scroll them"],
+  ["S", "switch between steps and seconds, if the trace has times"],
+  ["T", "switch between light and dark"],
+  ["Esc", "clear the selection, close this list"],
   ["wheel, pinch", "zoom (with Shift, or sideways: move; with Alt: scroll slots)"],
-  ["drag", "move in time, and scroll slots"],
+  ["drag, click", "move in time and scroll slots, select a request"],
 ];
-const LEGEND = {
-  decode: "decode: a colour for each request; only its neighbours need to differ",
-  prefill: "prefill, hatched: up to the step of the first token",
-  dim: "what the filter leaves out",
-  mark: "◂ preempted, ✕ failed; where many spans fall into a pixel, tinted like this",
-};
+const LEGEND = [
+  ["prefill", "", "prefill"],
+  ["decode", "", "decode (colours only separate requests)"],
+  ["mark", "◂", "preempted"],
+  ["mark", "✕", "failed"],
+  ["chosen", "", "selected"],
+  ["dim", "", "filtered out"],
+  ["most", "", "lanes: mean, and maximum in a lighter shade"],
+];
 const STATES = {
   "": "every state",
   prefill: "prefill",
@@ -38,8 +41,7 @@ class Controls {
   constructor(page, view) {
     this.page = page;
     this.view = view;
-    this.hits = [];
-    this.hit = -1;
+    this.hits = []; // see search
     const filters = { onchange: () => this.applyFilter() };
     const field = { type: "search", id: "find", autocomplete: "off", spellcheck: "false" };
     const typing = { oninput: () => this.search(), onkeydown: (event) => this.onFindKey(event) };
@@ -59,6 +61,10 @@ class Controls {
     const timed = { id: "scale", disabled: !view.canBeTimed };
     this.scale = button("Steps", "Time in steps or in seconds (S)", () => page.switchScale(), timed);
     this.help = this.helpPanel();
+    const signs = LEGEND.map(([kind, sign, text]) =>
+      element("li", {}, element("span", { class: `swatch is-${kind}`, "aria-hidden": "true" }, sign), text),
+    );
+    this.legend = element("ul", { class: "legend", "aria-label": "Legend" }, ...signs);
     const group = (...parts) => element("span", { class: "group" }, ...parts);
     this.element = element(
       "div",
@@ -75,7 +81,7 @@ class Controls {
         button("All", "The whole run (0)", () => page.zoom.transform(page.area, d3.zoomIdentity)),
         this.scale,
         button("◐", "Light or dark (T)", () => page.switchTheme(), { id: "theme" }),
-        button("?", "Keys and help (?)", () => this.help.showModal(), { id: "help" }),
+        button("?", "Keys (?)", () => this.help.showModal(), { id: "help" }),
       ),
       this.help,
     );
@@ -85,18 +91,14 @@ class Controls {
     const rows = KEYS.map(([keys, what]) =>
       element("tr", {}, element("th", { scope: "row" }, keys), element("td", {}, what)),
     );
-    const swatch = (name) => element("span", { class: `swatch is-${name}`, "aria-hidden": "true" });
-    const legend = Object.entries(LEGEND).map(([name, text]) => element("li", {}, swatch(name), text));
     const note =
-      "Rows are slots. In the lanes below them, the darker area is the mean of the steps in a pixel, " +
-      "the lighter one their highest. Click on a request for what batchdecode trace why prints.";
+      "Rows are slots, and time runs to the right. A story is the output of batchdecode trace why. " +
+      "Where many spans share a pixel, their colours mix, and red marks a failure or preemption.";
     return element(
       "dialog",
-      { class: "help", "aria-label": "Keys and help" },
+      { class: "help", "aria-label": "Keys" },
       element("h2", {}, "Keys"),
       element("table", {}, ...rows),
-      element("h2", {}, "What is drawn"),
-      element("ul", {}, ...legend),
       element("p", {}, note),
       element("form", { method: "dialog" }, element("button", {}, "Close")),
     );

@@ -10,7 +10,7 @@ class Page {
     this.view = new View(runs, () => this.draw());
     this.controls = new Controls(this, this.view);
     this.tip = element("div", { class: "tip", role: "tooltip", hidden: true });
-    const label = "Story of the chosen request";
+    const label = "Story of the selected request";
     this.panel = element("aside", { class: "panel", "aria-label": label, tabindex: -1 });
     this.stage = element("div", { class: "stage" });
     this.axis = this.stage.appendChild(element("canvas", { class: "axis", "aria-hidden": "true" }));
@@ -24,7 +24,7 @@ class Page {
     });
     place.append(
       this.controls.element,
-      element("div", { class: "found" }, this.controls.status, this.controls.found),
+      element("div", { class: "found" }, this.controls.legend, this.controls.status, this.controls.found),
       element("div", { class: "body" }, this.stage, this.panel),
       this.tip,
     );
@@ -61,10 +61,7 @@ class Page {
     this.area = d3.select(stage).call(this.zoom).on("dblclick.zoom", null);
     stage.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
     for (const chart of this.charts) {
-      const at = (event) => {
-        const box = chart.canvas.getBoundingClientRect();
-        return chart.at(event.clientX - box.left, event.clientY - box.top);
-      };
+      const at = ({ offsetX, offsetY }) => chart.at(offsetX, offsetY);
       chart.canvas.addEventListener("pointermove", (event) => this.point(at(event), event));
       chart.canvas.addEventListener("pointerleave", () => this.point(null));
       chart.canvas.addEventListener("click", (event) => {
@@ -76,7 +73,8 @@ class Page {
       chart.canvas.addEventListener("keydown", (event) => this.onChartKey(chart, event));
     }
     document.addEventListener("keydown", (event) => this.onKey(event));
-    new ResizeObserver(() => this.resize()).observe(stage);
+    new ResizeObserver(() => this.resize()).observe(stage.closest("main"));
+    addEventListener("resize", () => this.resize());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.changed());
     const { dataset } = document.documentElement;
     let before = "";
@@ -95,8 +93,11 @@ class Page {
     const share = (width - GUTTER) / (view.width - GUTTER);
     const moved = GUTTER - k * GUTTER + (x - GUTTER + k * GUTTER) * share;
     view.width = width;
-    const room = innerHeight - stage.getBoundingClientRect().top - scrollY - 24 - 34 * charts.length;
-    for (const chart of charts) chart.resize(width, (this.isPart ? 480 : room) / charts.length);
+    const { offsetTop, offsetHeight } = this.panel;
+    const below = offsetTop > stage.offsetTop ? offsetHeight : 0; // in a narrow window
+    const others = charts.reduce((sum, { canvas }) => sum - canvas.offsetHeight, stage.offsetHeight);
+    const room = innerHeight - stage.offsetTop - others - below - 12;
+    for (const chart of charts) chart.resize(width, room / charts.length);
     const most = Math.max(...view.runs.map((run) => run.numSteps)) / LEAST_STEPS;
     this.zoom
       .extent([[GUTTER, 0], [width, 1]]) // prettier-ignore
@@ -241,7 +242,9 @@ class Page {
       "?": () => controls.help.showModal(),
       Escape: () => this.select(null),
     };
-    this.act(actions[event.key.length === 1 ? event.key.toLowerCase() : event.key], event);
+    const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (action) this.act(action, event);
+    else if (event.target === document.body && !this.isPart) this.onChartKey(this.charts[0], event);
   }
 
   act(action, event) {
@@ -291,7 +294,7 @@ class Page {
       const label = selected.run.sequences.label[selected.sequence];
       const sequence = run === selected.run ? selected.sequence : run.sequences.label.indexOf(label);
       if (diff) told.push(element("h2", {}, `In ${"AB"[runs.indexOf(run)]}`));
-      if (sequence < 0) told.push(element("p", {}, "There is no such request."));
+      if (sequence < 0) told.push(element("p", {}, "This run has no such request."));
       else told.push(storyOfRequest(run, sequence, goTo(run)));
     }
     const chooseNamed = (label) => {
@@ -299,7 +302,7 @@ class Page {
       if (run) this.choose(run, run.sequences.label.indexOf(label));
     };
     if (diff) told.push(differences(diff, goTo(runs[0]), chooseNamed));
-    const hint = "Click on a request, or choose one with Shift and the arrow keys. Press ? for all keys.";
+    const hint = "Click a request, or select one with ↑ and ↓. Press ? for all keys.";
     if (!told.length) told.push(element("p", { class: "hint" }, hint));
     this.panel.replaceChildren(...told);
     this.panel.scrollTop = 0;
@@ -309,10 +312,9 @@ class Page {
     for (const chart of this.charts) chart.draw();
     const { axis, view } = this;
     const ratio = devicePixelRatio || 1;
-    const height = 24;
+    const height = 24; // as in page.css
     axis.width = Math.round(view.width * ratio);
     axis.height = height * ratio;
-    axis.style.height = `${height}px`;
     const context = axis.getContext("2d");
     const { x } = view;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
