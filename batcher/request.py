@@ -351,7 +351,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = None
     extra_body: Annotated[
         dict[str, Any] | None,
-        "further fields for a [server](../guide/servers.md), sent unchanged; null removes a field",
+        "further fields for a [server](../guide/serve.md), sent unchanged; null removes a field",
         "object",
         Field(idle=(None, {})),
     ] = None
