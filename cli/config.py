@@ -240,7 +240,7 @@ def name_here(name: str) -> str | None:
     return OTHER_NAMES.get("--" + name.removeprefix("--").replace("_", "-"))
 
 
-# As the tables in docs/reference/glossary.md and docs/guide/coming-from.md have them, without the dashes.
+# As docs/reference/glossary.md and docs/guide/coming-from.md have them, without the dashes.
 _NAMES_OF = {
     "--batch": (
         "concurrency decode-concurrency max-concurrency max-num-seqs max-running-requests parallel"
