@@ -125,6 +125,15 @@ class Computed(Totals, omit_defaults=True):
     draft_tokens: int = 0
 
 
+class Errors(Totals):
+    """The failed outputs of one error code; example: the id of one, and its message."""
+
+    LEAST: ClassVar = frozenset({"example"})
+
+    count: int
+    example: str
+
+
 class Throughput(Struct, frozen=True, kw_only=True):
     """Rates per second of the engine's clock, or per step."""
 
@@ -198,6 +207,7 @@ class Summary(Totals, omit_defaults=True):
     speculation: Speculation | None = None
     aged: int | None = None
     cut_by_default: int = 0
+    errors: dict[str, Errors] | None = None
     wall: WallTime | None = None
     workers: list[WorkerSummary] | None = None
 
@@ -576,6 +586,7 @@ class RunMetrics:
             case RejectEvent():
                 numbers.requests += 1
                 numbers.rejected += 1
+                self._count_error(event.reason, f"request {event.id}")
             case SpeculateEvent():
                 speculation.changes[event.reason] += 1
             case StepsEvent():
@@ -630,6 +641,8 @@ class RunMetrics:
         counted, arrive, admissions = self.counted, found.arrive, found.admissions
         numbers = counted.numbers
         counted.reasons[event.reason] += 1
+        if event.error is not None:
+            self._count_error(event.error.code, f"request {event.id}: {event.error.message}")
         if event.prompt_tokens is not None and not found.index:  # the count of a server
             num_known = 0 if arrive is None else arrive.prompt_tokens
             numbers.prompt_tokens += event.prompt_tokens - num_known
@@ -668,6 +681,10 @@ class RunMetrics:
         numbers.cut_by_default += arrive.default_limit and event.reason == "length"
         if event.reason in {"stop", "length"}:
             counted.latency.add(end - arrive.step)
+
+    def _count_error(self, code: str, example: str) -> None:
+        errors = self.counted.numbers.errors = self.counted.numbers.errors or {}
+        errors.setdefault(code, Errors(0, example)).count += 1
 
     def _end_jumps(self, event: FinishEvent) -> None:
         step, num_tokens = self._last_jumps.pop((event.id, event.index), (-1, 0))

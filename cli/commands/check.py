@@ -9,7 +9,7 @@ from msgspec import Struct
 from batcher.engine.engine import Engine
 from batcher.models.base import ANY_LENGTH, Context, Tokenizer, number_of
 from batcher.prompts import count_tokens, has_segments, prefix_of
-from batcher.request import TO_THE_END
+from batcher.request import NUM_TOKENS, TO_THE_END, ServerRequest
 from batcher.requests.lines import BadLine, RequestParser
 from batcher.requests.validation import num_slots_needed
 
@@ -19,7 +19,7 @@ from ..options import Color, Config, DecodingOptions, Input
 from ..run.files import print_json, print_text
 from ..run.input import Line, OpenInput, RequestReader, open_input
 from ..run.problems import InvalidInput, ProblemReport, say
-from ..screen.terminal import counted
+from ..screen.terminal import FEW_SLOTS, HALF, MANY, counted
 from ..signals import user_code_prints_to_stderr
 
 
@@ -49,6 +49,7 @@ class InputPlan(Struct, kw_only=True):
     max_context: tokens per row, None without a limit.
     too_long: prompts without capacity for output; may_outgrow: others with less capacity than
     max_tokens.  to_the_end: chats without max_tokens, which may fill the context.
+    default_limit: outputs of other requests without max_tokens.
     """
 
     lines: int = 0
@@ -75,6 +76,7 @@ class InputPlan(Struct, kw_only=True):
     too_long: int = 0
     may_outgrow: int = 0
     to_the_end: int = 0
+    default_limit: int = 0
 
     def add(self, parsed: Line, tokenizer: Tokenizer) -> None:
         self.lines += 1
@@ -103,6 +105,8 @@ class InputPlan(Struct, kw_only=True):
             self.too_long += is_too_long
             self.may_outgrow += not is_too_long and num_tokens + most > self.max_context
         self.outputs += request.n
+        has_limit = request.max_tokens is not None or isinstance(request, ServerRequest)
+        self.default_limit += 0 if has_limit else request.n
         self.output_tokens += request.n * most
         self.longest_output = max(self.longest_output, most)
         num_admissions = 1 if request.num_beams > 1 else request.best_of or request.n
@@ -191,6 +195,23 @@ def _counts(kinds: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
 
 
+def advice(plan: InputPlan) -> str | None:
+    """Return the oddest thing about the requests, and what to do, in one line, or None."""
+    outputs = counted(plan.outputs, "output")
+    if plan.too_long:
+        context = f"the context of {counted(plan.max_context or 0, 'token')}"
+        return f"hint: shorten {counted(plan.too_long, 'prompt')} to fit {context}"
+    if plan.default_limit > MANY * plan.outputs:
+        cut = f"the default limit of {NUM_TOKENS} tokens applies to {plan.default_limit:,}"
+        return f"hint: {cut} of {outputs}: set max_tokens or --max-tokens"
+    if plan.batch > max(FEW_SLOTS, plan.outputs) and plan.slot_steps < (
+        HALF * plan.batch * plan.least_steps
+    ):
+        slots = f"most of the {plan.batch:,} slots will be empty"
+        return f"hint: {slots}: use a smaller --batch for {outputs}"
+    return None
+
+
 def check(options: CheckOptions) -> None:
     """Validate requests and show what a run would do; decode nothing."""
     with open_input(options.input, nullcontext) as requests:
@@ -204,6 +225,8 @@ def check(options: CheckOptions) -> None:
         print_text(_describe(plan, requests.name))
     if plan.invalid:
         raise InvalidInput(report, plan.lines, "run would decode nothing without --keep-going.")
+    if (hint := advice(plan)) is not None:
+        say(f"{hint}\n")
 
 
 COMMANDS = {"check": command(check, CheckOptions)}

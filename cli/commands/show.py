@@ -181,7 +181,7 @@ def _summary_lines(events: Iterator[Event], options: "TraceOptions") -> list[byt
     """Return the summary that ended the run of a trace, without wall times."""
     from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - seldom
 
-    from ..screen.summary import RunFiles, render_summary  # noqa: PLC0415 - as above
+    from ..screen.summary import RunFiles, advice, render_summary  # noqa: PLC0415 - as above
 
     for name in ("steps", "request", "slot"):
         if getattr(options, name) is not None:
@@ -204,7 +204,8 @@ def _summary_lines(events: Iterator[Event], options: "TraceOptions") -> list[byt
         is_timed=bool(run.step_time),
         columns=columns_of(1, os.environ),
     )
-    return [text.encode()]
+    hint = advice(summary)
+    return [text.encode(), f"{hint}\n".encode()] if hint is not None else [text.encode()]
 
 
 def parse_steps(text: str) -> tuple[int | None, int | None]:

@@ -129,7 +129,7 @@ class Loop:
     def note_failure(self, request_id: str, message: str) -> None:
         self._count_failure()
         if self.first_failure is None:
-            self.first_failure = f"{request_id}, {message}"
+            self.first_failure = f"request {request_id}: {message}"
 
     def arrived(self) -> list[RequestEvent]:
         """Return the arrivals that are not reported yet, after a step was interrupted."""

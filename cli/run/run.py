@@ -361,12 +361,13 @@ class Run:
                 tracebacks.show(error.raised)
         tracebacks.close()
         say(setup.requests.take_notes() + setup.report.closing())
-        if not is_over:
-            self._summarize()
+        hint = None if is_over else self._summarize()
         if not isinstance(loop, Loop) and loop.num_restarts and not options.quiet:
             say(f"  {counted(loop.num_restarts, 'worker')} replaced after dying\n")
-        if loop.first_failure is not None:
+        if loop.first_failure is not None and loop.first_failure not in (hint or ""):
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
+        if hint is not None:
+            say(f"{hint}\n")
         refuse_rest(setup.report, loop if isinstance(loop, Loop) else loop.lines)
         if remark:
             self._tell(remark, f"continue with: {self._command}")
@@ -439,13 +440,13 @@ class Run:
         finally:
             self._results.close()
 
-    def _summarize(self) -> None:
-        """Write the numbers of the run, and show them.
+    def _summarize(self) -> str | None:
+        """Write the numbers of the run, and show them; return the advice below them.
 
         Raises:
             WriteError, OutputError: one of the files cannot be written; the others are.
         """
-        options, loop, opened = self._options, self._loop, self._opened
+        options, loop, opened, hint = self._options, self._loop, self._opened, None
         metrics, elapsed = self._metrics, time.monotonic() - self._started
         if metrics is not None:
             if isinstance(loop, Loop):
@@ -466,7 +467,7 @@ class Run:
                 except (WriteError, OutputError) as error:
                     failures[option] = error
             if not options.quiet:
-                self._show_summary(summary, failures, elapsed)
+                hint = self._show_summary(summary, failures, elapsed)
             for failure in failures.values():
                 raise failure
         if opened.spans is not None:
@@ -479,6 +480,7 @@ class Run:
             self._tell(remark, f"continue later with: {self._command} --retry-failed")
         if options.open:
             opened.files["--report"].show_in_browser()
+        return hint
 
     def _write_summary(self, summary: "Summary") -> None:
         from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - few runs have one
@@ -497,11 +499,12 @@ class Run:
 
     def _show_summary(
         self, summary: "Summary", failures: dict[str, Exception], elapsed: float
-    ) -> None:
+    ) -> str | None:
         from ..screen.summary import (  # noqa: PLC0415 - a quiet run does without
             NOT_TOLD,
             BytesPerToken,
             RunFiles,
+            advice,
             render_stats,
             render_summary,
         )
@@ -543,6 +546,7 @@ class Run:
         scheduling = options.scheduling
         if scheduling.profile is not None and options.workers is None:
             say_of_memory([(scheduling.profile, scheduling.settings())])
+        return advice(summary)
 
     def _tell(self, remark: str, what_now: str) -> None:
         tell_ending(self._opened, remark, what_now, self._results)

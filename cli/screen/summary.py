@@ -14,6 +14,9 @@ from batcher.metrics.summary import Summary, Unit, numbers_of, unit_of
 from batcher.metrics.times import Distribution
 
 from .terminal import (
+    FEW_SLOTS,
+    HALF,
+    MANY,
     aligned,
     can_print,
     clock,
@@ -35,7 +38,6 @@ INDENT, GAP = "  ", "   "
 MAX_SECONDS = 60
 MAX_POSITIONS = 8  # of drafts
 MAX_WORKERS = 8  # beyond, only the ones with the fewest and the most tokens have a line
-_MANY = 0.1  # of the outputs
 _TITLE_WIDTH = 14
 GREEN, YELLOW, RED, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 PER: Mapping[Unit, str] = {"seconds": "s", "steps": "step"}
@@ -193,6 +195,23 @@ def key_numbers(summary: Summary, unit: Unit) -> dict[str, str]:
     return {title: text for title, text in found.items() if text}
 
 
+def advice(summary: Summary) -> str | None:
+    """Return the oddest thing about a run, and what to do, in one line; None if there is none."""
+    outputs = counted(summary.outputs, "output")
+    kinds = summary.errors or {}
+    code = max(kinds, key=lambda code: kinds[code].count, default="")
+    if kinds and (count := kinds[code].count) > max(1, MANY * summary.outputs):
+        example = printable(kinds[code].example)
+        return f"hint: {count:,} of {outputs} failed with {code}, for example {example}"
+    if (num_cut := summary.cut_by_default) > MANY * summary.ok:
+        cut = f"the default limit cut {num_cut:,} of {counted(summary.ok, 'output')}"
+        return f"hint: {cut}: set max_tokens or --max-tokens"
+    if summary.batch > max(FEW_SLOTS, summary.outputs) and summary.busy_share < HALF:
+        slots = f"most of the {summary.batch:,} slots were empty"
+        return f"hint: {slots}: use a smaller --batch for {outputs}"
+    return None
+
+
 def summary_lines(
     summary: Summary, kv_bytes: BytesPerToken = NOT_TOLD, unit: Unit = "seconds"
 ) -> list[str]:
@@ -273,10 +292,6 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
         share = percent(done.right_padding, done.prefill_tokens)
         parts.append(f"right padding would add {share} to prefills")
     yield parts
-
-    if (num_cut := summary.cut_by_default) > _MANY * summary.ok:
-        cut = f"{num_cut:,} of {counted(summary.ok, 'output')} reached the default limit"
-        yield [f"{cut} and may be cut short: use --max-tokens N"]
 
     parts, grammars = [], summary.constraints
     if grammars.compiled or grammars.cache_hits:
@@ -366,7 +381,10 @@ def render_stats(
                     text = percent(value, 1)
                 groups.setdefault([group, *above][-1], []).append(f"{words} {text}")
 
-    add("run", to_builtins(summary))
+    numbers = to_builtins(summary)
+    errors = numbers.pop("errors", {})
+    add("run", numbers)
+    add("errors", {code: kind["count"] for code, kind in errors.items()})
     if times is not None and "constraints" in groups:
         groups["constraints"] += [
             f"compile time {duration(times.compile)}",

@@ -26,6 +26,9 @@ ColorChoice = Literal["auto", "always", "never"]
 BOX_CHARACTERS = "┃━█▏…▁▪▸✓✗⣿"
 _DEFAULT_COLUMNS, _DEFAULT_ROWS = 80, 24
 _MAX_DIGITS = 4  # of a size
+# `run` and `check` give advice on more than this share of outputs, and less of busy slot-steps.
+MANY, HALF = 0.1, 0.5
+FEW_SLOTS = 8  # none of these is worth advice if it is empty
 
 
 def can_animate(fd: int, environ: Mapping[str, str]) -> bool:

@@ -57,6 +57,7 @@ def test_the_plan_counts_everything(check):
         "too_long": 0,
         "to_the_end": 0,
         "may_outgrow": 0,
+        "default_limit": 2,
     }
 
 
@@ -96,6 +97,33 @@ def test_a_bad_line_is_exit_status_2_and_an_empty_input_a_plan(check):
     assert "error[invalid-json]" in done.stderr
     assert "1 invalid of 5 lines" in str(done.exception)
     assert check(b"").plan.endswith("in.jsonl: 0 requests\n")
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "hint"),
+    [
+        (
+            [{}, {"n": 2, "temperature": 1}, {"max_tokens": 3}],
+            "",
+            "limit of 16 tokens applies to 3 of 4 outputs: set max_tokens or --max-tokens",
+        ),
+        ([{}] + [{"max_tokens": 3}] * 9, "", None),
+        ([{}] * 3, "--max-tokens 16", None),
+        ([{}], "--json", "to 1 of 1 output: "),
+        ([{"max_tokens": 9}] * 9, "-b 32", "32 slots will be empty: use a smaller --batch for"),
+        ([{"max_tokens": 9, "num_beams": 5}] * 4, "-b 32", None),
+        ([], "-b 32", None),
+    ],
+    ids=str,
+)
+def test_a_plan_ends_with_one_line_of_advice(rows, options, hint):
+    done = batchdecode(
+        "check", *options.split(), stdin=lines_of(*({"prompt": "x"} | r for r in rows))
+    )
+    assert done.returncode == 0
+    assert done.stderr.startswith("hint: ") == (hint is not None)
+    assert (hint or "") in done.stderr
+    assert done.stderr.count("\n") == (hint is not None)
 
 
 @pytest.mark.parametrize("command", ["check", "run"])

@@ -360,6 +360,7 @@ def test_a_row_ends_in_the_context_and_fails_alone_if_it_has_no_room(folder):
     assert checked.returncode == 0
     shown = b"  context     32 tokens; 1 prompt too long, 1 output may be cut by it\n"
     assert shown in checked.stdout
+    assert checked.stderr == "hint: shorten 1 prompt to fit the context of 32 tokens\n"
     json_text = batchdecode("check", "in", "--model", TINY, "--json", cwd=folder).stdout
     plan = json.loads(json_text)
     assert (plan["max_context"], plan["too_long"], plan["may_outgrow"]) == (128, 0, 0)

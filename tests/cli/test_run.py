@@ -253,24 +253,42 @@ def test_defaults_of_a_run_mean_what_the_fields_of_rows_mean(tmp_path, command):
     assert outputs[0] == outputs[1]
 
 
+CUT = "the default limit cut 3 of 3 outputs: set max_tokens or --max-tokens"
+NO_KV = "kv-too-small, for example request 1: "
+
+
 @pytest.mark.parametrize(
-    ("rows", "options", "note"),
+    ("rows", "options", "hint"),
     [
-        ([{}] * 3, [], "3 of 3 outputs reached the default limit"),
-        ([{}] + [{"max_tokens": 3}] * 9, [], None),
-        ([{}] * 2 + [{"max_tokens": 3}] * 9, [], "2 of 11 outputs"),
-        ([{"max_tokens": 16}] * 3, [], None),
-        ([{}] * 3, ["--max-tokens", 16], None),
-        ([{"stop": "e"}] * 3, [], None),
+        ([{}] * 3, "", CUT),
+        ([{}] + [{"max_tokens": 3}] * 9, "", None),
+        ([{}] * 2 + [{"max_tokens": 3}] * 9, "", "2 of 11 outputs"),
+        ([{"max_tokens": 16}] * 3, "", None),
+        ([{}] * 3, "--max-tokens 16", None),
+        ([{"stop": "e"}] * 3, "", None),
+        ([{"max_tokens": 99}] * 2 + [{}], "--kv-blocks 2", f"2 of 3 outputs failed with {NO_KV}"),
+        ([{"max_tokens": 99}] * 2, "--kv-blocks 2 -q", None),
+        ([{"max_tokens": 99}] + [{"max_tokens": 9}] * 2, "--kv-blocks 2", None),
+        ([{}, {"n": -1}, {"n": -2}], "--keep-going", "invalid-value, for example request 2"),
+        ([{"max_tokens": 9}] * 9, "-b 32", "of the 32 slots were empty: use a smaller --batch for"),
+        ([{"max_tokens": 9}], "", None),
+        ([{"max_tokens": 9, "num_beams": 5}] * 4, "-b 32", None),
+        ([{}] * 9, "-b 32", "limit cut 9 of 9 outputs"),
     ],
     ids=str,
 )
-def test_the_summary_says_if_a_default_has_cut_many_outputs(rows, options, note):
+def test_a_run_ends_with_one_line_of_advice(tmp_path, rows, options, hint):
     lines = lines_of(*({"prompt": "Say it", "ignore_eos": True} | row for row in rows))
-    done = batchdecode("run", *options, stdin=lines)
-    assert done.returncode == 0
-    assert ("default limit" in done.stderr) == (note is not None)
-    assert (note or "") in done.stderr
+    trace = ["--trace", "run.trace.jsonl"]
+    done = batchdecode("run", *options.split(), *trace, cwd=tmp_path, stdin=lines)
+    assert done.stderr.count("hint: ") == (hint is not None)
+    assert (hint or "") in done.stderr.splitlines()[-1]
+    assert done.stderr.count("it can never run") == ("kv" in options)  # in the advice, or alone
+    if "-q" not in options:
+        shown = batchdecode("trace", trace[1], "--format", "summary", cwd=tmp_path).stdout.decode()
+        assert [line for line in shown.splitlines() if line.startswith("hint: ")] == [
+            line for line in done.stderr.splitlines() if line.startswith("hint: ")
+        ]
 
 
 def test_bad_lines_are_handed_out_before_too_many_wait():
