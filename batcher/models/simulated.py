@@ -64,19 +64,23 @@ MASK = 2**64 - 1
 _PIECE = 1024  # tokens hashed, or logits computed, at once
 _NUM_ONE_BY_ONE = 16  # tokens up to which a loop is faster
 _RISING = np.full(_PIECE, MULTIPLIER, np.uint64).cumprod()  # M^1 ... M^n
+_FALLING = _RISING[::-1].copy()
 _INVERSE = np.full(_PIECE, pow(MULTIPLIER, -1, 2**64), np.uint64)  # M^0 ... M^(1-n)
 _INVERSE[0] = 1
 _INVERSE = _INVERSE.cumprod()
 
 
 def hash_after(state: int, token_ids: Tokens) -> int:
-    """Return the hash after `token_ids`; long prompts in pieces, so that memory stays flat."""
-    if len(token_ids) > _NUM_ONE_BY_ONE:
-        for start in range(0, len(token_ids), _PIECE):
-            state = int(hashes_after(state, token_ids[start : start + _PIECE])[-1])
+    """Return the hash after `token_ids`: state * M^n + sum of token_i * M^(n-i)."""
+    if len(token_ids) <= _NUM_ONE_BY_ONE:
+        for token_id in token_ids:
+            state = (state + token_id) * MULTIPLIER & MASK
         return state
-    for token_id in token_ids:
-        state = (state + token_id) * MULTIPLIER & MASK
+    for start in range(0, len(token_ids), _PIECE):
+        # through an array, which takes half the time of np.array
+        piece = np.frombuffer(array("Q", token_ids[start : start + _PIECE]), np.uint64)
+        powers = _FALLING[-len(piece) :]
+        state = int(piece.dot(powers)) + state * int(powers[0]) & MASK
     return state
 
 
