@@ -9,6 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from msgspec import structs
+from reference_policies import policy_key
 from scheduling_settings import blocks_needed
 
 from batcher.events import (
@@ -132,14 +133,14 @@ class FollowedSchedule:
 
     def _key(self, head_row):
         request, arrival = self.requests[head_row.id], self.arrived[head_row]
-        size = arrival.prompt_tokens + arrival.max_tokens
-        keys = {
-            "priority": request.priority,
-            "sjf": size,
-            "ljf": -size,
-            "deadline": inf if request.deadline is None else request.deadline,
-        }
-        return keys.get(self.settings.policy, 0), self.queue_numbers[head_row]
+        key = policy_key(
+            self.settings.policy,
+            num_prompt_tokens=arrival.prompt_tokens,
+            max_tokens=arrival.max_tokens,
+            priority=request.priority,
+            deadline=request.deadline,
+        )
+        return key, self.queue_numbers[head_row]
 
     def _urgency(self, head_row):
         request = self.requests[head_row[0]]

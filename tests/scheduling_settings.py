@@ -6,10 +6,10 @@ from reference import ENGLISH
 
 from batcher.prompts import count_tokens
 from batcher.request import PromptSegment
+from batcher.scheduling.queue import POLICIES
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
 
-POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]
 BLOCK_SIZES = [1, 2, 3, 4, 16]
 
 
@@ -36,7 +36,7 @@ def scheduling_settings(draw, num_slots, num_blocks, block_size):
     """Draw settings for `num_slots` slots and blocks of `block_size` tokens."""
     kv_blocks = draw(num_blocks)
     fields = {
-        "policy": draw(st.sampled_from(POLICIES)),
+        "policy": draw(st.sampled_from(list(POLICIES))),
         "aging": draw(st.sampled_from([4.0, 300.0])),
         "batching": draw(st.sampled_from(["continuous", "continuous", "continuous", "static"])),
         "prefill_order": draw(st.sampled_from(["decode-first", "prefill-first"])),

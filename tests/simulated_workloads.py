@@ -10,6 +10,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, FinishEvent, PreemptEvent, StepsEvent
 from batcher.request import PromptSegment
 from batcher.result import Result
+from batcher.scheduling.queue import POLICIES
 from batcher.scheduling.scheduler import check_settings
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import shipped_profiles, step_time_of
@@ -34,7 +35,6 @@ STEP_TIMES = [
     step_time_of("roofline:mixtral-8x7b:h100-sxm:2"),
     ProfileStepTime("experts", TERMS | {"x": 900}, (), (8, 2)),
 ]
-POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]
 
 
 class EngineRun(NamedTuple):
@@ -123,7 +123,7 @@ def random_settings(random):
     """A number of slots and settings under which some requests can run."""
     num_slots = random.randint(1, 6)
     settings = SchedulingSettings(
-        policy=random.choice(POLICIES),
+        policy=random.choice(list(POLICIES)),
         aging=random.choice([0.5, 2.0, 7.5, 300.0]),
         preempt_for=random.choice([None, None, "priority", "deadline"]),
         batching=random.choice(["continuous", "continuous", "static"]),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import inf
 
+from reference_policies import policy_key
 from slow_pool import SlowPool
 from slow_units import Job, SlowPlan, SlowRow, SlowUnit
 
@@ -24,14 +25,14 @@ class SlowScheduler:
 
     def key(self, unit: SlowUnit) -> tuple[float, int]:
         job = unit.job
-        size = len(job.prompt) + job.max_tokens
-        keys = {
-            "priority": job.priority,
-            "sjf": size,
-            "ljf": -size,
-            "deadline": inf if job.deadline is None else job.deadline,
-        }
-        return keys.get(self.settings.policy, 0), unit.queue_number
+        key = policy_key(
+            self.settings.policy,
+            num_prompt_tokens=len(job.prompt),
+            max_tokens=job.max_tokens,
+            priority=job.priority,
+            deadline=job.deadline,
+        )
+        return key, unit.queue_number
 
     def is_aged(self, unit: SlowUnit) -> bool:
         is_aging = self.settings.policy != "fcfs"

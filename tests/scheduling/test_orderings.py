@@ -1,6 +1,5 @@
 """The first of a queue is the first after sorting it anew, and nobody waits for ever."""
 
-from math import inf
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from reference_policies import policy_key
 from waiting import waiting
 
 from batcher.scheduling.queue import (
@@ -37,15 +37,15 @@ def make_ordering(policy: str) -> WaitingQueue:
 
 
 def key_by_the_documentation(policy: str, sequence: Schedulable) -> Any:
-    size = sequence.num_prompt_tokens + sequence.max_tokens
-    keys = {
-        "priority": sequence.priority,
-        "sjf": size,
-        "ljf": -size,
-        "deadline": inf if sequence.deadline is None else sequence.deadline,
-        "lpm": -cached(sequence),
-    }
-    return keys.get(policy, 0), sequence.queue_number
+    key = policy_key(
+        policy,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        max_tokens=sequence.max_tokens,
+        priority=sequence.priority,
+        deadline=sequence.deadline,
+        num_cached_tokens=cached(sequence),
+    )
+    return key, sequence.queue_number
 
 
 class Queue(RuleBasedStateMachine):

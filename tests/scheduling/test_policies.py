@@ -43,7 +43,7 @@ def test_an_unknown_name_lists_what_exists() -> None:
     message = str(caught.value)
     assert message == (
         "unknown policy 'sfj'; did you mean sjf? "
-        "(known: fcfs, priority, sjf, ljf, deadline, lpm, or module:function)"
+        f"(known: {', '.join(POLICIES)}, or module:function)"
     )
 
 
