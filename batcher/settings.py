@@ -106,7 +106,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = "fcfs"
     aging: Annotated[
         float,
-        "waiting time after which a request goes first",
+        "waiting time after which a request is admitted first",
         Setting(
             "SECONDS",
             "aging",
@@ -124,13 +124,13 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
         PreemptFor | None,
         "preempt a running request for "
         "[a more urgent one](../guide/policies.md#preempt-for-a-more-urgent-request): "
-        "by `priority` (lower is more urgent), or by `deadline` (the waiting one would miss its "
-        "deadline, and the other's is later)",
+        "by `priority` (lower is more urgent), or by `deadline` (if the waiting request would miss "
+        "an earlier deadline)",
         Setting("WHAT", "preempt", 4),
     ] = None
     batching: Annotated[
         Batching,
-        "refill of slots: `continuous`, or `static` (only when all are empty)",
+        "slot refill: `continuous`, or `static` (only when all slots are empty)",
         Setting("KIND", "batching", 1),
     ] = "continuous"
     max_batch_tokens: Annotated[
@@ -186,7 +186,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = "watermark"
     watermark: Annotated[
         float,
-        "share of all blocks that `--capacity watermark` keeps free: less than 1",
+        "share of blocks that `--capacity watermark` keeps free; less than 1",
         Setting(
             "SHARE",
             "watermark",

@@ -131,7 +131,9 @@ def grammar_timeout_option(panel: str = DECODING, shown: str = "") -> Option:
 
 
 def meta_option(panel: str) -> Option:
-    text = "JSON with the limits of the run, as vLLM names them.  [default: *meta.json next to LOG]"
+    text = (
+        "JSON file with the limits of the run, named as in vLLM.  [default: *meta.json next to LOG]"
+    )
     return option(panel, text, "FILE", common=True)
 
 
@@ -201,11 +203,14 @@ def defaults_group(panel: str = DECODING) -> OptionGroup:
     for name, text in (
         ("max_tokens", "Limit on generated tokens"),
         ("temperature", "Temperature"),
-        ("top_p", "top_p"),
+        ("top_p", "Nucleus sampling threshold"),
         ("seed", "Seed"),
     ):
         numbers = cast(Range, REQUEST_FIELDS[name].range)
-        kind, words = int if numbers.is_integer else float, f"{text} of rows without one."
+        kind, words = (
+            int if numbers.is_integer else float,
+            f"{text} for requests that do not set it.",
+        )
         limits = {"min": numbers.smallest, "max": numbers.largest}
         kinds[name] = _optional(kind, panel, words, "N", **limits)
     text = "Treat special tokens written in messages and prompts as special, not as text."
@@ -240,7 +245,7 @@ class DecodingOptions(ModelOptions):
     defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
     grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
     strict_constraints: Annotated[
-        bool, flag(DECODING, "Refuse a schema with a part that could only be checked afterwards.")
+        bool, flag(DECODING, "Refuse schemas with parts that can be checked only after decoding.")
     ] = False
 
 
@@ -359,7 +364,7 @@ def scheduling_group(
             min=setting.smallest,
             max=largest,
         )
-    text = "Count all blocks after every step, and reread every token."
+    text = "Recount all blocks after every step, and reread every token."
     kinds["check"] = _optional(bool, panel or SCHEDULING, text)
     kinds["profile"] = _optional(
         str,

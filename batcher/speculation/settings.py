@@ -146,13 +146,13 @@ class SpeculationSettings(Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     draft: Annotated[
         str,
-        "source of drafts, tokens that the model verifies in one step: `ngram[:N]`, or a model as "
-        "`--model` takes it",
+        "source of draft tokens, which the model verifies in one step: `ngram[:N]`, or a model "
+        "named as for `--model`",
         SpeculationSetting(metavar="DRAFT"),
     ]
     draft_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)] | Literal["auto"] | None,
-        "drafts per row and step, or `auto`: as many as pay; by default 4, or all of the tree",
+        "drafts per row and step, or `auto` (as many as pay off); by default 4, or the whole tree",
         SpeculationSetting(
             metavar="N", allowed=f"an integer from 1 to {MAX_DRAFT_TOKENS}, or auto"
         ),
@@ -164,8 +164,8 @@ class SpeculationSettings(Struct, frozen=True, kw_only=True, omit_defaults=True)
     ] = None
     acceptance: Annotated[
         Acceptance,
-        "acceptance rule: `exact` changes no token; `leviathan` accepts more of what a model "
-        "draws and keeps the distribution, but tokens then depend on the drafts",
+        "acceptance rule: `exact` changes no token; `leviathan` accepts more sampled drafts and "
+        "keeps the distribution, but tokens then depend on the drafts",
         SpeculationSetting(metavar="RULE", allowed="exact or leviathan"),
     ] = "exact"
 

@@ -32,26 +32,26 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: Annotated[
         WeightKind,
-        "form of the weights in products: `fp32`, or integers with a scale per matrix (`int8`) "
-        "or per output (`int8-channel`)",
+        "weight format: `fp32`, or integers with one scale per matrix (`int8`) or per output "
+        "(`int8-channel`)",
         TransformerSetting(metavar="KIND"),
     ] = "fp32"
     fast_math: Annotated[
         bool,
-        "leave float products to BLAS: faster in small batches, but the last bits depend on "
+        "compute float products by BLAS: faster in small batches, but the last bits depend on "
         "the batch",
         TransformerSetting(),
     ] = False
     low_memory: Annotated[
         bool,
-        "keep weights packed (`int8`, `int8-channel`) and unpack them for each product: a "
-        "quarter of the memory, equal results, slower",
+        "keep `int8` and `int8-channel` weights packed until each product: a quarter of the "
+        "memory and identical results, but slower",
         TransformerSetting(),
     ] = False
     max_context: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CONTEXT)] | None,
-        "maximum tokens of a row of a checkpoint, prompt and output; at most and by default "
-        "the checkpoint's own",
+        "context limit of a checkpoint in tokens (prompt + output); at most and by default the "
+        "checkpoint's own limit",
         TransformerSetting(metavar="N"),
     ] = None
     session_overflow: Annotated[
@@ -62,14 +62,13 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "error"
     layout: Annotated[
         Layout,
-        "layout of a step: rows of their own lengths (`ragged`), or padded to the longest "
-        "(`padded`)",
+        "layout of a step: `ragged` (each row has its own length), or `padded` (to the longest "
+        "row)",
         TransformerSetting(metavar="LAYOUT"),
     ] = "ragged"
     tensor_parallel: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_RANKS)],
-        "processes that compute a checkpoint, each with its columns of the weights; 1 is this "
-        "process",
+        "number of processes that share the weights of a checkpoint; 1 uses this process only",
         TransformerSetting(metavar="N"),
     ] = 1
 
@@ -90,31 +89,31 @@ class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Annotated[
         str,
-        "device of a model of `hf:`: `cpu`, `cuda` or `cuda:N`",
+        "device of an `hf:` model: `cpu`, `cuda` or `cuda:N`",
         TransformerSetting(metavar="DEVICE"),
     ] = "cpu"
     dtype: Annotated[
         Dtype,
-        "data type of a model of `hf:`; `auto` is that of its weights",
+        "data type of an `hf:` model; `auto` keeps the data type of the weights",
         TransformerSetting(metavar="DTYPE"),
     ] = "auto"
     exact: Annotated[
         bool,
-        "compute a model of `hf:` in tiles of tokens, so that no bit depends on the batch",
+        "compute an `hf:` model in tiles of tokens, so that no bit depends on the batch",
         TransformerSetting(),
     ] = False
     trust_remote_code: Annotated[
         bool,
-        "run the Python code of a model of `hf:`; otherwise a model with code is refused",
+        "allow an `hf:` model to run Python code of its own; otherwise such a model is refused",
         TransformerSetting(),
     ] = False
     max_context: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CONTEXT)] | None,
-        "as of a checkpoint",
+        "as for a checkpoint",
         TRANSFORMER_SETTINGS["max_context"],
     ] = None
     session_overflow: Annotated[
-        SessionOverflow, "as of a checkpoint", TRANSFORMER_SETTINGS["session_overflow"]
+        SessionOverflow, "as for a checkpoint", TRANSFORMER_SETTINGS["session_overflow"]
     ] = "error"
 
 

@@ -270,8 +270,8 @@ def help_(
     topic: Annotated[
         list[str] | None,
         argument(
-            "A page, command, option, field, heading or word of the glossary; without it the "
-            "pages are listed.",
+            "A page, command, option, field, heading or glossary entry. Without it, list the "
+            "pages.",
             "TOPIC",
             topic_names,
         ),

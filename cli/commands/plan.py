@@ -37,7 +37,7 @@ from ..options import (
 FLEET, SEARCH = "Fleet", "Search"
 REPORT_INTERVAL = "Interval at which replicas report their queues to the router.  [default: 0.1]"
 _DRAFTS = {
-    "draft_tokens": ("Drafts of a row per step, or none; needs --draft-acceptance.", "N"),
+    "draft_tokens": ("Drafts per row and step, or none; needs --draft-acceptance.", "N"),
     "draft_acceptance": ("Probability that a draft is accepted if all before it are.", "SHARE"),
     "draft_cost": ("Cost of a draft, as a share of a step.  [default: 0]", "SHARE"),
 }
@@ -64,7 +64,7 @@ def _axes(*, as_lists: bool) -> OptionGroup:
         kinds[name] = kind(SCHEDULING, text, setting.metavar, common=is_common, complete=name)
     text = "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [default: constant:1]"
     kinds["profile"] = kind(TIME, text, "NAME", common=True, complete="profile")
-    text = "Replicas, each with these settings.  [default: 1]"
+    text = "Number of replicas with these settings.  [default: 1]"
     kinds["replicas"] = kind(FLEET, text, "N", common=True)
     text = (
         "Routing of requests to replicas: round-robin, random, random-two, least-loaded, "

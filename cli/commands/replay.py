@@ -89,7 +89,7 @@ class ReplayOptions:
         int | None,
         option(
             FLEET,
-            "Engines that served the requests.  [default: those in LOG, else 1]",
+            "Number of engines that served the requests.  [default: as in LOG, else 1]",
             "N",
             min=1,
             max=MAX_REPLICAS,

@@ -20,7 +20,7 @@ NOTES = (
         "option), then --config, then the default."
     ),
     (
-        "Exit codes: 0 all is well; 1 a request failed, or the output cannot be written; 2 bad "
+        "Exit codes: 0 success; 1 a request failed, or the output cannot be written; 2 bad "
         "input or usage; 130 Ctrl-C; 143 SIGTERM; 141 closed pipe."
     ),
 )

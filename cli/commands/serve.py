@@ -66,7 +66,7 @@ class ServeOptions(DecodingOptions):
         str | None,
         option(
             SERVING,
-            "Key that requests must send; set it by BATCHDECODE_API_KEY to keep it secret.",
+            "Key that requests must send; set BATCHDECODE_API_KEY instead to keep it secret.",
             "KEY",
             callback=_usable_key,
             common=True,
@@ -76,7 +76,7 @@ class ServeOptions(DecodingOptions):
         list[str] | None,
         option(
             SERVING,
-            "Allow web pages of this origin, as https://chat.example, or * for all; repeatable.",
+            "Allow web pages from ORIGIN, such as https://chat.example, or * for all; repeatable.",
             "ORIGIN",
             callback=_usable_origins,
         ),
@@ -88,7 +88,7 @@ class ServeOptions(DecodingOptions):
         int,
         option(
             SERVING,
-            "Maximum number of waiting outputs; more are answered 429.",
+            "Maximum number of waiting outputs; further requests get status 429.",
             "N",
             min=0,
             max=MAX_QUEUE,
@@ -101,7 +101,7 @@ class ServeOptions(DecodingOptions):
         int,
         option(
             SERVING,
-            "Processes at one address, each with its own engine and model.",
+            "Processes that share the address, each with its own engine and model.",
             "N",
             min=1,
             max=MAX_WORKERS,
@@ -162,12 +162,12 @@ COMMANDS = {
         ),
         notes=(
             (
-                "SIGTERM and Ctrl-C end the server after the requests in it; a second signal ends "
-                "it at once."
+                "SIGTERM or Ctrl-C stops the server after the requests that it has accepted; a "
+                "second signal stops it at once."
             ),
             (
-                "Exit codes: 0 ended by a signal; 1 the model or a file failed; 2 bad usage; 130, "
-                "143 a second Ctrl-C, SIGTERM."
+                "Exit codes: 0 stopped by a signal; 1 the model or a file failed; 2 bad usage; 130 "
+                "a second Ctrl-C; 143 a second SIGTERM."
             ),
         ),
     )

@@ -63,7 +63,11 @@ Run = Annotated[
 Speed = Annotated[
     float | None,
     option(
-        PLAYER, "Steps per second, however long each took.  [default: 10]", "N", min=0.01, max=1e6
+        PLAYER,
+        "Steps per second, regardless of their durations.  [default: 10]",
+        "N",
+        min=0.01,
+        max=1e6,
     ),
 ]
 FromStep = Annotated[int | None, option(PLAYER, "First step.", "STEP", "--from", min=0)]
@@ -170,11 +174,11 @@ def why(
 
 def diff(
     a: Annotated[str, argument(_INPUT_WORDS, "A")],
-    b: Annotated[str, argument("Another one.", "B")],
+    b: Annotated[str, argument("The run to compare with A, in the same forms.", "B")],
     *,
     top: Annotated[int, option(OUTPUT, "Show the N outputs that changed most.", "N", min=0)] = 10,
     json: Annotated[bool, flag(OUTPUT, "Print everything as JSON.")] = False,
-    html: Annotated[bool, flag(OUTPUT, "Write a page for a browser, with both runs in step.")] = (
+    html: Annotated[bool, flag(OUTPUT, "Write an HTML page that shows both runs side by side.")] = (
         False
     ),
     output: Annotated[

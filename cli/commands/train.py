@@ -55,7 +55,13 @@ class TrainOptions:
         int | None, option(TRAINING, "Number of optimizer steps.  [default: 1000]", "N", min=1)
     ] = None
     accumulate: Annotated[
-        int | None, option(TRAINING, "Batches of gradients per step.  [default: 1]", "N", min=1)
+        int | None,
+        option(
+            TRAINING,
+            "Number of batches whose gradients make up one step.  [default: 1]",
+            "N",
+            min=1,
+        ),
     ] = None
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"] | None,
@@ -63,7 +69,9 @@ class TrainOptions:
     ] = None
     seed: Annotated[
         int | None,
-        option(TRAINING, "Seed of the weights and of the order.  [default: 0]", "N", min=0),
+        option(
+            TRAINING, "Seed of the initial weights and the data order.  [default: 0]", "N", min=0
+        ),
     ] = None
     output: Annotated[str, option(OUTPUT, "Folder to write, which --model reads.", "FOLDER", "-o")]
     resume: Annotated[bool, flag(OUTPUT, "Resume the training in the folder.")] = False

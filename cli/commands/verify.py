@@ -44,7 +44,7 @@ class VerifyOptions(ModelOptions):
         int,
         option(
             VERIFYING,
-            "Number of batch settings to decode everything with.",
+            "Number of batch settings to try.",
             "N",
             min=1,
             max=MAX_SETTINGS,

@@ -53,7 +53,7 @@ def _options() -> OptionGroup:
     text = "Number of requests.  [default: 1000, all of a trace]"
     add("requests", int, ARRIVALS, text, "N", "-n", min=1, common=True)
     text = (
-        "Mean rate: requests per second, with --turns sessions per second.  "
+        "Mean rate: requests per second, or sessions per second with --turns.  "
         "[default: 1, a trace's own]"
     )
     add("rate", float, ARRIVALS, text, "R", **factor, common=True)
@@ -71,7 +71,7 @@ def _options() -> OptionGroup:
     add("output_tokens", str, SIZES, text, "D", common=True)
     add("max_prompt_tokens", int, SIZES, "Longest prompt.", "N", min=1)
     add("max_output_tokens", int, SIZES, "Longest output.", "N", min=1)
-    text = "Begin prompts with N common tokens, those of one of G groups."
+    text = "Begin prompts with N shared tokens, the same within each of G groups."
     add("shared_prefix", str, SESSIONS, text, "N[:G]", common=True)
     add("turns", str, SESSIONS, "Make sessions with this many turns.", "D", common=True)
     text = "Seconds from an answer to the next turn.  [default: 0]"

@@ -53,7 +53,7 @@ class RunOptions(DecodingOptions):
         int | None,
         option(
             DECODING,
-            "Worker processes, each with a model and --batch slots; a dead one is replaced.  "
+            "Worker processes, each with a model and --batch slots; a dead worker is replaced.  "
             "[default: none, decode in this process]",
             "N",
             min=1,
@@ -120,19 +120,21 @@ class RunOptions(DecodingOptions):
     ] = None
     metrics_file: Annotated[
         str | None,
-        output_file("Write the metrics to FILE.prom every few seconds, for the node exporter."),
+        output_file(
+            "Write the metrics to FILE.prom every few seconds for Prometheus' node exporter."
+        ),
     ] = None
     otel: Annotated[
         str | None,
         option(
             OUTPUT,
-            "Send a trace of each request to this OTLP/HTTP collector; env: to the one in "
+            "Send a trace of each request to this OTLP/HTTP collector; env: reads the URL from "
             "OTEL_EXPORTER_OTLP_ENDPOINT.",
             "URL",
         ),
     ] = None
     timeseries: Annotated[
-        str | None, output_file("Write the run over time as CSV (gzipped if it ends in .gz).")
+        str | None, output_file("Write metrics over time as CSV (gzipped if it ends in .gz).")
     ] = None
     timeseries_interval: Annotated[
         float | None,
