@@ -326,7 +326,7 @@ def _gantt(
 
 
 def _play(options: "TraceOptions") -> int:
-    for name in ("format", "width", "axis", "slot", "output", "force"):
+    for name in ("format", "width", "axis", "slot", "output", "force", "open"):
         if getattr(options, name):
             raise BatchdecodeError(
                 f"--{name} is for a view that is written; --play shows every slot"

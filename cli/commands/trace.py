@@ -132,7 +132,9 @@ class TraceOptions:
         str | None, output_option("Write the view to FILE (gzipped if it ends in .gz).")
     ] = None
     force: Force = False
-    open: Annotated[bool, flag(OUTPUT, "Open the page of --format html in a browser.")] = False
+    open: Annotated[
+        bool, flag(OUTPUT, "Open the page of --format html in a browser.", common=True)
+    ] = False
     run_options: Run = field(default_factory=dict)
     preset: set[str] = field(default_factory=set)
 

@@ -171,6 +171,8 @@ def key_numbers(summary: Summary, unit: Unit) -> dict[str, str]:
     """Return the numbers at the top of a page by their titles; empty ones are left out."""
     steps, tokens = f"{summary.steps:,}", f"{summary.generated_tokens:,}"
     slots = f"{summary.batch:,}"
+    if summary.workers:
+        slots += f" in {counted(len(summary.workers), 'worker')}"
     if (wall := summary.wall) is not None:
         steps += f" in {duration(wall.seconds)}"
         tokens += f", {number(wall.tokens_per_second)}/s"
@@ -182,8 +184,6 @@ def key_numbers(summary: Summary, unit: Unit) -> dict[str, str]:
     if summary.steps:
         busy = summary.busy_slot_steps
         slots += f", {whole_percent(busy / (busy + summary.idle_slot_steps))} busy"
-    if summary.workers:
-        slots += f" in {counted(len(summary.workers), 'worker')}"
     found = {"requests": ", ".join(_outcomes(summary)), "steps": steps, "slots": slots}
     found["tokens"] = tokens
     latencies = summary.latencies

@@ -223,6 +223,38 @@ def test_keys_wheel_and_drag_move_in_time_before_anything_is_clicked(show):
     assert tab.evaluate("document.activeElement.id") == "find"
 
 
+@pytest.mark.parametrize("is_part", [False, True])
+def test_the_chart_fills_the_window_whatever_its_size(show, is_part):
+    report = "<h1>report</h1><dl class='numbers'><div><dt>steps</dt><dd>40</dd></div></dl>"
+    canvas = "document.querySelector('canvas[role=application]').getBoundingClientRect().bottom"
+    for events in (long_run(), events_of(PLAIN)):
+        tab = show(page_of(events, report, is_part=is_part))
+        for width, height in ((1280, 800), (1280, 1200), (700, 900), (1900, 700)):
+            tab.set_viewport_size({"width": width, "height": height})
+            panel = tab.locator(".panel").bounding_box()
+            hint = panel["height"] if width <= 900 else 0  # it is below the chart
+            tab.wait_for_function(f"Math.abs({canvas} + {hint} + 12 - innerHeight) < 4")
+            assert tab.evaluate("document.documentElement.scrollHeight") <= height
+    tab.evaluate("page.choose(page.view.runs[0], 0)")
+    assert tab.locator(".panel").bounding_box()["height"] < 700
+    assert tab.locator(".legend li").all_inner_texts()[2:5] == ["◂preempted", "✕failed", "selected"]
+
+
+def test_keys_reach_the_chart_from_an_empty_place_and_the_focus_is_visible(show):
+    tab = show(page_of(long_run()))
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert tab.evaluate(outline) == "solid"
+    tab.locator(".controls").click(position={"x": 1100, "y": 5})
+    assert tab.evaluate("document.activeElement.tagName") == "BODY"
+    tab.keyboard.press("+")
+    tab.keyboard.press("ArrowRight")
+    first, last = tab.evaluate("page.view.x.domain()")
+    assert (first > 10, last - first) == (True, pytest.approx(20))
+    for _ in range(10):
+        tab.keyboard.press("Tab")
+        assert tab.evaluate(outline) == "solid"
+
+
 def test_seconds_are_those_of_the_events(show):
     events = next(
         e for e in map(events_of, range(9)) if any(x.__class__.__name__ == "StepsEvent" for x in e)

@@ -134,7 +134,7 @@ class Controls {
       const number = rejects.id.findIndex((id) => id.includes(text));
       if (number >= 0) return visible(rejects.story[number].join(" "));
     }
-    return "no request has that in its id";
+    return "no id contains this text";
   }
 
   goTo(number) {

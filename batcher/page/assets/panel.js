@@ -93,7 +93,7 @@ function differences({ step, lines, changed }, goTo, choose) {
     article.append(element("button", { type: "button", onclick: show }, `Show step ${counted(step)}`));
   }
   article.append(element("pre", { tabindex: 0 }, lines.map((line) => visible(line, 2000)).join("\n")));
-  if (changed.length) article.append(element("h4", {}, "Those that changed most"));
+  if (changed.length) article.append(element("h4", {}, "Largest changes"));
   const items = changed.map((label) => element("li", {}, link(() => choose(label), nameOf(label))));
   article.append(element("ul", {}, ...items));
   return article;
