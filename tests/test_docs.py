@@ -107,6 +107,16 @@ def test_every_command_and_option_is_documented():
                     )
 
 
+def test_commands_of_the_cheat_sheet_have_their_options():
+    commands = re.findall(r"batchdecode ([^`|\\]+)", (DOCS / "guide/cheat-sheet.md").read_text())
+    assert len(commands) >= 25
+    for words in map(str.split, commands):
+        name = " ".join(words[:2])
+        command = command_of(name if name in COMMANDS else words[0])
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= options, words
+
+
 def test_every_field_is_documented():
     documented = code_spans("reference/requests-and-results.md") | code_spans("guide/sessions.md")
     for record in (Request, PromptSegment, Result, Usage, StepTimes, ErrorInfo):
