@@ -187,6 +187,8 @@ def topic_names(start: str) -> Iterable[tuple[str, str]]:
 # -- reading ---------------------------------------------------------------------------------------
 
 _LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:)([^)#]*)#?([^)]*)\)")
+_MERMAID = re.compile(r"^```mermaid\n.*\n((?:.*\n)*?)(?=```$)", re.MULTILINE)
+_NODE = re.compile(r'\b(\w+)(?:\[|{)"?([^\]"}]+)"?[\]}]')  # a node of a flowchart with its label
 _LEADS_ON = re.compile(r"(Next|In full|See also|More): ")
 _MAX_OTHERS = 8
 _NOT_STARTED = (126, 127)  # the status of a shell that cannot run, or find, a program
@@ -223,6 +225,7 @@ def open_topic(words: str) -> None:
 
     console = Console(theme=Theme({"markdown.code": "cyan", "markdown.code_block": ""}))
     names = {page.page for group in pages().values() for page in group}
+    text = _MERMAID.sub(_diagram_as_text, text)
     readable = "".join(_readable(line, names) for line in text.splitlines(keepends=True))
     pager: Any = Pager()
     with console.pager(pager, styles=not console.no_color):
@@ -242,6 +245,16 @@ def _readable(line: str, known: Collection[str]) -> str:
         return f"{link[2]} (`{command}`)" if leads_on and name in known else link[2]
 
     return _LINK.sub(readable, line)
+
+
+def _diagram_as_text(diagram: re.Match[str]) -> str:
+    """Return the arrows of a Mermaid diagram, one chain per line, with labels for node ids."""
+    lines = re.sub(r"(?m)^ *(subgraph .*|end)\n", "", diagram[1].replace("<br>", " "))
+    labels = dict(_NODE.findall(lines))
+    lines = _NODE.sub(r"\2", lines)
+    for node, label in labels.items():
+        lines = re.sub(rf"(?m)(^ *|> ){node}(?= *<?--| *$)", rf"\g<1>{label}", lines)
+    return f"```text\n{lines}"
 
 
 class Pager:

@@ -142,6 +142,20 @@ def test_the_pager_gets_it_laid_out_and_ctrl_c(pager):
     assert "INTERRUPTED" in shown
 
 
+@pytest.mark.parametrize(
+    ("page", "lines"),
+    [
+        ("verify", ["1. each request alone --> equal?", "equal? -- yes --> proven"]),
+        ("architecture", ["[*] --> pending", "pending --> waiting: arrive"]),
+    ],
+)
+def test_a_diagram_is_shown_as_lines_of_text(page, lines, pager):
+    text = without_styles(read_on_a_terminal(page, PAGER=pager("exec cat"))[0])
+    assert set(lines) <= {line.strip() for line in text.splitlines()}
+    assert "flowchart" not in text
+    assert "stateDiagram" not in text
+
+
 def test_without_the_pages_that_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(topics, "_PACKAGE", tmp_path / "cli")
     with pytest.raises(BatchdecodeError, match="the documentation is not installed"):
