@@ -282,7 +282,8 @@ def command(
     parameters = list(_parameters(names.values()))
 
     def carry_out(context: typer.Context, **given: Any) -> None:
-        if "input" in arguments and os.isatty(0) and all(given[a] is None for a in arguments):
+        inputs = [*arguments, "prompt", "prompts"]
+        if "input" in arguments and os.isatty(0) and not any(given.get(name) for name in inputs):
             typer.echo(context.get_help(), err=True)  # no input was given
             raise typer.Exit(2)
         if "preset" in names:

@@ -67,7 +67,9 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
         param.name: param
         for name in _COMMANDS
         for param in group.get_command(context, name).params
-        if param.param_type_name == "option" and param.expose_value and not param.hidden
+        if param.param_type_name == "option"
+        and param.expose_value
+        and not (param.hidden or param.multiple)
     }
     del known["config"]
     options = {option.name: option for option in context.command.params}

@@ -20,7 +20,6 @@ from .screen.terminal import listed
 
 _READING_REQUESTS = {"run", "check"}
 _SEVERAL = {
-    **dict.fromkeys(_READING_REQUESTS, "for several INPUTs"),
     "trace": "to compare two runs: batchdecode trace diff A B; for several files of requests",
 }
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
@@ -92,11 +91,15 @@ def unknown_variables(line: Sequence[str]) -> Iterator[str]:
     """
     name = next((n for n in (" ".join(line[:2]), line[0]) if n in COMMANDS), None)
     params = [] if name is None else command_of(name).params
-    own = {p.name.upper() for p in params if p.expose_value and p.param_type_name == "option"}
+    own = {
+        p.name.upper()
+        for p in params
+        if p.expose_value and p.param_type_name == "option" and p.allow_from_autoenv
+    }
     given = sorted(name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX))
     if own.issuperset(given):
         return
-    options = sorted({param.name.upper() for _, param in all_options()})
+    options = sorted({p.name.upper() for _, p in all_options() if p.allow_from_autoenv})
     for option in given:
         if option not in options:
             near = get_close_matches(option, options, n=1)

@@ -140,6 +140,25 @@ def meta_option(panel: str) -> Option:
 Input = Annotated[
     str | None, argument("Requests, one JSON object per line: a file or - for stdin.", "INPUT")
 ]
+Inputs = Annotated[
+    list[str] | None,
+    argument("Requests, one JSON object per line: files, or - for stdin.", "INPUT..."),
+]
+Prompts = Annotated[
+    list[str] | None,
+    option(
+        INPUT,
+        "Prompt to decode; repeat for several.",
+        "TEXT",
+        "-p",
+        common=True,
+        allow_from_autoenv=False,
+    ),
+]
+PromptsFile = Annotated[
+    str | None,
+    option(INPUT, "File of plain text with one prompt per line, or - for stdin.", "FILE"),
+]
 Config = Annotated[
     str | None,
     config_option(
@@ -247,6 +266,15 @@ class DecodingOptions(ModelOptions):
     strict_constraints: Annotated[
         bool, flag(DECODING, "Refuse schemas with parts that can be checked only after decoding.")
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # as above
+class RequestOptions(DecodingOptions):
+    """The options of commands that decode requests from several inputs."""
+
+    input: Inputs = None
+    prompt: Prompts = None
+    prompts: PromptsFile = None
 
 
 # -- options of scheduling -------------------------------------------------------------------------

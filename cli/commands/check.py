@@ -15,19 +15,18 @@ from batcher.requests.validation import num_slots_needed
 
 from ..command import OUTPUT, command, flag
 from ..models import capabilities_of, load
-from ..options import Color, Config, DecodingOptions, Input
+from ..options import Color, Config, RequestOptions
 from ..run.files import print_json, print_text
-from ..run.input import Line, OpenInput, RequestReader, open_input
+from ..run.input import Line, OpenInput, RequestReader, open_requests
 from ..run.problems import InvalidInput, ProblemReport, say
 from ..screen.terminal import FEW_SLOTS, HALF, MANY, counted
 from ..signals import user_code_prints_to_stderr
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(DecodingOptions):
+class CheckOptions(RequestOptions):
     """The options of `batchdecode check`; docs/reference/cli.md has a table of them."""
 
-    input: Input = None
     config: Config = None
     json: Annotated[bool, flag(OUTPUT, "Print the plan as JSON.", common=True)] = False
     color: Color = "auto"
@@ -214,8 +213,8 @@ def advice(plan: InputPlan) -> str | None:
 
 def check(options: CheckOptions) -> None:
     """Validate requests and show what a run would do; decode nothing."""
-    with open_input(options.input, nullcontext) as requests:
-        report = ProblemReport(requests.name, options.color)
+    with open_requests(options, nullcontext) as requests:
+        report = ProblemReport(requests.name, options.color, requests.place_of)
         with user_code_prints_to_stderr():
             plan = _make_plan(options, requests, report)
     say(requests.take_notes() + report.closing())

@@ -123,7 +123,7 @@ def show_trace(options: "TraceOptions") -> int:
         kind = PageTimeline
     path, source = open_twice(options.input)
     with source:
-        check_distinct(source.status, [("--output", options.output)], options.input)
+        check_distinct(source.statuses, [("--output", options.output)], [options.input])
         if options.output is not None and not options.force:
             check_replaceable("--output", options.output, _VIEW_START.match)
         with user_code_prints_to_stderr():
@@ -472,7 +472,7 @@ def show_diff(
         if html:
             check_no_terminal("--html", output)
             for source, path in ((source_a, path_a), (source_b, path_b)):
-                check_distinct(source.status, [("--output", output)], path)
+                check_distinct(source.statuses, [("--output", output)], [path])
             if output is not None and not force:
                 check_replaceable("--output", output, is_page_start)
         elif output is not None:
@@ -584,7 +584,7 @@ def events_of(
     scheduling = SchedulingOptions(**given)
     return run_events(
         RunOptions(
-            input=path, scheduling=scheduling, checkpoint=checkpoint, defaults=defaults, **options
+            input=[path], scheduling=scheduling, checkpoint=checkpoint, defaults=defaults, **options
         )
     )
 

@@ -138,7 +138,7 @@ def workload(options: WorkloadOptions) -> None:
         _write(_synthetic(options), options)
         return
     with open_input(options.file, nullcontext) as trace:
-        check_distinct(trace.status, [("--output", options.output)], options.file)
+        check_distinct(trace.statuses, [("--output", options.output)], [options.file])
         _check_replaceable(options)
 
         def read_entries(checks: TraceEntryChecks) -> Iterable[WorkloadEntry]:

@@ -444,17 +444,20 @@ _START_BYTES = 2**16
 
 
 def check_distinct(
-    input_status: os.stat_result,
+    input_statuses: Iterable[os.stat_result],
     outputs: Iterable[tuple[str, str | None]],
-    input_path: str | None = None,
+    input_paths: Iterable[str | None] = (),
 ) -> None:
-    """Raise an OutputError if two files of a command are the same.
+    """Raise an OutputError if two files of a command are the same, other than two inputs.
 
-    outputs: the option that names each file, and its path.  input_path: matters if it is a URL.
+    outputs: the option that names each file, and its path.  input_paths: the URLs matter.
     """
-    used: dict[object, str] = {(input_status.st_dev, input_status.st_ino): "the input"}
-    if input_path is not None and is_url(input_path):
-        used[_identity(input_path)] = "the input"
+    used: dict[object, str] = {
+        (status.st_dev, status.st_ino): "the input" for status in input_statuses
+    }
+    for path in input_paths:
+        if path is not None and is_url(path):
+            used[_identity(path)] = "the input"
     for name, path in outputs:
         if path is None or not may_be_file(path):
             continue  # two streams may go to one terminal, or to /dev/null

@@ -12,10 +12,10 @@ import shlex
 import stat
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import islice
 from shutil import copyfileobj
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
@@ -40,6 +40,8 @@ from .urls import UrlError, copy_of, is_url, shown
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
+    from ..options import RequestOptions
+
 MAX_LINE_BYTES = 64 * 2**20
 MAX_SKIPPED_BYTES = 2**30  # of a line that is too long; a longer one is endless
 CHUNK_BYTES = 2**20
@@ -54,7 +56,11 @@ _OTHERS = (
     (GZIP, "gzip twice", "zcat"),
 )
 
+PROMPT_TOKENS = 256  # max_tokens of prompts without a file of requests
+
 Waiting = Callable[[], AbstractContextManager[None]]
+AsJson = Callable[[bytes], bytes]
+PlaceOf = Callable[[int], tuple[str, int]]
 
 
 class InputError(BatchdecodeError):
@@ -69,12 +75,14 @@ class OpenInput:
     """An open input, closed when its context ends.
 
     name: as messages show it.  is_file: it can be read again, and at any offset.
-    is_terminal: a person types it.
+    is_terminal: a person types it.  statuses: of its files.
+    as_json: makes a line of JSON of a line of plain text.
     """
 
-    def __init__(self, raw: io.FileIO, name: str) -> None:
-        self.name, self._raw = name, raw
+    def __init__(self, raw: io.FileIO, name: str, as_json: AsJson | None = None) -> None:
+        self.name, self._raw, self._as_json = name, raw, as_json
         self.status = os.fstat(raw.fileno())
+        self.statuses = [self.status]
         self.is_file = stat.S_ISREG(self.status.st_mode) and raw.tell() == 0
         self.is_terminal = raw.isatty()
         self._is_packed = self.is_file and os.pread(raw.fileno(), len(GZIP), 0) == GZIP
@@ -97,7 +105,7 @@ class OpenInput:
 
         waiting: entered whenever a pipe may have nothing to read yet.
         """
-        return LineReader(self._from_start(waiting), self.name, self._notes)
+        return LineReader(self._from_start(waiting), self.name, self._notes, self._as_json)
 
     def seekable_lines(self) -> "LineReader":
         """Return a reader that can go to any line; a packed file is unpacked on the disk for it."""
@@ -111,7 +119,11 @@ class OpenInput:
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"cannot unpack {self.name}: {_reason(error)}") from error
         self._unpacked.seek(0)
-        return LineReader(self._unpacked, self.name, self._notes)
+        return LineReader(self._unpacked, self.name, self._notes, self._as_json)
+
+    def place_of(self, number: int) -> tuple[str, int]:
+        """Return the name of the input that has the line, and the number of the line in it."""
+        return self.name, number
 
     def digest(self) -> str:
         import hashlib  # noqa: PLC0415 - only for runs that can be resumed
@@ -138,10 +150,84 @@ class OpenInput:
         return "".join(f"warning: {printable_lines(note)}\n" for note in notes)
 
 
-def open_input(path: str | None, waiting: Waiting) -> OpenInput:
+class SeveralInputs(OpenInput):
+    """Several inputs, which are read one after the other as if they were one."""
+
+    def __init__(self, parts: Sequence[OpenInput]) -> None:
+        self._parts = parts
+        self.name = f"{parts[0].name} and {len(parts) - 1} more"
+        self.is_file = all(part.is_file for part in parts)
+        self.is_terminal = any(part.is_terminal for part in parts)
+        self.statuses = [part.status for part in parts]
+        self._num_before = [0]  # lines before each part, as far as they are read
+
+    def __exit__(self, *error: object) -> None:
+        for part in self._parts:
+            part.__exit__(*error)
+
+    def lines(self, waiting: Waiting = nullcontext) -> "LineReader":
+        return ChainedReader([part.lines(waiting) for part in self._parts], self._num_before)
+
+    def seekable_lines(self) -> "LineReader":
+        return ChainedReader([part.seekable_lines() for part in self._parts], self._num_before)
+
+    def place_of(self, number: int) -> tuple[str, int]:
+        return _place_in(self._parts, self._num_before, number)
+
+    def digest(self) -> str:
+        import hashlib  # noqa: PLC0415 - as above
+
+        digests = "".join(part.digest() for part in self._parts)
+        return hashlib.sha256(digests.encode()).hexdigest()
+
+    def take_notes(self) -> str:
+        return "".join(part.take_notes() for part in self._parts)
+
+
+def open_requests(options: "RequestOptions", waiting: Waiting) -> OpenInput:
+    """Return the opened prompts and inputs of a command, in this order: -p, --prompts, INPUT.
+
+    Prompts get a max_tokens of PROMPT_TOKENS unless --max-tokens or a chat decides on it.
+
+    Raises:
+        InputError: one of them cannot be opened, or is stdin for the second time.
+    """
+    more = b"}"
+    if not (options.chat or "max_tokens" in options.defaults):
+        more = b',"max_tokens":%d}' % PROMPT_TOKENS
+
+    def request_of(prompt: bytes) -> bytes:
+        if len(prompt) > MAX_LINE_BYTES:
+            return prompt
+        try:
+            return b'{"prompt":' + msgspec.json.encode(prompt.decode()) + more
+        except UnicodeDecodeError:  # its parser will show the place
+            return prompt
+
+    def as_json(line: bytes) -> bytes:
+        return request_of(line.removesuffix(b"\n").removesuffix(b"\r"))
+
+    paths = options.input or ([] if options.prompt or options.prompts else ["-"])
+    if [*paths, options.prompts].count("-") > 1:
+        raise InputError("stdin (-) can be read only once")
+    with ExitStack() as stack:
+        parts = []
+        if options.prompt:
+            given = io.FileIO(os.memfd_create("prompts"), "r+")
+            given.write(b"\n".join(request_of(os.fsencode(text)) for text in options.prompt))
+            given.seek(0)
+            parts.append(stack.enter_context(OpenInput(given, "-p")))
+        if options.prompts:
+            parts.append(stack.enter_context(open_input(options.prompts, waiting, as_json)))
+        parts += [stack.enter_context(open_input(path, waiting)) for path in paths]
+        stack.pop_all()
+    return parts[0] if len(parts) == 1 else SeveralInputs(parts)
+
+
+def open_input(path: str | None, waiting: Waiting, as_json: AsJson | None = None) -> OpenInput:
     """Return the opened input; `-` or None is stdin.
 
-    waiting: entered while a FIFO opens or a URL is downloaded.
+    waiting: entered while a FIFO opens or a URL is downloaded.  as_json: see OpenInput.
     """
     if path is not None and is_url(path):
         try:
@@ -150,13 +236,13 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
         except UrlError as error:
             raise InputError(f"cannot read {shown(path)}: {error}") from error
         # opened again, it has its own offset
-        return OpenInput(io.FileIO(f"/dev/fd/{copy}"), shown(path))
+        return OpenInput(io.FileIO(f"/dev/fd/{copy}"), shown(path), as_json)
     name = "<stdin>" if path in (None, "-") else str(path)
     try:
         if path is None or path == "-":
-            return OpenInput(io.FileIO(0, closefd=False), name)
+            return OpenInput(io.FileIO(0, closefd=False), name, as_json)
         with waiting():  # a FIFO opens when its other end does
-            return OpenInput(io.FileIO(path), name)
+            return OpenInput(io.FileIO(path), name, as_json)
     except (OSError, ValueError) as error:
         from batcher.planning.workload import PREFIX as STREAMED  # noqa: PLC0415 - heavy
 
@@ -256,18 +342,27 @@ class LineReader:
 
     number: of the last line read, from 1.  num_blank: blank lines so far.
     start: the offset of the last line that `read` returned.
-    notes: takes remarks about the input as a whole.
+    notes: takes remarks about the input as a whole.  as_json: see OpenInput.
+    end: the offset behind the last line read.
 
     Raises, wherever it reads:
         InputError: the input is damaged or gone, or a line has no end.
     """
 
     def __init__(
-        self, stream: io.BufferedReader | io.BufferedRandom, name: str, notes: list[str]
+        self,
+        stream: io.BufferedReader | io.BufferedRandom,
+        name: str,
+        notes: list[str],
+        as_json: AsJson | None = None,
     ) -> None:
         self.name, self.number, self.start, self.num_blank = name, 0, 0, 0
-        self._stream, self._notes = stream, notes
-        self._next_start, self._is_cut = 0, False
+        self._stream, self._notes, self._as_json = stream, notes, as_json
+        self.end, self._is_cut = 0, False
+
+    def place_of(self, number: int) -> tuple[str, int]:
+        """Return the name of the input that has the line, and the number of the line in it."""
+        return self.name, number
 
     def read(self) -> bytes | None:
         """Return the next line that is not blank, None at the end.
@@ -278,13 +373,13 @@ class LineReader:
         self._skip_rest()
         while line := self._readline(MAX_LINE_BYTES + 1):
             self.number += 1
-            self.start = self._next_start
-            self._next_start += len(line)
+            self.start = self.end
+            self.end += len(line)
             self._is_cut = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
             if self.number == 1:
                 line = self._begin(line)
             if line and not line.isspace():
-                return line
+                return line if self._as_json is None else self._as_json(line)
             self.num_blank += 1
         return None
 
@@ -297,6 +392,7 @@ class LineReader:
 
         So a pipe is not waited for, and no line is too long: the buffer is smaller than that.
         """
+        as_json = self._as_json
         self._skip_rest()
         while self.number:  # the first line shows what the input is
             try:
@@ -314,19 +410,21 @@ class LineReader:
             self._stream.read(num_bytes)
             numbers = range(self.number + 1, self.number + 1 + len(texts))
             self.number += len(texts)
-            self._next_start += num_bytes
-            if not any(map(bytes.isspace, texts)):
-                return Block(numbers, texts)
-            filled = [n for n, text in zip(numbers, texts, strict=True) if not text.isspace()]
-            self.num_blank += len(texts) - len(filled)
-            if filled:
-                return Block(filled, [texts[number - numbers[0]] for number in filled])
+            self.end += num_bytes
+            filled: Sequence[int] = numbers
+            if any(map(bytes.isspace, texts)):
+                filled = [n for n, text in zip(numbers, texts, strict=True) if not text.isspace()]
+                self.num_blank += len(texts) - len(filled)
+                texts = [texts[number - numbers[0]] for number in filled]
+            if texts:
+                return Block(filled, texts if as_json is None else list(map(as_json, texts)))
         text = self.read()
         return Block([], []) if text is None else Block([self.number], [text])
 
     def read_at(self, start: int) -> bytes:
         self._stream.seek(start)
-        return self._readline(MAX_LINE_BYTES + 1)
+        line = self._readline(MAX_LINE_BYTES + 1)
+        return line if self._as_json is None else self._as_json(line)
 
     def _begin(self, line: bytes) -> bytes:
         """Return the first line without a byte order mark; refuse compressed data."""
@@ -344,6 +442,14 @@ class LineReader:
             if note not in self._notes:
                 self._notes.append(note)
             self.start, line = len(_BOM), line[len(_BOM) :]
+        if self._as_json is not None:
+            with suppress(ValueError, RecursionError):
+                fields = msgspec.json.decode(line, type=dict[str, Any])
+                if {"prompt", "messages", "body"} & fields.keys():
+                    raise InputError(
+                        f"{name} contains requests in JSON, not plain prompts: pass it without "
+                        "--prompts"
+                    )
         return line
 
     def _readline(self, max_bytes: int) -> bytes:
@@ -360,7 +466,7 @@ class LineReader:
         num_skipped = 0
         while self._is_cut:
             part = self._readline(CHUNK_BYTES)
-            self._next_start += len(part)
+            self.end += len(part)
             num_skipped += len(part)
             self._is_cut = bool(part) and not part.endswith(b"\n")
             if num_skipped > MAX_SKIPPED_BYTES:
@@ -368,6 +474,60 @@ class LineReader:
                 raise InputError(
                     f"cannot read {self.name}: line {self.number} does not end within {limit}"
                 )
+
+
+class ChainedReader(LineReader):
+    """Reads one input after the other; its numbers and offsets count on from input to input.
+
+    num_before: the lines before each input, as far as they are known.
+    """
+
+    def __init__(self, readers: Sequence[LineReader], num_before: list[int]) -> None:
+        self.name, self.number, self.start = readers[0].name, 0, 0
+        self._readers, self._num_before, self._bytes_before = readers, num_before, [0]
+
+    @property
+    def num_blank(self) -> int:  # type: ignore[override]  # the sum of them
+        return sum(reader.num_blank for reader in self._readers)
+
+    def place_of(self, number: int) -> tuple[str, int]:
+        return _place_in(self._readers, self._num_before, number)
+
+    def read(self) -> bytes | None:
+        for reader, num_lines, num_bytes in self._remaining():
+            line = reader.read()
+            if line is not None:
+                self.number, self.start = num_lines + reader.number, num_bytes + reader.start
+                return line
+        return None
+
+    def read_block(self, max_lines: int) -> Block:
+        for reader, num_lines, _ in self._remaining():
+            numbers, texts = reader.read_block(max_lines)
+            if texts:
+                return Block([num_lines + number for number in numbers], texts)
+        return Block([], [])
+
+    def read_at(self, start: int) -> bytes:
+        index = bisect_right(self._bytes_before, start) - 1
+        return self._readers[index].read_at(start - self._bytes_before[index])
+
+    def _remaining(self) -> Iterator[tuple[LineReader, int, int]]:
+        """Yield the present input and those after it, each with the lines and bytes before it."""
+        for index in range(len(self._bytes_before) - 1, len(self._readers)):
+            reader, num_lines = self._readers[index], self._num_before[index]
+            num_bytes = self._bytes_before[index]
+            yield reader, num_lines, num_bytes
+            if index + 1 == len(self._num_before):
+                self._num_before.append(num_lines + reader.number)
+            self._bytes_before.append(num_bytes + reader.end)
+
+
+def _place_in(
+    inputs: Sequence[OpenInput | LineReader], num_before: list[int], number: int
+) -> tuple[str, int]:
+    index = bisect_left(num_before, number) - 1
+    return inputs[index].name, number - num_before[index]
 
 
 # -- requests, in the order of the lines
@@ -535,14 +695,14 @@ class Survey:
     Of a file, which may be read again, it also keeps:
     checksums: of each line, 4 bytes, 0 for a bad one.  arrivals: as long as the file is_in_order.
 
-    arrival: "file", "pipe", where going back is a problem, or "any".
+    place_of: see OpenInput.  arrival: "file", "pipe", where going back is a problem, or "any".
     """
 
-    def __init__(self, name: str, arrival: Arrival) -> None:
+    def __init__(self, place_of: PlaceOf, arrival: Arrival) -> None:
         self.num_read, self.duplicates = 0, dict[int, int]()
         self.checksums, self.arrivals = array("I"), LineArrivals()
         self.is_in_order, self.last_arrival = True, 0.0
-        self._name, self._arrival = name, arrival
+        self._place_of, self._arrival, self._last_number = place_of, arrival, 0
         self._ids, self._times = IdRegistry(), SessionArrivals()
 
     def add(self, number: int, text: bytes, line: Line) -> Line:
@@ -551,11 +711,12 @@ class Survey:
         Raises:
             InputError: the input contains something other than requests.
         """
-        index = self.num_read
-        self.num_read += 1
+        index, last_number = self.num_read, self._last_number
+        self.num_read, self._last_number = index + 1, number
         if isinstance(line, BadLine):
-            if not index:
-                check_kind(text, self._name)
+            name, _ = self._place_of(number)
+            if not index or name != self._place_of(last_number)[0]:
+                check_kind(text, name)
         elif (first := self._ids.add(id_of(line), number)) is not None:
             self.duplicates[index] = first
             line = id_given_before(line, text, number, first)
@@ -595,7 +756,7 @@ class RequestReader:
     """
 
     def __init__(self, lines: LineReader, parser: RequestParser, arrival: Arrival = "any") -> None:
-        self.lines, self.survey = lines, Survey(lines.name, arrival)
+        self.lines, self.survey = lines, Survey(lines.place_of, arrival)
         self._parser = parser
 
     @property

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 50
 _MAX_KINDS = 5  # of what a model raises
+_EARLIER_LINE = re.compile(r"(?<=already used on )line ([0-9]+)\Z")
 
 
 def say(text: str) -> None:
@@ -47,11 +48,18 @@ class ProblemReport:
     """Collects problems; shows MAX_SHOWN of them, and counts the others.
 
     num_lines: bad lines.  news: texts that `take` has not returned yet.
+    place_of: returns the name of the input that has a line, and the number of the line in it.
     """
 
-    def __init__(self, filename: str, color: ColorChoice = "auto") -> None:
+    def __init__(
+        self,
+        filename: str,
+        color: ColorChoice = "auto",
+        place_of: Callable[[int], tuple[str, int]] | None = None,
+    ) -> None:
         self.num_lines = 0
-        self._filename, self._color = filename, color
+        self._color = color
+        self._place_of = place_of or (lambda number: (filename, number))
         self._num_shown = self._num_hidden = 0
         self._hidden_codes: set[str] = set()
         self.news: list[str] = []
@@ -67,16 +75,23 @@ class ProblemReport:
             width = terminal_size(2, os.environ).columns
             color = wants_color(self._color, 2, os.environ)
             # a problem of the whole input: the other lines that have it are only counted
+            name, line = self._place_of(problem.line)
+            if line != problem.line:  # of several inputs
+                message = _EARLIER_LINE.sub(self._in_its_input, problem.message)
+                problem = replace(problem, line=line, message=message)
             if not self._hidden_codes and problem.code in {"invalid-json", "invalid-text"}:
-                form = _form_of(problem, self._filename)
+                form = _form_of(problem, name)
                 if form is not None:
                     self._hidden_codes = {"invalid-text", problem.code}
-                    advice = f"{form.name}? {_how(form.command, self._filename)}"
+                    advice = f"{form.name}? {_how(form.command, name)}"
                     problem = replace(problem, hint=advice)
-            name = self._filename
             self.news.append(render_problem(problem, filename=name, width=width, color=color))
         else:
             self._num_hidden += 1
+
+    def _in_its_input(self, found: re.Match[str]) -> str:
+        name, line = self._place_of(int(found[1]))
+        return f"line {line} of {name}"
 
     def tell(self, text: str) -> None:
         self.news.append(text.removesuffix("\n"))
@@ -204,7 +219,7 @@ _FIRST_LINES = (
     (r"\{\s*'", _DICTS),
     (r"\{(.*[{\[,])?\Z", _Form("JSON over several lines", "jq -c .")),
     (r"[{\"#]|//|---|data: |(- )?(prompt|messages|id|custom_id):", None),
-    (r"", _Form("plain prompts", "jq -Rc '{prompt: .}'")),
+    (r"", _Form("plain prompts (run and check read them with --prompts)", "jq -Rc '{prompt: .}'")),
 )
 _NO_TEXT = re.compile(rb"[\x01-\x08\x0e-\x1f\x7f-\xff]")
 

@@ -40,7 +40,7 @@ from .files import (
     may_be_file,
     stdout_json_sink,
 )
-from .input import OpenInput, open_input
+from .input import OpenInput, open_requests
 from .problems import say
 from .resume import Resumption
 from .run_options import RunOptions
@@ -185,8 +185,8 @@ def opened_run(options: RunOptions, stop: StopSignals) -> Iterator[OpenRun]:
         "--timeseries": options.timeseries,
     }
     with ExitStack() as stack:
-        requests = stack.enter_context(open_input(options.input, stop.waiting))
-        _check_files(options, requests.status, named)
+        requests = stack.enter_context(open_requests(options, stop.waiting))
+        _check_files(options, requests.statuses, named)
         files = {
             name: stack.enter_context(OutFile(path))
             for name, path in named.items()
@@ -225,7 +225,7 @@ def opened_run(options: RunOptions, stop: StopSignals) -> Iterator[OpenRun]:
 
 
 def _check_files(
-    options: RunOptions, input_status: os.stat_result, named: Mapping[str, str | None]
+    options: RunOptions, input_statuses: list[os.stat_result], named: Mapping[str, str | None]
 ) -> None:
     """Raise an OutputError if a run cannot write its files, or one of them would lose its content.
 
@@ -236,9 +236,9 @@ def _check_files(
         beside = [f"{shown(output)}{ending}" for ending in BESIDE_RESULTS]
     outputs = [("--output", output)]
     check_distinct(
-        input_status,
+        input_statuses,
         [*outputs, *(("the file next to --output,", path) for path in beside), *named.items()],
-        options.input,
+        [*(options.input or ()), options.prompts],
     )
     if options.metrics_file is not None and is_url(options.metrics_file):
         raise OutputError(

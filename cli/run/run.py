@@ -41,7 +41,7 @@ from ..screen.view import RunPlan, View
 from ..signals import Interrupted, StepWatch, StopSignals, stdout_descriptor
 from .engine_setup import EngineSetup
 from .files import NAMES_OF_STDOUT, OutputError, ResumeError, UploadedResults, output_sink
-from .input import InputError, OpenInput, Waiting, open_input, open_source
+from .input import InputError, OpenInput, Waiting, open_requests, open_source
 from .loop import Loop
 from .problems import (
     InvalidInput,
@@ -80,7 +80,7 @@ class RunSetup(EngineSetup):
         if options.live == "auto" and not options.quiet:
             has_picture = options.output is not None or not is_pipe(stdout_descriptor())
         super().__init__(options, waiting, is_shown=has_picture)
-        self.report = ProblemReport(self.requests.name, options.color)
+        self.report = ProblemReport(requests.name, options.color, requests.place_of)
         if isinstance(self.model, RemoteModel):
             self.model.report = lambda text: self.report.tell(printable_lines(text))
 
@@ -130,7 +130,7 @@ class RunSetup(EngineSetup):
 
 def run_events(options: RunOptions) -> Iterator[Event]:
     """Yield the events of a run; write nothing but problems of the input, to stderr."""
-    with open_input(options.input, nullcontext) as requests:
+    with open_requests(options, nullcontext) as requests:
         setup = RunSetup(options, requests)
         with closing(setup.engine):
             loop = setup.loop()

@@ -12,9 +12,8 @@ from ..options import (
     MIN_INTERVAL,
     Color,
     Config,
-    DecodingOptions,
-    Input,
     Live,
+    RequestOptions,
     SchedulingOptions,
     SloLimits,
     output_file,
@@ -38,13 +37,12 @@ MAX_PORT = 2**16 - 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # each would take time to make
-class RunOptions(DecodingOptions):
+class RunOptions(RequestOptions):
     """The options of `batchdecode run`, and the settings of models from --config.
 
     call_timeout: in seconds; overrides the one in llm_settings.
     """
 
-    input: Input = None
     follow: Annotated[
         bool, flag(INPUT, "Start the next step without waiting for the next line of a pipe.")
     ] = False

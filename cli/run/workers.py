@@ -255,7 +255,7 @@ class InputLines:
         self.num_to_answer: int | None = None
         self.has_refused = False
         self.broken: InputError | None = None
-        self.survey = Survey(requests.name, "file" if requests.is_file else "pipe")
+        self.survey = Survey(requests.place_of, "file" if requests.is_file else "pipe")
         self._requests, self._report, self._keep_going = requests, report, keep_going
         self._earlier, self._reader = earlier, requests.lines()
         self._ahead: ReadAhead[Block] | None = None
@@ -473,7 +473,7 @@ class Workers(Gauges):
     def __init__(self, options: RunOptions, requests: OpenInput, transport: Transport) -> None:
         self.options, self.requests = options, requests
         num_workers = self.num_workers = options.workers or 1
-        self.report = ProblemReport(requests.name, options.color)
+        self.report = ProblemReport(requests.name, options.color, requests.place_of)
         self.num_restarts = self.num_failed = 0
         self.first_failure: str | None = None
         self.is_complete = False

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cli.options import SchedulingOptions
-from cli.run.input import open_input
+from cli.run.input import open_requests
 from cli.run.run import RunSetup
 from cli.run.run_options import RunOptions
 from cli.screen.live import LiveView, ScreenLive
@@ -27,7 +27,7 @@ from cli.screen.view import RunPlan
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "live.svg"
 OPTIONS = RunOptions(
-    input=str(ROOT / "samples" / "what-if" / "chat.jsonl"),
+    input=[str(ROOT / "samples" / "what-if" / "chat.jsonl")],
     batch=8,
     scheduling=SchedulingOptions(
         profile="rtx4090_llama3.1-8b", kv_blocks=220, prefix_cache=True, max_batch_tokens=256
@@ -52,7 +52,7 @@ class LastFrame(ScreenLive):
 def frame():
     """What the view shows after so many seconds of the engine's clock."""
     requests, screen = (
-        open_input(OPTIONS.input, nullcontext),
+        open_requests(OPTIONS, nullcontext),
         Screen(COLUMNS + 1, ROWS + 1, has_color=True),
     )
     setup = RunSetup(OPTIONS, requests)

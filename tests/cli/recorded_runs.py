@@ -8,7 +8,7 @@ from emulated_run import Clock, Screen
 from hypothesis import strategies as st
 
 from cli.options import SchedulingOptions
-from cli.run.input import open_input
+from cli.run.input import open_requests
 from cli.run.run import RunSetup
 from cli.run.run_options import RunOptions
 from cli.screen.live import LiveView, ScreenLive
@@ -72,8 +72,10 @@ class WatchedRun:
     """
 
     def __init__(self, path, batch, settings, watch):
-        options = RunOptions(input=str(path), batch=batch, scheduling=SchedulingOptions(**settings))
-        requests = open_input(options.input, nullcontext)
+        options = RunOptions(
+            input=[str(path)], batch=batch, scheduling=SchedulingOptions(**settings)
+        )
+        requests = open_requests(options, nullcontext)
         setup = RunSetup(replace(options, keep_going=True), requests)
         self.events, self.seen = [], []
         with requests, closing(setup.engine):

@@ -34,7 +34,7 @@ def decode(path, output="out", **options):
     (path / "in").write_bytes(REQUESTS)
     settings = {"batch": 3, "keep_going": True, "quiet": True}
     with StopSignals() as stop:
-        names = {"input": f"{path}/in", "output": f"{path}/{output}"}
+        names = {"input": [f"{path}/in"], "output": f"{path}/{output}"}
         return run(RunOptions(**names, **(settings | options)), stop, "continue")
 
 

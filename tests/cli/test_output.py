@@ -103,7 +103,7 @@ def test_no_two_files_of_a_run_are_one(tmp_path):
     file, other = tmp_path / "a", tmp_path / "b"
     file.touch()
     other.touch()
-    status = file.stat()
+    status = [file.stat()]
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "new")
     check_distinct(status, [("a", str(other)), ("b", None), ("c", "/dev/null")])

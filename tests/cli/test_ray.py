@@ -96,7 +96,7 @@ def test_whatever_the_pieces_all_comes_over(
     folder, ray = tmp_path_factory.mktemp("pieces"), InnerRay()
     (folder / "requests.jsonl").write_bytes(lines_of(*workload(num_requests)))
     options = RunOptions(
-        input=str(folder / "requests.jsonl"),
+        input=[str(folder / "requests.jsonl")],
         output=str(folder / "out.jsonl"),
         batch=4,
         quiet=True,

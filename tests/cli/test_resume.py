@@ -80,7 +80,7 @@ def decode(path, output, *, requests=REQUESTS, **options):
     with StopSignals() as stop:
         return run(
             RunOptions(
-                input=str(path / "in.jsonl"),
+                input=[str(path / "in.jsonl")],
                 output=None if output is None else str(path / output),
                 **(settings | options),
             ),

@@ -39,7 +39,7 @@ def write(path, data):
 
 def run_here(path, **options):
     with StopSignals() as stop:
-        return run(RunOptions(input=str(path), quiet=True, **options), stop, "continue")
+        return run(RunOptions(input=[str(path)], quiet=True, **options), stop, "continue")
 
 
 def results(data):
@@ -54,7 +54,7 @@ def requests(tmp_path):
 def test_events_of_a_run_are_those_of_its_trace(tmp_path, requests):
     trace = tmp_path / "trace"
     run_here(requests, batch=3, trace=str(trace), output=str(tmp_path / "out"))
-    assert encode_events(run_events(RunOptions(input=requests, batch=3))) == trace.read_bytes()
+    assert encode_events(run_events(RunOptions(input=[requests], batch=3))) == trace.read_bytes()
 
 
 def test_a_pipe_gives_the_same_bytes_as_a_file(tmp_path):

@@ -67,7 +67,7 @@ def run_inner(options, num_workers=3, **how):
 
 def options_of(folder, name="results.jsonl", **more):
     values = {"batch": 4, "keep_going": True, "quiet": True, "force": True, "workers": 3}
-    values |= {"input": str(folder / "requests.jsonl"), "output": str(folder / name)}
+    values |= {"input": [str(folder / "requests.jsonl")], "output": str(folder / name)}
     return RunOptions(**(values | more))
 
 
@@ -138,10 +138,10 @@ def test_whoever_dies_no_result_is_lost_or_there_twice(
 def test_a_request_that_kills_workers_fails_alone(folder, seed):
     poisonous = {**SAMPLED, "id": "poison", "n": 2}
     (folder / "poison.jsonl").write_bytes(lines_of(*workload(30), poisonous, *workload(60)[30:]))
-    options = options_of(folder, input=str(folder / "poison.jsonl"))
+    options = options_of(folder, input=[str(folder / "poison.jsonl")])
     poison = lines_of(poisonous)
     status, workers = run_inner(options, poison=poison.splitlines(keepends=True), seed=seed)
-    expected, _ = alone(folder, input=str(folder / "poison.jsonl"))
+    expected, _ = alone(folder, input=[str(folder / "poison.jsonl")])
     found = written(folder / "results.jsonl")
     failed = [result for result in found if result["id"] == "poison"]
     assert status == 1
