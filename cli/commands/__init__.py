@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 import batcher
 
 COMMANDS = {
-    "run": "Run requests; print the results, one JSON object per line.",
+    "run": "Run prompts or requests, and print the results.",
     "check": "Validate requests and show what a run would do; decode nothing.",
     "trace": "Show which request held which slot at which step.",
     "trace why": "Explain one request: what it waited for, when it ran, how it finished.",

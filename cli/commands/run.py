@@ -10,6 +10,7 @@ from ..command import command
 from ..run.run_options import RunOptions
 
 EXAMPLES = (
+    'batchdecode run -p "What is the capital of France?" --model smollm2 --chat',
     "batchdecode run requests.jsonl -o results.jsonl",
     "zcat requests.jsonl.gz | batchdecode run -b 64 | jq -r .text",
     "batchdecode run requests.jsonl -o results.jsonl --resume",
@@ -39,7 +40,7 @@ def _as_flags(argument: str) -> list[str]:
 
 
 def run(options: RunOptions) -> int:
-    """Run requests; print the results, one JSON object per line."""
+    """Run prompts or requests, and print the results."""
     gc.disable()  # until the run begins: what is imported, or set up, is no garbage
     from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy, as are the others
 

@@ -38,10 +38,11 @@ from .files import (
     check_writable,
     is_alone,
     may_be_file,
-    stdout_json_sink,
+    stdout_sink,
 )
 from .input import OpenInput, open_requests
 from .problems import say
+from .results import ResultText
 from .resume import Resumption
 from .run_options import RunOptions
 from .urls import is_url, shown
@@ -142,14 +143,18 @@ class ResultWriter(BufferedWriter[bytes]):
         self.num_written += len(BytesIO(lines).readlines())  # bytes.count() takes much longer
 
 
-def stdout_beside(view: View) -> Sink:
+def stdout_beside(view: View, options: RunOptions) -> Sink:
     """Return the sink for results without a file: stdout, above a live view on that terminal."""
+    sink, is_terminal = stdout_sink(), os.isatty(stdout_descriptor())
+    write: Callable[[bytes], object] = sink.write
     if is_same_terminal(stdout_descriptor(), 2):
         from ..screen.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 
         if isinstance(view, LiveView):
-            return TerminalJson(view.write_results)
-    return stdout_json_sink()
+            write = view.write_results
+    if options.format == "text" or (is_terminal and not (options.format or options.stream)):
+        return ResultText(write)
+    return TerminalJson(write) if is_terminal else sink
 
 
 class OpenRun(NamedTuple):

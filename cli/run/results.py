@@ -1,8 +1,12 @@
 """Turn results into the lines of the output, as they come or in the order of the input.
 
+On a terminal these lines are shown as text, see ResultText.
+
 A request with one result, which becomes a line when it comes, takes no memory here.
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
@@ -14,10 +18,27 @@ from batcher.events import FinishEvent
 from batcher.request import Request
 from batcher.requests.lines import BadLine
 from batcher.requests.openai import Form
-from batcher.requests.results import encode_result, encode_results, make_rejected_result
+from batcher.requests.results import (
+    decode_result_line,
+    encode_result,
+    encode_results,
+    make_rejected_result,
+)
 from batcher.requests.validation import constraint_fields_of
 from batcher.result import Result
+from batcher.trace.run import label_of
 
+from ..screen.terminal import (
+    HANGING_INDENT,
+    MIN_COLUMN,
+    can_print,
+    columns_of,
+    counted,
+    encoding_of,
+    fill,
+    printable,
+)
+from ..signals import stdout_descriptor
 from .input import SpilledTable
 
 if TYPE_CHECKING:
@@ -252,3 +273,62 @@ def can_be_replayed(request: Request) -> bool:
     is_scored_alone = request.max_tokens == 0 and request.prompt_logprobs is not None
     has_hidden_rows = request.best_of is not None or request.num_beams > 1
     return not (is_forced or is_scored_alone or has_hidden_rows)
+
+
+class ResultText:
+    """Writes results as text for people, `id  text`, wrapped to the width of a terminal.
+
+    It escapes control characters, and marks an output that was cut or has failed.
+    write: takes the text.
+    """
+
+    is_file = False
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        stdout = sys.__stdout__ or sys.stdout  # the other one may lead to stderr
+        self._encoding = encoding_of(stdout.encoding, os.environ)
+        self._dots = "…" if can_print(self._encoding, "…") else "..."
+        self._write = write
+
+    def write(self, lines: bytes) -> None:
+        columns, shown = columns_of(stdout_descriptor(), os.environ), list[str]()
+        for line in lines.splitlines():
+            for result in decode_result_line(line):
+                shown += self._wrapped(self._text_of(result), columns)
+        text = "".join(f"{line}\n" for line in shown)
+        self._write(text.encode(self._encoding, "backslashreplace"))
+
+    def close(self) -> None:
+        """Leave stdout open."""
+
+    def _text_of(self, result: Result) -> str:
+        text, num_tokens = result.text.strip(), result.usage.completion_tokens
+        remark = ""
+        if result.error is not None:
+            remark = f"error ({result.error.code}): {result.error.message}"
+        elif result.tool_calls or result.function_call:
+            remark = "[calls a tool; --format jsonl shows it]"
+        elif result.finish_reason == "aborted":
+            remark = "[aborted]"
+        elif result.finish_reason == "length" and num_tokens:
+            what = "cut at the end of the context" if result.limit else "cut"
+            remark = f"[{what} after {counted(num_tokens, 'token')}]"
+        elif not text:
+            remark = "[no text]"
+        if text and remark:
+            text += f"{self._dots} "
+        label = printable(label_of(result.id, result.index, "sample"))
+        return f"{label}  {text}{printable(remark)}"
+
+    def _wrapped(self, text: str, columns: int | None) -> Iterator[str]:
+        first_indent, indent = "", HANGING_INDENT
+        for line in text.expandtabs(4).split("\n"):
+            bare = printable(line.lstrip(" "))
+            own = " " * (len(line) - len(line.lstrip(" ")))
+            parts = [bare]
+            if columns is not None:
+                width = max(columns - len(indent + own), MIN_COLUMN)
+                parts = fill(bare.split(" "), " ", width)
+            yield f"{first_indent}{own}{parts[0]}".rstrip()
+            yield from (f"{indent}{own}{part}" for part in parts[1:])
+            first_indent = indent

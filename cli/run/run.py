@@ -300,7 +300,7 @@ class Run:
         self._sinks = sinks
         # Opening empties the results, so it comes last: other failures leave them as they are.
         path = options.output
-        results = stdout_beside(view) if path is None else resumption.open_results(path)
+        results = stdout_beside(view, options) if path is None else resumption.open_results(path)
         self._results = ResultWriter(results)
 
     def _open_view(self) -> View:

@@ -1,7 +1,7 @@
 """The options of `batchdecode run`."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from batcher.errors import BatchdecodeError
 from batcher.events import MAX_WORKERS
@@ -81,6 +81,16 @@ class RunOptions(RequestOptions):
     )
     output: Annotated[
         str | None, output_option("Write results to FILE (gzipped if it ends in .gz).")
+    ] = None
+    format: Annotated[
+        Literal["jsonl", "text"] | None,
+        option(
+            OUTPUT,
+            "Results on stdout as JSON lines, or as text to read: jsonl or text.  "
+            "[default: text on a terminal, else jsonl]",
+            "FORMAT",
+            common=True,
+        ),
     ] = None
     keep_order: Annotated[
         bool, flag(OUTPUT, "Write results in input order, not as they finish.", common=True)
@@ -256,6 +266,14 @@ class RunOptions(RequestOptions):
             (
                 not is_otlp,
                 f"--otel must be env or an address such as http://127.0.0.1:4318, not {otel!r}",
+            ),
+            (
+                self.format == "text" and self.output is not None,
+                "--format text is for stdout: --output gets JSON lines, which --resume can read",
+            ),
+            (
+                self.format == "text" and self.stream,
+                "--format text and --stream exclude each other: a stream has JSON events",
             ),
             (
                 self.retry_failed and not self.resume,

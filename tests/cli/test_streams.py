@@ -95,8 +95,8 @@ def on_a_terminal(*arguments, cwd):
     [
         *(["trace", "--format", view] for view in ("steps", "csv", "chrome", "svg")),
         ["trace", "why", NASTY, "--json"],
-        ["run", "-q"],
-        ["run", "--live", "always"],
+        ["run", "-q", "--format", "jsonl"],
+        ["run", "--live", "always", "--format", "jsonl"],
         ["verify", "--json", "--settings", "1"],
     ],
 )
