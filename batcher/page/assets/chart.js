@@ -129,10 +129,11 @@ class Chart {
         context.fillStyle = shows[span] ? colors["on-span"] : colors.faint;
         context.font = `${Math.min(12, height - 2)}px system-ui, sans-serif`;
         context.textBaseline = "middle";
-        const most = Math.floor((width - 6) / 6);
+        const from = Math.max(left, GUTTER, right - prefillEnd > 26 ? prefillEnd : 0); // beside the hatch
+        const most = Math.floor((right - from - 6) / 6);
         const label = visible(run.sequences.label[sequence], 400);
         const text = label.length > most ? `${label.slice(0, Math.max(1, most - 1))}…` : label;
-        context.fillText(text, Math.max(left, GUTTER) + 3, y + height / 2 + 0.5, width - 5);
+        context.fillText(text, from + 3, y + height / 2 + 0.5, Math.max(1, right - from - 5));
       }
     }
   }
