@@ -1,6 +1,6 @@
 """The numbers of a run: events add to a Summary, and `RunTotals.report` derives its other numbers.
 
-docs/guide/summary.md and docs/reference/metrics.md define every number.
+docs/reference/metrics.md defines every number.
 """
 
 from collections import Counter
