@@ -14,6 +14,7 @@ import batcher
 
 COMMANDS = {
     "run": "Run prompts or requests, and print the results.",
+    "demo": "Play a small run slowly: continuous batching explained in fifteen seconds.",
     "check": "Validate requests and show what a run would do; decode nothing.",
     "trace": "Show which request held which slot at which step.",
     "trace why": "Explain one request: what it waited for, when it ran, how it finished.",

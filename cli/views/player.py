@@ -101,7 +101,8 @@ class Player:
 
     title: the name of the run.  span: the steps to play.  step: the first one shown.  speed: in
     steps per second.  found: labels of the admissions that were looked for, by step.  captions: a
-    sentence for each of some steps, shown until the next one.
+    sentence for each of some steps, shown until the next one.  ends: whether playing the last step
+    closes the player.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Player:
         speed: float = DEFAULT_SPEED,
         found: Mapping[int, str],
         captions: Mapping[int, str] = {},
+        ends: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recording, self._terminal, self._keyboard = recording, terminal, keyboard
@@ -128,7 +130,7 @@ class Player:
         self._speed, self._is_paused = speed, False
         self._found = found
         self._wanted = found.get(self.step)  # the label that the picture marks
-        self.is_over = False
+        self.is_over, self._ends = False, ends
         self._shown: object = None  # as the last frame shows it
         self._now = self._next_frame = clock()
         self._captions, self._caption_steps = captions, sorted(captions)
@@ -181,6 +183,7 @@ class Player:
             self._position, self._held = float(new[0]), CAPTION_SECONDS
         if self._position >= self._span.last:
             self._go_to(self._span.last)
+            self.is_over = self._ends and not self._held
 
     def _go_to(self, step: float) -> None:
         self._position, self._is_paused = float(self._span.clip(step)), True
