@@ -111,9 +111,9 @@ def _model(model: LLM | Model | str, request: Request, call_settings: CallSettin
         return as_model(model)
     missing = missing_methods(model)
     if missing:
-        raise BatchdecodeError(f"{model!r} is no LLM: it lacks {' and '.join(missing)}")
+        raise BatchdecodeError(f"{model!r} is not an LLM: it lacks {' and '.join(missing)}")
     if isinstance(model, type):
-        raise BatchdecodeError(f"{model!r} is a class: give an object of it")
+        raise BatchdecodeError(f"{model!r} is a class: pass an instance of it")
     probe = None if isinstance(request.prompt, str) else cast(list[int], request.prompt)
     made = LLMModel(cast(LLM, model), None, call_settings, probe=probe)
     check_description(made)
@@ -126,7 +126,7 @@ def _request(
     for name in sampling:
         if name not in SAMPLING:
             hint = suggest(name, SAMPLING) or f"known: {', '.join(SAMPLING)}"
-            raise BatchdecodeError(f"{name!r} does not say how tokens are chosen; {hint}")
+            raise BatchdecodeError(f"{name!r} is not a sampling field; {hint}")
     fields: dict[str, Any] = {"temperature": 1.0, **sampling}
     biases = fields.get("logit_bias")
     if isinstance(biases, Mapping):  # with ids as a Request has them, unless one is there twice

@@ -86,7 +86,7 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
             problem = _unknown(key, sorted(names))
             if setting in names:
                 here = f"{setting}: {meant}" if meant else setting
-                problem = f"unknown setting {key}; here it is {here}"
+                problem = f"unknown setting {key}; use {here}"
             problems.append((place, problem))
             continue
         kind = known[name].type

@@ -123,15 +123,15 @@ def _alike(name: str, context: Any, own: Sequence[str]) -> str:
     meant = name_here(name) or name
     option = meant.partition(" ")[0]
     if option in own:
-        return f"; here it is {meant}"
+        return f"; use {meant}"
     arguments = [p for p in context.command.params if p.param_type_name == "argument"]
     if any(name == f"--{param.name}" for param in arguments):
-        return f"; write it without an option: {context.command_path} FILE"
+        return f"; write the file without an option: {context.command_path} FILE"
     field = own_name(name.removeprefix("--").replace("-", "_"), Request.__struct_fields__)
     if field is not None and f"--{field.replace('_', '-')}" in own:
-        return f"; here it is --{field.replace('_', '-')}"
+        return f"; use --{field.replace('_', '-')}"
     if field is not None and context.info_name in _READING_REQUESTS:
-        return f'; it is a field of each request: {{"{field}": ...}}'
+        return f'; set it as a field of each request: {{"{field}": ...}}'
     commands: dict[str, list[str]] = {opt: [] for opt in own}
     for command, param in all_options():
         for opt in param.opts:

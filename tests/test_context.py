@@ -111,7 +111,7 @@ def test_the_trace_says_what_was_left_to_generate_and_which_limit_ended_it():
         "longer": ("error", None, None),
     }
     assert {one.id: one.error.message for one in done.results if one.error} == {
-        "long": "step 0: the prompt has 10 tokens, and the context of 10 no room for more",
+        "long": "step 0: the prompt has 10 tokens, which fills the context of 10",
         "longer": "step 0: the prompt has 11 tokens, more than the context of 10",
     }
     assert len(of_kind(done.events, AdmitEvent)) == 2

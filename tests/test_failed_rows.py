@@ -175,7 +175,7 @@ def test_who_shares_what_was_not_computed_fails_and_nobody_else(*, is_attentive)
     alone = results_of(SimulatedModel(), [OTHER])["other"]
     results = results_of(FailsOnAToken(is_attentive=is_attentive), [BAD, GOOD, OTHER])
     assert results["bad"].error.message == "step 0: boom"
-    message = "step 0: its first tokens are those of request 'bad', which failed: boom"
+    message = "step 0: it shares its first tokens with request 'bad', which failed: boom"
     assert results["good"].error.message == message
     assert (results["good"].error.code, results["good"].tokens) == ("model-error", [])
     assert results["other"].tokens == alone.tokens

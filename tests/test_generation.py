@@ -159,14 +159,14 @@ def test_arguments_that_are_not_valid(call):
     ("name", "hint"), [("tempreature", "did you mean `temperature`"), ("n", "known: temp")]
 )
 def test_a_name_that_is_none_is_an_error(name, hint):
-    with pytest.raises(BatchdecodeError, match=f"'{name}' does not say how .*{hint}"):
+    with pytest.raises(BatchdecodeError, match=f"'{name}' is not a sampling field.*{hint}"):
         generate([0], LLM(), **{name: 1})
 
 
 def test_what_is_no_llm_is_a_clear_error():
     with pytest.raises(BatchdecodeError, match="it lacks next_token_logits and get_stop_token_id"):
         generate([0], object())
-    with pytest.raises(BatchdecodeError, match="give an object"):
+    with pytest.raises(BatchdecodeError, match="pass an instance"):
         generate([1], LLM)
     small = LLM()
     small.vocab_size = 5

@@ -452,7 +452,7 @@ class ConstraintCompiler:
             raise GrammarError(
                 ("json_schema", *path),
                 f"not enforced while decoding: {', '.join(found.unenforced)}; --strict-constraints "
-                "refuses what is only checked after",
+                "refuses constraints that are checked only afterwards",
             )
         if source.kind == "regex":
             tokenizer = self._tokenizer_of_words
@@ -461,7 +461,7 @@ class ConstraintCompiler:
             source, matcher, self.vocabulary, tokenizer.eos_tokens, found.unenforced
         )
         if failure := compiled.start.failure:
-            raise GrammarError((source.kind,), f"no output can keep it: {failure}")
+            raise GrammarError((source.kind,), f"no output can satisfy it: {failure}")
         return compiled
 
     @cached_property

@@ -259,7 +259,7 @@ def _choose(scores: Floats, token_ids: IntArray, states: DrawStates) -> IntArray
 
 
 MAX_BAD_WORDS = 32  # lists, least recently used dropped
-NONE_LEFT = "no token is left that the request's settings allow"
+NONE_LEFT = "the settings of the request allow no token"
 _IMPOSSIBLE = np.float32(-np.inf)
 NONE = -1  # no partner, or no mask
 KEPT_MEMORY = 1 << 24  # bytes, more than a step allocates for one row

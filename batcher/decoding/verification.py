@@ -157,7 +157,7 @@ class JsonCheck:
         repeated: list[str] = []  # names that an object has twice; the last value of each counts
 
         def refuse_constant(name: str) -> None:
-            raise ValueError(f"{name} is no JSON")
+            raise ValueError(f"{name} is not JSON")
 
         def last_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             value = dict(pairs)
@@ -174,7 +174,7 @@ class JsonCheck:
                 object_pairs_hook=last_of_each,
             )
         except ValueError as error:
-            return Look(f"not JSON that can be read: {error}")
+            return Look(f"not valid JSON: {error}")
         except (ArithmeticError, RecursionError):
             return UNDECIDED
         if self._validator is None:
@@ -187,8 +187,8 @@ class JsonCheck:
         if first is None:  # another parser may take the first value of a repeated name
             return UNDECIDED if repeated else Look(None)
         if first.validator is None:  # the schema false
-            return Look(f"`{first.json_path}` holds what the schema does not allow")
-        return Look(f"`{first.json_path}` does not keep `{first.validator}` of the schema")
+            return Look(f"`{first.json_path}` has a value that the schema does not allow")
+        return Look(f"`{first.json_path}` violates `{first.validator}` of the schema")
 
     def _look_at_part(self, check: Callable[..., Any], *arguments: Any) -> Any:
         self._num_looks += 1
@@ -437,7 +437,7 @@ def _loosened(tokenizer: "LLTokenizer", source: ConstraintSource) -> Enforceable
     unenforced = tuple(sorted(left_out))
     if unenforced and (doubt := find_doubt(given)):
         path, what = doubt
-        message = f"nothing here can check {what}, so that {', '.join(unenforced)} cannot be kept"
+        message = f"{what} cannot be checked, so `{'`, `'.join(unenforced)}` cannot be enforced"
         raise GrammarError(("json_schema", *path), message)
     return Enforceable(schema_source(schema), unenforced)
 

@@ -247,7 +247,7 @@ class Engine(DrivenEngine):
         if replayed and not self._can_replay:
             raise BatchdecodeError(
                 "results are replayed only without KV blocks and without preemption: "
-                "what a replayed sequence would have computed is not there"
+                "a replayed sequence has no computed KV"
             )
         if input_index is None:
             input_index = self._num_requests
@@ -539,7 +539,7 @@ class Engine(DrivenEngine):
         for row, num_tokens in scheduled.num_scheduled_tokens.items():
             failure = all_failed.get(first_of(row).slot)  # in order: sharers are shared
             if failure is not None:
-                why = f"its first tokens are those of request {row.id!r}, which failed"
+                why = f"it shares its first tokens with request {row.id!r}, which failed"
                 for sharer in self.scheduler.sharing(row, num_tokens):
                     other = Failure(failure.code, f"{why}: {failure.message}")
                     all_failed.setdefault(first_of(sharer).slot, other)

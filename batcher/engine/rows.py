@@ -391,7 +391,7 @@ class RowDecoder:
         if step is None:
             decoded.stopped.append(first)
             if search.has_failed:
-                message = "no token is left that any beam may go on with"
+                message = "no allowed token is left for any beam"
                 decoded.failed[first] = Failure("constraint-error", message)
             return
         for beam, parent in enumerate(step.parents):

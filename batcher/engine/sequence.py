@@ -336,8 +336,8 @@ def limited_to_blocks(first: Sequence, room: int, code: str) -> None:
     code: the code of that error.
     """
     message = (
-        f"it has filled all KV blocks: they hold {first.num_prompt_tokens} prompt tokens and "
-        f"{room} more, and its request has no max_tokens; use more --kv-blocks"
+        f"it has filled all KV blocks with {first.num_prompt_tokens} prompt and {room} output "
+        "tokens: set max_tokens, or raise --kv-blocks"
     )
     for row in first.group:
         row.max_tokens, row.request = room, replace(row.request, max_tokens=room)

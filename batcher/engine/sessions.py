@@ -59,7 +59,7 @@ class Session(Generic[T]):
         """Fail all turns after that of a request."""
         if self.failure is None:
             self.failure = (
-                f"a turn before it in its session, request {request_id!r}, ended with {outcome!r}"
+                f"an earlier turn of its session, request {request_id!r}, ended with {outcome!r}"
             )
 
 

@@ -89,9 +89,7 @@ class Speculator:
         clock: Clock,
     ) -> None:
         if not can_verify(model):
-            raise BatchdecodeError(
-                f"drafts need a model that verifies them: {model.name} does not say it does"
-            )
+            raise BatchdecodeError(f"drafts need a model that verifies them: {model.name} does not")
         if runner.rows is None:
             raise InvariantError("no rows may be given drafts")
         self._decoder, self._sampler = runner.rows, runner.rows.sampler
@@ -117,17 +115,15 @@ class Speculator:
             self._shape = parse_tree(speculation.draft_tree)
             if number == AUTO:
                 raise BatchdecodeError(
-                    "--draft-tokens auto is for drafts in a line: how many pay is not known of a "
-                    "--draft-tree"
+                    "--draft-tokens auto does not work with --draft-tree: give a number"
                 )
             if self._is_drawn_apart:
                 raise BatchdecodeError(
-                    f"--acceptance {speculation.acceptance} is for drafts in a line, and not for "
-                    "a --draft-tree"
+                    f"--acceptance {speculation.acceptance} does not work with --draft-tree"
                 )
             if not can_verify_trees(model):
                 raise BatchdecodeError(
-                    f"--draft-tree needs a model that verifies trees: {model.name} does not, as "
+                    f"--draft-tree needs a model that verifies trees: {model.name} does not, and "
                     "no model with recurrent layers does"
                 )
             self._num_drafts = self._shape.size
@@ -139,8 +135,8 @@ class Speculator:
             self._lengths = AutoLengths(MAX_AUTO_TOKENS, costs.steps.estimate, costs.draft_seconds)
         elif isinstance(clock, ConstantClock):
             raise BatchdecodeError(
-                "--draft-tokens auto needs to know how long steps take, and all take one second "
-                "here: give a --profile, such as wall, or a number of drafts"
+                "--draft-tokens auto needs step times: set --profile, for example to wall, or give "
+                "a number of drafts"
             )
         else:
 
@@ -157,20 +153,19 @@ class Speculator:
         own, others = drafting.vocab_size, model.vocab_size
         if own != others:
             raise BatchdecodeError(
-                f"--draft {name} has a vocabulary of {own} tokens, and {model.name} one of "
-                f"{others}: a draft needs the same"
+                f"--draft {name} has a vocabulary of {own} tokens, but {model.name} has {others}: "
+                "they must be equal"
             )
         if not can_page(drafting) or drafting.gives == "tokens":
-            raise BatchdecodeError(f"--draft {name} has to give logits, and to be paged")
+            raise BatchdecodeError(f"--draft {name} must return logits and be paged")
         if getattr(drafting, "recomputes_drafts", False):
             raise BatchdecodeError(
-                f"--draft {name} has recurrent layers, whose states do not go back to before its "
-                "drafts"
+                f"--draft {name} has recurrent layers, whose states cannot be rolled back"
             )
         if cache_windows_of(drafting) != cache_windows_of(model):
             raise BatchdecodeError(
-                f"the layers of --draft {name} do not read as far back as those of {model.name}: "
-                "both share their block tables"
+                f"--draft {name} and {model.name} have different attention windows, but share "
+                "block tables"
             )
         if self._runner.pages is None:
             raise InvariantError("rows that speculate have no pages")
@@ -179,7 +174,7 @@ class Speculator:
             return DraftModel(*held, self._look_ahead)
         if not can_verify_trees(drafting):
             raise BatchdecodeError(
-                f"--draft-tree: {drafting.name} cannot compute a tree, as a draft of trees has to"
+                f"--draft-tree needs a draft that computes trees; {drafting.name} cannot"
             )
         return DraftTreeModel(*held, self._best_after, num_branches)
 

@@ -82,7 +82,7 @@ def load(
         )
         if missing := report["missing_keys"]:  # transformers would initialise them at random
             first = min(missing)
-            raise BatchdecodeError(f"{len(missing)} weights are missing, {first} for one")
+            raise BatchdecodeError(f"{len(missing)} weights are missing, such as {first}")
         model = model.eval().requires_grad_(requires_grad=False).to(settings.device)
         tokenizer = None
         if not is_folder or any((Path(source) / name).is_file() for name in _TOKENIZERS):
@@ -130,6 +130,6 @@ def reading(source: str) -> Iterator[None]:
         cause = error.__cause__ or error
         said = " ".join(str(cause).split())
         if "trust_remote_code" in said:
-            said = "it comes with Python code, which runs with --trust-remote-code alone"
+            said = "it contains Python code: use --trust-remote-code to run it"
         short = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
         raise BatchdecodeError(f"{source}: it cannot be loaded: {short}") from error

@@ -500,7 +500,7 @@ class Context(Struct, frozen=True):
                 message = f"{length}, more than the context of {self.max_context:,}"
                 return Failure("prompt-too-long", message)
             if max_tokens and num_tokens == self.max_context:
-                message = f"{length}, and the context of {self.max_context:,} no room for more"
+                message = f"{length}, which fills the context of {self.max_context:,}"
                 return Failure("prompt-too-long", message)
         return None
 

@@ -90,7 +90,7 @@ class Checkpoint:
         unknown = [name for name in sorted(tensors.keys() - names) if not is_ignored(name)]
         if unknown:
             raise BatchdecodeError(
-                f"{unknown[0]!r} is a tensor that no supported model of its kind has"
+                f"unexpected tensor {unknown[0]!r}: no supported model of this kind has it"
             )
         self.names = tuple(names)
 
@@ -161,7 +161,7 @@ def transformer_of(
         with np.errstate(all="ignore"):  # checked below
             weight = checkpoint.read(name)
         if not np.isfinite(weight).all():
-            raise BatchdecodeError(f"{path}: {name} is damaged: not all of it are numbers")
+            raise BatchdecodeError(f"{path}: {name} is damaged: some values are not numbers")
         return weight
 
     return Transformer(checkpoint.config, read, linears, settings.layout)
@@ -240,12 +240,10 @@ def load_transformer(
     _context_of(checkpoint.config.max_position_embeddings, settings.max_context, path)
     if settings.low_memory and settings.weights == "fp32":
         raise BatchdecodeError(
-            "--low-memory keeps integers packed: give --weights int8-channel, too"
+            "--low-memory needs integer weights: use --weights int8-channel, for example"
         )
     if settings.low_memory and settings.tensor_parallel > 1:
-        raise BatchdecodeError(
-            "--low-memory is for one process, and --tensor-parallel asks for more"
-        )
+        raise BatchdecodeError("--low-memory and --tensor-parallel exclude each other")
     decoder: CausalModel
     if settings.tensor_parallel == 1:
         table = partial(checkpoint.read_rows, EMBEDDING) if settings.low_memory else None

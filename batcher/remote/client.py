@@ -96,7 +96,7 @@ class Client:
                     limit = self._settings.idle_timeout
                     timeout.reschedule(asyncio.get_running_loop().time() + limit)
         except TimeoutError:
-            raise ServerFailure("timeout", f"nothing came for {limit:g} s") from None
+            raise ServerFailure("timeout", f"no data for {limit:g} s") from None
         except RecursionError:
             raise ServerFailure("answer", "the answer is nested too deeply") from None
         return False

@@ -556,11 +556,11 @@ class Scheduler(Generic[S]):
         num_needed = _most_blocks(kv_cache, first, first.max_tokens)
         if num_needed <= kv_cache.max_blocks:
             return None
-        what = f"{first.num_prompt_tokens} prompt tokens and max_tokens {first.max_tokens}"
+        tokens = f"{first.num_prompt_tokens} prompt + {first.max_tokens} output tokens"
         return Failure(
             "kv-too-small",
-            f"it can never run: with {what} it needs up to {num_needed} blocks of "
-            f"{kv_cache.block_size} tokens, and there are {kv_cache.max_blocks}",
+            f"it needs up to {num_needed} KV blocks ({tokens}, {kv_cache.block_size} per block); "
+            f"--kv-blocks is {kv_cache.max_blocks}",
         )
 
     def room_for_output(self, first: S) -> int:
@@ -862,7 +862,7 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
     if budget is not None and budget < num_slots:
         raise BatchdecodeError(
             f"--max-batch-tokens {budget} is less than the {num_slots} slots: "
-            "a step could not give each of them a token"
+            "each slot needs one token per step"
         )
     if budget is not None and settings.is_paged and budget < block_size:
         raise BatchdecodeError(
@@ -874,8 +874,8 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
         for name, value in (("batching", "static"), ("capacity", "no-evict")):
             if getattr(settings, name) == value:
                 raise BatchdecodeError(
-                    f"--preempt-for {settings.preempt_for} does not go with --{name} {value}, "
-                    "where nobody is preempted"
+                    f"--preempt-for {settings.preempt_for} does not work with --{name} {value}, "
+                    "which never preempts"
                 )
     if settings.capacity != DEFAULT_SCHEDULING.capacity and settings.kv_blocks is None:
         raise BatchdecodeError(f"--capacity {settings.capacity} has no effect without --kv-blocks")

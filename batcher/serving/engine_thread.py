@@ -149,11 +149,11 @@ class EngineThread:
             raise engine_failed()
         retry = {"retry-after": RETRY_AFTER}
         if self.is_draining:
-            message = "the server is about to end, and takes no more requests"
+            message = "the server is shutting down and accepts no more requests"
             raise ApiError(UNAVAILABLE, "draining", message, headers=retry)
         if self.num_open and self.num_open + num_outputs > self.most_open:
             message = (
-                f"{self.num_open} outputs are generated or wait, of at most {self.most_open}; "
+                f"{self.num_open} of at most {self.most_open} outputs are running or waiting; "
                 "try again later"
             )
             raise ApiError(TOO_MANY, "queue-full", message, headers=retry)
@@ -188,7 +188,7 @@ class EngineThread:
 
     def stop(self) -> None:
         self._post(self._end)
-        self._fail_all(ApiError(UNAVAILABLE, "server-ended", "the server has ended"))
+        self._fail_all(ApiError(UNAVAILABLE, "server-ended", "the server has stopped"))
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
@@ -228,7 +228,7 @@ class EngineThread:
 
     def _hear_end(self, failure: str | None) -> None:
         self.has_failed = failure is not None
-        self.failure = failure or "the server has ended"
+        self.failure = failure or "the server has stopped"
         self._fail_all(engine_failed())
         self.on_end()
 

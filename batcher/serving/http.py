@@ -166,7 +166,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
         message = "the body is cut off, or not valid HTTP"
         raise ApiError(BAD_REQUEST, "invalid-body", message) from None
     except TimeoutError:
-        message = f"the body has not come within {limits.read_seconds:g} seconds"
+        message = f"the body did not arrive within {limits.read_seconds:g} seconds"
         raise ApiError(TIMEOUT, "body-timeout", message, headers=hang_up) from None
 
 
@@ -192,10 +192,10 @@ class ClientRequest(Struct, frozen=True):
 
 # Fields of files, or of a clock that all clients share.
 _NOT_OF_CLIENTS = {
-    "arrival_time": "a request arrives when it comes",
-    "think_time": "a request arrives when it comes",
-    "deadline": "the server's clock is its own",
-    "session": "sessions are of files: send the messages so far",
+    "arrival_time": "a request arrives when the server receives it",
+    "think_time": "a request arrives when the server receives it",
+    "deadline": "the server has a clock of its own",
+    "session": "sessions work only in files: send all messages so far",
 }
 _EXPECTED = {
     "stream": "true or false",
@@ -239,7 +239,7 @@ class BodyReader:
         bodies = [fields]
         if _has_prompts(fields):
             if (num_prompts := len(fields["prompt"])) > MAX_PROMPTS:
-                message = f"`prompt` is a list of {num_prompts} prompts, of at most {MAX_PROMPTS}"
+                message = f"`prompt` has {num_prompts} prompts; at most {MAX_PROMPTS} are allowed"
                 raise ApiError(BAD_REQUEST, "invalid-value", message, "prompt")
             bodies = [fields | {"prompt": prompt} for prompt in fields["prompt"]]
         requests = []

@@ -35,12 +35,12 @@ _BATCH = 8
 _NUM_PARTS = 8  # of the outputs, whose overlaps are shown beside each other
 _NUM_DRAFTS = 4  # of the example
 _ADVICE: dict[Cause, str] = {
-    "tokenizer": "give it a draft with the tokenizer of the target, special tokens included",
-    "cache": "the cache of the draft does not hold what the row has: see what rolls it back",
-    "positions": "the draft answers for another position than it is asked for: see where it begins",
-    "temperature": "let the draft draw at the temperature of the target",
-    "processor": "let the draft have all settings of the target that change its probabilities",
-    "weak": "nothing is wrong with how it is asked: a better draft is one that knows more",
+    "tokenizer": "use a draft with the tokenizer of the target, special tokens included",
+    "cache": "the cache of the draft does not match its row: check how it is rolled back",
+    "positions": "the draft answers for the wrong position: check where it begins",
+    "temperature": "sample the draft at the temperature of the target",
+    "processor": "use the sampling settings of the target for the draft as well",
+    "weak": "the draft is used correctly: only a stronger draft model accepts more",
     "none": "it drafts well",
 }
 
@@ -108,7 +108,9 @@ def _read_fields(text: str | None) -> dict[str, Any]:
         given = msgspec.json.decode(text, type=dict[str, Any])
         unknown = next((name for name in given if name not in known), None)
         if unknown is not None:
-            raise BatchdecodeError(f"--draft-fields: {unknown!r} is none of {', '.join(known)}")
+            raise BatchdecodeError(
+                f"--draft-fields: {unknown!r} is unknown (known: {', '.join(known)})"
+            )
         wrong = misfit(Request, given)
         if wrong is not None:
             raise BatchdecodeError(f"--draft-fields: {wrong}")
@@ -143,7 +145,7 @@ def _sample(options: DiagnoseOptions, model: Model) -> tuple[list[TargetOutput],
             rows.append(TargetOutput(request, list(prompt), result.tokens))
     if not rows:
         raise BatchdecodeError(
-            f"{source.name} has no request to compare: one that is sampled alone, with a prompt, "
+            f"{source.name} has no request to compare: use requests with a prompt and one sample, "
             "without a constraint, a session or a negative prompt"
         )
     return rows, source.name
@@ -161,7 +163,7 @@ def _rendered(diagnosis: Diagnosis, draft: str, name: str) -> str:
         lines += [
             f"overlap    {diagnosis.overlap:.3f}  how often leviathan accepts a draft; {many}",
             f"at least   {exact:.3f}  how often exact, the default, accepts one",
-            f"agreement  {diagnosis.agreement:.3f}  how often both think the same token likeliest",
+            f"agreement  {diagnosis.agreement:.3f}  how often both rank the same token first",
             f"on the way {' '.join(f'{sum(part) / len(part):.2f}' for part in parts)}",
         ]
     table = [("fault", "without", "", "")]

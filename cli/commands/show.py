@@ -143,8 +143,8 @@ def show_trace(options: "TraceOptions") -> int:
         num_workers = timeline.run.workers
         if options.axis == "seconds" and num_workers > 1:
             raise BatchdecodeError(
-                f"--axis seconds: the {num_workers} workers of {source.name} have a clock each; "
-                "--format chrome shows each by its own"
+                f"--axis seconds: each of the {num_workers} workers of {source.name} has its own "
+                "clock; use --format chrome"
             )
         selection = _selection_of(timeline, options)
         summary = None if metrics is None else metrics.summary()
@@ -235,13 +235,11 @@ def _selection_of(timeline: Timeline, options: "TraceOptions") -> Selection:
     )
     if options.steps is not None and not timeline.window(selection):
         raise BatchdecodeError(
-            f"--steps {options.steps} is none of the {timeline.num_steps:,} steps of this run"
+            f"--steps {options.steps} is out of range (0-{timeline.num_steps - 1})"
         )
     for slot in options.slot or ():
         if not 0 <= slot < timeline.num_slots:
-            raise BatchdecodeError(
-                f"--slot {slot}: the slots of this run are 0 to {timeline.num_slots - 1}"
-            )
+            raise BatchdecodeError(f"--slot {slot} is out of range (0-{timeline.num_slots - 1})")
     missing, others = set(selection.request_ids), set[str]()
     known = chain((s.id for s in timeline.spans), (w.id for w in timeline.waits))
     for name in known if missing else ():
@@ -328,9 +326,7 @@ def _gantt(
 def _play(options: "TraceOptions") -> int:
     for name in ("format", "width", "axis", "slot", "output", "force", "open"):
         if getattr(options, name):
-            raise BatchdecodeError(
-                f"--{name} is for a view that is written; --play shows every slot"
-            )
+            raise BatchdecodeError(f"--{name} does not work with --play, which shows every slot")
     path, source = open_twice(options.input)
     if not can_animate(1, os.environ):
         raise BatchdecodeError("--play needs a terminal; use --format gantt or steps instead")
@@ -404,7 +400,9 @@ def show_why(
     """Run `batchdecode trace why`; with `longest` the input is the first argument."""
     if longest:
         if path is not None:
-            raise BatchdecodeError(f"--longest stands in place of an ID, and {request_id} is one")
+            raise BatchdecodeError(
+                f"--longest and an ID exclude each other: drop {request_id} or --longest"
+            )
         request_id, path = None, request_id
     elif request_id is None:
         raise BatchdecodeError("trace why needs the ID of a request, or --longest")
@@ -448,15 +446,15 @@ def show_why(
 def _missing_input(request_id: str) -> str:
     line = shlex.join([request_id, "FILE"])
     return _missing_id(request_id) or (
-        f": batchdecode trace why {line}, where FILE is a trace, which `batchdecode run --trace "
-        "FILE` writes, or requests, which are run for it"
+        f": run batchdecode trace why {line}, where FILE is a requests file or a trace from "
+        "`batchdecode run --trace FILE`"
     )
 
 
 def _missing_id(argument: str) -> str:
     if not os.path.isfile(argument):  # noqa: PTH113 - this one raises nothing
         return ""
-    return f"; before the file {argument} goes the ID of a request, or --longest"
+    return f"; put the ID of a request, or --longest, before the file {argument}"
 
 
 def show_diff(
@@ -484,9 +482,9 @@ def show_diff(
             run = next(iter(begun), None)
             if isinstance(run, RunEvent) and run.workers > 1:
                 raise BatchdecodeError(
-                    "trace diff compares two schedules step by step, and each of the "
-                    f"{run.workers} workers of {source.name} has steps of its own; compare the "
-                    "results of the runs, or their --summary-json"
+                    "trace diff cannot compare runs with several workers, and "
+                    f"{source.name} has {run.workers}; compare the results of the runs, or their "
+                    "--summary-json"
                 )
         with user_code_prints_to_stderr():
             try:
@@ -557,14 +555,14 @@ def events_of(
     if is_log or is_trace(first_line):
         for option in (name for name in run_options if name not in preset):
             name, held = option.replace("_", "-"), "log" if is_log else "trace"
-            raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a {held}")
+            raise BatchdecodeError(f"--{name} needs requests, but {source.name} is a {held}")
         if is_log:
             log = read_log(_lines(source), source.name)
             missing = [
                 "which slot each request held (here the lowest free one)",
                 *sorted(log.missing),
             ]
-            sys.stderr.write(f"{printable(source.name)} does not say {listed(missing)}\n")
+            sys.stderr.write(f"{printable(source.name)} does not record {listed(missing)}\n")
             return events_of_log(log)
         return read_numbered_trace(_lines(source), source.name, TraceChecks().complaint)
     if not run_options.get("keep_going"):  # or else it may be any bad line
@@ -604,7 +602,7 @@ def _alike_names(request_id: str, known: Collection[str], path: str | None) -> s
 
     names = sorted(known)
     if 0 < len(names) <= FEW_NAMES:
-        return f"; there is {listed(names, 'and')}"
+        return f"; known: {listed(names, 'and')}"
     near = get_close_matches(request_id, names)
     hint = f"; did you mean {listed(near)}?" if near else ""
     if path is None or path == STDIN:
@@ -632,7 +630,7 @@ def _check_is_request(first_line: bytes, name: str) -> None:
         )
     if "event" in fields:
         raise BatchdecodeError(
-            f'{name}: a trace whose first line, {{"event":"run",...}}, is missing'
+            f'{name}: the first line of the trace, {{"event":"run",...}}, is missing'
         )
     from difflib import get_close_matches  # noqa: PLC0415 - only for requests, as the engine
 

@@ -66,10 +66,10 @@ PROVEN, DIFFERENT = 0, 1
 PROGRESS_INTERVAL = 2.0  # seconds
 NUM_BEFORE, NUM_AFTER = 6, 2  # tokens shown around the first that differs
 _ARRIVALS = {
-    "given": "arriving as they say",
+    "given": "arriving at their own times",
     "at-once": "all arriving at 0",
-    "shuffled": "all arriving at 0, in another order",
-    "scattered": "arriving at times that are drawn",
+    "shuffled": "all arriving at 0, in a different order",
+    "scattered": "arriving at random times",
 }
 
 

@@ -76,8 +76,8 @@ class EngineSetup:
         for option in ("max_rate", "max_wait", "extra_body"):
             if getattr(options, option) is not None:
                 raise BatchdecodeError(
-                    f"--{option.replace('_', '-')} needs a model on a server, which "
-                    f"{options.model} is not"
+                    f"--{option.replace('_', '-')} works only with a server, and "
+                    f"{options.model} is not one"
                 )
         limit = options.call_timeout
         if limit is not None:
@@ -89,8 +89,8 @@ class EngineSetup:
             calls.waiting = self._waiting  # so that a signal can interrupt them
         if limit is not None and (calls is None or calls.settings.call_timeout != limit):
             raise BatchdecodeError(
-                f"--call-timeout needs an object with next_token_logits, and without settings of "
-                f"its own for calls; {model.name} is not one"
+                "--call-timeout works only with an LLM object without call settings of its own, "
+                f"and {model.name} is not one"
             )
         return model
 

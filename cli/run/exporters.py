@@ -57,7 +57,7 @@ class Exposition:
         self._writer = Thread(target=self._keep_writing, name="metrics-file", daemon=True)
         self._server, self.url = None, None
         if file is not None and not file.is_plain:
-            raise OutputError(f"cannot write {file.name}: it is not a file that can be replaced")
+            raise OutputError(f"cannot write {file.name}: it is not a regular file")
         if where is not None:
             address, port = where
             try:

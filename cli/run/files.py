@@ -525,8 +525,8 @@ def check_replaceable(
             start = zlib.decompressobj(wbits=31).decompress(start)
     if is_ours is None or not is_ours(start):
         raise OutputError(
-            f"{name} {shown(path)}: the file holds something that would be lost: --force "
-            "overwrites it, or give another name"
+            f"{name} {shown(path)}: the file has contents of another kind: use --force to "
+            "overwrite them, or another name"
         )
 
 

@@ -251,18 +251,18 @@ def conclude_finished(resumption: Resumption, options: RunOptions) -> int | None
 def _why_not_replaced(earlier: RunRecord | None) -> str:
     if earlier is None:
         return (
-            "holds something other than the results of a run: --force overwrites it "
-            "(--resume continues results with their record next to them)"
+            "contains something other than the results of a run: --force overwrites it "
+            "(--resume needs the record of the run next to its results)"
         )
     if earlier.finished:
         return (
-            "holds the complete results of a run: --force replaces them, "
+            "contains the complete results of a run: --force replaces them, "
             "--resume --retry-failed decodes failed requests again"
         )
     if earlier.input_sha256 is None:
-        return "holds the results of a run that did not finish: --force replaces them"
+        return "contains the results of a run that did not finish: --force replaces them"
     return (
-        "holds the results of a run that did not finish: "
+        "contains the results of a run that did not finish: "
         "add --resume to continue it, or --force to start over"
     )
 
@@ -286,8 +286,8 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
     if earlier is None:
         raise ResumeError(
             f"cannot resume {name}: {name}{RECORD} is missing, "
-            "and with it the model and the input of these results. To go on, put it back; "
-            f"to keep {name}, give it another name. --force overwrites it."
+            "and with it the model and the input of these results. To continue, restore it; "
+            f"to keep {name}, rename it. --force overwrites {name}."
         )
     if earlier.input_sha256 is None:
         raise ResumeError(
@@ -297,7 +297,7 @@ def _check_same_run(name: str, earlier: RunRecord | None, now: RunRecord) -> Non
         )
     reasons = []
     if earlier.input_sha256 != now.input_sha256:
-        reasons.append("the input is another one, or has changed")
+        reasons.append("the input is different or has changed")
     then, wanted = _options_of(earlier), _options_of(now)
     words = {"None": "not set", "True": "on", "False": "off"}
     for each in then.keys() | wanted.keys():
@@ -354,8 +354,8 @@ def _read_record(output: str, name: str) -> RunRecord | None:
         what = f"its `{where}` is not" if where else "it is damaged, or not"
         reason = f"{what} what this version of batchdecode writes"
     raise ResumeError(
-        f"cannot read {name}{RECORD}, the record of a run: {reason}. To go on, put it back as "
-        f"it was; to keep {name}, give it another name. --force starts over."
+        f"cannot read {name}{RECORD}, the record of a run: {reason}. To continue, restore it; "
+        f"to keep {name}, rename it. --force starts over."
     )
 
 
@@ -412,8 +412,8 @@ def _written_lines(output: str, name: str) -> Callable[[bytes], bool]:
     except FileNotFoundError:
         raise ResumeError(
             f"cannot resume {name}: {name}{SUMS} is missing, and with it the checksums of the "
-            f"lines that the run has written. To go on, put it back; to keep {name}, give it "
-            "another name. --force starts over."
+            f"lines that the run has written. To continue, restore it; to keep {name}, rename it. "
+            "--force starts over."
         ) from None
     data = data[: len(data) - len(data) % SUM_BYTES]
     sums = array("q", sorted(array("q", data)))

@@ -195,8 +195,8 @@ class Worker:
         setup, restart = EngineSetup(self._options), self._restart
         if not isinstance(setup.engine, Engine):
             raise BatchdecodeError(
-                f"--workers needs a model that decodes here, and {self._options.model} is on a "
-                "server: use --batch to set how many requests the server gets at once"
+                f"--workers needs a local model, and {self._options.model} is on a server: use "
+                "--batch to set the number of concurrent requests"
             )
         self._engine = setup.engine
         if restart is not None:

@@ -118,7 +118,7 @@ def test_weights_that_are_no_numbers_are_damage_found_while_loading(tmp_path):
     done = run(model="nan.gguf", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
-        "error: nan.gguf: model.norm.weight is damaged: not all of it are numbers\n"
+        "error: nan.gguf: model.norm.weight is damaged: some values are not numbers\n"
     )
 
 

@@ -41,8 +41,8 @@ def test_one_file_serves_all_commands_and_flags_go_before_it(check):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_num_seqs: 8\n", ":1:1: unknown setting max_num_seqs; here it is batch"),
-        ("enable-prefix-caching: true\n", "caching; here it is prefix-cache: on"),
+        ("max_num_seqs: 8\n", ":1:1: unknown setting max_num_seqs; use batch"),
+        ("enable-prefix-caching: true\n", "caching; use prefix-cache: on"),
         ("batch: 3\n\nquit: true", ":3:1: unknown setting quit; did you mean quiet?"),
         ("live: sometimes", None),  # an option of another command
         ("a: [", ":1:5: "),

@@ -35,7 +35,7 @@ def test_a_diagnosis_names_the_fault_last(tmp_path):
     done = diagnose(tmp_path, "--draft", "simulated", "--draft-fields", fields)
     lines = done.stdout.decode().splitlines()
     assert lines[0] == "<stdin>: 2 requests, 42 positions"
-    assert lines[-1] == "temperature: let the draft draw at the temperature of the target"
+    assert lines[-1] == "temperature: sample the draft at the temperature of the target"
     [line] = [line for line in lines if "FAULT" in line and "is 0.7" in line]
     assert line.split() == [
         *("temperature", "1.000", "FAULT", "temperature", "is", "0.7", "for", "the", "target,"),

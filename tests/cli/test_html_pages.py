@@ -52,7 +52,7 @@ def test_a_page_has_all_spans_and_shows_what_is_selected(traces):
     assert len(run["spans"]) == 30
     wrong = batchdecode("trace", "2.trace", "--format", "html", "--slot", "2", cwd=traces)
     assert wrong.returncode == 2
-    assert "--slot 2: the slots of this run are 0 to 1" in wrong.stderr
+    assert "--slot 2 is out of range (0-1)" in wrong.stderr
 
 
 def numbers_of(page):
@@ -172,7 +172,7 @@ def test_a_page_of_two_runs_says_what_the_text_says(traces):
         (["-o", "x"], "--output is for --html"),
         (["--html", "--json"], "--html and --json exclude each other"),
         (["--html", "-o", "3.trace"], "--output 3.trace is the input too"),
-        (["--html", "-o", "in.jsonl"], "--output in.jsonl: the file holds something that would"),
+        (["--html", "-o", "in.jsonl"], "--output in.jsonl: the file has contents of another kind"),
     ],
 )
 def test_a_page_of_two_runs_goes_where_nothing_is_lost(traces, options, message):

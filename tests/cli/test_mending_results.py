@@ -97,7 +97,7 @@ def test_without_sums_of_the_lines_nothing_is_resumed(tmp_path):
     decode(tmp_path)
     leave(tmp_path / "out", [(tmp_path / "out").read_bytes()])
     (tmp_path / "out.run.sums").unlink()
-    with pytest.raises(ResumeError, match=r"out.run.sums is missing.*put it back.*name.*--force"):
+    with pytest.raises(ResumeError, match=r"out.run.sums is missing.*restore it.*rename.*--force"):
         decode(tmp_path, resume=True)
 
 

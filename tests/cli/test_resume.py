@@ -245,7 +245,7 @@ def test_failed_samples_count_as_they_did(tmp_path, monkeypatch):
     [
         ({"defaults": {"seed": 5}}, "--seed was not set, now it is 5"),
         ({"model_settings": {"seed": 5}}, "--model: seed was 0, now it is 5"),
-        ({"requests": REQUESTS + b"\n"}, "the input is another one, or has changed"),
+        ({"requests": REQUESTS + b"\n"}, "the input is different or has changed"),
         ({"keep_order": True}, "--keep-order was off, now it is on"),
         ({"batch": 8}, "--batch was 3, now it is 8"),
         ({"model": "other_model:f"}, "--model was simulated, now it is other_model:f"),
@@ -264,11 +264,11 @@ def test_another_run_is_not_resumed(tmp_path, whole, monkeypatch, change, reason
 def test_results_without_a_record_are_not_resumed(tmp_path, whole):
     record = (tmp_path / "whole.run.json").read_text()
     (tmp_path / "whole.run.json").unlink()
-    with pytest.raises(ResumeError, match=r"whole.run.json is missing.*put it back"):
+    with pytest.raises(ResumeError, match=r"whole.run.json is missing.*restore it"):
         decode(tmp_path, "whole", resume=True)
     for text in ("{}", "", "nonsense"):
         (tmp_path / "whole.run.json").write_text(text)
-        message = r"cannot read .*whole.run.json.*it is damaged.*put it back.*another name.*--force"
+        message = r"cannot read .*whole.run.json.*it is damaged.*restore it.*rename it.*--force"
         with pytest.raises(ResumeError, match=message):
             decode(tmp_path, "whole", resume=True)
     (tmp_path / "whole.run.json").write_text(record.replace('"step_time": {}', '"step_time": 5'))
@@ -283,7 +283,7 @@ def test_results_are_not_overwritten_unless_that_is_asked_for(tmp_path, whole):
         decode(tmp_path, "whole")
     assert out.read_bytes() == whole[:2000]
     decode(tmp_path, "whole", resume=True)
-    with pytest.raises(ResumeError, match="holds the complete results of a run: --force"):
+    with pytest.raises(ResumeError, match="contains the complete results of a run: --force"):
         decode(tmp_path, "whole", model_settings={"seed": 1})
     assert sorted(out.read_bytes().splitlines()) == sorted(whole.splitlines())
     decode(tmp_path, "whole", model_settings={"seed": 1}, force=True)

@@ -91,12 +91,12 @@ def test_steps_are_a_slice():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"steps": "7:"}, "--steps 7: is none of the 7 steps"),
-        ({"steps": "5:3"}, "--steps 5:3 is none of the 7 steps"),
-        ({"slot": (2,)}, "--slot 2: the slots of this run are 0 to 1"),
-        ({"slot": (-1,)}, "--slot -1: the slots of this run are 0 to 1"),
-        ({"request": ("zzz",)}, "--request zzz: no such request took a slot; there is "),
-        ({"run_options": {"batch": 4}}, "--batch is for requests, and .* is a trace"),
+        ({"steps": "7:"}, r"--steps 7: is out of range \(0-6\)"),
+        ({"steps": "5:3"}, r"--steps 5:3 is out of range \(0-6\)"),
+        ({"slot": (2,)}, r"--slot 2 is out of range \(0-1\)"),
+        ({"slot": (-1,)}, r"--slot -1 is out of range \(0-1\)"),
+        ({"request": ("zzz",)}, "--request zzz: no such request took a slot; known: "),
+        ({"run_options": {"batch": 4}}, "--batch needs requests, but .* is a trace"),
         ({"format": "svg", "width": 319}, "--width 319: an svg is 320 to 8,000 pixels wide"),
         ({"format": "svg", "width": 8001}, "--width 8001: an svg is 320 to 8,000 pixels wide"),
         ({"format": "gantt", "axis": "steps"}, "--axis is for --format svg"),
@@ -190,7 +190,7 @@ def test_colours_go_to_a_terminal_and_where_they_are_asked_for(shown, design_tra
             b'{"event":"token","step":0,"id":"a","index":0,"tokens":[5],"text":"x"}',
             "holds a stream: give the trace of that run (run --trace FILE) or its requests",
         ),
-        (b'{"event":"arrive","step":0}', "a trace whose first line"),
+        (b'{"event":"arrive","step":0}', "the first line of the trace"),
         (b'{"name":"x","id":3}', "neither a trace nor requests: its first line has no prompt"),
         (b"Dear reader,", "neither a trace nor requests"),
     ],
@@ -233,6 +233,6 @@ def test_how_requests_are_run_comes_from_the_configuration(tmp_path, design_trac
     assert rows.splitlines()[-1].startswith(b"2,3,0,0,9")
     done = command(str(design_trace), "--config", str(settings))
     assert done.returncode == 2
-    assert b"--config is for requests" in done.stderr
+    assert b"--config needs requests" in done.stderr
     settings.write_text("width: 90\n")
     assert b"unknown setting width" in command(str(path), "--config", str(settings)).stderr

@@ -183,7 +183,7 @@ def test_trace_shows_a_log(tmp_path):
     shown = batchdecode("trace", log, "--format", "gantt")
     assert shown.returncode == 0
     assert b"4 slots" in shown.stdout
-    assert "log.jsonl does not say which slot each request held" in shown.stderr
+    assert "log.jsonl does not record which slot each request held" in shown.stderr
     summary = batchdecode("trace", log, "--format", "summary").stdout.decode()
     assert "6 ok" in summary
     assert "ttft p50 1 p99 1 s   tpot p50 429 p99 429 ms" in summary
@@ -193,7 +193,7 @@ def test_trace_shows_a_log(tmp_path):
     assert b"ended with step" in told.stdout
     refused = batchdecode("trace", log, "--batch", "3")
     assert (refused.returncode, refused.stdout) == (2, b"")
-    assert "--batch is for requests, and" in refused.stderr
+    assert "--batch needs requests, but" in refused.stderr
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")])

@@ -23,8 +23,8 @@ from cli.views.story_text import WHOLE, tell
 
 ASKED = {"id": "a", "prompt": "x", "max_tokens": 1}
 WHICH_RUN = (
-    ": batchdecode trace why 'r 12' FILE, where FILE is a trace, which `batchdecode run --trace "
-    "FILE` writes, or requests, which are run for it"
+    ": run batchdecode trace why 'r 12' FILE, where FILE is a requests file or a trace from "
+    "`batchdecode run --trace FILE`"
 )
 
 
@@ -79,10 +79,10 @@ def test_the_story_of_a_request_that_waits_for_others_as_text_and_json(traces):
 def test_an_unknown_id_gets_those_like_it_and_the_longest_needs_none(traces):
     done = batchdecode("trace", "why", "d", "tight.jsonl", cwd=traces)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == "error: tight.jsonl has no request d; there is a, b and c\n"
+    assert done.stderr == "error: tight.jsonl has no request d; known: a, b and c\n"
     requests = lines_of({"id": "first", "prompt": "x"}, {"id": "second", "prompt": "x"})
     done = batchdecode("trace", "why", "fist", "-", cwd=traces, stdin=requests)
-    assert done.stderr == "error: <stdin> has no request fist; there is first and second\n"
+    assert done.stderr == "error: <stdin> has no request fist; known: first and second\n"
     many = lines_of(*({"id": f"request-{i}", "prompt": "x", "max_tokens": 1} for i in range(99)))
     (traces / "many requests").write_bytes(many)
     for near, hint in (
@@ -107,7 +107,7 @@ def test_on_a_terminal_a_line_without_a_file_is_told_which_are_meant(traces):
     ours, theirs = pty.openpty()
     for name, hint in {
         "r 12": WHICH_RUN,
-        "tight.jsonl": "; before the file tight.jsonl goes the ID of a request, or --longest",
+        "tight.jsonl": "; put the ID of a request, or --longest, before the file tight.jsonl",
     }.items():
         process = start("trace", "why", name, cwd=traces, stdin=theirs)
         said = process.communicate()[1].decode()
@@ -127,9 +127,9 @@ def test_the_id_goes_before_the_file_and_without_one_it_is_said(traces):
     assert neither.stderr == "error: cannot read d: No such file or directory\n"
     for line, said in {
         "": "trace why needs the ID of a request, or --longest",
-        "--longest a tight.jsonl": "--longest stands in place of an ID, and a is one",
+        "--longest a tight.jsonl": "--longest and an ID exclude each other: drop a or --longest",
         "tight.jsonl": "<stdin> has no request tight.jsonl; "
-        "before the file tight.jsonl goes the ID of a request, or --longest",
+        "put the ID of a request, or --longest, before the file tight.jsonl",
     }.items():
         done = batchdecode("trace", "why", *line.split(), cwd=traces, stdin=lines_of(ASKED))
         assert (done.returncode, done.stdout) == (2, b"")

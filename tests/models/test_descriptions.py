@@ -139,7 +139,7 @@ def test_an_llm_that_lacks_a_method_is_told_which(model, missing):
     message = f"is neither a Model nor an LLM, which would need {missing}, nor callable"
     with pytest.raises(BatchdecodeError, match=message):
         as_model(model)
-    with pytest.raises(BatchdecodeError, match=f"is no LLM: it lacks {missing}$"):
+    with pytest.raises(BatchdecodeError, match=f"is not an LLM: it lacks {missing}$"):
         generate([0], model())
 
 

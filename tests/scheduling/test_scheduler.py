@@ -329,4 +329,4 @@ def test_what_no_number_of_preemptions_makes_room_for_is_told(job: Job, *, fits:
     assert (failure is None) == fits
     if failure is not None:
         assert failure.code == "kv-too-small"
-        assert "there are 4" in failure.message
+        assert "--kv-blocks is 4" in failure.message

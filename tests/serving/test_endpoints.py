@@ -236,7 +236,7 @@ BAD = [  # body, field and code of the error, words of its message
     ({"prompt": "x", "regex": "("}, "regex", "invalid-grammar", "regex"),
     ({"prompt": ["a", 3]}, "prompt", "invalid-type", "prompt 1: "),
     ({"prompt": ["a", "b"], "max_tokens": -1}, "max_tokens", "invalid-value", "-1"),
-    ({"prompt": ["a"] * 2049}, "prompt", "invalid-value", "2049 prompts, of at most 2048"),
+    ({"prompt": ["a"] * 2049}, "prompt", "invalid-value", "2049 prompts; at most 2048"),
     ({"messages": SAID}, "messages", "unknown-field", f"(it is for {CHATS})"),
     (b'{"prompt":"a","prompt":"b"}', "prompt", "duplicate-field", "given twice"),
     (b'{"prompt":"a","logit_bias":{"5":1,"5":2}}', "logit_bias", "duplicate-field", "given twice"),

@@ -234,8 +234,8 @@ def test_weights_take_a_quarter_of_float32(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({}, "--low-memory keeps integers packed: give --weights int8-channel, too"),
-        ({"weights": "int8", "tensor_parallel": 2}, "--low-memory is for one process"),
+        ({}, "--low-memory needs integer weights: use --weights int8-channel"),
+        ({"weights": "int8", "tensor_parallel": 2}, "--low-memory and --tensor-parallel exclude"),
     ],
 )
 def test_what_it_is_not_for_is_said(tmp_path, settings, why):

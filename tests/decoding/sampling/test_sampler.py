@@ -158,7 +158,7 @@ def test_a_row_that_the_model_failed_is_not_looked_at() -> None:
     assert sampled.tokens.tolist() == [0, 1]
 
 
-NOTHING_LEFT = Failure("constraint-error", "no token is left that the request's settings allow")
+NOTHING_LEFT = Failure("constraint-error", "the settings of the request allow no token")
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
@@ -203,7 +203,7 @@ def test_min_tokens_gives_way_where_a_constraint_leaves_only_stops() -> None:
     assert masked([True, False, True], params, (0,)) == [False, False, True]
     assert masked([True, True, False], params, (0, 1)) == [True, True, False]
     only_stops = structs.replace(params, allowed_token_ids=(0,))
-    with pytest.raises(ValueError, match="no token is left"):  # there is no constraint here
+    with pytest.raises(ValueError, match="allow no token"):  # there is no constraint here
         drawn_from(np.zeros(3, np.float32), only_stops, stop_token_ids=(0,))
 
 
