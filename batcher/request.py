@@ -57,7 +57,7 @@ class PromptSegment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     text: Annotated[Text | None, "text, encoded by itself"] = None
-    tokens: Annotated[TokenIds | None, "these", "list of token ids"] = None
+    tokens: Annotated[TokenIds | None, "token ids", "list of token ids"] = None
     length: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_SEGMENTS_LENGTH)] | None,
         "number of token ids that `seed` generates; the limit holds for all segments of a prompt",
@@ -75,17 +75,17 @@ else:  # msgspec allows no union of two lists; validation refuses a mixed one
 CONSTRAINT_FIELDS: tuple[ConstraintField, ...] = get_args(ConstraintField)
 
 _BEAMS = {"num_beams": "beams are not sampled"}
-_SAMPLED = _BEAMS | {"mirostat": "it decides itself what to cut off"}
-_ONE_OUTPUT = {"session": "its next turn continues one output"}
-_PROMPT_DONE = {"session": "the text before the prompt is generated already"}
-_MIROSTAT = ("mirostat", "give version 1 or 2")
-_BEAM_SEARCH = ("num_beams", "give 2 beams or more")
-_PROMPT_ANEW = {"heal": "it rewrites the end of the prompt"}
+_SAMPLED = _BEAMS | {"mirostat": "Mirostat chooses its own cut"}
+_ONE_OUTPUT = {"session": "the next turn continues one output"}
+_PROMPT_DONE = {"session": "the text before the prompt is already generated"}
+_MIROSTAT = ("mirostat", "set it to 1 or 2")
+_BEAM_SEARCH = ("num_beams", "set it to 2 or more")
+_PROMPT_ANEW = {"heal": "healing rewrites the end of the prompt"}
 
 
 def _above(name: str) -> dict[str, str]:
     index = CONSTRAINT_FIELDS.index(name)
-    return dict.fromkeys(CONSTRAINT_FIELDS[:index], "an output keeps one constraint")
+    return dict.fromkeys(CONSTRAINT_FIELDS[:index], "an output has one constraint")
 
 
 class Request(  # noqa: PLW1641 - its lists have no hash
@@ -99,8 +99,8 @@ class Request(  # noqa: PLW1641 - its lists have no hash
 
     prompt: Annotated[
         PromptInput,
-        "may be empty. `prompt_tokens` (list of ids) is a synonym; `messages` stand for one, "
-        "see [chats](#chats)",
+        "may be empty. `prompt_tokens` (list of ids) is a synonym; `messages` replace it "
+        "in [chats](#chats)",
         "string, list of token ids, or list of [segments](../guide/sessions.md#segments); required",
     ]
     id: Annotated[
@@ -108,9 +108,9 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = None
     max_tokens: Annotated[
         Count | None,
-        "limit on generated tokens, without the prompt; 0 finishes [at once](#results), "
-        "without a slot. Chats [run to their end](#how-long-an-output-may-be)",
-        "integer from 0; 16, or of a chat the rest of the context",
+        "maximum number of generated tokens; 0 finishes [at once](#results), without a slot. "
+        "See [how long an output may be](#how-long-an-output-may-be)",
+        "integer from 0; 16, for a chat the rest of the context",
     ] = None
     stop_token: Annotated[
         TokenId | list[TokenId] | None,
@@ -120,7 +120,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = None
     stop_sequence: Annotated[
         Text | list[TokenId | Text | TokenIds] | None,
-        "ends generation when the output ends in it",
+        "ends generation when the output ends with it",
         "list of ids, list of such lists, string, or list of strings",
         Field(idle=(None, [])),
     ] = None
@@ -133,22 +133,22 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ignore_eos: Annotated[
         bool,
         "EOS does not end generation; other stops do",
-        Field(excludes=dict.fromkeys(CONSTRAINT_FIELDS, "EOS ends an output that is whole")),
+        Field(excludes=dict.fromkeys(CONSTRAINT_FIELDS, "EOS ends a complete output")),
     ] = False
     arrival_time: Annotated[
         Seconds,
-        "seconds on the engine's clock at which the request arrives. A step takes 1 second, "
-        "or as long as the profile says",
+        "arrival of the request, in seconds on the engine's clock. A step takes 1 second, "
+        "or the time of the profile",
         Field(unit="seconds"),
     ] = 0.0
     priority: Annotated[
         int,
         Meta(ge=-MAX_INT, le=MAX_INT),
-        "lower goes first under the policy `priority`",
+        "lower is more urgent, under the policy `priority` and `--preempt-for priority`",
     ] = 0
     deadline: Annotated[
         Seconds | None,
-        "time by which it should have finished, see [deadlines](#deadlines)",
+        "time by which it should finish, see [deadlines](#deadlines)",
         Field(unit="seconds"),
     ] = None
     session: Annotated[
@@ -157,7 +157,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     think_time: Annotated[
         Seconds,
         "seconds from the end of the previous turn to the arrival of this one",
-        Field(unit="seconds", needs=("session", "name one")),
+        Field(unit="seconds", needs=("session", "set a session")),
     ] = 0.0
     cache_salt: Annotated[
         Text | None,
@@ -194,7 +194,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         int,
         Meta(ge=0, le=2),
         "version of Mirostat, which keeps the mean surprise at `mirostat_tau`; 0: off",
-        Field(excludes=_BEAMS, needs=("temperature", "give one above 0")),
+        Field(excludes=_BEAMS, needs=("temperature", "set it above 0")),
     ] = 0
     mirostat_tau: Annotated[Above0UpTo100, "target surprise, in bits", Field(needs=_MIROSTAT)] = 5.0
     mirostat_eta: Annotated[ShareAbove0, "learning rate of Mirostat", Field(needs=_MIROSTAT)] = 0.1
@@ -236,7 +236,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = 0
     cfg_scale: Annotated[
         UpTo100,
-        "guidance scale: how far logits move away from those of the negative prompt; 1: off",
+        "guidance scale: distance of logits from those of the negative prompt; 1: off",
         Field(
             needs_logits=True,
             excludes={"num_beams": "a beam has no negative prompt"} | _ONE_OUTPUT,
@@ -246,7 +246,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         str | list[TokenId] | None,
         "prompt to move away from; it needs a second slot",
         "string, or list of token ids; empty",
-        Field(needs=("cfg_scale", "give one other than 1")),
+        Field(needs=("cfg_scale", "set it to a number other than 1")),
     ] = None
     seed: Annotated[
         Seed,
@@ -269,7 +269,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     logprobs_mode: Annotated[
         Literal["raw", "processed"],
         "logprobs of the model, or after penalties and cuts",
-        Field(needs=("logprobs", "give 0 or more")),
+        Field(needs=("logprobs", "set it to 0 or more")),
     ] = "raw"
     prompt_logprobs: Annotated[
         NumTop | None,
@@ -280,7 +280,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     include_stop_str_in_output: Annotated[
         bool,
         "end `text` with the stop, not before it",
-        Field(excludes={"states": "a marker belongs to none of them"}),
+        Field(excludes={"states": "markers are not part of a state"}),
     ] = False
     num_beams: Annotated[
         Samples,
@@ -305,11 +305,11 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         Field(needs_logits=True),
     ] = None
     regex: Annotated[
-        str | None, "all of the output matches", Field(needs_logits=True, excludes=_above("regex"))
+        str | None, "the whole output matches", Field(needs_logits=True, excludes=_above("regex"))
     ] = None
     choice: Annotated[
         Annotated[list[str], Meta(min_length=1)] | None,
-        "the output is one of them",
+        "the output is one of the texts",
         "list of strings",
         Field(needs_logits=True, excludes=_above("choice")),
     ] = None
@@ -328,23 +328,24 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         "remove the end of the prompt and generate its bytes again",
         Field(
             needs_logits=True,
-            excludes=dict.fromkeys(CONSTRAINT_FIELDS, "it decides how the output begins")
+            excludes=dict.fromkeys(CONSTRAINT_FIELDS, "healing decides how the output begins")
             | _PROMPT_DONE,
         ),
     ] = False
     states: Annotated[
         dict[str, list[Transition]] | None,
-        "states, and the texts or lists of token ids `on` that lead `to` another state",
+        "[states](../guide/stops.md#states), and the texts or token ids `on` which the output goes "
+        "`to` another state",
         'object: name to list of `{"on", "to"}`',
     ] = None
     initial_state: Annotated[
         str | None,
         "first state",
         "name; the first",
-        Field(needs=("states", "declare some")),
+        Field(needs=("states", "declare states")),
     ] = None
     speculate: Annotated[
-        bool, "`false`: no [drafts](../guide/speculation.md), even if the run has some"
+        bool, "`false`: no [drafts](../guide/speculation.md), even if the run uses them"
     ] = True
     draft_tokens: Annotated[
         DraftTokens | None, "maximum draft tokens per step; overrides the run's"
