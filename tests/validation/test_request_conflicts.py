@@ -142,7 +142,7 @@ def rows_of(heading):
 
 
 def test_the_docs_have_every_pair():
-    assert sorted(rows_of("field | with | since")) == sorted(EXCLUSIONS)
+    assert sorted(rows_of("field | with | reason")) == sorted(EXCLUSIONS)
     assert sorted(rows_of("field | without | remedy")) == sorted(NEEDS)
 
 
