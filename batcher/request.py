@@ -236,7 +236,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = 0
     cfg_scale: Annotated[
         UpTo100,
-        "guidance scale: distance of logits from those of the negative prompt; 1: off",
+        "guidance scale: distance from the logits of the negative prompt; 1: off",
         Field(
             needs_logits=True,
             excludes={"num_beams": "a beam has no negative prompt"} | _ONE_OUTPUT,
