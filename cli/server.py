@@ -40,7 +40,7 @@ from batcher.serving.app import ServerMetrics, Service, make_app
 from batcher.serving.engine_thread import EngineThread, ServerClock
 from batcher.serving.http import MAX_HEAD_BYTES, Access, BodyReader, Limits
 from batcher.trace.files import is_trace_start
-from batcher.trace.run import label_of
+from batcher.trace.run import label_of_name
 
 from .errors import reason_of
 from .models import capabilities_of, load
@@ -50,7 +50,7 @@ from .run.problems import say
 from .run.recording import TraceWriter
 from .screen.progress import open_view
 from .screen.terminal import can_animate, counted, printable_lines
-from .screen.view import GaugeReading, Gauges, RunPlan
+from .screen.view import MAX_LISTED, GaugeReading, Gauges, RunPlan
 from .signals import step_aside_first, stopping_signals
 
 if TYPE_CHECKING:
@@ -297,11 +297,17 @@ class Server(Gauges):
 
     def read_gauges(self) -> GaugeReading:
         engine = self._engine
-        first = engine.first_waiting
-        next_up = None if first is None else label_of(first.id, first.index, first.role)
+        waiting = engine.next_waiting(MAX_LISTED)
+        next_up = label_of_name(waiting[0]) if waiting else None
         num_free = engine.batch_size - engine.num_running
         return GaugeReading(
-            engine.now, num_free, next_up, engine.block_use, engine.num_waiting, engine.num_coming
+            engine.now,
+            num_free,
+            next_up,
+            engine.block_use,
+            engine.num_waiting,
+            engine.num_coming,
+            waiting,
         )
 
     def _hear(self, raised: Raised) -> None:

@@ -1,13 +1,16 @@
 """The part of an engine that a driver reads: the same for a model here and for a server."""
 
+from itertools import chain
 from typing import Any
 
-from batcher.events import EndEvent, RequestEvent
+from batcher.events import EndEvent, RequestEvent, SequenceName
 from batcher.result import Result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.lockstep import RunningBatch
 from batcher.scheduling.queue import WaitingQueue
 from batcher.settings import SchedulingSettings
+
+PEEKED = 2000  # characters, or tokens
 
 
 class DrivenEngine:
@@ -100,10 +103,24 @@ class DrivenEngine:
             return False
         return reads_all or batch.num_free > queue.num_slots
 
-    @property
-    def first_waiting(self) -> Any:
-        """The sequence to admit first, or None if none waits."""
-        return self._queue.head(self._clock.now)
+    def next_waiting(self, num: int) -> list[SequenceName]:
+        """Return the names of the first `num` sequences in the waiting queue."""
+        return [waiting.name for waiting in self._queue.upcoming(num, self._clock.now)]
+
+    def peek(self, request_id: str, index: int, num_tokens: int) -> tuple[str, str] | None:
+        """Return the start of the prompt and the end of the text of an output, at most PEEKED each.
+
+        num_tokens: how many it has generated.  None if it has ended.
+        """
+        running = (row for first in self._batch.firsts for row in first.group)
+        for row in chain(running, self._queue.waiting):
+            if row.id == request_id and row.index == index and row.role != "negative":
+                prompt, text = self._texts_of(row, num_tokens)
+                return prompt[:PEEKED], text[-PEEKED:]
+        return None
+
+    def _texts_of(self, row: Any, num_tokens: int) -> tuple[str, str]:
+        raise NotImplementedError
 
     def end_event(self) -> EndEvent:
         """Return the last event of this run's trace."""

@@ -274,6 +274,9 @@ class RemoteEngine(DrivenEngine):
         self._join_arrivals()
         return self._outcome([])
 
+    def _texts_of(self, row: RemoteSequence, num_tokens: int) -> tuple[str, str]:  # noqa: ARG002
+        return str(row.request.prompt), row.reply.text
+
     def wake(self) -> None:
         """End the wait of a step; any thread may call this."""
         with suppress(RuntimeError):  # the loop is closed

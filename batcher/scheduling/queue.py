@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from math import inf
 from operator import attrgetter
 from typing import Any, Generic
@@ -232,6 +232,10 @@ class WaitingQueue(Generic[S]):
         """
         return self._waiting[0] if self._waiting else None
 
+    def upcoming(self, num: int, now: float) -> list[S]:  # noqa: ARG002 - as above
+        """Return the first `num` sequences to admit, as far as that depends on the queue."""
+        return list(islice(self._waiting, num))
+
     def steady_until(self, now: float) -> float:  # noqa: ARG002 - as above
         """Return until when the head stays without a push or take; `now`: unknown."""
         return inf
@@ -309,6 +313,15 @@ class KeyQueue(WaitingQueue[S]):
         aged = self._top(self._by_arrival).arrival_time + self._aging
         return aged if aged > now else inf
 
+    def upcoming(self, num: int, now: float) -> list[S]:
+        by_arrival = takewhile(
+            lambda waiting: now - waiting.arrival_time >= self._aging,
+            self._smallest(self._by_arrival),
+        )
+        found = dict.fromkeys(islice(by_arrival, num))
+        found |= dict.fromkeys(islice(self._smallest(self._by_key), num))
+        return list(found)[:num]
+
     def last(self, sequences: Iterable[S], now: float) -> S:
         def key(sequence: S) -> tuple[bool, Key]:
             return now - sequence.arrival_time < self._aging, self._policy(sequence)
@@ -330,6 +343,16 @@ class KeyQueue(WaitingQueue[S]):
             for heap in (self._by_key, self._by_arrival):
                 heap[:] = [entry for entry in heap if entry[1] in there]
                 heapify(heap)
+
+    def _smallest(self, heap: list[Entry]) -> Iterator[S]:
+        """Yield the sequences of a heap in order, without sorting all of it."""
+        nodes = [(heap[0], 0)] if heap else []
+        while nodes:
+            (_, number), place = heappop(nodes)
+            if number in self._by_number:
+                yield self._by_number[number]
+            for child in range(2 * place + 1, min(2 * place + 3, len(heap))):
+                heappush(nodes, (heap[child], child))
 
     def _top(self, heap: list[Entry]) -> S:
         while True:
@@ -354,6 +377,11 @@ class PrefixQueue(WaitingQueue[S]):
         if oldest is None or now - oldest.arrival_time >= self._aging:
             return oldest
         return max(islice(self._waiting, MAX_MATCHED), key=self._num_cached)
+
+    def upcoming(self, num: int, now: float) -> list[S]:
+        first = self.head(now)
+        others = sorted(islice(self._waiting, MAX_MATCHED), key=self._num_cached, reverse=True)
+        return [] if first is None else list(dict.fromkeys([first, *others]))[:num]
 
     def steady_until(self, now: float) -> float:
         return now

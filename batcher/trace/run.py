@@ -604,6 +604,9 @@ class RequestFold:
     def open(self) -> Collection[RequestTimeline]:
         return self._open.values()
 
+    def find(self, name: SequenceName) -> RequestTimeline | None:
+        return self._open.get(key_of(name.id, name.index, name.role))
+
     def ends_at(self, restart: RestartEvent) -> list[FinishEvent]:
         """Return the ends of the sequences that their worker lost when it died.
 

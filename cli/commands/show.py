@@ -357,7 +357,8 @@ def _player(
     found = recording.admissions_of(options.request or ())
     first = options.from_step
     if first is None:
-        first = min(found, default=window[0])
+        point = recording.first_point
+        first = min(found, default=window[0] if point not in window or point is None else point)
     elif first not in window:
         raise BatchdecodeError(
             f"--from {first}: the steps to play are {window[0]:,} to {window[-1]:,}"

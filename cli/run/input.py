@@ -903,9 +903,9 @@ class Source:
     total: int | None = None
     arrivals: LineArrivals | None = None
 
-    def upcoming(self, now: float) -> str | None:  # noqa: ARG002 - see FileSource
-        """Return the id of the next request, if it is known to have arrived."""
-        return None
+    def upcoming(self, now: float, num: int) -> list[str]:  # noqa: ARG002 - see FileSource
+        """Return the ids of the next `num` requests, as far as they are known to have arrived."""
+        return []
 
     def took(self, line: Line) -> None:
         if self.arrivals is not None:
@@ -1012,9 +1012,14 @@ class FileSource(Source):
     def is_in_memory(self) -> bool:
         return self._fits_in_memory or self.has_ended
 
-    def upcoming(self, now: float) -> str | None:
-        has_arrived = self._head and self.backlog(now).queued
-        return name_of(self._head[0], self.input_index + 1) if has_arrived else None
+    def upcoming(self, now: float, num: int) -> list[str]:
+        names, first = list[str](), self.input_index + 1
+        for index, line in enumerate(islice(self._head, num), first):
+            if isinstance(line, ParsedLine):
+                if not has_arrived(line.request, now):
+                    break
+                names.append(name_of(line, index))
+        return names
 
     def find(self, text: str) -> str | None:
         first = self.input_index + 1
@@ -1114,6 +1119,11 @@ class PipeSource(Source):
         if self._ahead is not None:
             with self._waiting():
                 self._ahead.wait()
+
+
+def has_arrived(request: Request, now: float) -> bool:
+    """Return whether it waits for a slot; a turn may wait for the turn before it."""
+    return request.session is None and request.arrival_time <= now
 
 
 def name_of(line: Line, input_index: int) -> str:

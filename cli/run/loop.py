@@ -17,14 +17,15 @@ from batcher.events import (
     FinishEvent,
     RejectEvent,
     RequestEvent,
+    SequenceName,
     TokenEvent,
 )
 from batcher.request import Unread
 from batcher.requests.lines import BadLine, ParsedLine
-from batcher.trace.run import label_of
+from batcher.trace.run import label_of_name
 
-from ..screen.view import GaugeReading
-from .input import InputError, Line, Source, name_of
+from ..screen.view import MAX_LISTED, GaugeReading
+from .input import InputError, Line, Source, has_arrived, name_of
 from .results import Answers
 
 if TYPE_CHECKING:
@@ -267,15 +268,19 @@ class Loop:
     def read_gauges(self) -> GaugeReading:
         engine = self.engine
         num_free = engine.batch_size - engine.num_running
-        backlog = self.backlog
+        backlog, waiting = self.backlog, self.waiting
         return GaugeReading(
             engine.now,
             num_free,
-            self.next_up,
+            label_of_name(waiting[0]) if waiting else None,
             engine.block_use,
             engine.num_waiting + backlog.queued,
             engine.num_coming + backlog.coming,
+            waiting,
         )
+
+    def peek(self, request_id: str, index: int, num_tokens: int) -> tuple[str, str] | None:
+        return self.engine.peek(request_id, index, num_tokens)
 
     def find_upcoming(self, text: str) -> str | None:
         ahead, source = self._ahead, self.source
@@ -290,16 +295,13 @@ class Loop:
         return self.source.is_in_memory and not self.engine.num_pending
 
     @property
-    def next_up(self) -> str | None:
-        """The label of the next sequence to be admitted, or None if it is not known."""
-        engine = self.engine
-        first = engine.first_waiting
-        if first is not None:
-            return label_of(first.id, first.index, first.role)
-        ahead, now = self._ahead, engine.last_start  # it is read when a slot is free
-        if ahead is None:
-            return self.source.upcoming(now)
-        if not isinstance(ahead, ParsedLine) or ahead.request.session is not None:
-            return None  # a turn may wait for the turn before it
-        has_arrived = ahead.request.arrival_time <= now
-        return name_of(ahead, self.source.input_index) if has_arrived else None
+    def waiting(self) -> list[SequenceName]:
+        """The next sequences to be admitted, as far as they are known."""
+        found, num, now = self.engine.next_waiting(MAX_LISTED), MAX_LISTED, self.engine.last_start
+        ahead = self._ahead  # it is read when a slot is free
+        if ahead is not None:
+            if not isinstance(ahead, ParsedLine) or not has_arrived(ahead.request, now):
+                return found
+            found.append(SequenceName(name_of(ahead, self.source.input_index), 0))
+        names = self.source.upcoming(now, num - len(found))
+        return [*found, *(SequenceName(name, 0) for name in names)]

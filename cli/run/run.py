@@ -391,6 +391,7 @@ class Run:
                     results.write_tokens(tokens)
                 if lines_now:
                     results.write(lines_now)
+                    view.note_results(lines_now)
                 if report.news:
                     view.write_message(report.take())
                 if (num_steps := loop.num_all_steps) > num_shown:

@@ -20,19 +20,20 @@ from .live_picture import (
     Browser,
     Scene,
     Strips,
-    help_lines,
     last_picture,
     picture,
+    texts_of,
 )
 from .live_state import GAP, Moment, RunState
 from .terminal import Keyboard, Pace, Pasted, Terminal, can_print
-from .theme import ASCII, LABEL, UNICODE, Line, colored, line_width
-from .view import Gauges, RunPlan, View
+from .theme import ASCII, LABEL, UNICODE, Glyphs, Line, colored, line_width
+from .view import MAX_LISTED, Gauges, RunPlan, View
 
 MIN_RUN = 0.25  # seconds before the first frame; a shorter run shows its end only
 MIN_INTERVAL = 0.1  # seconds between frames
 MAX_SHARE = 0.02  # of the time, spent on frames
 MAX_PENDING_BYTES = 2**16  # of results that wait for the next frame
+MAX_RESULT_BYTES = 2**16  # of the lines of a step that are kept to be shown
 TICK = 1.0  # seconds between frames while the run waits, for the clock
 SHORTEST_WAIT = 0.05
 USUAL_COST = 0.02  # seconds; a frame that took longer may have hung
@@ -197,10 +198,9 @@ class Controls:
                 stop_by_key()
         return bool(keys)
 
-    def overlay(self, width: int) -> Sequence[Line]:
-        if not self.browser.has_help:
-            return ()
-        return help_lines([PACE_KEYS if self._pace else (), BROWSING_KEYS, QUIT_KEYS], width)
+    def overlay(self, glyphs: Glyphs, width: int, room: int) -> Sequence[Line]:
+        keys = (*(PACE_KEYS if self._pace else ()), *BROWSING_KEYS, *QUIT_KEYS)
+        return self.browser.help(keys, glyphs, width, room)
 
     def has_footer(self, height: int) -> bool:
         is_held = self._pace is not None and self._pace.is_slow
@@ -266,6 +266,7 @@ class LiveView(View):
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
         self._has_results = False
+        self._results = deque[bytes](maxlen=MAX_LISTED)  # the newest
         self._started = self._looked = started = clock()
         self._samples = deque([(-1, 0, started)], maxlen=NUM_SAMPLES)  # step, tokens, time
         self._seconds = 0.0  # since the first frame, pauses not counted
@@ -324,6 +325,10 @@ class LiveView(View):
         """Print whole lines above the picture, with the next frame."""
         self._has_results = True
         self._put(lines)
+
+    def note_results(self, lines: Sequence[bytes]) -> None:
+        with self.lock:
+            self._results.extend(line[-MAX_RESULT_BYTES:] for line in lines[-MAX_LISTED:])
 
     def write_message(self, text: str) -> None:
         self._put(text.encode(self._terminal.encoding, "backslashreplace"))
@@ -423,7 +428,7 @@ class LiveView(View):
             height,
             has_gantt=has_gantt,
             browser=controls.browser,
-            overlay=controls.overlay(width),
+            overlay=partial(controls.overlay, scene.glyphs, width),
             footer=partial(controls.footer, scene, width) if controls.has_footer(height) else None,
         )
 
@@ -464,6 +469,7 @@ class LiveView(View):
         if seconds >= self._next_ends:
             self._next_ends = seconds + END_SECONDS
             scene.read_ends()
+            scene.texts = texts_of(self._results)
 
     def _first_step(self, seconds: float) -> int:
         """Return the first step that was shown later than `seconds`."""
@@ -478,5 +484,12 @@ class LiveView(View):
             if self._step not in (self._drawn_step, -1):
                 scene.queued.append(gauges.num_queued)
                 scene.depths.add(self._step, gauges.num_queued)
+            browser = None if self._controls is None else self._controls.browser
+            request = None if browser is None else browser.subject(scene)
+            if request is not None and request.role != "negative":
+                num_tokens = request.tokens_after(self._step)
+                texts = self._gauges.peek(request.id, request.index, num_tokens)
+                if texts is not None:
+                    scene.peeked = {request.label: texts}
         elif self._step != self._drawn_step and self._drawn_step is not None:
             scene.gauges = scene.gauges._replace(next_up=None)

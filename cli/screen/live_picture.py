@@ -8,14 +8,17 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, zip_longest
 from typing import NamedTuple
 
+import msgspec
+
 from batcher.events import FinishEvent, RunEvent
-from batcher.trace.run import FAILURES, RequestTimeline, label_of
+from batcher.trace.run import FAILURES, RequestTimeline, label_of, label_of_name
 
 from .live_state import (
     GAP,
@@ -40,6 +43,8 @@ from .terminal import (
     clock,
     counted,
     cut_middle,
+    fit,
+    folded,
     number,
     pad,
     printable,
@@ -60,7 +65,7 @@ from .theme import (
     line_width,
     shade,
 )
-from .view import GaugeReading, RunPlan
+from .view import MAX_LISTED, GaugeReading, RunPlan
 
 STYLES = dict.fromkeys(("beam", "partner"), "decode")
 STYLES |= dict.fromkeys(("error", "aborted", "lost"), "failed")
@@ -89,11 +94,12 @@ _RUNS = re.compile(r"(.)\1*")
 
 SHOWN_SECONDS = {"admitted": 0.5, "preempted": 3.0, "failed": 5.0, "note": 10.0}
 """How long marks of slots and notes are shown."""
-MAX_NEWEST = 8
 
 MAX_CELLS_PER_STEP = 4
 MIN_WIDTH, MIN_HEIGHT = 20, 3
 MIN_GANTT = 6  # spare lines
+MIN_LISTS, MIN_QUEUE, MIN_BESIDE = 6, 41, 76  # lines of the lists; columns of one, of both
+MIN_DETAIL_ROOM = 8  # lines for rows and the details of a request
 ROOMY = 16  # lines; with fewer none is blank
 HEADER_SHARE = 4  # the header has 1 / 4 of the lines
 MANY_SLOTS = 256  # are always a map
@@ -211,7 +217,9 @@ class Scene:
 
     since: for each mark and note, the first step that still shows it.  ends: the newest.  busy,
     queued: the share of busy slots and the length of the queue, by frame.  depths: the queue over
-    the whole run.  found: the slot of the request that the user looked for.
+    the whole run.  found: the slot that the user found or selected.  texts: of the newest results,
+    by label.  peeked: the prompt and the text so far of the selected request, by label.  story: its
+    life in sentences, if it is recorded.
     """
 
     run: RunState
@@ -226,11 +234,15 @@ class Scene:
     queued: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_TREND))
     depths: QueueDepths = field(default_factory=QueueDepths)
     found: int | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+    peeked: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    story: Callable[[RequestTimeline], list[str]] | None = None
     longest: Longest = field(default_factory=Longest)
 
     def read_ends(self) -> None:
         ends = (found.finish for found in reversed(self.run.ends) if found.finish is not None)
-        self.ends = list(islice((e for e in ends if e.reason not in FAILURES), MAX_NEWEST))
+        shown = (end for end in ends if end.reason != "unused" and end.role != "negative")
+        self.ends = list(islice(shown, MAX_LISTED))
 
     @property
     def notes(self) -> list[Note]:
@@ -340,13 +352,13 @@ def _memory(scene: Scene, width: int) -> Line | None:
 
 
 def _queue(scene: Scene, width: int) -> Line | None:
-    text = scene.name(next_up(scene.run, scene.gauges))
+    text = scene.name(": ".join(next_up(scene.run, scene.gauges)))
     trend = list(scene.queued)[-min(width // MIN_TREND, MAX_QUEUE) :]
     line: Line = [("queue ", LABEL), (levels(trend, scene.glyphs), "queue")]
     line.append((f" {scene.gauges.num_queued:,}", "figure"))
     if line_width(line) > width:
         return None
-    if text:
+    if text != ": ":
         style = "blocked" if scene.run.fold.blocked is not None else ""
         room = width - line_width(line) - len(GAP) - len("next ")
         if room < MIN_TITLE:
@@ -354,6 +366,8 @@ def _queue(scene: Scene, width: int) -> Line | None:
         line += [(GAP, ""), ("next ", LABEL), (scene.cut(text, room), style)]
     news = [scene.note(note) for note in scene.notes]
     for end in scene.ends:
+        if end.reason in FAILURES:
+            continue  # a note shows it
         name = scene.cut(scene.name(label_of(end.id, end.index, end.role)), MAX_NAME)
         news.append((f"{scene.glyphs.ended} {name} {end.reason} {end.tokens}", "stop"))
     for part in news:
@@ -616,12 +630,13 @@ def worth_seeing(scene: Scene, width: int, num_lines: int) -> list[Line]:
 Found = RequestTimeline | str  # a sequence, or the id of an unread request
 
 BROWSING_KEYS = (
-    ("arrows, page up, page down", "scroll through the slots, a row each"),
-    ("home, end", "first, last slots"),
+    ("up, down", "select a slot, and show its request"),
+    ("page up, page down", "select a slot a page away"),
+    ("home, end", "select the first, last slot"),
     ("/", "find a request by its id or a part of it"),
     ("n, N", "next, previous slot with such a request"),
     ("escape", "show all slots"),
-    ("?", "show or hide these keys"),
+    ("?", "show keys and signs, or hide them"),
 )
 MAX_SHOWN = 40  # cells of an id in the last line
 
@@ -629,7 +644,8 @@ MAX_SHOWN = 40  # cells of an id in the last line
 class Browser:
     """The visible slots, the request to follow and the line of input, as keys change them.
 
-    upcoming, knows_upcoming: see Gauges.
+    upcoming, knows_upcoming: see Gauges.  selected: a slot, whose request has a panel.
+    help_page: the page of help that is shown, from 1, or 0.
     """
 
     def __init__(
@@ -638,7 +654,8 @@ class Browser:
         knows_upcoming: Callable[[], bool] = lambda: False,
     ) -> None:
         self.found: Found | None = None
-        self.has_help = False
+        self.selected: int | None = None
+        self.help_page = 0
         self._upcoming, self._knows_upcoming = upcoming, knows_upcoming
         self._first_slot: int | None = None  # None for all slots
         self._num_rows = 1
@@ -653,9 +670,10 @@ class Browser:
             if not self._prompt.press(key):
                 self._prompt = None
         elif key == "?":
-            self.has_help = not self.has_help
+            self.help_page += 1
         elif key == "escape":
-            self._first_slot, self.found, self.has_help, self.message = None, None, False, ""
+            self._first_slot = self.selected = self.found = None
+            self.help_page, self.message = 0, ""
         elif key == "/":
             self.ask("find ", partial(self._find, scene))
         elif key in ("n", "N") and self._wanted:
@@ -667,23 +685,24 @@ class Browser:
             place = 0 if key == "n" else -1
             if here is not None:
                 place = bisect_right(slots, here) if key == "n" else bisect_left(slots, here) - 1
-            self.found, self._followed = held[place % len(held)], None
+            self.found, self._followed, self.selected = held[place % len(held)], None, None
         else:
             num_slots, page = scene.run.num_slots, max(self._num_rows - 1, 1)
             steps = {"up": -1, "down": 1, "page-up": -page, "page-down": page}
             steps |= {"left": -page, "right": page, "home": -num_slots, "end": num_slots}
             if key not in steps:
                 return False
-            self.has_help = False
-            if self._first_slot is not None:
-                self._first_slot = max(self._first_slot + steps[key], 0)
+            at = slot_of(self.found) if self.selected is None else self.selected
+            if at is None:
+                at = num_slots - 1 if key == "end" else self._first_slot or 0
             else:
-                self._first_slot = num_slots if key == "end" else 0
+                at = min(max(at + steps[key], 0), num_slots - 1)
+            self.selected, self.found, self.message, self.help_page = at, None, "", 0
         return True
 
     def ask(self, title: str, accept: Callable[[str], None]) -> None:
         """Read a line from the keyboard, then call `accept` with it."""
-        self._prompt, self.message, self.has_help = InputLine(title, accept), "", False
+        self._prompt, self.message, self.help_page = InputLine(title, accept), "", 0
 
     def paste(self, text: str) -> None:
         if self._prompt is not None:
@@ -695,16 +714,47 @@ class Browser:
 
     @property
     def is_used(self) -> bool:
-        is_elsewhere = self._first_slot is not None or self.found is not None
+        is_elsewhere = (self._first_slot, self.selected, self.found) != (None, None, None)
         return is_elsewhere or self._prompt is not None or bool(self.message)
 
+    def subject(self, scene: Scene) -> RequestTimeline | None:
+        """Return the request that has a panel."""
+        if isinstance(self.found, RequestTimeline):
+            return self.found
+        return None if self.selected is None else scene.row(self.selected).request
+
+    @property
+    def has_panel(self) -> bool:
+        return self.selected is not None or isinstance(self.found, RequestTimeline)
+
     def rows(self, num_slots: int, num_rows: int) -> range | None:
-        if self._first_slot is None or num_rows < 1 or num_rows >= num_slots:
+        at, first = self.selected, self._first_slot
+        is_whole = num_rows >= num_slots
+        if num_rows < 1 or (at is None and (first is None or is_whole) and not self.has_panel):
             self._first_slot = None
             return None
-        self._num_rows = num_rows
-        self._first_slot = min(self._first_slot, num_slots - num_rows)
+        if is_whole:
+            self._first_slot = None
+            return range(num_slots)
+        first = first or 0
+        if at is not None:
+            first = min(max(first, at - num_rows + 1), at)
+        self._num_rows, self._first_slot = num_rows, min(first, num_slots - num_rows)
         return range(self._first_slot, self._first_slot + num_rows)
+
+    def help(
+        self, keys: Sequence[tuple[str, str]], glyphs: Glyphs, width: int, room: int
+    ) -> Sequence[Line]:
+        """Return the keys and the signs, on one page if they fit, or nothing."""
+        if not self.help_page:
+            return ()
+        found, signs = help_lines(keys, width), legend(glyphs, width)
+        pages = [found, signs]
+        if len(found) + 1 + len(signs) <= room:
+            pages = [[*found, [], *signs]]
+        if self.help_page > len(pages):
+            self.help_page = 0
+        return pages[self.help_page - 1] if self.help_page else ()
 
     def follow(self, scene: Scene) -> None:
         if isinstance(self.found, str):  # it may have arrived
@@ -713,7 +763,9 @@ class Browser:
         is_shown = first is not None and first <= (slot or 0) < first + self._num_rows
         if slot is not None and slot != self._followed and not is_shown:
             self._first_slot = max(slot - self._num_rows // 2, 0)
-        self._followed = scene.found = slot
+        self._followed = slot
+        self.selected = self.selected if self.found is None else None
+        scene.found = self.selected if self.found is None else slot
 
     def line(self, scene: Scene, width: int) -> Line:
         """Return the prompt, the place of the request, or the visible slots, in one line."""
@@ -733,7 +785,7 @@ class Browser:
         return [(scene.cut(text, width), "found")]
 
     def _find(self, scene: Scene, typed: str) -> None:
-        self._wanted, self.found, self._followed = typed, None, None
+        self._wanted, self.found, self._followed, self.selected = typed, None, None, None
         if typed:
             self._look_for(typed, scene)
 
@@ -776,16 +828,39 @@ def whereabouts(scene: Scene, found: Found) -> str:
     return f"{name} {waits} since step {found.waits_from:,}"
 
 
-def help_lines(groups: Iterable[Sequence[tuple[str, str]]], width: int) -> list[Line]:
-    found = list(groups)
-    column = max(len(keys) for group in found for keys, _ in group) + 2
+def help_lines(keys: Sequence[tuple[str, str]], width: int) -> list[Line]:
+    column = max(cell_width(key) for key, _ in keys) + 2
     lines: list[Line] = []
-    for group in found:
-        lines += [[]] if lines else []
-        for keys, what in group:
-            line = [(pad(keys, column), "figure"), (what, "")]
-            lines.append(line if line_width(line) <= width else [(f"{keys}  {what}"[:width], "")])
+    for key, what in keys:
+        line = [(pad(key, column), "figure"), (what, "")]
+        lines.append(line if line_width(line) <= width else [(f"{key}  {what}"[:width], "")])
     return lines
+
+
+def legend(glyphs: Glyphs, width: int) -> list[Line]:
+    """Return the signs of a picture with their meanings, in two columns if they fit."""
+    signs = [
+        (glyphs.marks["admitted"], "admitted just now"),
+        (glyphs.marks["preempted"], "preempted"),
+        (glyphs.marks["failed"], "failed"),
+        (glyphs.ended, "finished"),
+        (glyphs.found, "found or selected"),
+        (glyphs.blocks[-1] * 2 + glyphs.nothing, "tokens of max_tokens"),
+        (glyphs.bars, "KV blocks: used, cached, free"),
+        (glyphs.admitted, "admission: a request begins"),
+        (glyphs.running, "running"),
+        (glyphs.prefill, "part of a prefill"),
+        (glyphs.nothing, "idle, or still to come"),
+        (glyphs.shades, "several: the darker, the busier"),
+        (glyphs.levels[::3], "from nothing to the maximum"),
+    ]
+    half = -(-len(signs) // 2)
+    left, right = help_lines(signs[:half], width), help_lines(signs[half:], width)
+    column = max(map(line_width, left)) + 2 * COLUMN_GAP
+    if column + max(map(line_width, right)) > width:
+        return [*left, *right]
+    rows = zip_longest(left, right, fillvalue=())
+    return [[*a, (" " * (column - line_width(list(a))), ""), *b] for a, b in rows]
 
 
 def _holding(scene: Scene) -> list[RequestTimeline]:
@@ -803,13 +878,14 @@ def picture(
     *,
     has_gantt: bool,
     browser: Browser | None = None,
-    overlay: Sequence[Line] = (),
+    overlay: Callable[[int], Sequence[Line]] = lambda _: (),
     footer: Callable[[], Line] | None = None,
 ) -> list[Line]:
     """Return the picture in at most `height` lines of at most `width`.
 
-    The first line is blank if there is room, for the cursor.  has_gantt: spare lines show a gantt.
-    browser: chooses the slots.  overlay: replaces them.  footer: returns the last line.
+    The first line is blank if there is room, for the cursor.  has_gantt: spare lines show a gantt,
+    the queue and the newest results.  browser: chooses the slots.  overlay: returns what replaces
+    them, in at most so many lines.  footer: returns the last line.
     """
     if footer is not None and height > 1:
         lines = picture(
@@ -818,16 +894,28 @@ def picture(
         spare = height - 1 - len(lines) if has_gantt else 0
         return [*lines, *[[]] * spare, footer()]
     blank: list[Line] = [[]] if height >= ROOMY else []
+    over = overlay(height - 2 * len(blank) - 1)
+    if over:
+        return [*blank, *header(scene, width, 1), *blank, *over][:height]
     top = [*blank, *header(scene, width, max(1, height // HEADER_SHARE))][:height]
     room, num_slots = height - len(top), scene.run.num_slots
     if room < 1:
         return top
-    if overlay:
-        return [*top, *blank, *overlay][:height]
-    num_rows = room - len(blank) - 1 if width >= MIN_CELL else 0
+    num_rows, num_details = room - len(blank) - 1 if width >= MIN_CELL else 0, 0
+    if browser is not None and browser.has_panel and num_rows >= MIN_DETAIL_ROOM:
+        num_details = max(num_rows // 2, num_rows - num_slots)
+        num_rows -= num_details
     wanted = None if browser is None else browser.rows(num_slots, num_rows)
-    if wanted is not None:
-        return [*top, *blank, *grid(scene, width, num_rows, wanted, has_titles=True)]
+    if browser is not None and wanted is not None:
+        rows = grid(scene, width, num_rows, wanted, has_titles=True)
+        num_lists = num_details // 2 if has_gantt and num_details >= 3 * MIN_LISTS else 0
+        if num_details:
+            known = details(scene, browser, width, num_details - num_lists - 1)
+            rows += [[], *known]
+        if num_lists:
+            rows += [[]] * (num_details - num_lists - len(known))
+            rows += lists(scene, width, num_lists - 1)
+        return [*top, *blank, *rows]
     num_columns = -(-num_slots // room)  # at least; the blank line and titles make way
     if num_slots >= MANY_SLOTS or (width + COLUMN_GAP) // num_columns - COLUMN_GAP < MIN_CELL:
         return top + heat_map(scene, width, room)
@@ -837,8 +925,160 @@ def picture(
     num_rows = room - len(blank) - has_titles
     rows = grid(scene, width, num_rows, range(num_slots), has_titles=has_titles)
     spare = num_rows + has_titles - len(rows)
-    gantt = small_gantt(scene, width, spare - 1) if has_gantt and spare > MIN_GANTT else []
-    return [*top, *blank, *rows, *([[], *gantt] if gantt else [])]
+    if has_gantt:
+        room_for_gantt = spare - 1 - MIN_LISTS
+        gantt = small_gantt(scene, width, room_for_gantt) if room_for_gantt >= MIN_GANTT else []
+        rows += [[], *gantt] if gantt else []
+        spare -= len(gantt) + bool(gantt)
+        rows += [[], *lists(scene, width, spare - 1)] if spare > MANY else []
+    return [*top, *blank, *rows]
+
+
+def lists(scene: Scene, width: int, height: int) -> list[Line]:
+    """Return the newest results, and the queue beside them if there is room."""
+    left = max(MIN_QUEUE, width * 2 // 5) if width >= MIN_BESIDE else 0
+    found = results(scene, width - left - COLUMN_GAP if left else width, height)
+    if not left:
+        return found
+    pairs = zip_longest(queue(scene, left, height), found, fillvalue=list[Part]())
+    gap = left + COLUMN_GAP
+    return [[*one, (" " * (gap - line_width(one)), ""), *other] for one, other in pairs]
+
+
+def queue(scene: Scene, width: int, height: int) -> list[Line]:
+    """Return the waiting requests in order, and why the first one waits."""
+    run, gauges = scene.run, scene.gauges
+    lines: list[Line] = [[("queue ", LABEL), (f"{gauges.num_queued:,}", "figure")]]
+    _, why = next_up(run, gauges)
+    style = "blocked" if run.fold.blocked is not None else ""
+    lines[0] += [(GAP, ""), (scene.cut(why, width - line_width(lines[0]) - len(GAP)), style)]
+    names = gauges.waiting[: max(height - 2, 0)]
+    labels = [scene.cut(scene.name(label_of_name(each)), MAX_NAME) for each in names]
+    column = max(map(cell_width, labels), default=0)
+    for each, label in zip(names, labels, strict=True):
+        found, text = run.fold.find(each), ""
+        if found is not None:
+            waited = max(scene.moment.step + 1 - found.waits_from, 0)
+            preempted = f"preempted{GAP}" if found.admissions else ""
+            text = f"{preempted}waits {counted(waited, 'step')}"
+        lines.append([(f"{pad(label, column)}{GAP}{text[: width - column - len(GAP)]}", "")])
+    num_more = gauges.num_queued - len(names)
+    if num_more > 0 and len(lines) < height:
+        lines.append([(f"{scene.glyphs.cut} {num_more:,} more", LABEL)])
+    return lines
+
+
+def results(scene: Scene, width: int, height: int) -> list[Line]:
+    """Return the newest finished requests with the beginnings of their texts."""
+    lines: list[Line] = [[("results", LABEL)]]
+    ends = scene.ends[: max(height - 1, 0)]
+    labels = [label_of(end.id, end.index, end.role) for end in ends]
+    names = [scene.cut(scene.name(label), MAX_NAME) for label in labels]
+    column = max(map(cell_width, names), default=0)
+    tokens = max((len(f"{end.tokens:,}") for end in ends), default=0)
+    for end, label, name in zip(ends, labels, names, strict=True):
+        has_failed = end.reason in FAILURES
+        mark = scene.glyphs.marks["failed"] if has_failed else scene.glyphs.ended
+        style = STYLES.get(end.reason, end.reason)
+        text = scene.texts.get(label, "")
+        if end.error is not None:
+            text = end.error.message
+        text = scene.name(" ".join(text[:width].split()))
+        facts = f"{end.reason:<7} {end.tokens:>{tokens},}"
+        line = [(f"{mark} ", style), (f"{pad(name, column)}{GAP}{facts}{GAP}", "")]
+        room = width - line_width(line)
+        if room < 1:
+            line = [(f"{mark} ", style), (scene.cut(name, max(width - 2, 1)), "")]
+        elif cell_width(text) > room:
+            text = fit(text, room - 1) + scene.glyphs.cut
+        lines.append([*line, (text if room > 0 else "", style if has_failed else "")])
+    return lines
+
+
+def details(scene: Scene, browser: Browser, width: int, height: int) -> list[Line]:
+    """Return what is known of the selected request: its life, then its prompt and its text."""
+    request = browser.subject(scene)
+    if request is None:
+        return [[(f"slot {scene.run.name_of(browser.selected or 0)} is empty", LABEL)]]
+    step, name = scene.moment.step, scene.name(request.label)
+    life = life_of(scene, request) if scene.story is None else scene.story(request)
+    title: Line = [(scene.cut(name, width), "title")]
+    if request.max_tokens:
+        tokens = f"{GAP}{request.tokens_after(step):,} of {counted(request.max_tokens, 'token')}"
+        title += [(tokens, "")] if line_width(title) + len(tokens) <= width else []
+    prompt, text = scene.peeked.get(request.label, ("", ""))
+    text = scene.texts.get(request.label, text) if request.finish is not None else text
+    lines = [line for each in life for line in folded(scene.name(each), width)]
+    lines = lines[-max(height - 1 - bool(prompt) - bool(text), 1) :]
+    found: list[Line] = [title, *([(line, "")] for line in lines)]
+    asked, answer = (
+        folded(scene.name(" ".join([what, *known.split()])), width) if known else []
+        for what, known in (("prompt:", prompt), ("text:", text))
+    )
+    num_left = height - len(found)
+    asked = asked[: max(num_left - len(answer), num_left // 3, 1)]
+    found += [[(line, LABEL)] for line in asked]
+    found += [[(line, "")] for line in answer[-max(num_left - len(asked), 1) :]]
+    return found[:height]
+
+
+def life_of(scene: Scene, request: RequestTimeline) -> list[str]:
+    """Return the life of a request so far: waits, slots, chunks, cache hits and preemptions."""
+    lines: list[str] = []
+    arrive, end = request.arrive, request.finish
+    num_prompt = 0 if arrive is None else arrive.prompt_tokens
+    if arrive is not None:
+        lines.append(f"arrived in step {arrive.step:,} with {counted(num_prompt, 'prompt token')}")
+    waits_from = 0 if arrive is None else arrive.step
+    for admission in request.admissions:
+        admit, lost = admission.event, admission.preempt
+        if admit.step > admission.waits_from:
+            lines.append(f"waited {counted(admit.step - admission.waits_from, 'step')}")
+        text = f"slot {admit.slot} from step {admit.step:,}"
+        if admit.cached:
+            known = num_prompt + admit.generated
+            text += f": {admit.cached:,} of {counted(known, 'token')} from the cache"
+            if admit.cached_from is not None:
+                text += f" (of {label_of_name(admit.cached_from)})"
+        chunks = 1 + len(admission.chunks or ())
+        if chunks > 1:
+            text += f", prefill in {chunks:,} chunks"
+        if admission.num_drafted:
+            text += f", {admission.num_accepted:,} of {admission.num_drafted:,} drafts accepted"
+        lines.append(text)
+        if lost is not None:
+            other = label_of(lost.for_id, lost.for_index, "sample")
+            why = "no KV block was left" if other == request.label else f"for {other}"
+            again = counted(lost.tokens, "token")
+            lines.append(f"preempted before step {lost.step:,} ({why}): {again} to compute again")
+            waits_from = lost.step
+    if end is not None:
+        lines.append(f"ended in step {end.step:,}: {end.reason}")
+        if end.error is not None:
+            lines.append(f"{end.error.code}: {end.error.message}")
+    elif request.admission is None:
+        name, why = next_up(scene.run, scene.gauges)
+        reason = why if name == request.label else "others are before it in the queue"
+        lines.append(f"waits since step {waits_from:,}: {reason}")
+    return lines
+
+
+def texts_of(results: Iterable[bytes]) -> dict[str, str]:
+    """Return the texts of lines of results by label; each item may hold several lines."""
+    found: dict[str, str] = {}
+    for lines in results:
+        for line in lines.strip().rsplit(b"\n", MAX_LISTED):
+            with suppress(msgspec.DecodeError, TypeError, AttributeError):  # a cut line
+                row = msgspec.json.decode(line)
+                name, choices = row.get("id"), [row]
+                if "custom_id" in row:
+                    body = (row.get("response") or {}).get("body") or {}
+                    name, choices = row["custom_id"], body.get("choices", ())
+                for choice in choices:
+                    message = choice.get("message") or {}
+                    text = choice.get("text") or message.get("content") or ""
+                    found[label_of(name, choice.get("index", 0), "sample")] = text
+    return found
 
 
 def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:

@@ -535,20 +535,20 @@ def block_facts(run: RunState, gauges: GaugeReading) -> list[Fact]:
     return found
 
 
-def next_up(run: RunState, gauges: GaugeReading) -> str:
-    """Return the next request of the queue and why it waits, or ""."""
+def next_up(run: RunState, gauges: GaugeReading) -> tuple[str, str]:
+    """Return the label of the next request of the queue and why it waits, or empty strings."""
     blocked = run.fold.blocked
     if blocked is not None:
         needs = f", needs {counted(blocked.blocks, 'block')}" if blocked.blocks else ""
         name = label_of(blocked.id, blocked.index, "sample")
-        return f"{name}: blocked by {BLOCKED_CAUSES[blocked.reason]}{needs}"
+        return name, f"blocked by {BLOCKED_CAUSES[blocked.reason]}{needs}"
     first, num_slots = gauges.next_up, run.num_slots
     if first is None:
-        return ""
+        return "", ""
     if gauges.num_free:
-        return f"{first}: with the next step"
+        return first, "with the next step"
     taken = f"all {num_slots:,} slots are" if num_slots > 1 else "the slot is"
-    return f"{first}: {taken} taken"
+    return first, f"{taken} taken"
 
 
 def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> str:
@@ -562,7 +562,7 @@ def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Momen
     if blocks := block_facts(run, gauges):
         parts.append(f"KV {', '.join(fact.text for fact in blocks)}")
     if run.fold.blocked is not None:
-        parts.append(f"next {next_up(run, gauges)}")
+        parts.append(f"next {': '.join(next_up(run, gauges))}")
     if moment.seconds is not None:
         parts.append(clock(moment.seconds))
     return ", ".join([plan.title, *parts])

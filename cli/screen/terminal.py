@@ -194,6 +194,14 @@ def cut_middle(text: str, width: int, mark: str) -> str:
     return "".join([*head, mark, *tail])
 
 
+def fit(text: str, width: int) -> str:
+    """Return the beginning of `text` in at most `width` cells."""
+    units = _UNIT.findall(text)[: max(width, 0)]
+    while cell_width("".join(units)) > width:
+        units.pop()
+    return "".join(units)
+
+
 def cut_path(path: str, width: int, mark: str) -> str:
     """Return the end of a path in `width` >= 1 cells, with `mark` before it."""
     if cell_width(path) <= width:
@@ -212,6 +220,18 @@ def fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
             lines[-1] = joined
         else:
             lines.append(part)
+    return lines
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Wrap the words of `text` to `width` cells, and break those that are longer."""
+    lines = []
+    for line in fill(text.split(), " ", width):
+        rest = line
+        while cell_width(rest) > width and (head := fit(rest, width)):
+            lines.append(head)
+            rest = rest[len(head) :]
+        lines.append(rest)
     return lines
 
 

@@ -1,12 +1,15 @@
 """The interface between a run and its views."""
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self
 
 from .terminal import Terminal
 
+MAX_LISTED = 40  # waiting and finished requests that are shown
 if TYPE_CHECKING:
+    from batcher.events import SequenceName
     from batcher.scheduling.blocks import BlockUse
     from batcher.trace.run import RequestFold
 
@@ -24,7 +27,7 @@ class GaugeReading(NamedTuple):
 
     now: the engine's time in seconds.  num_free: slots that the next step can fill.  next_up: the
     next request to be admitted, if known.  num_queued: arrived outputs without a slot.  num_coming:
-    known outputs that have not arrived.
+    known outputs that have not arrived.  waiting: the first of the queue, in order, if known.
     """
 
     now: float
@@ -33,10 +36,11 @@ class GaugeReading(NamedTuple):
     block_use: "BlockUse | HeldBlocks | None"
     num_queued: int = 0
     num_coming: int = 0
+    waiting: "Sequence[SequenceName]" = ()
 
 
 class Gauges(Protocol):
-    """A source of GaugeReadings.  Any thread may call all methods but `read_gauges`."""
+    """A source of GaugeReadings.  Only the run's thread may call `read_gauges` and `peek`."""
 
     @property
     def current_step(self) -> int | None:
@@ -44,7 +48,11 @@ class Gauges(Protocol):
         return None
 
     def read_gauges(self) -> GaugeReading:
-        """Return the present state; only for the thread of the run."""
+        """Return the present state."""
+
+    def peek(self, request_id: str, index: int, num_tokens: int) -> tuple[str, str] | None:  # noqa: ARG002
+        """Return the prompt and the text so far of an output that has not ended, if known."""
+        return None
 
     def find_upcoming(self, text: str) -> str | None:  # noqa: ARG002 - by default
         """Return the id of an unread request: `text`, or else the first that contains it."""
@@ -105,6 +113,9 @@ class View:
     def wait(self, seconds: float) -> None:
         """Wait that long, or until there may be something to do."""
         time.sleep(seconds)
+
+    def note_results(self, lines: Sequence[bytes]) -> None:
+        """Note lines of results that were written, to show them."""
 
     def step_aside(self) -> None:
         """Leave the terminal to another program; a signal handler may call this."""

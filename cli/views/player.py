@@ -18,7 +18,7 @@ from batcher.events import Event
 from batcher.trace.timeline import MAX_STEPS
 
 from ..screen.live import ScreenLive
-from ..screen.live_picture import Browser, help_lines, picture
+from ..screen.live_picture import Browser, picture
 from ..screen.live_state import GAP
 from ..screen.terminal import (
     ColorChoice,
@@ -75,8 +75,8 @@ KEYS = (
     ("[ and ]", "previous, next preemption, failure or worst bubble"),
     ("/", "find the admission of a request, by its id or a part of it"),
     ("N and n", "previous, next admission found"),
-    ("up, down", "scroll through the slots, a row each; escape shows all"),
-    ("?", "show or hide these keys"),
+    ("up, down", "select a slot, and show its request; escape shows all"),
+    ("?", "show keys and signs, or hide them"),
     ("q", "quit"),
 )
 HINTS = ("space pause  , . step  / find  ? keys  q quit", "? keys  q quit", "? keys", "?")
@@ -219,7 +219,7 @@ class Player:
             case "g":
                 browser.ask("go to step ", self._go_where)
             case "up" | "down" | "?" | "escape":
-                if key == "escape":
+                if key != "?":
                     self._wanted = None
                 browser.press(key, scene)
             case "q":
@@ -270,7 +270,7 @@ class Player:
             height - len(caption),
             has_gantt=True,
             browser=self._browser,
-            overlay=help_lines([KEYS], width) if self._browser.has_help else (),
+            overlay=partial(self._browser.help, KEYS, self._glyphs, width),
             footer=partial(self._footer, width) if height >= MIN_HEIGHT else None,
         )
         lines[-1:-1] = caption

@@ -12,8 +12,9 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
+from copy import copy
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 
 import msgspec
@@ -30,9 +31,18 @@ from batcher.events import (
     RejectEvent,
     RestartEvent,
     RunEvent,
+    SequenceName,
     StepsEvent,
 )
-from batcher.trace.run import FAILURES, RequestTimeline, SequenceKey, is_follower, key_of
+from batcher.explaining.story import story_of
+from batcher.trace.run import (
+    FAILURES,
+    RequestTimeline,
+    SequenceKey,
+    is_follower,
+    key_of,
+    label_of_name,
+)
 from batcher.trace.timeline import MAX_STEPS, Timeline, worst_bubble
 
 from ..screen.live import NUM_SAMPLES
@@ -49,10 +59,12 @@ from ..screen.live_picture import (
 from ..screen.live_state import MAX_LABEL, Moment, QueueDepths, RunState
 from ..screen.terminal import cell_width, printable
 from ..screen.theme import Glyphs
-from ..screen.view import GaugeReading, HeldBlocks, RunPlan
+from ..screen.view import MAX_LISTED, GaugeReading, HeldBlocks, RunPlan
+from .story_text import tell
 
 MIN_EVENTS = 4096  # of a chapter; more if more requests wait at once
 MAX_ENDS = 64  # sequences that have ended, kept for each step
+MAX_LOOKED = 4096  # admissions after a step, among which the queue is found
 
 MAX_SLOTS = 2**16  # a trace of a few bytes may state any number
 SECONDS_PER_STEP = 0.125  # marks and notes are shown as in a live view at this pace
@@ -65,7 +77,10 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[int], list[Event]])
 
 
 class Recording:
-    """Records the events after the start of a run, up to `close`."""
+    """Records the events after the start of a run, up to `close`.
+
+    first_point: the first step with a preemption, a failure or a refilled slot.
+    """
 
     def __init__(self, run: RunEvent) -> None:
         if run.workers > 1:
@@ -87,7 +102,8 @@ class Recording:
         self.longest = Longest()
         self.chapters: list[Chapter] = []
         self._arrive_steps = array("q")  # of leaders; sorted at the end
-        self._admissions: list[tuple[int, int, str]] = []  # step, wait from, label
+        self._admissions: list[tuple[int, int, SequenceName]] = []  # step, wait from
+        self.first_point: int | None = None
         self._step = 0
         self._is_measured = False
         self._early: list[ArriveEvent] = []  # until the next event shows their step
@@ -171,15 +187,20 @@ class Recording:
             width = cell_width(printable(found.label[: MAX_LABEL + 1]))
             longest.request = max(longest.request, min(width, MAX_REQUEST))
         if isinstance(event, AdmitEvent) and found is not None and not is_follower(found):
-            self._admissions.append((step, found.waits_from, found.label))
+            name = SequenceName(found.id, found.index)
+            self._admissions.append((step, found.waits_from, name))
         elif isinstance(event, DraftEvent):
             longest.drafts = max(longest.drafts, len("drafts"), 2 * len(str(event.tokens)) + 1)
         elif isinstance(event, FinishEvent) and found is not None:
             self._see_tokens(found, event.tokens)
         is_lost = isinstance(event, PreemptEvent) and not is_follower(event)
         has_failed = isinstance(event, FinishEvent) and event.reason in FAILURES
-        if is_lost or has_failed or isinstance(event, RejectEvent):
+        is_refill = isinstance(event, AdmitEvent) and event.reason == "refill"
+        is_point = is_lost or has_failed or isinstance(event, RejectEvent)
+        if is_point:
             self._points.add(step)
+        if self.first_point is None and (is_point or is_refill):
+            self.first_point = step
 
     def _see_tokens(self, found: RequestTimeline, num_tokens: int) -> None:
         if found.max_tokens:
@@ -214,12 +235,19 @@ class Recording:
     def num_coming(self, step: int) -> int:
         return len(self._arrive_steps) - bisect_right(self._arrive_steps, step)
 
+    def waiting(self, step: int) -> list[SequenceName]:
+        """Return the first requests in the queue after `step`, in the order of their admission."""
+        place = bisect_right(self._admissions, step, key=itemgetter(0))
+        coming = self._admissions[place : place + MAX_LOOKED]
+        found = (name for _, waits_from, name in coming if waits_from <= step)
+        return list(islice(found, min(self.depths.at(step), MAX_LISTED)))
+
     def next_up(self, step: int, *, has_free: bool) -> str | None:
         """Return the label of the next request to be admitted after `step`, if it waits already."""
         place = bisect_right(self._admissions, step, key=itemgetter(0))
-        for admitted, waits_from, label in self._admissions[place : place + 1]:
+        for admitted, waits_from, name in self._admissions[place : place + 1]:
             if waits_from <= step and not (has_free and admitted > step + 1):
-                return label
+                return label_of_name(name)
         return None
 
     def find(self, text: str) -> dict[int, str]:
@@ -273,7 +301,14 @@ class Playback:
             Moment(-1, 0, 0.0, None, None),
             depths=recording.depths,
             longest=recording.longest,
+            story=self._story,
         )
+
+    def _story(self, request: RequestTimeline) -> list[str]:
+        """Return the story of a request up to the step that is shown."""
+        timeline = copy(self.recording.timeline)
+        timeline.num_steps = self.step + 1
+        return [line.strip() for line in tell(story_of(timeline, request), is_so_far=True)]
 
     def seek(self, step: int) -> Scene:
         first = max(step - NUM_SAMPLES + 1, 0)
@@ -349,4 +384,5 @@ class Playback:
             use = HeldBlocks(held, None if self._num_blocks is None else self._num_blocks - held)
         next_up = self.recording.next_up(step, has_free=num_free > 0)
         queue = depths.at(step), self.recording.num_coming(step)
-        scene.gauges = GaugeReading(now, num_free, next_up, use, *queue)
+        waiting = self.recording.waiting(step)
+        scene.gauges = GaugeReading(now, num_free, next_up, use, *queue, waiting)

@@ -248,17 +248,21 @@ def tell_reject(reject: RejectEvent) -> list[str]:
     return [f"{reject.id}: not a valid request ({reject.reason}), so it never joined the queue"]
 
 
-def tell(story: Story, length: Length = SHORT) -> list[str]:
+def tell(story: Story, length: Length = SHORT, *, is_so_far: bool = False) -> list[str]:
+    """Return a story in lines; is_so_far: the run goes on after its last step."""
     arrived = story.arrived
     if arrived is None:
         return [f"{story.label}: aborted before it arrived"]
     asked = f"{counted(arrived.prompt_tokens, 'prompt token')}, at most {arrived.max_tokens:,} more"
     asked += " by default" if arrived.default_limit else ""
     rows = f", {story.num_rows} slots at once" if story.num_rows > 1 else ""
-    return [f"{story.label}: {asked}{rows}", *(f"  {line}" for line in _lines(story, length))]
+    return [
+        f"{story.label}: {asked}{rows}",
+        *(f"  {line}" for line in _lines(story, length, is_so_far=is_so_far)),
+    ]
 
 
-def _lines(story: Story, length: Length) -> Iterator[str]:
+def _lines(story: Story, length: Length, *, is_so_far: bool) -> Iterator[str]:
     arrived, ended = story.arrived, story.ended
     if arrived is None:
         return
@@ -284,7 +288,7 @@ def _lines(story: Story, length: Length) -> Iterator[str]:
     if ended is None:
         held = previous is not None and previous.preemption is None
         state = f"it holds slot {previous.slot}" if previous and held else "it waits"
-        yield f"the trace breaks off while {state}"
+        yield f"now {state}" if is_so_far else f"the trace breaks off while {state}"
     elif ended.reason == "lost":
         worker = "the worker" if story.worker is None else f"worker {story.worker}"
         made = f", {counted(ended.tokens, 'token')}" if story.spans else ""

@@ -112,10 +112,17 @@ class Gauges:
     block_use = None
     upcoming = ()
     knows_all = False
+    waiting = ()
+
+    def __init__(self):
+        self.texts = {}
 
     def read_gauges(self):
-        queue = self.num_queued, self.num_coming
+        queue = self.num_queued, self.num_coming, self.waiting
         return GaugeReading(self.now, self.num_free, self.next_up, self.block_use, *queue)
+
+    def peek(self, request_id, index, num_tokens):
+        return self.texts.get(request_id)
 
     def find_upcoming(self, text):
         return next((name for name in self.upcoming if text in name), None)

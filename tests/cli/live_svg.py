@@ -63,9 +63,10 @@ def frame():
         view = LiveView(
             plan, loop, screen, display, pace=Pace(), keyboard=Fingers(), clock=lambda: engine.now
         )
-        for events, _, _ in loop:
+        for events, lines, _ in loop:
             for event in events:
                 view.fold.take(event)
+            view.note_results(lines)
             view.after_step(engine.num_steps - 1)
             if engine.now >= SECONDS:
                 return display.lines

@@ -183,11 +183,12 @@ def test_before_the_first_step_there_is_a_picture_of_empty_slots():
     compute(run, 0)
     run.clock.now += 34
     compute(run, 0)
-    counts, *_, first, second = run.screen.text().splitlines()
+    counts, *_, first, second, _, queue, _ = run.screen.text().splitlines()
     told = ["requests.jsonl", "step 0 has taken 0:34", "0/9 done", "0 running", "9 queued", "0:35"]
     assert [part.strip() for part in counts.split("  ") if part.strip()] == told
     assert first.split()[:2] == ["0", "-"]
     assert second.split()[:2] == ["1", "-"]
+    assert queue.split() == ["queue", "9", "results"]
     assert "%" not in run.screen.text()
     run.clock.now += 1
     assert "step 0  0/9 done  2 running" in run.steps(1).screen.text()

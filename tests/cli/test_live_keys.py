@@ -2,14 +2,15 @@
 
 import re
 import signal
+from itertools import takewhile
 
 import pytest
-from emulated_run import Fingers, Run, Screen, long_requests
+from emulated_run import Fingers, Run, Screen, feed, long_requests
 from hypothesis import given
 from hypothesis import strategies as st
 from process import ROOT
 
-from batcher.events import ArriveEvent, PreemptEvent
+from batcher.events import AdmitEvent, ArriveEvent, PreemptEvent, PrefillEvent, SequenceName
 from cli.screen.live import PACE_KEYS, QUIT_KEYS, InlineLive, ScreenLive
 from cli.screen.live_picture import BROWSING_KEYS
 from cli.screen.terminal import DELAYS, MAX_TYPED, Pace, Pasted
@@ -31,7 +32,8 @@ def press(run, *keys):
 def shown_slots(run):
     lines = run.screen.lines()
     first = next(n for n, line in enumerate(lines) if " request " in line) + 1
-    rows = [line.replace("▸", " ").split() for line in lines[first:-2]]
+    lines = takewhile(str.strip, lines[first:-2])
+    rows = [line.replace("▸", " ").split() for line in lines]
     return [int(row[0]) for row in rows if row and row[0].isdecimal()]
 
 
@@ -47,9 +49,32 @@ def test_the_last_line_and_the_help_tell_of_the_keys():
     run = played()
     text = press(run, "?")
     assert "# request" not in text
-    for key in ("space", ".", "-, +", "arrows", "home, end", "/", "n, N", "escape", "?", "q"):
+    for key in ("space", ".", "-, +", "up, down", "home, end", "/", "n, N", "escape", "?", "q"):
         assert f"\n{key}" in text
+    assert all(what in text for what in SIGNS)
     assert "# request" in press(run, "?")
+    run = played(screen=Screen(80, 20))  # without room for both
+    text = press(run, "?")
+    assert "\nspace" in text
+    assert not any(what in text for what in SIGNS)
+    text = press(run, "?")
+    assert "\nspace" not in text
+    assert all(what in text for what in SIGNS)
+    assert "# request" in press(run, "?")
+
+
+SIGNS = (
+    "«    preempted",
+    "✗    failed",
+    "┃     admission",
+    "━     running",
+    "▪     part of a prefill",
+)
+
+
+def selected(run):
+    [row] = (line for line in run.screen.lines() if "◂" in line)
+    return int(row.replace("▸", " ").split()[0])
 
 
 @pytest.mark.parametrize("display", [ScreenLive, InlineLive])
@@ -57,15 +82,20 @@ def test_many_slots_are_a_map_and_rows_to_scroll_through(display):
     run = played(1000, 300, display=display)
     assert "300 slots, a cell a slot" in run.screen.text()
     press(run, "down")
+    assert selected(run) == 0
     first = shown_slots(run)
     assert first == list(range(len(first)))
     press(run, "down", "down")
-    assert shown_slots(run) == [n + 2 for n in first]
+    assert shown_slots(run) == first
+    assert selected(run) == 2
+    press(run, *["down"] * len(first))
+    assert shown_slots(run) == [n + 3 for n in first]
     press(run, "page-down")
-    assert shown_slots(run)[0] == 2 + len(first) - 1
+    assert shown_slots(run)[-1] == 2 * len(first) + 1
     press(run, "page-up", "up")
-    assert shown_slots(run)[0] == 1
+    assert selected(run) == len(first) + 1
     press(run, "end")
+    assert selected(run) == 299
     assert shown_slots(run)[-1] == 299
     assert f"slots {300 - len(first)} to 299 of 300" in run.screen.text()
     press(run, "home")
@@ -77,6 +107,27 @@ def test_the_page_on_the_live_view_tells_of_the_same_keys():
     page = (ROOT / "docs" / "guide/live-view.md").read_text()
     told = re.findall(r"^\| `(.+?)` \| (.+) \|$", page.partition("## Keys")[2], re.MULTILINE)
     assert tuple(told) == PACE_KEYS + BROWSING_KEYS + QUIT_KEYS
+
+
+def test_a_selected_slot_shows_its_request_with_prompt_and_text_so_far():
+    run = Run(long_requests(9), batch_size=2, screen=Screen(80, 40), keyboard=Fingers()).steps(3)
+    run.gauges.texts = {"req-1": ("Where to?\n", "Over " * 30 + "there")}
+    text = press(run, "down", "down")
+    assert "req-1  3 of 100 tokens\narrived in step 0 with 5 prompt tokens\nslot 1 from" in text
+    assert "\nprompt: Where to?\ntext: Over Over" in text
+    assert "there\n" in text
+    chunk = PrefillEvent(3, 3.0, "req-5", 0, 0, 4, 0)
+    admit = AdmitEvent(2, 2.0, "req-5", 0, 0, "refill", cached=8, left=4)
+    arrive = ArriveEvent(0, 0.0, "req-5", 0, "input", 12, 9)
+    preempt = PreemptEvent(2, 2.0, "req-0", 0, 0, "kv", "req-1", 0, 5, 2)
+    feed(run.view.fold, [preempt, arrive, admit, chunk])
+    run.gauges.next_up, run.gauges.waiting = "req-0", [SequenceName("req-0", 0)]
+    text = press(run, "/", *"req-5", "enter")
+    assert "waited 2 steps\nslot 0 from step 2: 8 of 12 tokens from the cache, prefill in 2" in text
+    text = press(run, "/", *"req-0", "enter")
+    assert "preempted before step 2 (for req-1): 5 tokens to compute again\nwaits since" in text
+    assert "since step 2: all 2 slots are taken" in text
+    assert "queue" in press(run, "escape")
 
 
 def find(run, text):

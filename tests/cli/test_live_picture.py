@@ -1,5 +1,6 @@
 """What the live view shows, seen on the screen of a terminal emulator."""
 
+import json
 import re
 
 import pytest
@@ -20,7 +21,9 @@ from batcher.events import (
     PreemptEvent,
     RejectEvent,
     RunEvent,
+    SequenceName,
 )
+from batcher.result import ErrorInfo
 from batcher.scheduling.blocks import BlockUse
 from cli.screen.live import LiveView, ScreenLive
 from cli.screen.live_picture import plan_map
@@ -32,10 +35,23 @@ SIZES = [(24, 8), (40, 12), (80, 24), (120, 40), (200, 50)]
 NUM_SLOTS = [1, 8, 9, 64, 255, 256, 1000]
 
 
+def result_line(name, text):
+    return json.dumps({"id": name, "index": 0, "text": text}).encode() + b"\n"
+
+
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Hello"}}
+OPENAI_ROW = json.dumps(
+    {"id": "batch_req_1", "custom_id": "c", "response": {"body": {"choices": [CHOICE]}}}
+).encode()
+
+
 def test_the_screen_of_a_small_run():
     requests = [("a", 3, 3), ("b", 1, 4), ("c", 2, 8), ("d", 4, 4)]
-    run = Run(requests, batch_size=2, screen=Screen(80, 18)).steps(3)
-    assert run.screen.lines()[:14] == [
+    run = Run(requests, batch_size=2, screen=Screen(80, 24))
+    run.gauges.waiting = [SequenceName("d", 0)]
+    run.view.note_results([result_line("b", "One   line\n") + result_line("a", "x" * 40)])
+    run.steps(3)
+    assert run.screen.lines()[:21] == [
         "",
         "requests.jsonl  step 2  3/4 done  0 running  1 queued                      0:03",
         "████████████████████████████████████████▌·············  75%  eta 0:01  6 tokens",
@@ -50,6 +66,22 @@ def test_the_screen_of_a_small_run():
         "slot 0 ████████████ 100%",
         "slot 1 ████████████ 100%",
         " queue ████▄▄▄▄▄▄▄▄    2",
+        "",
+        "queue 1                                    results",
+        "d                                          ✓ c  stop    2",
+        "                                           ✓ a  length  3  xxxxxxxxxxxxxxxxxxx…",
+        "                                           ✓ b  stop    1  One line",
+        "",
+        "",
+    ]
+    failed = FinishEvent(2, 0.0, "e", 0, None, "error", None, 0, error=ErrorInfo("bad", "no"))
+    feed(run.view.fold, [failed])
+    run.view.note_results([OPENAI_ROW, b'{"cut'])
+    run.clock.now += 1
+    run.view.refresh()
+    assert [line[43:] for line in run.screen.lines()[16:18]] == [
+        "✗ e  error   0  no",
+        "✓ c  stop    2  Hello",
     ]
 
 

@@ -12,7 +12,7 @@ from recorded_runs import SETTINGS, record, watch_run, workloads, write_requests
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
-from batcher.trace.run import label_of
+from batcher.trace.run import label_of, label_of_name
 from batcher.trace.timeline import Timeline
 from cli.screen.live_picture import Longest, picture
 from cli.screen.theme import UNICODE
@@ -101,7 +101,7 @@ def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
         told.append((shown.moment, shown.gauges))
         # What no trace tells: the time on the wall, and who was next while there were others.
         shown.moment = shown.moment._replace(seconds=None, speed=None)
-        shown.gauges = shown.gauges._replace(next_up=None, block_use=None)
+        shown.gauges = shown.gauges._replace(next_up=None, block_use=None, waiting=())
         return drawn(shown)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -125,10 +125,15 @@ def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
         assert queue == (rows[step].waiting, sum(at > step for at in arrivals.values()))
         for first in (gauges.next_up, shown.gauges.next_up):
             assert first is None or arrivals[first] <= step
+        waiting = [label_of_name(name) for name in shown.gauges.waiting]
+        assert len(waiting) <= shown.gauges.num_queued
+        assert all(arrivals[label] <= step for label in waiting)
         assert shown.gauges.now == pytest.approx(gauges.now)
         assert shown.gauges.num_free == gauges.num_free
         shown.moment = shown.moment._replace(speed=None)
-        shown.gauges = shown.gauges._replace(next_up=None, block_use=None, now=gauges.now)
+        shown.gauges = shown.gauges._replace(
+            next_up=None, block_use=None, waiting=(), now=gauges.now
+        )
         if step < found.num_steps - 1 or not run.told_late:
             pairs = zip(chain(*drawn(shown)), chain(*run.seen[step]), strict=True)
             assert [(ours, live) for ours, live in pairs if ours != live] == []

@@ -7,13 +7,16 @@ from recorded_runs import record
 from reference_paged import Limits, PagedJob, play_paged
 from reference_schedule import Job, play
 
+from batcher.explaining.story import answer_of, read_requests
 from batcher.trace.timeline import Timeline, worst_bubble
 from cli.screen.live import ScreenLive
 from cli.screen.theme import ASCII, UNICODE
 from cli.views.player import MOVES, Player, StepRange
+from cli.views.story_text import tell
 
 LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events
 LAST = LONG[-1].steps - 1
+CROWDED = [PagedJob(f"p{n}", 2, 9) for n in range(6)]
 
 
 class Seen:
@@ -69,6 +72,23 @@ def test_steps_follow_each_other_as_fast_as_is_said_up_to_the_end():
     assert seen.press(*"+++++").wait(1.0).wait(1.0).step == LAST
     assert f"paused  {'█' * 10}" in seen.text
     assert seen.press(" ", *"----").wait(0.5).step == 2  # from the beginning again
+
+
+def test_a_selected_slot_shows_the_story_of_its_request_so_far():
+    run = play_paged(CROWDED, Limits(batch=3, blocks=7))
+    [lost, *_] = [e for e in run.events if type(e).__name__ == "PreemptEvent"]
+    kept = read_requests(run.events, lost.id)
+    whole = tell(answer_of(kept).stories[0])
+    [preempted] = [line.strip() for line in whole if f"preempted before step {lost.step} " in line]
+    seen = Seen(run.events, 120, 40, step=lost.step - 1).press(" ")
+    seen.press(*["down"] * (lost.slot + 1))
+    assert "\narrived at step 0 (" in seen.text
+    assert f"\nnow it holds slot {lost.slot}\n" in seen.text
+    seen.type("/", lost.id).press("g", *str(lost.step), "enter")
+    assert f"\n{preempted}\n" in seen.text
+    assert "\nnow it waits\n" in seen.text
+    assert "\nqueue " in seen.text
+    assert "now it" not in seen.press("escape").text
 
 
 CAPTIONS = {0: "All slots start.", 7: "word " * 25 + "end", 9: "A slot is refilled."}
@@ -127,9 +147,6 @@ def test_requests_and_steps_are_found_and_n_goes_through_all():
     assert seen.type("g", "17").step == 17
     assert seen.type("g", "9" * 30).step == 17
     assert seen.press("g", "3", "escape").step == 17
-
-
-CROWDED = [PagedJob(f"p{n}", 2, 9) for n in range(6)]
 
 
 def test_brackets_go_to_what_is_worth_seeing_up_to_where_a_run_breaks_off():
