@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batcher import SimulatedModel
+from batcher import Request, SimulatedModel
 from batcher.engine import Engine
-from batcher.events import FinishEvent, JumpEvent
+from batcher.events import FinishEvent, JumpEvent, StepsEvent
 from batcher.request import Transition
+from batcher.settings import SchedulingSettings
 
 
 def test_forced_tokens_count_and_some_grammars_go_unchecked():
@@ -141,3 +142,42 @@ def test_what_is_too_much_for_the_grammar_byte_by_byte_is_legal_all_the_same():
     results = run(requests).results
     assert [result.error for result in results] == [None] * 6
     assert {result.constraint for result in results} <= {"complete", "incomplete"}
+
+
+def test_a_row_that_jumps_and_gets_no_budget_for_a_step_keeps_its_tokens():
+    words = "the brave fox found a round road"
+    jumping = {"temperature": 1.0, "max_tokens": 31}
+    requests = [
+        Request(
+            id="0",
+            prompt=" ".join(["go"] * 5),
+            regex=f"(x|y|z){words[:17]}(a|b|c){words[:17]}.*",
+            **jumping,
+        ),
+        Request(
+            id="1", prompt="go", regex=f"(x|y|z){words[:9]}(a|b|c){words[:9]}.*", seed=1, **jumping
+        ),
+        Request(id="2", prompt=" ".join(["go"] * 12), max_tokens=21, ignore_eos=True),
+        Request(id="3", prompt=" ".join(["go"] * 4), max_tokens=5, ignore_eos=True),
+    ]
+
+    def tokens_of(some, batch_size, **settings):
+        engine = Engine(SimulatedModel(), batch_size, settings=SchedulingSettings(**settings))
+        for request in some:
+            engine.add(request)
+        return {result.id: result.tokens for result in drained(engine).results}
+
+    alone = {}
+    for request in requests:
+        alone |= tokens_of([request], 1)
+    for budget in range(3, 8):
+        assert tokens_of(requests, 3, max_batch_tokens=budget) == alone, budget
+
+
+def test_an_empty_prompt_counts_as_one_row_of_its_step():
+    engine = Engine(SimulatedModel(), 2, is_measured=True)
+    engine.add(Request(prompt="", max_tokens=2, ignore_eos=True))
+    engine.add(Request(prompt="x y", max_tokens=2, ignore_eos=True))
+    events = [*drained(engine).events, *engine.tell_steps()]
+    steps = [event for event in events if isinstance(event, StepsEvent)]
+    assert [rows for event in steps for rows in event.rows] == [2, 2]
