@@ -96,6 +96,8 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
             expected = getattr(kind, "allowed", expected_of(str))
             problems.append((place, f"{key} must be {expected}, not {show(value)}"))
         elif name in options:
+            if getattr(options[name].type, "choices", ()) != getattr(kind, "choices", ()):
+                continue  # the --format of `run` is not that of `trace`
             try:
                 options[name].process_value(context, value)
             except BadParameter as error:

@@ -90,6 +90,7 @@ class RunOptions(RequestOptions):
             "[default: text on a terminal, else jsonl]",
             "FORMAT",
             common=True,
+            allow_from_autoenv=False,  # that would be the one of `trace`, too
         ),
     ] = None
     keep_order: Annotated[

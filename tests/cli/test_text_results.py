@@ -86,6 +86,16 @@ def test_text_is_for_reading_only(folder, options, message):
     assert not (folder / "out").exists()
 
 
+def test_the_format_of_results_is_not_that_of_a_trace(folder):
+    (folder / "config.yaml").write_text("format: text\n")
+    (folder / "in").write_bytes(lines_of({"prompt": "two:", "max_tokens": 20, "stop": "|"}))
+    given = ("in", "--model", "written:next_tokens", "--config", "config.yaml")
+    done = batchdecode("run", "-q", *given, cwd=folder, BATCHDECODE_FORMAT="gantt")
+    assert done.stdout == b"1  one\n\n    two   x\n"
+    done = batchdecode("trace", *given, cwd=folder, BATCHDECODE_FORMAT="csv")
+    assert done.stdout.startswith(b"slot,")
+
+
 def screen_of(folder, *options):
     """The lines of a terminal of 80 columns after a run of three requests, and those below."""
     requests = lines_of(
