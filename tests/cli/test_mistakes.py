@@ -59,7 +59,6 @@ COMMANDS = [
     ("run --bach 3", "batchdecode run has no option --bach; did you mean --batch?"),
     ("chat", "no command 'chat' (known: run, "),
     ("run --input x", "write the file without an option: batchdecode run FILE"),
-    ("run --open", "run has no option --open\n"),
     ("run --model localhost:8000", "did you mean openai:http://localhost:8000/v1?"),
     ("run --model openai:[::1]:80", "a URL such as openai:http://[::1]:80/v1\n"),
     ("trace why --width", "trace why has no option --width; trace has it"),
