@@ -108,9 +108,10 @@ class DrivenEngine:
         return [waiting.name for waiting in self._queue.upcoming(num, self._clock.now)]
 
     def peek(self, request_id: str, index: int, num_tokens: int) -> tuple[str, str] | None:
-        """Return the start of the prompt and the end of the text of an output, at most PEEKED each.
+        """Return the start of an output's prompt, and the end of its text.
 
-        num_tokens: how many it has generated.  None if it has ended.
+        Each has at most PEEKED characters.  num_tokens: how many tokens it has generated.  None if
+        it has ended.
         """
         running = (row for first in self._batch.firsts for row in first.group)
         for row in chain(running, self._queue.waiting):

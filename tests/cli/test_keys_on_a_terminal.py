@@ -1,6 +1,7 @@
 """Keys pressed on a terminal before a run of its own, and what is left of that terminal."""
 
 import os
+import re
 import signal
 import subprocess
 
@@ -46,6 +47,19 @@ def test_no_byte_depends_on_keys(folder):
         terminal.press(b"?++++ ")
         assert terminal.ended() == 0
     assert [(folder / name).read_bytes() for name in ("out", "trace")] == expected
+
+
+def test_a_selected_slot_shows_prompt_and_text_and_results_come_with_theirs(folder):
+    with running(folder, *SLOW, "--batch", "2") as terminal:
+        terminal.see("decode")
+        terminal.press(b"\x1b[B")
+        for what in ("\nprompt: ", "\ntext: ", "of 30 tokens"):
+            terminal.see(what)
+        terminal.press(b"\x1b")
+        terminal.see("\nqueue ")
+        terminal.wait_for(lambda: re.search(r"✓ r?\d+ .*\d  [A-Za-z]{2}", terminal.screen.text()))
+        terminal.press(b"++++++")
+        assert terminal.ended() == 0
 
 
 def paused_and_sent(number):

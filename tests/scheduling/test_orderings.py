@@ -1,5 +1,7 @@
 """The first of a queue is the first after sorting it anew, and nobody waits for ever."""
 
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -115,6 +117,20 @@ class Queue(RuleBasedStateMachine):
 
     def is_aged(self, sequence: Schedulable) -> bool:
         return self.policy != "fcfs" and self.now - sequence.arrival_time >= AGING
+
+    @invariant()
+    def the_next_ones_are_in_order(self) -> None:
+        if not hasattr(self, "ordering"):
+            return
+        aged = takewhile(self.is_aged, sorted(self.waiting, key=queue_number))
+        if self.policy == "lpm":  # cached prefixes change, so only the first is certain
+            aged = filter(None, [self.first()])
+        in_order = sorted(
+            self.waiting, key=lambda each: key_by_the_documentation(self.policy, each)
+        )
+        expected = list(dict.fromkeys([*aged, *in_order]))
+        for num in (1, 3, len(self.waiting)):
+            assert self.ordering.upcoming(num, self.now) == expected[:num]
 
     def first(self) -> Schedulable | None:
         in_order = sorted(self.waiting, key=queue_number)
