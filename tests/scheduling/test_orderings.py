@@ -1,6 +1,5 @@
 """The first of a queue is the first after sorting it anew, and nobody waits for ever."""
 
-from functools import partial
 from itertools import takewhile
 from typing import Any
 
