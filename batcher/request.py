@@ -56,7 +56,7 @@ class PromptSegment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     of "system".  pin: evicted last of all.
     """
 
-    text: Annotated[Text | None, "text, encoded by itself"] = None
+    text: Annotated[Text | None, "text, tokenized by itself"] = None
     tokens: Annotated[TokenIds | None, "token ids", "list of token ids"] = None
     length: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_SEGMENTS_LENGTH)] | None,
@@ -114,31 +114,31 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = None
     stop_token: Annotated[
         TokenId | list[TokenId] | None,
-        "ends generation when generated",
+        "tokens that end the output",
         "token id, or list of them",
         Field(idle=(None, [])),
     ] = None
     stop_sequence: Annotated[
         Text | list[TokenId | Text | TokenIds] | None,
-        "ends generation when the output ends with it",
+        "sequences of tokens, or texts, that end the output",
         "list of ids, list of such lists, string, or list of strings",
         Field(idle=(None, [])),
     ] = None
     stop: Annotated[
         Text | list[Text] | None,
-        "OpenAI's name for text stops; an empty list, as in the two fields above, has no effect",
+        "texts that end the output; an empty list, as in the two fields above, has no effect",
         "string, or list of strings",
         Field(idle=(None, [])),
     ] = None
     ignore_eos: Annotated[
         bool,
-        "EOS does not end generation; other stops do",
+        "continue after EOS; other stops still apply",
         Field(excludes=dict.fromkeys(CONSTRAINT_FIELDS, "EOS ends a complete output")),
     ] = False
     arrival_time: Annotated[
         Seconds,
         "arrival of the request, in seconds on the engine's clock. A step takes 1 second, "
-        "or the time of the profile",
+        "or as long as the profile specifies",
         Field(unit="seconds"),
     ] = 0.0
     priority: Annotated[
