@@ -194,7 +194,7 @@ class Command(TyperCommand):
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         sections |= {panel: [] for panel in _FIRST_PANELS}
         params: list[Any] = self.get_params(ctx)
-        for param in params:
+        for param in sorted(params, key=lambda p: getattr(p, "rich_help_panel", None) != INPUT):
             title = "Options"
             if param.param_type_name == "argument":
                 title = "Arguments"

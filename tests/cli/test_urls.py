@@ -82,10 +82,12 @@ def local(tmp_path):
     return tmp_path / "requests.jsonl"
 
 
+@pytest.mark.parametrize("prompt", [[], ["-p", "One"]])
 @pytest.mark.parametrize("more", [[], ["--workers", 2, "--keep-order"]])
-def test_a_run_of_a_url_is_that_of_the_file_and_asks_once(store, local, more):
-    here = batchdecode("run", local, "-q", "--keep-order")
-    there = batchdecode("run", store.url("requests.jsonl"), "-q", "--keep-order", *more)
+def test_a_run_of_a_url_is_that_of_the_file_and_asks_once(store, local, more, prompt):
+    run = ["run", "-q", "--keep-order", *prompt]
+    here = batchdecode(*run, local)
+    there = batchdecode(*run, store.url("requests.jsonl"), *more)
     assert (here.returncode, there.returncode) == (0, 0)
     without_steps = [
         [line.split(b',"slot"')[0] for line in d.stdout.splitlines()] for d in (here, there)
