@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
-from itertools import chain, islice, pairwise, zip_longest
+from itertools import chain, islice, pairwise, repeat, zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -99,6 +99,7 @@ MAX_CELLS_PER_STEP = 4
 MIN_WIDTH, MIN_HEIGHT = 20, 3
 MIN_GANTT = 6  # spare lines
 MIN_LISTS, MIN_QUEUE, MIN_BESIDE = 6, 41, 76  # lines of the lists; columns of one, of both
+PROMPT, TEXT = "prompt: ", "text: "
 MIN_DETAIL_ROOM = 8  # lines for rows and the details of a request
 ROOMY = 16  # lines; with fewer none is blank
 HEADER_SHARE = 4  # the header has 1 / 4 of the lines
@@ -952,7 +953,7 @@ def queue(scene: Scene, width: int, height: int) -> list[Line]:
     _, why = next_up(run, gauges)
     style = "blocked" if run.fold.blocked is not None else ""
     lines[0] += [(GAP, ""), (scene.cut(why, width - line_width(lines[0]) - len(GAP)), style)]
-    names = gauges.waiting[: max(height - 2, 0)]
+    names = gauges.waiting[: max(height - 2, 1)]
     labels = [scene.cut(scene.name(label_of_name(each)), MAX_NAME) for each in names]
     column = max(map(cell_width, labels), default=0)
     for each, label in zip(names, labels, strict=True):
@@ -1011,14 +1012,17 @@ def details(scene: Scene, browser: Browser, width: int, height: int) -> list[Lin
     lines = [line for each in life for line in folded(scene.name(each), width)]
     lines = lines[-max(height - 1 - bool(prompt) - bool(text), 1) :]
     found: list[Line] = [title, *([(line, "")] for line in lines)]
-    asked, answer = (
-        folded(scene.name(" ".join([what, *known.split()])), width) if known else []
-        for what, known in (("prompt:", prompt), ("text:", text))
-    )
+    asked = folded(scene.name(f"{PROMPT}{' '.join(prompt.split())}"), width) if prompt else []
+    room = max(width - len(TEXT), 1)
+    answer = folded(scene.name(" ".join(text.split())), room) if text else []
     num_left = height - len(found)
     asked = asked[: max(num_left - len(answer), num_left // 3, 1)]
     found += [[(line, LABEL)] for line in asked]
-    found += [[(line, "")] for line in answer[-max(num_left - len(asked), 1) :]]
+    last = answer[-max(num_left - len(asked), 1) :]
+    if len(last) < len(answer):
+        last[0] = scene.glyphs.cut + fit(last[0], room - 1)
+    labels = chain([TEXT], repeat(" " * len(TEXT)))
+    found += [[(label, LABEL), (line, "")] for label, line in zip(labels, last, strict=False)]
     return found[:height]
 
 
