@@ -159,7 +159,7 @@ def event_types(union):
 
 
 def test_every_setting_of_the_simulated_model_is_documented():
-    assert set(SimulatedSettings.__struct_fields__) <= code_spans("inside/simulated.md")
+    assert set(SimulatedSettings.__struct_fields__) <= code_spans("inside/model-protocol.md")
 
 
 def test_the_lifecycle_diagram_is_the_table():
