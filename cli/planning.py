@@ -129,7 +129,7 @@ def plan_requests(options: "PlanOptions") -> int:
         if found is not None and not options.json:
             show_details(found)
         if not options.quiet:
-            stopped = "stopped before reliefs were known\n"
+            stopped = "stopped before the search for reliefs ended\n"
             say(found_so_far(searched, options.goodput, trials) if found is None else stopped)
         raise
     if options.json:

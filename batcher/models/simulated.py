@@ -612,6 +612,6 @@ def simulated_draft(name: str, settings: SimulatedSettings) -> SimulatedDraft:
         agreement = msgspec.convert(rate if colon else "1", Rate, strict=False)
     except msgspec.ValidationError:
         raise BatchdecodeError(
-            f"{name}: RATE says how often it is right, from 0 to 1, not {rate}"
+            f"{name}: RATE must be the share of correct drafts, from 0 to 1, not {rate}"
         ) from None
     return SimulatedDraft(settings, agreement)

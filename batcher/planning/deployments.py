@@ -188,7 +188,7 @@ def _one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
         if text not in names:
             near = get_close_matches(text, names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"{hint}there is {', '.join(names)}")
+            raise ValueError(f"{hint}known: {', '.join(names)}")
         return names[text]
 
     return read
@@ -235,7 +235,7 @@ def read_fleet(path: str) -> FleetFile:
         place = Place(path, f"group {called}", "replicas", number - 1)
         group = _group(values, str(number), place)
         if group.name in groups:
-            raise CatalogError(f"{place}: another group is called {group.name}")
+            raise CatalogError(f"{place}: the name {group.name} is used by another group")
         groups[group.name] = group
     if contents.transfer is not None:
         place = Place(path, "transfer", "transfer")
@@ -247,7 +247,9 @@ def read_fleet(path: str) -> FleetFile:
             f"{path}: role: expected groups with prefill and with decode, or with neither"
         )
     if fleet.transfer is None and "decode" in roles:
-        raise CatalogError(f"{path}: transfer is missing: gbytes_per_s, and maybe latency")
+        raise CatalogError(
+            f"{path}: transfer is missing: set gbytes_per_s, and latency if it matters"
+        )
     if fleet.transfer is not None and "decode" not in roles:
         raise CatalogError(f"{path}: transfer has no effect without groups with role: decode")
     _read("replicas", fleet.num_replicas, f"{path}: all replicas together")

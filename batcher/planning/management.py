@@ -45,8 +45,8 @@ class PlannedFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 Planned = Annotated[
     tuple[PlannedFailure, ...],
     Meta(
-        description="a list of failures, each with a replica, counted from 0, at, in seconds, and "
-        "perhaps back_after, in seconds, at least 0.001"
+        description="a list of failures, each with replica (from 0), at (seconds) and optionally "
+        "back_after (seconds, at least 0.001)"
     ),
 ]
 
@@ -102,12 +102,12 @@ def check_management(management: Management, num_replicas: int, path: str) -> No
     failures, autoscale = management.failures, management.autoscale
     place = Place(path, "failures", "failures")
     if failures is not None and failures.mtbf is None and not failures.planned:
-        raise CatalogError(f"{place}: nothing fails without mtbf or planned")
+        raise CatalogError(f"{place}: set mtbf or planned")
     for failure in failures.planned if failures is not None and autoscale is None else ():
         if failure.replica >= num_replicas:
             last = num_replicas - 1
             raise CatalogError(
-                f"{place}: planned: there is no replica {failure.replica}, the last is {last}"
+                f"{place}: planned: replica {failure.replica} is out of range (0-{last})"
             )
     if autoscale is None:
         return
@@ -186,9 +186,9 @@ def by_attainment(target: float, state: FleetState) -> int:
 
 
 POLICIES = {  # with the meaning of their target
-    "target-utilisation": "the share of slots that is to be used",
-    "queue": "the number of requests that are to wait for each replica",
-    "slo": "the share of requests that is to meet the SLO, up to 1",
+    "target-utilisation": "the share of slots to use",
+    "queue": "the number of waiting requests per replica",
+    "slo": "the share of requests that must meet the SLO, up to 1",
 }
 
 
@@ -215,7 +215,7 @@ def policy_of(settings: Autoscale) -> Callable[[FleetState], int]:
         raise BatchdecodeError(f"policy {name} needs a target: {POLICIES[name]}")
     if name == "slo":
         if target > 1 or settings.slo is None:
-            raise BatchdecodeError(f"policy slo needs a slo, and a target: {POLICIES[name]}")
+            raise BatchdecodeError(f"policy slo needs an slo, and a target: {POLICIES[name]}")
         return lambda state: by_attainment(target, state)
     if name == "queue":
         return lambda state: proportional(state.waiting, target, tolerance, state)

@@ -219,7 +219,7 @@ def parse_priorities(text: str, place: str) -> PriorityShares:
     if not (shares and is_allowed and 2 * len(shares) == len(parts)):
         raise WorkloadError(
             f"{place} {text!r}: expected PRIORITY:SHARE,..., whole numbers, each once, with shares "
-            f"above 0, as 0:0.9,1:0.1"
+            "above 0, such as 0:0.9,1:0.1"
         )
     return shares
 

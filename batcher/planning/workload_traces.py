@@ -229,7 +229,7 @@ def _azure_rows(lines: Iterable[NumberedLine], checks: TraceEntryChecks) -> Iter
             whole = datetime.fromisoformat(f"{day}T{time}{zone or 'Z'}")  # UTC by default
         except ValueError:
             wrong = f"{AZURE_COLUMNS[0]} {timestamp!r}: "
-            expected = "expected a time as in 2023-11-16 18:15:46.6805900"
+            expected = "expected a time such as 2023-11-16 18:15:46.6805900"
             raise checks.error(number, wrong + expected) from None
         prompt, output = (
             (field, checks.whole(text, number, f"{field} {text!r}: expected a number of tokens"))

@@ -170,9 +170,9 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
     is_comma = error.msg.startswith("Illegal trailing comma")  # since Python 3.13
     if is_comma or (text[place] in "]}" and before.endswith(",")):
         place = place if is_comma else len(before) - 1
-        message = "no comma belongs before a closing bracket"
+        message = "remove the comma before the closing bracket"
     elif text[place] == "'":
-        message = "names and strings stand in double quotes, not in single ones"
+        message = "use double quotes for names and strings, not single ones"
     message = f"{NOT_JSON}{message[0].lower()}{message[1:]}"
     return JsonError("invalid-json", message, TextSpan(place, place + 1))
 

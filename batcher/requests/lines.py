@@ -170,7 +170,7 @@ def find_too_many(line: bytes, line_number: int) -> "Problem | None":
     from batcher.requests.problems import CONTEXT, make_problem  # noqa: PLC0415 - as in `parse`
 
     message = f"the line has more than {MAX_PARTS} strings, field names, lists and objects"
-    hint = "a list of token ids counts once, however long; join texts and messages to fewer"
+    hint = "a list of token ids counts once; merge texts and messages"
     start = line[:CONTEXT].decode(errors="replace")
     problem = FieldProblem("too-many-parts", (), message, hint)
     return make_problem(problem, line_number, start, TextSpan(0, 1))

@@ -280,13 +280,13 @@ def _json_schema(path: Path, value: Any) -> Found:
         schema = parse(value)
     except JsonError as error:
         what = error.message.removeprefix(NOT_JSON)
-        message = f"{quote(path)} is text, and not JSON: offset {error.span.start}: {what}"
+        message = f"{quote(path)} is text, but not JSON: offset {error.span.start}: {what}"
         yield FieldProblem("invalid-value", path, message)
         return
     if isinstance(schema, dict | bool):
         yield Given("json_schema", schema, path)
     else:
-        message = f"{quote(path)} is text, and no JSON Schema: {show(schema)}"
+        message = f"{quote(path)} is text, not a JSON Schema: {show(schema)}"
         yield FieldProblem("invalid-value", path, message)
 
 
@@ -345,7 +345,7 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
         return
     if template is None:
         message = "`messages` needs a model with a chat template; this one has none"
-        hint = "give the prompt itself, or give the model or its tokenizer `apply_chat_template`"
+        hint = "use `prompt`, or add `apply_chat_template` to the model or its tokenizer"
         yield FieldProblem("unsupported-model", path, message, hint)
         return
     if fields.allows_special:
@@ -470,7 +470,7 @@ def _read_echo(name: str, value: Any, fields: Fields) -> Found:
 def _read_chat_logprobs(name: str, value: Any, fields: Fields) -> Found:
     if not isinstance(value, bool):
         problem = wrong("invalid-type", (name,), "true or false", value)
-        yield replace(problem, hint="`top_logprobs` says how many")
+        yield replace(problem, hint="use `top_logprobs` for the number")
     elif value and fields.values.get("top_logprobs") is None:
         yield Given("logprobs", 0, (name,))
 
@@ -684,11 +684,11 @@ def unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
     name = cut(str(path[-1]))
     is_foreign = name in UNSUPPORTED and own_name(name, allowed) is None
     if is_foreign and "prompt_logprobs" in allowed:  # where fields of a request belong
-        message = f"{quote(path)} is known from OpenAI or vLLM, and not supported here"
+        message = f"{quote(path)} is an option of OpenAI or vLLM, but not supported here"
         return FieldProblem("unsupported-option", path, message, "leave it out", is_key=True)
     hint = suggest(name, allowed)
     if allowed is ROW_FIELDS and any(name in names for names in BODY_FIELDS.values()):
-        hint = "it belongs inside `body`"
+        hint = "move it into `body`"
     if path[:-1] == ("body",):
         urls = [url for url, names in BODY_FIELDS.items() if name in names]
         hint = f"it is for {urls[0]}" if urls else hint
@@ -696,5 +696,5 @@ def unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
 
 
 def _alike(path: Path, other: Path) -> FieldProblem:
-    message = f"{quote(path)} and {quote(other)} mean the same; give one of them"
+    message = f"{quote(path)} and {quote(other)} are synonyms; use one of them"
     return FieldProblem("conflicting-fields", path, message)

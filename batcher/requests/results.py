@@ -36,7 +36,7 @@ def decode_result_line(line: bytes) -> list[Result]:
     try:
         return [_result_decoder.decode(line)]
     except msgspec.ValidationError:
-        reason = "it lacks a field of a result, or has another type there"
+        reason = "a field of a result is missing or has the wrong type"
     except ValueError:
         reason = "it is not JSON"
     from batcher.requests.result_rows import results_of_row  # noqa: PLC0415 - only for OpenAI rows

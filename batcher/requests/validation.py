@@ -450,7 +450,7 @@ def check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Proble
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        what = "no NaN, no Infinity, no endless nesting, and nothing but JSON's own kinds of values"
+        what = "only values of JSON: no NaN, Infinity or endless nesting"
         yield FieldProblem("invalid-value", path, f"{quote(path)} must be JSON: {what}")
 
 
@@ -632,7 +632,9 @@ def find_conflicts(request: Request) -> Iterator[tuple[FieldProblem, str | None]
         yield _make("best_of", "n", message)
     if request.num_beams > 1:
         if request.n > request.num_beams:
-            message = f"`n` is {request.n}, but {request.num_beams} beams give no more outputs"
+            message = (
+                f"`n` is {request.n}, but {request.num_beams} beams give at most as many outputs"
+            )
             yield _make("n", "num_beams", message)
     elif temperature == 0:
         for name, count in (("n", request.n), ("best_of", request.best_of)):
@@ -710,7 +712,7 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
             "`prompt_logprobs` needs logits after every token of a prompt; "
             "this model gives only those after the last"
         )
-        hint = "leave it out, and in rows of completions `echo` or `logprobs`"
+        hint = "drop it; in rows of completions, drop `echo` or `logprobs`"
         yield FieldProblem("unsupported-model", ("prompt_logprobs",), message, hint)
     needed = num_slots_needed(request)
     if capabilities.num_slots is not None and needed > capabilities.num_slots:
@@ -755,10 +757,10 @@ def find_unsent(
         yield FieldProblem("missing-field", (), message, hint)
     prompt = request.prompt
     if isinstance(prompt, list) and any(isinstance(part, PromptSegment) for part in prompt):
-        message = "`prompt` has segments, which servers do not know"
-        yield FieldProblem("unsupported-model", ("prompt",), message, "give a text, or token ids")
+        message = "`prompt` has segments, which servers do not support"
+        yield FieldProblem("unsupported-model", ("prompt",), message, "use a text, or token ids")
     if request.session is not None and isinstance(prompt, list):
-        message = "`prompt` is token ids, and a session with a server continues texts"
+        message = "`prompt` has token ids, but a session with a server needs texts"
         yield FieldProblem("unsupported-model", ("prompt",), message, "give a text")
     for name in sorted(OF_STREAMS & {name for name, value in extra.items() if value is not None}):
         message = f"`extra_body.{name}` is set by batchdecode: each output is a stream of its own"
@@ -766,7 +768,7 @@ def find_unsent(
         yield FieldProblem("conflicting-fields", path, message, "leave it out", is_key=True)
     stops = request.stop_sequence
     if isinstance(stops, list) and not all(isinstance(stop, str) for stop in stops):
-        message = "`stop_sequence` has token ids, which servers do not know"
+        message = "`stop_sequence` has token ids, which servers do not support"
         yield FieldProblem("unsupported-model", ("stop_sequence",), message, "give texts")
 
 

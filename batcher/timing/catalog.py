@@ -57,7 +57,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem="expected a name", problem_mark=key.start_mark)
             line = key.start_mark.line + 1
             if lines.setdefault(key.value, line) != line:
-                problem = f"{key.value} is there in line {lines[key.value]} already"
+                problem = f"{key.value} is already set in line {lines[key.value]}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
         return super().construct_mapping(node, deep=deep)
 
@@ -177,7 +177,7 @@ def as_record(values: Any, record: type[R], place: str | Place) -> R:
     missing = [name for name, field in fields.items() if field.required and name not in values]
     if missing:
         needed = ", ".join(name for name, field in fields.items() if field.required)
-        raise CatalogError(f"{place}: {', '.join(missing)} missing; needed are {needed}")
+        raise CatalogError(f"{place}: {', '.join(missing)} missing; required: {needed}")
     return record(
         **{name: _value(fields[name], v, _within(place, name)) for name, v in values.items()}
     )

@@ -179,7 +179,7 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
         kinds = ("quant_method", "fp8"), ("format", "float-quantized")
         if not isinstance(quantized, dict) or all(quantized.get(k) != v for k, v in kinds):
             raise CatalogError(
-                f"{place}: quantization_config: only fp8 is known; without it, say weight_dtype"
+                f"{place}: quantization_config: only fp8 is supported; otherwise set weight_dtype"
             )
         given["weight_dtype"] = FP8
     given["num_experts"] = next((config[key] for key in _NAMES_OF_EXPERTS if config.get(key)), None)
@@ -191,7 +191,9 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
             known = ", ".join(_BYTES_OF_TYPES)
             raise CatalogError(f"{place}: {name}: expected {known}, not {dtype}")
     if shape.hidden_size < shape.num_attention_heads and shape.head_dim is None:
-        raise CatalogError(f"{place}: num_attention_heads: at most hidden_size, or give head_dim")
+        raise CatalogError(
+            f"{place}: num_attention_heads: expected at most hidden_size; otherwise set head_dim"
+        )
     if shape.num_experts is not None:
         if shape.num_experts_per_tok is None or shape.num_experts_per_tok > shape.num_experts:
             expected = f"expected 1 to {shape.num_experts}"
@@ -564,7 +566,7 @@ def step_time_of(text: str) -> StepTime:
     """Return the step time of `text`, in one of FORMS, or raise a CatalogError."""
     kind, colon, rest = text.partition(":")
     if text == "wall":
-        raise CatalogError("wall, the measured time, is for run only; give " + FORMS)
+        raise CatalogError("wall, the measured time, works only with run; use " + FORMS)
     if kind == "constant":
         try:
             seconds = read_number(rest, float) if colon else 1.0
@@ -579,7 +581,7 @@ def step_time_of(text: str) -> StepTime:
         gap = (overhead or Overhead()).gap_seconds(named[0].num_hidden_layers)
         return roofline(text, *named, gap)
     if not text:
-        raise CatalogError(f"the name is empty; give {FORMS}")
+        raise CatalogError(f"the name is empty; use {FORMS}")
     name, profile = load_profile(text)
     return profile.step_time(name)
 

@@ -65,7 +65,7 @@ class TrainingSettings(Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.warmup_steps >= self.steps:
             raise BatchdecodeError(
-                f"warmup_steps {self.warmup_steps} leaves nothing of {self.steps} steps"
+                f"warmup_steps {self.warmup_steps} is not below the {self.steps} steps"
             )
 
 

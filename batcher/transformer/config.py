@@ -486,7 +486,9 @@ def config_of(architecture: Architecture, mapping: Mapping[str, Any]) -> Transfo
                 f"{unknown} is not supported; known: biases of q, k and v in Qwen2ForCausalLM"
             )
     if fields.use_bidirectional_attention:
-        raise BatchdecodeError("use_bidirectional_attention is not supported: nothing is generated")
+        raise BatchdecodeError(
+            "use_bidirectional_attention is not supported: such a model generates nothing"
+        )
     if fields.quantization_config is not None:
         raise BatchdecodeError(
             "quantization_config is not supported; known: F32, F16 and BF16, or a .gguf file"

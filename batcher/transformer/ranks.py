@@ -261,7 +261,7 @@ class RankProcesses:
             finally:
                 self._end()
         except BaseException:
-            self._lost = "its ranks were broken off"
+            self._lost = "its ranks were stopped"
             self._end()
             raise
 
@@ -278,7 +278,7 @@ class RankProcesses:
             if process.exitcode is not None and process.exitcode < 0:
                 raise LostModelError(
                     f"rank {rank} of {len(self._processes)} was killed by signal "
-                    f"{-process.exitcode}, perhaps for want of memory"
+                    f"{-process.exitcode}, perhaps out of memory"
                 )
         raise LostModelError("a rank has ended")
 

@@ -141,7 +141,9 @@ def stored_size(kind: str, shape: tuple[int, ...]) -> int:
     if not shape or 0 in shape:
         raise BatchdecodeError(f"the shape {list(shape)} has a size of zero")
     if shape[-1] % block_size:
-        raise BatchdecodeError(f"rows of {shape[-1]} are no blocks of {block_size}, as in {kind}")
+        raise BatchdecodeError(
+            f"rows of {shape[-1]} do not divide into blocks of {block_size} ({kind})"
+        )
     return prod(shape) // block_size * num_bytes
 
 

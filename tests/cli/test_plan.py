@@ -47,7 +47,7 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
         "  time       at batch 4: 50% waiting for slots, 50% computing",
         "  tried      1, 2, 3, 4, 5, 6, 8",
     ]
-    assert told.err.endswith(b"stopped before reliefs were known\n")
+    assert told.err.endswith(b"stopped before the search for reliefs ended\n")
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_rank_that_is_killed_ends_a_run_that_can_be_resumed(tmp_path):
         os.kill(ranks[0], signal.SIGKILL)
         errors = process.communicate(timeout=30)[1].decode()
     assert process.returncode == 1
-    assert "error: rank 0 of 2 was killed by signal 9, perhaps for want of memory; " in errors
+    assert "error: rank 0 of 2 was killed by signal 9, perhaps out of memory; " in errors
     assert '"error"' not in (tmp_path / "out").read_text()
 
 

@@ -244,7 +244,7 @@ def test_outputs_at_urls_are_those_in_files(shelf, tmp_path, ending, more):
 def test_results_at_a_url_are_overwritten_only_by_force(shelf, tmp_path):
     (tmp_path / "there").write_text("mine")
     done = shelf("-o", shelf.url)
-    assert (done.returncode, done.stderr.count("would be lost: --force")) == (2, 1)
+    assert (done.returncode, done.stderr.count("another kind: use --force")) == (2, 1)
     assert (tmp_path / "there").read_text() == "mine"
     assert shelf("-q", "-o", shelf.url, "--force").returncode == 0
     assert (tmp_path / "there").read_bytes() == shelf("-q").stdout

@@ -242,7 +242,7 @@ def test_bad_messages_have_their_place(messages, found):
 def test_a_field_that_is_known_and_not_supported_is_no_misspelt_one(name):
     [problem] = parse(line(**{name: "x"})).problems
     assert (problem.code, problem.field) == ("unsupported-option", name)
-    assert problem.message == f"`{name}` is known from OpenAI or vLLM, and not supported here"
+    assert problem.message == f"`{name}` is an option of OpenAI or vLLM, but not supported here"
 
 
 def test_a_prompt_and_messages_are_two_prompts():
@@ -319,5 +319,5 @@ def test_an_error_in_a_grammar_points_into_its_text(fields, message, there, is_r
 def test_text_that_is_not_json_is_told_without_the_words_of_python():
     written = json.dumps(line(guided_json='{"a": never}'))
     [problem] = parse(json.loads(written)).problems
-    assert problem.message == "`guided_json` is text, and not JSON: offset 6: expecting value"
+    assert problem.message == "`guided_json` is text, but not JSON: offset 6: expecting value"
     assert written[problem.column - 1 :].startswith("never")

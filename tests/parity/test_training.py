@@ -465,7 +465,7 @@ def test_a_target_that_cannot_be_learnt_from_is_refused(tmp_path, corpus, materi
 
 def test_settings_options_and_a_corpus_that_do_not_fit_are_refused(folder):
     for arguments, message in [
-        (["-o", "out", "--steps", "2"], "warmup_steps 2 leaves nothing of 2 steps"),
+        (["-o", "out", "--steps", "2"], "warmup_steps 2 is not below the 2 steps"),
         (["-o", "."], "the folder is not empty: --resume continues"),
         (["-o", "corpus.txt"], "cannot write corpus.txt: Not a directory"),
         (["-o", "out", "--config", "bad.yaml"], "bad.yaml:1:1: unknown setting num_layer; did you"),

@@ -77,7 +77,7 @@ def test_step_times_are_named_alone_or_in_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GOOD.replace("e: 5e-6\n", ""), "profile mine: e missing; needed are t0, w, f, g, d, h, e"),
+        (GOOD.replace("e: 5e-6\n", ""), "profile mine: e missing; required: t0, w, f, g, d, h, e"),
         (GOOD.replace("w: 2", "w: -2"), "profile mine: w: expected a number from 0 to 1e9, not -2"),
         (GOOD.replace("w: 2", "w: .nan"), "w: expected a number from 0 to 1e9, not nan"),
         (
@@ -86,7 +86,7 @@ def test_step_times_are_named_alone_or_in_a_file(tmp_path):
         ),
         (GOOD + "num_experts: 8\nnum_experts_per_tok: 2\n", "need each other"),
         (GOOD + "x: 3\nnum_experts: 8\nnum_experts_per_tok: 9\n", "_per_tok: expected 1 to 8"),
-        (GOOD + "w: 3\n", "mine.yaml:8:1: w is there in line 2 already"),
+        (GOOD + "w: 3\n", "mine.yaml:8:1: w is already set in line 2"),
         ("[" * 3000, "mine.yaml:1:9: nested too deeply"),
         (GOOD.replace("w: 2", 'w: "\\ud800"'), "mine.yaml:2:4: a lone surrogate stands"),
         (GOOD.replace("w: 2", "w: !!timestamp x"), "mine.yaml:2:4: no tags like timestamp, write"),
@@ -115,9 +115,9 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, text, message):
             r"unknown profile h100_llama3.1-8b \(did you mean h100_llama3.1-8b_tp",
         ),
         ("H100", r"unknown profile H100 \(did you mean h100_llama3.1-8b_tp1 or h100_llama3.1-70b"),
-        ("", "the name is empty; give constant, constant:SECONDS"),
+        ("", "the name is empty; use constant, constant:SECONDS"),
         ("nowhere.yaml", "cannot read nowhere.yaml: No such file"),
-        ("wall", "wall, the measured time, is for run only; give constant"),
+        ("wall", "wall, the measured time, works only with run; use constant"),
         ("constant:", "constant:: expected the seconds of a step, above 0 and up to 1e6"),
         ("roofline:llama-3.1-8b", "expected roofline:MODEL:GPU"),
         ("roofline:llama:h100-sxm", r"unknown model llama \(did you mean llama-"),

@@ -206,7 +206,7 @@ def test_all_data_sheets_can_be_used_and_leave_room_beside_weights():
         ({"hidden_size": 0}, "hidden_size: expected a whole number of at least 1, not 0"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: only fp8"),
         ({"torch_dtype": "int3"}, "torch_dtype: expected float32, bfloat16"),
-        ({"num_attention_heads": 5000}, "num_attention_heads: at most hidden_size"),
+        ({"num_attention_heads": 5000}, "num_attention_heads: expected at most hidden_size"),
     ],
 )
 def test_a_config_of_another_kind_is_refused(tmp_path, change, message):

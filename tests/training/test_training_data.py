@@ -224,7 +224,7 @@ def options(**given):
         ("holdout: 0.9", "1:1: holdout must be a number above 0 and up to 0.5, not 0.9"),
         ("hidden_size: 100\nnum_heads: 3", "hidden_size 100 does not divide into 3 heads"),
         ("hidden_size: 12\nnum_heads: 4", "hidden_size 12 does not divide into 4 heads of an even"),
-        ("steps: 10\nwarmup_steps: 10", "warmup_steps 10 leaves nothing of 10 steps"),
+        ("steps: 10\nwarmup_steps: 10", "warmup_steps 10 is not below the 10 steps"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, message):

@@ -331,7 +331,7 @@ def test_a_block_is_what_its_definition_says(kind, block, number):
     ("kind", "shape", "message"),
     [
         ("IQ2_XS", (256,), f"IQ2_XS is not supported, known: {', '.join(KINDS)}"),
-        ("Q4_K", (128,), "rows of 128 are no blocks of 256, as in Q4_K"),
+        ("Q4_K", (128,), r"rows of 128 do not divide into blocks of 256 \(Q4_K\)"),
         ("F32", (4, 0), r"the shape \[4, 0\] has a size of zero"),
         ("F32", (), r"the shape \[\] has a size of zero"),
         ("F32", (2**40, 2**40), "bytes are needed for .* 24 are there: the file is cut off or dam"),

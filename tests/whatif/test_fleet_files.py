@@ -86,11 +86,14 @@ def test_the_fewest_of_a_file_are_those_of_the_same_without_one(fleet_of):
             "replicas:\n  - count: 1\n    batch: many\n",
             "fleet.yaml:3: group 1: batch 'many': expected",
         ),
-        ("replicas: [{count: 1, name: a}, {count: 2, name: a}]", "another group is called a"),
+        (
+            "replicas: [{count: 1, name: a}, {count: 2, name: a}]",
+            "the name a is used by another group",
+        ),
         ("replicas: [{count: 65000}, {count: 65000}]", "all replicas together 130000: expected"),
         ("{router: least-load, replicas: [{count: 1}]}", "did you mean least-loaded"),
         (f"replicas: [{PREFILL}]", "role: expected groups with prefill and with decode"),
-        (f"replicas: [{PREFILL}, {DECODE}]", "transfer is missing: gbytes_per_s"),
+        (f"replicas: [{PREFILL}, {DECODE}]", "transfer is missing: set gbytes_per_s"),
         ("{transfer: {gbytes_per_s: 1}, replicas: [{count: 1}]}", "transfer has no effect"),
         (
             "replicas:\n  - {count: 1}\n  - name: big\n    count: 1\n    role: prefil\n",
@@ -102,8 +105,8 @@ def test_the_fewest_of_a_file_are_those_of_the_same_without_one(fleet_of):
         ("replicas: [{count: 1, role: decode, capacity: on-demand}]", "capacity has no effect"),
         ("{report_interval: 0, replicas: [{count: 1}]}", "report_interval 0: expected seconds"),
         (f"{TWO}\nadmission: {{}}", "fleet.yaml:2: admission: max_in_flight missing"),
-        (f"{TWO}\nfailures: {{restart: 3}}", "fleet.yaml:2: failures: nothing fails without"),
-        (f"{TWO}\nfailures: {{planned: [{{replica: 2, at: 1}}]}}", "there is no replica 2, the"),
+        (f"{TWO}\nfailures: {{restart: 3}}", "fleet.yaml:2: failures: set mtbf or planned"),
+        (f"{TWO}\nfailures: {{planned: [{{replica: 2, at: 1}}]}}", "replica 2 is out of range"),
         (
             f"{TWO}\nfailures: {{planned: [{{replica: 0, at: 1, after: 2}}]}}",
             "fleet.yaml:2: failures: planned: expected a list of failures",

@@ -151,7 +151,7 @@ def test_a_wrong_trace_or_one_that_is_the_output_leaves_a_file_alone(make, tmp_p
     path = tmp_path / "w.jsonl"
     for content, trace, why in (
         ((SAMPLES / "azure.csv").read_text(), path, "is the input too"),
-        ("old", SAMPLES / "vllm.jsonl", "would be lost"),
+        ("old", SAMPLES / "vllm.jsonl", "another kind"),
     ):
         path.write_text(content)
         with pytest.raises(BatchdecodeError, match=why):
@@ -281,7 +281,7 @@ def test_each_line_of_a_trace_is_a_request(name, lines, entries, num_zeros):
     [
         ("azure", [], "trace:1: no column TIMESTAMP"),
         ("azure", [HEADER, "2023-11-16 18:15:46,3"], "trace:2: 2 columns: expected TIMESTAMP, "),
-        ("azure", [HEADER, "noon,3,4"], "trace:2: TIMESTAMP 'noon': expected a time as in 2023-"),
+        ("azure", [HEADER, "noon,3,4"], "trace:2: TIMESTAMP 'noon': expected a time such as 2023-"),
         ("azure", [HEADER, "2023-11-16 18:15:46,x,4"], "trace:2: ContextTokens 'x': expected a"),
         (
             "azure",
