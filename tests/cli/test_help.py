@@ -57,7 +57,7 @@ def test_every_option_is_on_the_page_of_all_and_what_is_common_on_a_short_one(sh
     assert "[default: no limit; from 1]" in words
     assert "[required]" in shown("plan")
     assert whole == shown("run", is_whole=True) + "\n"
-    assert "\nOptions:\n  --model NAME " in short
+    assert "\nOptions:\n  -p, --prompt TEXT " in short
     assert "  --help-all            Show all options, grouped.\n" in short
     assert "--watermark" not in short
     assert re.findall(r"^(\w+):$", whole, re.MULTILINE) == [

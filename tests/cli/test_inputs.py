@@ -165,23 +165,27 @@ def test_what_is_wrong_with_an_input(tmp_path, arguments, data, message):
 )
 def test_prompts_are_requests(tmp_path, arguments, data, expected):
     (tmp_path / "words").write_text("w")
-    requests = [{"id": i, "prompt": text} for i, text in expected.items()]
-    for options, fields in (
-        ([], {"max_tokens": 256}),
-        (["--max-tokens", "7"], {}),
-        (["--chat", "--model", "chats:Chat"], {}),
-        (["--workers", "2", "--keep-order"], {"max_tokens": 256}),
-    ):
-        (tmp_path / "chats.py").write_text(CHAT)
-        run = ["run", "-q", *options]
-        same = b"".join(lines_of(each | fields) for each in requests)
-        if data.startswith(b'{"prompt"') and not fields:
-            continue  # its last line has a limit of its own
-        done = batchdecode(*run, *arguments, cwd=tmp_path, stdin=data)
-        assert done.returncode == 0, done.stderr
-        other = batchdecode(*run, cwd=tmp_path, stdin=same)
-        assert texts_of(done) == texts_of(other)
-        assert texts_of(done).keys() == expected.keys()
+    requests = [{"id": i, "prompt": text, "max_tokens": 256} for i, text in expected.items()]
+    done = batchdecode("run", "-q", *arguments, cwd=tmp_path, stdin=data)
+    other = batchdecode("run", "-q", cwd=tmp_path, stdin=lines_of(*requests))
+    assert texts_of(done) == texts_of(other)
+    assert texts_of(done).keys() == expected.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ("--max-tokens 7", {}),
+        ("--chat --model chats:Chat", {}),
+        ("--workers 2 --keep-order", {"max_tokens": 256}),
+    ],
+)
+def test_a_prompt_has_the_limit_of_its_kind(tmp_path, options, fields):
+    (tmp_path / "chats.py").write_text(CHAT)
+    run = ["run", "-q", *options.split()]
+    done = batchdecode(*run, "-p", "a", cwd=tmp_path)
+    other = batchdecode(*run, cwd=tmp_path, stdin=lines_of({"prompt": "a"} | fields))
+    assert texts_of(done) == texts_of(other) != {}
 
 
 def texts_of(done):
