@@ -212,7 +212,7 @@ def found_so_far(searched: Searched, asked: float, trials: list[Trial]) -> str:
         value, kind = (max(enough), "largest") if searched == "rate" else (min(enough), "smallest")
         best = f"{named(searched, value)} is the {kind} that meets the SLO so far"
     count = counted(len(trials), "value")
-    return f"stopped after {count}: {best}; tried {tried}, {asked * 100:g}% is asked\n"
+    return f"stopped after {count}: {best}; tried {tried}; target {asked * 100:g}%\n"
 
 
 def read_workload(options: "CompareOptions | PlanOptions") -> AnyWorkload:

@@ -307,7 +307,7 @@ def headline(plan: Plan) -> str:
     asked = f"{plan.asked * 100:g}%" + " of each class" * bool(plan.outcome.classes)
     if plan.is_met:
         best = "largest" if plan.searched == "rate" else "smallest"
-        of_all = f"{listed(_reached(plan.outcome), 'and')} do, {asked} is asked"
+        of_all = f"{listed(_reached(plan.outcome), 'and')} do (target: {asked})"
         return f"{best_value} is the {best} that meets the SLO: {of_all}"
     low, high = sorted((plan.trials[0].value, plan.trials[-1].value))
     searched, short = plan.searched.replace("_", "-"), partial(_short, plan.searched)

@@ -41,7 +41,7 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
         plan_requests(PlanOptions(input=str(tmp_path / "r"), axes={}, slo=["e2e=25"]))
     told = capfdbinary.readouterr()
     assert told.out.decode().splitlines() == [
-        "batch 4 is the smallest that meets the SLO: 100% of 8 outputs do, 99% is asked",
+        "batch 4 is the smallest that meets the SLO: 100% of 8 outputs do (target: 99%)",
         "  e2e        p99 20 steps of 25 steps, headroom 20%",
         "  next       batch 3 reaches 75%, 2 miss e2e",
         "  time       at batch 4: 50% waiting for slots, 50% computing",
@@ -58,7 +58,7 @@ def test_the_answer_is_there_before_it_is_known_what_would_help(tmp_path, monkey
             3,
             (
                 "stopped after 3 values: batch 4 is the smallest that meets the SLO so far; "
-                "tried batch 1 (25%), batch 2 (50%), batch 4 (100%), 99% is asked\n"
+                "tried batch 1 (25%), batch 2 (50%), batch 4 (100%); target 99%\n"
             ),
         ),
     ],
@@ -118,7 +118,7 @@ def test_classes_have_columns_and_a_plan_tells_which_binds():
     lines = done.stdout.decode().splitlines()
     assert lines[0] == (
         "batch 2 is the smallest that meets the SLO: 100% of 6 others and 100% of 2 outputs of "
-        "priority=1 do, 99% of each class is asked"
+        "priority=1 do (target: 99% of each class)"
     )
     assert lines[1:3] == [
         "  e2e        p99 40 steps of 80 steps, headroom 50%",
