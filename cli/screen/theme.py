@@ -62,7 +62,7 @@ UNICODE = Glyphs(
 )
 ASCII = Glyphs(
     "|",
-    "*",
+    "v",
     "=",
     ":",
     ".",
