@@ -262,11 +262,11 @@ SHORT_CAUSES: Mapping[Cause, str] = {
     "slots": "for a slot",
     "queue": "for others before it in the queue",
     "kv": "for KV blocks",
-    "tokens": "for tokens of the step",
+    "tokens": "for the token budget",
     "preemption": "because the step preempted",
     "batch": "for the batch to end",
-    "rate": "for its turn at the rate",
-    "concurrency": "for the server to have less to do",
+    "rate": "for the rate limit",
+    "concurrency": "for an overloaded server",
 }
 STANDSTILLS: Mapping[Cause, str] = {
     "tokens": "others used up the tokens",

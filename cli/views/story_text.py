@@ -86,7 +86,7 @@ def describe(comparison: RunComparison, name_a: str, name_b: str) -> Iterator[st
         if labels:
             yield f"only in {letter}: {names(labels)} ({counted(len(labels), 'output')})"
     if comparison.altered:
-        what = "came at another time or asked for something else"
+        what = "differ in arrival time or in their fields"
         number = counted(len(comparison.altered), "output")
         yield f"not the same: {names(comparison.altered)} {what} ({number})"
     breaks = {"A": comparison.breaks_off_a, "B": comparison.breaks_off_b}
@@ -102,16 +102,16 @@ def describe(comparison: RunComparison, name_a: str, name_b: str) -> Iterator[st
     times = ""
     if comparison.is_timed:
         times = f" ({time_of(parting.time_a)} in A, {time_of(parting.time_b)} in B)"
-    yield f"the schedules part at step {parting.step:,}{times}:"
+    yield f"the schedules diverge at step {parting.step:,}{times}:"
     for letter, decisions in (("A", parting.only_a), ("B", parting.only_b)):
         for decision in decisions[:MAX_DECISIONS]:
             yield f"  {letter} {decided(decision)}"
         if len(decisions) > MAX_DECISIONS:
-            yield f"  {letter} decides {len(decisions) - MAX_DECISIONS:,} things more"
+            yield f"  {letter} makes {len(decisions) - MAX_DECISIONS:,} more decisions"
         if not decisions:
-            yield f"  {letter} decides nothing else"
+            yield f"  {letter} makes no other decision"
     if comparison.involved:
-        yield f"what these do in step {parting.step:,}:"
+        yield f"these requests in step {parting.step:,}:"
     missing = "is not known yet" if broken else "does not exist"
     for one in comparison.involved:
         for letter, story in (("A", one.a), ("B", one.b)):
@@ -145,7 +145,7 @@ def decided(decision: Decision) -> str:
             return f"accepts {drafts} of {label} in slot {decision.slot}"
         case SpeculateEvent():
             drafts = f"{counted(decision.tokens, 'draft')} a step"
-            return f"wants {drafts} for {label} from then on ({decision.reason})"
+            return f"plans {drafts} for {label} from then on ({decision.reason})"
         case FinishEvent():
             tokens = counted(decision.tokens, "token")
             return f"ends {label} in slot {decision.slot} ({decision.reason}, {tokens})"
@@ -176,7 +176,7 @@ def results_of(comparison: RunComparison, max_rows: int, width: int | None = Non
         shown = changes[:max_rows]
         which = "" if len(shown) == len(changes) else f"; the {len(shown)} that changed most"
         number = counted(comparison.num_compared, "output")
-        yield f"{len(changes):,} of {number} went another way{which}:"
+        yield f"{len(changes):,} of {number} changed{which}:"
         rows = [_CHANGE_TITLES, *map(_change_row, shown)]
         lines, without = _table(rows), list[str]()
         for name, place in _LEAST_WANTED.items():
@@ -300,7 +300,7 @@ def _lines(story: Story, length: Length, *, is_so_far: bool) -> Iterator[str]:
         if story.parts:
             yield f"ended with step {ended.step:,}{when}: {reason}, {tokens}"
         else:
-            yield f"ended where it arrived ({reason}), without a slot"
+            yield f"ended on arrival ({reason}), without a slot"
         if ended.error is not None:
             yield f"{ended.error.code}: {ended.error.message}"
     phases = ("waiting", "preempted", "prefill", "decode", "standing still")
@@ -339,7 +339,7 @@ def why_waiting(part: StoryPart, story: Story) -> str:
     if part.cause == "queue":
         if story.worker is not None:  # its queue includes requests that it does not have yet
             return "in the queue: its worker had not been handed it, or slots were too few"
-        return "in the queue: one before it needed more slots than were free"
+        return "in the queue: a request before it needed more slots than were free"
     head = "it" if part.behind is None else part.behind
     total = "" if story.kv_blocks is None else f" of {story.kv_blocks:,}"
     holders = f", and {names(part.by)} held the others" if part.by else ""
@@ -347,11 +347,11 @@ def why_waiting(part: StoryPart, story: Story) -> str:
     flight = f": {len(part.by)} in flight were enough" if part.by else ""
     reason = {
         "kv": f"for KV blocks: {head} needed {part.blocks:,}{total}{holders}",
-        "tokens": f"for tokens of the step: none were left for {head}",
+        "tokens": f"for the token budget: none was left for {head}",
         "preemption": "because a preemption paused admissions for that step",
         "batch": f"for the batch to end{batch}",
-        "rate": f"for its turn at the rate: it was too soon for {head}",
-        "concurrency": f"for the server to have less to do{flight}",
+        "rate": f"for the rate limit: it was too soon for {head}",
+        "concurrency": f"for an overloaded server{flight}",
     }[part.cause]
     return reason if part.behind is None else f"behind {part.behind} {reason}"
 
@@ -474,15 +474,15 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
 
 
 _WHY_RETRIED: dict[RetryReason, str] = {
-    "overload": "the server had too much to do",
+    "overload": "the server was overloaded",
     "connection": "the connection failed",
-    "timeout": "nothing came for too long",
-    "answer": "what came was no answer",
+    "timeout": "no data came in time",
+    "answer": "the answer was invalid",
 }
 _WHY_CHANGED: dict[SpeculateReason, str] = {
-    "gain": "more were worth their time",
-    "cost": "more were not worth their time",
-    "failure": "what proposes them failed",
+    "gain": "more pay off",
+    "cost": "more would not pay off",
+    "failure": "the drafter failed",
 }
 
 

@@ -187,7 +187,7 @@ def test_a_difference_says_where_why_and_how_much_up_to_where_a_trace_breaks_off
     done = batchdecode("trace", "diff", "tight.jsonl", "roomy.jsonl", "--top", "2", cwd=traces)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.decode().splitlines()
-    assert lines[3] == "the schedules part at step 7 (3.750 s in A, 3.750 s in B):"
+    assert lines[3] == "the schedules diverge at step 7 (3.750 s in A, 3.750 s in B):"
     assert lines[12].split()[:8] == ["c", "8.500", "6.500", "-2.000", "13", "9", "0", "0"]
     assert "  preemptions                    1      0      -1" in lines
     lines = (traces / "tight.jsonl").read_bytes().splitlines(keepends=True)

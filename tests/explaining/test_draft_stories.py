@@ -71,10 +71,10 @@ def test_a_story_says_what_drafts_brought():
     [
         (
             DraftChange(4, 0, "cost"),
-            "no more drafts from step 5 on: more were not worth their time",
+            "no more drafts from step 5 on: more would not pay off",
         ),
-        (DraftChange(4, 1, "gain"), "1 draft a step from step 5 on: more were worth their time"),
-        (DraftChange(4, 0, "failure"), "no more drafts from step 5 on: what proposes them failed"),
+        (DraftChange(4, 1, "gain"), "1 draft a step from step 5 on: more pay off"),
+        (DraftChange(4, 0, "failure"), "no more drafts from step 5 on: the drafter failed"),
     ],
 )
 def test_a_story_says_why_there_were_more_drafts_or_fewer(change, line):
