@@ -84,8 +84,8 @@ def test_what_is_not_in_the_run_is_refused():
 
 
 def test_the_docs_have_the_keys_and_the_command_that_makes_the_sample(tmp_path):
-    page = (ROOT / "docs" / "guide/player.md").read_text()
-    told = re.findall(r"^\| `(.+?)` \| (.+) \|$", page.partition("\n## What")[0], re.MULTILINE)
+    page = (ROOT / "docs" / "guide/live-view.md").read_text().partition("## The player")[2]
+    told = re.findall(r"^\| `(.+?)` \| (.+) \|$", page.partition("\n### What")[0], re.MULTILINE)
     keys = {key: what for key, what in told if not key.startswith("--")}
     assert keys == dict(KEYS)
     block = page.rpartition("```console\n")[2].replace("\\\n", " ")
