@@ -904,7 +904,7 @@ def picture(
         return top
     num_rows, num_details = room - len(blank) - 1 if width >= MIN_CELL else 0, 0
     if browser is not None and browser.has_panel and num_rows >= MIN_DETAIL_ROOM:
-        num_details = max(num_rows // 2, num_rows - num_slots)
+        num_details = max(num_rows * 3 // 5, num_rows - num_slots)
         num_rows -= num_details
     wanted = None if browser is None else browser.rows(num_slots, num_rows)
     if browser is not None and wanted is not None:
@@ -1009,8 +1009,12 @@ def details(scene: Scene, browser: Browser, width: int, height: int) -> list[Lin
         title += [(tokens, "")] if line_width(title) + len(tokens) <= width else []
     prompt, text = scene.peeked.get(request.label, ("", ""))
     text = scene.texts.get(request.label, text) if request.finish is not None else text
-    lines = [line for each in life for line in folded(scene.name(each), width)]
-    lines = lines[-max(height - 1 - bool(prompt) - bool(text), 1) :]
+    lines: list[str] = []
+    for each in reversed(life):  # the newest sentences that fit
+        sentence = folded(scene.name(each), width)
+        if lines and len(sentence) + len(lines) >= height - bool(prompt) - bool(text):
+            break
+        lines = [*sentence, *lines]
     found: list[Line] = [title, *([(line, "")] for line in lines)]
     asked = folded(scene.name(f"{PROMPT}{' '.join(prompt.split())}"), width) if prompt else []
     room = max(width - len(TEXT), 1)
