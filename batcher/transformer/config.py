@@ -38,7 +38,7 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "fp32"
     fast_math: Annotated[
         bool,
-        "compute float products by BLAS: faster in small batches, but the last bits depend on "
+        "compute float products with BLAS: faster in small batches, but the last bits depend on "
         "the batch",
         TransformerSetting(),
     ] = False

@@ -27,7 +27,7 @@ from ..options import (
 Format = Literal[
     "spans", "steps", "csv", "chrome", "perfetto", "html", "svg", "gantt", "summary", "summary-json"
 ]
-SELECTION, PLAYER, REQUESTS = "Only", "Player", "If INPUT holds requests"
+SELECTION, PLAYER, REQUESTS = "Only", "Player", "If INPUT contains requests"
 _INPUT_WORDS = "A trace, the log of another engine, or requests to run: a file or -."
 Run = Annotated[
     Mapping[str, Any],
@@ -116,7 +116,7 @@ class TraceOptions:
         str | None,
         option(
             SELECTION,
-            "Steps from A up to, not including, B; either can be left out.",
+            "Steps from A up to but not including B; you can omit either.",
             "A:B",
             common=True,
         ),
@@ -155,7 +155,7 @@ def why(
     ] = False,
     json: Annotated[bool, flag(OUTPUT, "Print the story as JSON.", common=True)] = False,
     all: Annotated[  # noqa: A002 - as above
-        bool, flag(OUTPUT, "Show every wait and every span, however many.", common=True)
+        bool, flag(OUTPUT, "Show all waits and all spans.", common=True)
     ] = False,
     run_options: Run,
     preset: set[str],

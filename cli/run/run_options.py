@@ -130,7 +130,7 @@ class RunOptions(RequestOptions):
     metrics_file: Annotated[
         str | None,
         output_file(
-            "Write the metrics to FILE.prom every few seconds for Prometheus' node exporter."
+            "Write the metrics to FILE.prom every few seconds for the node exporter of Prometheus."
         ),
     ] = None
     otel: Annotated[
