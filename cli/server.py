@@ -233,7 +233,7 @@ class Server(Gauges):
         thread.stop()
         thread.join(JOIN_SECONDS)
         if self._trace is not None:
-            self._trace.write([*self._engine.hand_out().events, self._engine.end_event()])
+            self._trace.write([*self._engine.take_outcome().events, self._engine.end_event()])
             self._trace.close()
         self._view.close()
         self._trace_file.settle()

@@ -178,6 +178,6 @@ def test_an_empty_prompt_counts_as_one_row_of_its_step():
     engine = Engine(SimulatedModel(), 2, is_measured=True)
     engine.add(Request(prompt="", max_tokens=2, ignore_eos=True))
     engine.add(Request(prompt="x y", max_tokens=2, ignore_eos=True))
-    events = [*drained(engine).events, *engine.tell_steps()]
+    events = [*drained(engine).events, *engine.take_step_events()]
     steps = [event for event in events if isinstance(event, StepsEvent)]
     assert [rows for event in steps for rows in event.rows] == [2, 2]

@@ -233,7 +233,7 @@ def test_requests_without_a_slot_are_handed_out_without_a_step():
     engine.add(Request(id="a", prompt=[5], max_tokens=3, ignore_eos=True))
     engine.step()
     engine.add(Request(id="late", prompt=[5], max_tokens=0))
-    [result] = engine.hand_out().results
+    [result] = engine.take_outcome().results
     assert (result.id, result.steps.arrived, result.steps.finished) == ("late", 0, 1)
     assert engine.num_steps == 1
-    assert engine.hand_out().results == []
+    assert engine.take_outcome().results == []

@@ -197,7 +197,7 @@ def lives_of(requests, draw, settings):
         engine = Engine(SimulatedModel(), BATCH, **settings)
         run = engine.run_event()
         if begin is not None:
-            engine.go_on_from(begin.step, begin.time)
+            engine.start_at(begin.step, begin.time)
         for request in left:
             engine.add(request)
         until = engine.num_steps + draw.randint(0, 12) if len(lives) < 3 else 10**9
@@ -207,7 +207,7 @@ def lives_of(requests, draw, settings):
         num_open = Counter({request.id: request.n for request in left})
         ended.update(event.id for event in events if isinstance(event, FinishEvent))
         left = [request for request in left if ended[request.id] < num_open[request.id]]
-        events += engine.tell_steps()
+        events += engine.take_step_events()
         begin = RestartEvent(step=engine.num_steps, time=engine.now, reason="killed", code=9)
         end = begin if left else engine.end_event()
         lives.append(Life([*events, end], engine.num_steps, begin if left else None))
@@ -318,7 +318,7 @@ def test_a_restart_ends_waits_and_is_marked_but_not_before_what_was_done():
 @given(step=st.integers(0, 50), time=st.floats(0.001, 500))
 def test_a_clock_goes_on_with_the_step_and_the_time_it_is_told(make, step, time):
     clock = make()
-    clock.go_on_from(step, time)
+    clock.start_at(step, time)
     assert (clock.step, clock.now, clock.start_of(step)) == (step, time, time)
     assert clock.step_at(0.0) == 0
     assert 0 <= clock.step_at(time / 2) <= clock.step_at(time) == step
@@ -330,6 +330,6 @@ def test_a_clock_goes_on_with_the_step_and_the_time_it_is_told(make, step, time)
 def test_a_clock_on_the_wall_goes_on_from_the_time_it_is_told():
     seconds = iter([100.0, 100.5, 101.0])
     clock = WallClock(lambda: next(seconds), lambda _: None)
-    clock.go_on_from(4, 7.0)
+    clock.start_at(4, 7.0)
     clock.advance(None)
     assert (clock.step, clock.now) == (5, 7.5)

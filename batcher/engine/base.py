@@ -36,7 +36,7 @@ class DrivenEngine:
         """Move arrived requests to the waiting queue; if idle, jump to the next arrival first."""
         raise NotImplementedError
 
-    def _go_on(self) -> None:
+    def _start_turns(self) -> None:
         """Start turns of sessions whose previous turn has ended."""
 
     @property
@@ -97,7 +97,7 @@ class DrivenEngine:
         if queue.num_pending:
             self._join_arrivals()
         while queue.num_pending and not (queue.num_waiting or batch.num_occupied):
-            self._go_on()  # all arrived requests ended without a slot
+            self._start_turns()  # all arrived requests ended without a slot
             self._join_arrivals()
         if self._latest_arrival > clock.now:
             return False

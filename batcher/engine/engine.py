@@ -285,7 +285,7 @@ class Engine(DrivenEngine):
             self._queue.remove(waiting)
             self._finish(waiting, "aborted", step, move=ABORT)
         self._sessions.abort(request_id)
-        self._sessions.go_on()
+        self._sessions.start_turns()
 
     def step(self) -> StepOutcome:
         """Take one step of the whole batch.
@@ -317,7 +317,7 @@ class Engine(DrivenEngine):
             if speculator is not None:
                 speculator.end_step(scheduled, measured)
         if self._has_sessions:
-            self._sessions.go_on()
+            self._sessions.start_turns()
         if self._is_checked:
             self.scheduler.check()
         tokens = self._runner.take_streamed() if self._is_streaming else ()
@@ -451,7 +451,7 @@ class Engine(DrivenEngine):
             if forced:
                 events.append(JumpEvent(step, now, first.id, first.index, first.slot, len(forced)))
         if scheduled.has_continued:
-            self._tell_continued(scheduled)
+            self._add_prefill_events(scheduled)
         if (blocked := scheduled.blocked) is not None:
             head, reason = blocked.first, blocked.reason
             events.append(BlockedEvent(step, now, head.id, head.index, reason, blocked.num_blocks))
@@ -460,7 +460,7 @@ class Engine(DrivenEngine):
                 self._speculator.open(first)
         runner.prepare(scheduled, batch.prefilling, batch.decode_step)
 
-    def _tell_continued(self, scheduled: SchedulerOutput[Sequence]) -> None:
+    def _add_prefill_events(self, scheduled: SchedulerOutput[Sequence]) -> None:
         """Write a PrefillEvent for each part of a prompt that was admitted in an earlier step.
 
         Rows that jumped in the last step have none.  An empty prompt counts as one token.
@@ -529,7 +529,7 @@ class Engine(DrivenEngine):
         if jumps:  # rows that have just ended are gone
             self.scheduler.lengthen(jumps)
             for first in jumps:
-                runner.note_jump(first, step)
+                runner.record_jump(first, step)
 
     def _with_sharers(
         self, failed: Mapping[int, Failure], scheduled: SchedulerOutput[Sequence]
@@ -720,8 +720,8 @@ class Engine(DrivenEngine):
 
     # -- what a driver looks at ------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        self._sessions.go_on()
+    def _start_turns(self) -> None:
+        self._sessions.start_turns()
 
     @property
     def num_coming(self) -> int:
@@ -782,17 +782,17 @@ class Engine(DrivenEngine):
             defaults=dict(self.capabilities.defaults),
         )
 
-    def go_on_from(self, step: int, time: float) -> None:
+    def start_at(self, step: int, time: float) -> None:
         """Start with `step` at `time`, after steps of another engine.  Call it before `add`."""
-        self._clock.go_on_from(step, time)
+        self._clock.start_at(step, time)
         if self._stats is not None:
-            self._stats.go_on_from(step)
+            self._stats.start_at(step)
 
-    def tell_steps(self) -> list[RequestEvent]:
+    def take_step_events(self) -> list[RequestEvent]:
         """Return the StepsEvent of steps that no outcome contains yet, if steps are measured."""
         return [self._stats.take()] if self._stats else []
 
-    def hand_out(self) -> StepOutcome:
+    def take_outcome(self) -> StepOutcome:
         """Return events and results of requests that need no slot, without taking a step."""
         self._join_arrivals()
         results, self._results = self._results, []

@@ -183,13 +183,13 @@ class ModelRunner:
             return self.rows.read(slot, start, stop)
         return self.tokens.read(slot, start, stop)
 
-    def note_jump(self, first: Sequence, step: int) -> None:
+    def record_jump(self, first: Sequence, step: int) -> None:
         """Record that `step` gave a row several tokens, which it computes next."""
         if first.more is not None:
             first.more.jumped_step = step
-        self.note_known(first)
+        self.record_known(first)
 
-    def note_known(self, first: Sequence) -> None:
+    def record_known(self, first: Sequence) -> None:
         """Record that a row's next tokens to compute are generated ones."""
         tokens = self.read(first.slot, 0, first.num_generated).tolist()
         for row in first.group:

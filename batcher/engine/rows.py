@@ -47,7 +47,7 @@ class RowState(Struct, eq=False):
 
     grammar: the constraint on its output, if any.
     constraint: its position in that grammar, or in the healed end of the prompt.
-    stream: the text decoder, if its text is streamed; untold: tokens not streamed yet.
+    stream: the text decoder, if its text is streamed; unstreamed: tokens not streamed yet.
     may_jump: whether a token that is the only one allowed needs no model call.
     has_to_go_on: whether its next token cannot be the last (its output is too short).
     num_given: tokens received.  logprobs: of its tokens, if requested.
@@ -59,7 +59,7 @@ class RowState(Struct, eq=False):
     stream: TextStream | None
     may_jump: bool
     has_to_go_on: bool
-    untold: list[int] = []
+    unstreamed: list[int] = []
     num_given: int = 0
     logprobs: list[TokenLogprob] = []
 
@@ -165,8 +165,8 @@ class RowDecoder:
         automaton = first.automaton.endless if row.has_to_go_on else first.automaton
         self._stops.open(slot, automaton, StopProgress(skip=skip))
         if constraint is not None:
-            row.untold = self._force(slot, row, constraint)
-        return row.untold
+            row.unstreamed = self._force(slot, row, constraint)
+        return row.unstreamed
 
     def read(self, slot: int, start: int, stop: int) -> "array[int]":
         first_slot = self.first_slots.get(slot, slot)
@@ -244,8 +244,8 @@ class RowDecoder:
             total = round(suspended.sampling.cumulative_logprob, NUM_DIGITS)
             outputs = [replace(outputs[0], logprobs=logprobs, cumulative_logprob=total)]
         if state.stream is not None:
-            self._tell(state, [])
-            self._tell(state, [], state.stream.finish())
+            self._stream(state, [])
+            self._stream(state, [], state.stream.finish())
         if state.grammar is None or reason == "error":
             return outputs
         return [self._checked(state.grammar, output) for output in outputs]
@@ -355,7 +355,7 @@ class RowDecoder:
                 decoded.stopped.append(slot)  # EOS below min_tokens was the only token left
                 num_silent = 1
             if row.stream is not None:
-                self._tell(row, given, num_silent=num_silent)
+                self._stream(row, given, num_silent=num_silent)
 
     def take_streamed(self) -> list[TokenEvent]:
         streamed, self._streamed = self._streamed, []
@@ -413,7 +413,7 @@ class RowDecoder:
             row.has_to_go_on = False
             self._stops.switch(slot, row.sequence.automaton)
 
-    def _tell(
+    def _stream(
         self, row: RowState, tokens: list[int], rest: Iterable[TextPiece] = (), num_silent: int = 0
     ) -> None:
         """Stream tokens and the text that is final by now; the first event has all tokens.
@@ -421,7 +421,7 @@ class RowDecoder:
         rest: text that was held back until the end.
         num_silent: trailing tokens without text: EOS where no stop applies yet.
         """
-        tokens, row.untold, pieces = row.untold + tokens, [], [*rest]
+        tokens, row.unstreamed, pieces = row.unstreamed + tokens, [], [*rest]
         if row.stream is not None:
             for token in tokens[: len(tokens) - num_silent]:
                 pieces += row.stream.push(token)

@@ -135,7 +135,7 @@ class Sessions:
                         self._begin_turn(session, other, session.failure)
                     return
 
-    def go_on(self) -> None:
+    def start_turns(self) -> None:
         """Start the turns whose previous turn has ended since the last call."""
         while turns := self._ended:
             self._ended = []

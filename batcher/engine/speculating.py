@@ -414,7 +414,7 @@ class Speculator:
         """Prepare the drafter for the next step."""
         if scheduled.num_drafts:
             for row in self._scheduler.recompute_drafts():
-                self._runner.note_known(row)
+                self._runner.record_known(row)
             if self._runner.pages is not None:
                 self._runner.pages.moved |= {
                     row.slot: self._batch.decode_step + row.offset

@@ -34,7 +34,7 @@ class StepStats:
     def is_full(self) -> bool:
         return len(self._ends) >= MAX_STEPS
 
-    def go_on_from(self, step: int) -> None:
+    def start_at(self, step: int) -> None:
         self._first_step = step
 
     def begin_step(self) -> None:

@@ -106,7 +106,7 @@ class PhaseFollower:
             for known in (self._marks, self._first_tokens, self._decoding_next):
                 known.clear()
             self._feed = StepFeed(self._run)
-            self._feed.go_on_from(event.step, event.time)
+            self._feed.start_at(event.step, event.time)
             return
         for step in self._feed.take(event, found):
             yield from self._step(step)

@@ -226,7 +226,7 @@ class StepFeed:
         elif isinstance(event, EndEvent):
             yield from self.catch_up(event.steps)
 
-    def go_on_from(self, step: int, time: float) -> None:
+    def start_at(self, step: int, time: float) -> None:
         """Let the first step be `step`, which starts at `time`; call it before any event."""
         self._num_steps, self._end = step, time
 

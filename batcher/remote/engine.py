@@ -249,7 +249,7 @@ class RemoteEngine(DrivenEngine):
                 f"the key ({KEY_VARIABLE}) allow this model?"
             )
         if not batch.num_occupied:
-            return self.hand_out()
+            return self.take_outcome()
         num_rows = batch.num_occupied
         self._wait()
         step = clock.step
@@ -270,7 +270,7 @@ class RemoteEngine(DrivenEngine):
             self._settle(row, ended[row], step)
         return self._outcome(tokens)
 
-    def hand_out(self) -> StepOutcome:
+    def take_outcome(self) -> StepOutcome:
         self._join_arrivals()
         return self._outcome([])
 

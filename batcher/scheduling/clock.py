@@ -74,7 +74,7 @@ class Clock:
         """Return the first step that starts at or after `time`, which is at most now."""
         return self._first + bisect_left(self._starts, time)
 
-    def go_on_from(self, step: int, time: float) -> None:
+    def start_at(self, step: int, time: float) -> None:
         """Start with `step` at `time`, after steps of another engine.  Call it first.
 
         The earlier steps count as equally long.
@@ -142,7 +142,7 @@ class ConstantClock(Clock):
         is_last_run = run + 1 == len(self._first_steps)
         return step if is_last_run else min(step, self._first_steps[run + 1])
 
-    def go_on_from(self, step: int, time: float) -> None:
+    def start_at(self, step: int, time: float) -> None:
         self.step, self.now = step, time
         self._set_off(step, time)
 
@@ -173,8 +173,8 @@ class FormulaClock(Clock):
         self.ticks += self._step_ticks(*stats)
         self._begin_step(self.ticks / TICKS_PER_SECOND)
 
-    def go_on_from(self, step: int, time: float) -> None:
-        super().go_on_from(step, time)
+    def start_at(self, step: int, time: float) -> None:
+        super().start_at(step, time)
         self.ticks = ticks_until(time)
 
     def jump(self, time: float) -> None:
@@ -201,8 +201,8 @@ class PacedClock(FormulaClock):
         self._measure, self._sleep = measure, sleep
         self._started = measure()
 
-    def go_on_from(self, step: int, time: float) -> None:
-        super().go_on_from(step, time)
+    def start_at(self, step: int, time: float) -> None:
+        super().start_at(step, time)
         self._started = self._measure() - time
 
     def elapsed(self) -> float:
@@ -244,8 +244,8 @@ class WallClock(Clock):
         self._started: float | None = None
         self._last_seconds = 0.0
 
-    def go_on_from(self, step: int, time: float) -> None:
-        super().go_on_from(step, time)
+    def start_at(self, step: int, time: float) -> None:
+        super().start_at(step, time)
         self._started = self._measure() - time
 
     def estimate(self, stats: BatchStats) -> float:  # noqa: ARG002 - see Clock

@@ -423,7 +423,7 @@ class AdmissionRecord(Struct, gc=False):
     tokens to compute before it generates.  first_token: the step that completed them, or None.
     chunks: later steps with a part of them.  jumps: steps in which a constraint forced tokens.
     chunks, jumps and forks are None if empty, which is faster.  num_still: steps since the first
-    token without a token.  told_still: the last of them known from a StepsEvent.  may_compute:
+    token without a token.  known_still: the last of them known from a StepsEvent.  may_compute:
     a chunk may follow without being announced, for forced tokens or accepted drafts.
     num_received: tokens sent by a server, or None.  retries: requests that the server failed.
     """
@@ -437,7 +437,7 @@ class AdmissionRecord(Struct, gc=False):
     jumps: list[int] | None = None
     num_jumped: int = 0
     num_still: int = 0
-    told_still: int = -1
+    known_still: int = -1
     may_compute: bool = False
     forks: list[Fork] | None = None
     drafts: DraftRecord | None = None
@@ -705,7 +705,7 @@ class RequestFold:
                 raise InvariantError(
                     f"{found.label!r} ends ({event.reason}) before its prompt was computed"
                 )
-            if admission.told_still > event.step:  # it was aborted before that step
+            if admission.known_still > event.step:  # it was aborted before that step
                 admission.num_still -= 1
             drafts, is_sample = admission.drafts, found.role == "sample"
             if drafts is not None and is_sample and event.reason != "lost":
@@ -755,7 +755,7 @@ class RequestFold:
         admission.chunks = admission.chunks or []
         admission.chunks.append(event.step)
         if admission.first_token is not None:
-            admission.num_still += (event.left > 0) - (admission.told_still == event.step)
+            admission.num_still += (event.left > 0) - (admission.known_still == event.step)
         elif not event.left:
             admission.first_token = event.step
         return found
@@ -867,7 +867,7 @@ class RequestFold:
                 if _has(admission.jumps or [], step - 1):
                     continue  # it computed the tokens forced in the step before
                 admission.num_still += 1
-                admission.told_still = step
+                admission.known_still = step
 
     def _restart(self, event: RestartEvent) -> None:
         for end in self.ends_at(event):

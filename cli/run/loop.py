@@ -134,7 +134,7 @@ class Loop:
 
     def arrived(self) -> list[RequestEvent]:
         """Return the arrivals that are not reported yet, after a step was interrupted."""
-        return [e for e in self.engine.hand_out().events if type(e) is ArriveEvent]
+        return [e for e in self.engine.take_outcome().events if type(e) is ArriveEvent]
 
     def end_events(self) -> list[EndEvent]:
         return [self.engine.end_event()]
@@ -211,7 +211,7 @@ class Loop:
                     request, input_index=source.input_index, reason=source.reason, replayed=replayed
                 )
                 if engine.num_results >= MAX_HELD:
-                    return self._answered(engine.hand_out())
+                    return self._answered(engine.take_outcome())
                 continue
             if self._on_bad_line is not None:
                 self._on_bad_line(line)

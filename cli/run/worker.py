@@ -200,7 +200,7 @@ class Worker:
             )
         self._engine = setup.engine
         if restart is not None:
-            self._engine.go_on_from(restart.step, restart.time)
+            self._engine.start_at(restart.step, restart.time)
         self._parser = setup.parser(self._problems.tell)
         self._source = GivenLines(LineParser(self._parser))
         self._order = AnswersByIndex()
@@ -316,7 +316,7 @@ class Worker:
         is_end = is_finished or failure is not None
         if not (answers or said or self._events or checked or is_watched or is_end):
             return None
-        self._note_events(engine.tell_steps())  # so a later death loses none of these steps
+        self._note_events(engine.take_step_events())  # so a later death loses none of these steps
         events, self._events = self._events, []
         self._num_held -= len(answers)
         # A request of which one sample has failed starts again if this worker dies before its end.

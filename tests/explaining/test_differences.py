@@ -74,16 +74,16 @@ def test_neither_times_nor_what_decides_nothing_make_another_schedule():
     assert {change.later for change in comparison.changes} == {-4.5}
     # Why a request failed, whose tokens were found, and where requests without a slot stand.
     events = play_paged([PagedJob("a", 3, 2), PagedJob("b", 3, 2, cached=2)], Limits()).events
-    untold, failed = [], [[], []]
+    unstreamed, failed = [], [[], []]
     for event in events:
         found = getattr(event, "cached", 0)
-        untold.append(replace(event, cached_from=None) if found else event)
+        unstreamed.append(replace(event, cached_from=None) if found else event)
         for told, why in zip(failed, ("no", "never"), strict=True):
             error = ErrorInfo("model-error", why)
             is_end = isinstance(event, FinishEvent)
             told.append(replace(event, reason="error", error=error) if is_end else event)
-    assert events != untold
-    assert compare(events, untold).is_equal
+    assert events != unstreamed
+    assert compare(events, unstreamed).is_equal
     assert compare(*failed).is_equal
     run, *rest = play(DESIGN_JOBS, 2).events
     instant = FinishEvent(0, 0.0, "none", 0, None, "length", None, 0)

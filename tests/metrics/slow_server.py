@@ -79,7 +79,7 @@ class SlowServer:
         ]
         self.now, self.step, self.starts = 0.0, 0, []
         self.is_eager = self.random.random() < 0.5
-        self.hold, self.untold = None, []
+        self.hold, self.unstreamed = None, []
 
     def serve(self):
         """Take steps until nothing is left; return the events and the truth."""
@@ -94,9 +94,9 @@ class SlowServer:
                 continue
             self.take_step()
             if self.chance(0.2):
-                self.tell_steps()
+                self.take_step_events()
         self.num_events = len(self.events)
-        self.tell_steps()
+        self.take_step_events()
         tokens = sum(e.tokens for e in self.events if isinstance(e, FinishEvent))
         self.events.append(EndEvent(self.step, self.now, tokens, len(self.truth.jobs)))
         return self.events, self.truth
@@ -290,16 +290,16 @@ class SlowServer:
             "num_tokens": num_tokens,
         }
         self.truth.steps.append(figures)
-        self.untold.append(figures)
+        self.unstreamed.append(figures)
 
-    def tell_steps(self):
+    def take_step_events(self):
         """Write the event of the steps that were not told of."""
-        if not self.untold:
+        if not self.unstreamed:
             return
         names = ["end", "decodes", "prefills", "decodes", "blocks"]
         names += ["prefill_padding", "decode_padding"]
-        columns = [[figures[name] for figures in self.untold] for name in names]
-        told = StepsEvent(self.step - len(self.untold), *columns)
+        columns = [[figures[name] for figures in self.unstreamed] for name in names]
+        told = StepsEvent(self.step - len(self.unstreamed), *columns)
         place = self.num_events if self.chance(0.5) else len(self.events)
         self.events.insert(place, told)  # before the events of its last step, or after them
-        self.untold = []
+        self.unstreamed = []

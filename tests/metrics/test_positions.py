@@ -75,7 +75,7 @@ def counted(
         if engine.num_steps in abort_after and engine.num_steps > num_steps and waiting:
             engine.abort(waiting[0])
     num_steps = engine.num_steps
-    events += engine.hand_out().events
+    events += engine.take_outcome().events
     metrics, again = RunMetrics(), RunMetrics()
     metrics.observe(events)
     again.observe(read_trace(encode_events(events).splitlines(keepends=True)))
