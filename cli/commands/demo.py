@@ -31,7 +31,7 @@ NEXT = """
 Try next:
   batchdecode run -p "Once upon a time"
       a run of your own; the text is nonsense by design
-  batchdecode run -p "Hello" --model smollm2
+  batchdecode run -p "Hello" --model smollm2 --chat --max-tokens 40
       a real model
   batchdecode run requests.jsonl --trace run.trace.jsonl
       a file of requests, then: batchdecode trace run.trace.jsonl
