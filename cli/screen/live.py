@@ -258,6 +258,8 @@ class LiveView(View):
         )
         self._display = display
         self._controls = None if keyboard is None else Controls(keyboard, pace, gauges)
+        if self._controls is not None and plan.total == 1:
+            self._controls.browser.selected = 0  # one request alone shows its text
         # A signal handler may run at any time, in the thread that holds the lock.
         self.lock = RLock()
         self._step = -1

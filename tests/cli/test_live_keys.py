@@ -110,6 +110,15 @@ def test_the_page_on_the_live_view_tells_of_the_same_keys():
     assert tuple(told) == PACE_KEYS + BROWSING_KEYS + QUIT_KEYS
 
 
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_one_request_alone_is_selected_at_the_start(num_requests):
+    run = Run(long_requests(num_requests), keyboard=Fingers())
+    run.gauges.texts = {"req-0": ("Where to?", "Over there")}
+    text = run.steps(2).screen.text()
+    assert ("prompt: Where to?\ntext: Over there" in text) == (num_requests == 1)
+    assert "prompt: Where to?" not in press(run, "escape")
+
+
 def test_a_selected_slot_shows_its_request_with_prompt_and_text_so_far():
     run = Run(long_requests(9), batch_size=2, screen=Screen(80, 40), keyboard=Fingers()).steps(3)
     run.gauges.texts = {"req-1": ("Where to?\n", "Over " * 30 + "there")}
