@@ -63,7 +63,7 @@ def demo(*, color: Color = "auto") -> int:
     gantt = render_gantt(timeline, width=width, height=None, ascii_only=not is_unicode)
     has_color = wants_color(color, 1, os.environ)
     lines = colored(gantt) if has_color else ["".join(text for text, _ in line) for line in gantt]
-    typer.echo("\n".join(lines))
+    typer.echo("\n".join(lines), color=has_color)
     typer.echo(NEXT, nl=False)
     return 0
 

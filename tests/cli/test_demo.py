@@ -30,6 +30,11 @@ def test_without_a_terminal_it_prints_the_moments_the_gantt_and_what_to_try():
         assert shlex.split(line)[1] in COMMANDS, line
 
 
+def test_color_always_colors_a_pipe():
+    assert b"\x1b[" in batchdecode("demo", "--color", "always").stdout
+    assert b"\x1b[" not in batchdecode("demo").stdout
+
+
 def test_on_a_terminal_it_plays_by_itself_and_any_key_continues():
     with CommandTerminal("demo") as terminal:
         terminal.see("6 requests share 3 slots")
