@@ -36,6 +36,23 @@ _GLOSSARY = "glossary"
 _NO_WORD = re.compile(r"^-|_")  # in a name: of an option, of a field
 _MAX_NEAR = 6
 _CLOSE = 0.75  # how alike a name has to be
+_ALIASES = {  # words that people type, and the page they mean
+    "prompts": "first-file",
+    "model": "checkpoints",
+    "models": "checkpoints",
+    "gguf": "checkpoints",
+    "smollm2": "checkpoints",
+    "ctrl c": "stop-and-resume",
+    "interrupt": "stop-and-resume",
+    "stop": "stop-and-resume",
+    "error": "when-something-fails",
+    "errors": "when-something-fails",
+    "player": "live-view",
+    "stores": "input-files",
+    "urls": "input-files",
+    "s3": "input-files",
+    "json": "constraints",
+}
 
 
 class Topic(Struct, frozen=True):
@@ -44,6 +61,7 @@ class Topic(Struct, frozen=True):
     page: str
     names: tuple[str, ...]
     text: str
+    folder: str = ""  # of a page
 
     @property
     def title(self) -> str:
@@ -51,7 +69,7 @@ class Topic(Struct, frozen=True):
 
     @property
     def heading(self) -> str:
-        return self.text.partition("\n")[0].removeprefix("# ").replace("`", "")
+        return self.text.partition("\n")[0].lstrip("# ").replace("`", "")
 
 
 def pages() -> dict[str, list[Topic]]:
@@ -72,9 +90,8 @@ def pages() -> dict[str, list[Topic]]:
         groups[title] = []
         for link in own:
             if not link.startswith(".."):
-                page = Topic(
-                    page=Path(link).stem, names=(), text=(folder / link).read_text("utf-8")
-                )
+                path = folder / link
+                page = Topic(path.stem, (), path.read_text("utf-8"), path.parent.name)
                 groups[title].append(replace(page, names=(page.page, page.heading)))
     return groups
 
@@ -89,17 +106,23 @@ def topics() -> list[Topic]:
 
 
 def find(words: str) -> list[Topic]:
-    """Return the topics with this name, best match first.
+    """Return the topics that fit a name, best match first.
 
-    A name that begins with dashes is an option.  Otherwise pages come first, then words of the
-    glossary, then headings, and options last.
+    The order: a page, an alias, a command, a word of a page's name or title, a glossary entry, an
+    option, a heading, a row of a table.  A name that begins with dashes is an option.  The name of
+    a folder is a list of its pages.
 
     Raises:
         BatchdecodeError: there is none; the message suggests similar names.
     """
     known, wanted = topics(), _key(words)
-    exact = [t for t in known if wanted and wanted in map(_key, (*t.names, t.title))]
-    exact.sort(key=lambda topic: _rank(topic, words))
+    in_folder = [topic for topic in known if topic.folder and topic.folder == wanted]
+    if in_folder:
+        lines = (f"- `batchdecode help {page.page}`: {page.heading}\n" for page in in_folder)
+        return [Topic(wanted, (wanted,), f"# {wanted}\n\n{''.join(lines)}")]
+    ranks = ((_rank(topic, words, wanted), topic) for topic in known if wanted)
+    fitting = [(rank, topic) for rank, topic in ranks if rank is not None]
+    exact = [topic for _, topic in sorted(fitting, key=lambda pair: pair[0])]
     parts = wanted.split()
     near = exact or [t for t in known if parts and all(p in _key(t.title).split() for p in parts)]
     if exact or len(near) == 1:
@@ -119,15 +142,28 @@ def find(words: str) -> list[Topic]:
     raise BatchdecodeError(f"no topic {words!r}{hint} (batchdecode help lists all pages)")
 
 
-def _rank(topic: Topic, words: str) -> int:
+def _rank(topic: Topic, words: str, wanted: str) -> int | None:
+    """Return how well a topic fits, 0 for best, or None; wanted: the key of `words`."""
+    names = [name for name in topic.names if _key(name) == wanted]
     if words.startswith("-"):
-        return int(words not in topic.names)
-    names = [name for name in topic.names if _key(name) == _key(words)]
-    if topic.title == topic.page:
-        return 0
+        return int(words not in names) if names else None
+    if topic.folder:
+        if names:
+            return 0
+        if _ALIASES.get(wanted) == topic.page:
+            return 1
+        of_names = re.findall(r"\w+", " ".join(topic.names).lower())
+        return 3 if wanted in of_names else None
+    if not names:
+        return 7 if _key(topic.title) == wanted else None
+    is_heading = topic.heading == topic.names[0]
+    if topic.page == "cli" and is_heading and names[0].islower():
+        return 2
     if topic.page == _GLOSSARY and any(_NO_WORD.search(name) is None for name in names):
-        return 1
-    return 3 if names and all(name.startswith("-") for name in names) else 2
+        return 4
+    if all(name.startswith("-") for name in names):
+        return 8 if "_" in words else 5  # a name with underscores is a field
+    return 6 if is_heading else 7
 
 
 def _sections(page: Topic) -> Iterator[Topic]:

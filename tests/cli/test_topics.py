@@ -60,6 +60,16 @@ def test_every_page_command_option_and_field_is_a_topic():
         ("Continuous batching", "glossary", "| continuous batching, "),
         ("ttft", "glossary", "| TTFT, "),
         ("Read a gantt", "reading-a-gantt", "# Read a gantt\n"),
+        ("gantt", "reading-a-gantt", "# Read a gantt\n"),
+        ("smollm2", "checkpoints", "# Checkpoints\n"),
+        ("prompts", "first-file", "# Your first file\n"),
+        ("model", "checkpoints", "# Checkpoints\n"),
+        ("kv", "kv-blocks", "# KV blocks\n"),
+        ("ctrl-c", "stop-and-resume", "# Stop and resume\n"),
+        ("resume", "stop-and-resume", "# Stop and resume\n"),
+        ("slot", "glossary", "| slot |"),
+        ("trace", "cli", "## trace\n"),
+        ("learn", "learn", "- `batchdecode help kv-blocks`: KV blocks\n"),
     ],
 )
 def test_words_lead_to_where_they_are_told(words, page, told):
