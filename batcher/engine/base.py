@@ -107,20 +107,22 @@ class DrivenEngine:
         """Return the names of the first `num` sequences in the waiting queue."""
         return [waiting.name for waiting in self._queue.upcoming(num, self._clock.now)]
 
-    def peek(self, request_id: str, index: int, num_tokens: int) -> tuple[str, str] | None:
+    def peek(
+        self, request_id: str, index: int, num_tokens: int, limit: int = PEEKED
+    ) -> tuple[str, str] | None:
         """Return the start of an output's prompt, and the end of its text.
 
-        Each has at most PEEKED characters.  num_tokens: how many tokens it has generated.  None if
-        it has ended.
+        Each has at most `limit` characters.  num_tokens: how many tokens it has generated.  None
+        if it has ended.
         """
         running = (row for first in self._batch.firsts for row in first.group)
         for row in chain(running, self._queue.waiting):
             if row.id == request_id and row.index == index and row.role != "negative":
-                prompt, text = self._texts_of(row, num_tokens)
-                return prompt[:PEEKED], text[-PEEKED:]
+                prompt, text = self._texts_of(row, num_tokens, limit)
+                return prompt[:limit], text[-limit:]
         return None
 
-    def _texts_of(self, row: Any, num_tokens: int) -> tuple[str, str]:
+    def _texts_of(self, row: Any, num_tokens: int, limit: int) -> tuple[str, str]:
         raise NotImplementedError
 
     def end_event(self) -> EndEvent:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from batcher.decoding.stop_matcher import read_output
-from batcher.engine.base import PEEKED, DrivenEngine
+from batcher.engine.base import DrivenEngine
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.sequence import (
     NOTHING_DECODED,
@@ -741,9 +741,9 @@ class Engine(DrivenEngine):
         kv_cache = self.scheduler.kv_cache
         return None if kv_cache is None else kv_cache.pool.use
 
-    def _texts_of(self, row: Sequence, num_tokens: int) -> tuple[str, str]:
+    def _texts_of(self, row: Sequence, num_tokens: int, limit: int) -> tuple[str, str]:
         more, token_bytes = row.more, self._tokenizer.token_bytes
-        start = max(num_tokens - PEEKED, 0)
+        start = max(num_tokens - limit, 0)
         output: Ordered[int]
         if more is not None and more.replayed is not None:
             output = (more.replayed.tokens or NO_TOKENS)[start:num_tokens]
@@ -753,7 +753,7 @@ class Engine(DrivenEngine):
             output = (row.generated or [])[start:]
         prompt = row.request.prompt
         if not isinstance(prompt, str):
-            prompt = join_bytes(row.prompt.tokens[:PEEKED], token_bytes).decode("utf-8", "replace")
+            prompt = join_bytes(row.prompt.tokens[:limit], token_bytes).decode("utf-8", "replace")
         return prompt, join_bytes(output, token_bytes).decode("utf-8", "replace")
 
     @property

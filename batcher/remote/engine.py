@@ -274,7 +274,12 @@ class RemoteEngine(DrivenEngine):
         self._join_arrivals()
         return self._outcome([])
 
-    def _texts_of(self, row: RemoteSequence, num_tokens: int) -> tuple[str, str]:  # noqa: ARG002
+    def _texts_of(
+        self,
+        row: RemoteSequence,
+        num_tokens: int,  # noqa: ARG002
+        limit: int,  # noqa: ARG002
+    ) -> tuple[str, str]:
         return str(row.request.prompt), row.reply.text
 
     def wake(self) -> None:

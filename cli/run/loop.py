@@ -3,7 +3,8 @@
 It touches no file and no terminal: that is the caller's business.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from batcher.metrics.summary import RunMetrics
     from batcher.metrics.times import TimeSeries
     from batcher.remote.engine import RemoteEngine
-    from batcher.trace.run import RequestFold
+    from batcher.trace.run import RequestFold, RequestTimeline
 
 MAX_HELD = 1024  # results or bad lines, before they are yielded without a step
 
@@ -281,6 +282,17 @@ class Loop:
 
     def peek(self, request_id: str, index: int, num_tokens: int) -> tuple[str, str] | None:
         return self.engine.peek(request_id, index, num_tokens)
+
+    def unfinished_texts(
+        self, found: "Iterable[RequestTimeline]"
+    ) -> Iterator[tuple[str, str, int]]:
+        """Yield the label, the text and the number of tokens of each output that has a token."""
+        for output in found:
+            num_tokens = output.tokens_after(self.engine.num_steps - 1)
+            if output.role == "sample" and num_tokens > 0:
+                texts = self.engine.peek(output.id, output.index, num_tokens, sys.maxsize)
+                if texts is not None:
+                    yield output.label, texts[1], num_tokens
 
     def find_upcoming(self, text: str) -> str | None:
         ahead, source = self._ahead, self.source

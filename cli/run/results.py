@@ -7,7 +7,7 @@ A request with one result, which becomes a line when it comes, takes no memory h
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
@@ -291,12 +291,14 @@ class ResultText:
         self._write = write
 
     def write(self, lines: bytes) -> None:
-        columns, shown = columns_of(stdout_descriptor(), os.environ), list[str]()
         for line in lines.splitlines():
-            for result in decode_result_line(line):
-                shown += self._wrapped(self._text_of(result), columns)
-        text = "".join(f"{line}\n" for line in shown)
-        self._write(text.encode(self._encoding, "backslashreplace"))
+            self._show(map(self._text_of, decode_result_line(line)))
+
+    def write_unfinished(self, outputs: Iterable[tuple[str, str, int]]) -> None:
+        """Write the label, the text and the number of tokens of each output of a stopped run."""
+        for label, text, num_tokens in outputs:
+            remark = f"[stopped after {counted(num_tokens, 'token')}]"
+            self._show([self._marked(label, text.rstrip("\ufffd").strip(), remark)])
 
     def close(self) -> None:
         """Leave stdout open."""
@@ -315,10 +317,16 @@ class ResultText:
             remark = f"[{what} after {counted(num_tokens, 'token')}]"
         elif not text:
             remark = "[no text]"
-        if text and remark:
-            text += f"{self._dots} "
-        label = printable(label_of(result.id, result.index, "sample"))
-        return f"{label}  {text}{printable(remark)}"
+        return self._marked(label_of(result.id, result.index, "sample"), text, remark)
+
+    def _marked(self, label: str, text: str, remark: str) -> str:
+        dots = f"{self._dots} " if text and remark else ""
+        return f"{printable(label)}  {text}{dots}{printable(remark)}"
+
+    def _show(self, texts: Iterable[str]) -> None:
+        columns = columns_of(stdout_descriptor(), os.environ)
+        shown = [f"{line}\n" for text in texts for line in self._wrapped(text, columns)]
+        self._write("".join(shown).encode(self._encoding, "backslashreplace"))
 
     def _wrapped(self, text: str, columns: int | None) -> Iterator[str]:
         first_indent, indent = "", HANGING_INDENT

@@ -52,7 +52,7 @@ from .problems import (
     say_of_slo,
 )
 from .recording import OpenRun, ResultWriter, TraceWriter, opened_run, stdout_beside
-from .results import Answers, InputOrder, Replaying
+from .results import Answers, InputOrder, Replaying, ResultText
 from .resume import conclude_finished
 from .run_options import RunOptions
 from .urls import shown
@@ -302,6 +302,7 @@ class Run:
         path = options.output
         results = stdout_beside(view, options) if path is None else resumption.open_results(path)
         self._results = ResultWriter(results)
+        self._texts = results if isinstance(results, ResultText) else None
 
     def _open_view(self) -> View:
         setup, loop, options = self._setup, self._loop, self._options
@@ -415,6 +416,9 @@ class Run:
             if isinstance(error, Interrupted):
                 self._note(loop.arrived())
             self._write_rest()
+            metrics, texts = self._metrics, self._texts
+            if isinstance(error, Interrupted) and isinstance(loop, Loop) and texts and metrics:
+                texts.write_unfinished(loop.unfinished_texts(metrics.fold.open))
             raise
         self._write_rest()
         self._note(loop.end_events())

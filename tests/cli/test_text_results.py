@@ -1,6 +1,7 @@
 """Results as text: on a terminal, and wherever --format text asks for it."""
 
 import json
+import re
 
 import pytest
 from command_terminal import CommandTerminal
@@ -125,6 +126,24 @@ def test_a_terminal_shows_wrapped_text(folder, live):
         "  word… [cut after 150 tokens]",
     ]
     assert any(line.startswith("✓ 3 ok") for line in lines[start + 7 :])
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_stopped_run_shows_the_texts_so_far(folder, is_text):
+    command = ["run", "-p", "words:", "-p", "more:", "--model", "written:next_tokens", "-b", "1"]
+    command += ["--max-tokens", "150", "--live", "never", "--step-delay", "0.05", "--trace", "t"]
+    options = [] if is_text else ["--format", "jsonl"]
+    with CommandTerminal(*command, *options, folder=folder) as terminal:
+        terminal.wait_for(
+            lambda: (folder / "t").exists() and b"admit" in (folder / "t").read_bytes()
+        )
+        terminal.press(b"\x03")
+        assert terminal.ended() == 130
+        shown = terminal.screen.text()
+    found = re.search(r"1  ([word ]+)… \[stopped after (\d+) tokens?\]\s+■ ", shown)
+    assert bool(found) == is_text, shown
+    assert found is None or found[1] == ("word " * 40)[: int(found[2])].strip()
+    assert "2  " not in shown.partition("■")[0]
 
 
 def test_format_jsonl_and_streams_on_a_terminal_stay_json(folder):
