@@ -84,7 +84,9 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
             names = {name.replace("_", "-") for name in known}.union(MODEL_SECTIONS)
             setting, _, meant = (name_here(key) or "").removeprefix("--").partition(" ")
             problem = _unknown(key, sorted(names))
-            if setting in names:
+            if name in {"prompt", "prompts"}:
+                problem = f"{key} is not a setting: use --{key}"
+            elif setting in names:
                 here = f"{setting}: {meant}" if meant else setting
                 problem = f"unknown setting {key}; use {here}"
             problems.append((place, problem))

@@ -101,7 +101,9 @@ def unknown_variables(line: Sequence[str]) -> Iterator[str]:
         return
     options = sorted({p.name.upper() for _, p in all_options() if p.allow_from_autoenv})
     for option in given:
-        if option not in options:
+        if option in {"PROMPT", "PROMPTS"}:
+            yield f"{PREFIX}{option} in the environment has no effect: use --{option.lower()}"
+        elif option not in options:
             near = get_close_matches(option, options, n=1)
             hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
             yield f"{PREFIX}{option} in the environment is not an option of any command{hint}"

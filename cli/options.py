@@ -155,9 +155,14 @@ Prompts = Annotated[
         allow_from_autoenv=False,
     ),
 ]
-PromptsFile = Annotated[
-    str | None,
-    option(INPUT, "File of plain text with one prompt per line, or - for stdin.", "FILE"),
+PromptFiles = Annotated[
+    list[str] | None,
+    option(
+        INPUT,
+        "File of plain text with one prompt per line, or - for stdin; repeat for several.",
+        "FILE",
+        allow_from_autoenv=False,
+    ),
 ]
 Config = Annotated[
     str | None,
@@ -274,7 +279,7 @@ class RequestOptions(DecodingOptions):
 
     input: Inputs = None
     prompt: Prompts = None
-    prompts: PromptsFile = None
+    prompts: PromptFiles = None
 
 
 # -- options of scheduling -------------------------------------------------------------------------

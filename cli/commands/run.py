@@ -18,7 +18,7 @@ EXAMPLES = (
 NOTES = (
     (
         "Precedence: flags, then the environment (BATCHDECODE_KEEP_ORDER=1, and so on for every "
-        "option but --prompt and --format), then --config, then the default."
+        "option but --prompt, --prompts and --format), then --config, then the default."
     ),
     (
         "Exit codes: 0 success; 1 a request failed, or the output cannot be written; 2 bad "

@@ -197,28 +197,34 @@ def open_requests(options: "RequestOptions", waiting: Waiting) -> OpenInput:
         more = b',"max_tokens":%d}' % PROMPT_TOKENS
 
     def request_of(prompt: bytes) -> bytes:
+        return b'{"prompt":' + msgspec.json.encode(prompt.decode()) + more
+
+    def as_json(line: bytes) -> bytes:
+        prompt = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(prompt) > MAX_LINE_BYTES:
             return prompt
         try:
-            return b'{"prompt":' + msgspec.json.encode(prompt.decode()) + more
+            return request_of(prompt)
         except UnicodeDecodeError:  # its parser will show the place
             return prompt
 
-    def as_json(line: bytes) -> bytes:
-        return request_of(line.removesuffix(b"\n").removesuffix(b"\r"))
-
-    paths = options.input or ([] if options.prompt or options.prompts else ["-"])
-    if [*paths, options.prompts].count("-") > 1:
+    prompts = options.prompts or []
+    paths = options.input or ([] if options.prompt or prompts else ["-"])
+    if [*paths, *prompts].count("-") > 1:
         raise InputError("stdin (-) can be read only once")
     with ExitStack() as stack:
         parts = []
         if options.prompt:
             given = io.FileIO(os.memfd_create("prompts"), "r+")
-            given.write(b"\n".join(request_of(os.fsencode(text)) for text in options.prompt))
+            for number, text in enumerate(options.prompt, 1):
+                try:
+                    given.write(request_of(os.fsencode(text)) + b"\n")
+                except UnicodeDecodeError as error:
+                    reason = f"is not UTF-8: {error.reason}"
+                    raise InputError(f"prompt {number} of -p {reason}") from None
             given.seek(0)
             parts.append(stack.enter_context(OpenInput(given, "-p")))
-        if options.prompts:
-            parts.append(stack.enter_context(open_input(options.prompts, waiting, as_json)))
+        parts += [stack.enter_context(open_input(path, waiting, as_json)) for path in prompts]
         parts += [stack.enter_context(open_input(path, waiting)) for path in paths]
         stack.pop_all()
     return parts[0] if len(parts) == 1 else SeveralInputs(parts)
@@ -379,7 +385,11 @@ class LineReader:
             if self.number == 1:
                 line = self._begin(line)
             if line and not line.isspace():
-                return line if self._as_json is None else self._as_json(line)
+                if self._as_json is None:
+                    return line
+                if self.number - self.num_blank == 1:
+                    self._refuse_other_than_prompts(line)
+                return self._as_json(line)
             self.num_blank += 1
         return None
 
@@ -442,15 +452,20 @@ class LineReader:
             if note not in self._notes:
                 self._notes.append(note)
             self.start, line = len(_BOM), line[len(_BOM) :]
-        if self._as_json is not None:
-            with suppress(ValueError, RecursionError):
-                fields = msgspec.json.decode(line, type=dict[str, Any])
-                if {"prompt", "messages", "body"} & fields.keys():
-                    raise InputError(
-                        f"{name} contains requests in JSON, not plain prompts: pass it without "
-                        "--prompts"
-                    )
         return line
+
+    def _refuse_other_than_prompts(self, line: bytes) -> None:
+        with suppress(ValueError, RecursionError):
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            if {"prompt", "messages", "body"} & fields.keys():
+                raise InputError(
+                    f"{self.name} contains requests in JSON, not plain prompts: pass it without "
+                    "--prompts"
+                )
+        if b"\r" in line.strip() and not line.endswith(b"\n"):
+            file = "" if self.name == "<stdin>" else f" <{shlex.quote(self.name)}"
+            how = rf"tr '\r' '\n'{file}"
+            raise InputError(f"{self.name} has lines that end in CR. Convert it: {how}")
 
     def _readline(self, max_bytes: int) -> bytes:
         try:

@@ -243,7 +243,7 @@ def _check_files(
     check_distinct(
         input_statuses,
         [*outputs, *(("the file next to --output,", path) for path in beside), *named.items()],
-        [*(options.input or ()), options.prompts],
+        [*(options.input or ()), *(options.prompts or ())],
     )
     if options.metrics_file is not None and is_url(options.metrics_file):
         raise OutputError(

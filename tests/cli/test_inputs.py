@@ -122,6 +122,19 @@ def test_problems_name_the_file_and_its_line(tmp_path, command):
         ("-p x", b"", ""),
         ("--prompts -", b"", ""),
         ("--prompts - -", b"", "error: stdin (-) can be read only once\n"),
+        ("--prompts - --prompts -", b"", "error: stdin (-) can be read only once\n"),
+        (
+            "--prompts -",
+            b'\n \n{"prompt": "x"}\n',
+            "error: <stdin> contains requests in JSON, not plain prompts: pass it without",
+        ),
+        (
+            "--prompts -",
+            b"\rone\rtwo",
+            "error: <stdin> has lines that end in CR. Convert it: tr '\\r' '\\n'\n",
+        ),
+        ("-p x -p \udc8b", b"", "error: prompt 2 of -p is not UTF-8: invalid start byte\n"),
+        ("-p \udcff\udcfex", b"", "error: prompt 1 of -p is not UTF-8: invalid start byte\n"),
         (
             "--prompts -",
             b'{"prompt": "x"}\n',
@@ -157,10 +170,11 @@ def test_what_is_wrong_with_an_input(tmp_path, arguments, data, message):
             {"1": "first", "2": "x", "3": "y"},
         ),
         (
-            ["--prompts", "words", "-"],
+            ["--prompts", "words", "--prompts", "words", "-"],
             lines_of({"prompt": "z", "max_tokens": 256}),
-            {"1": "w", "2": "z"},
+            {"1": "w", "2": "w", "3": "z"},
         ),
+        (["--prompts", "-", "--prompts", "words"], b"x\ry\r\n\t\n", {"1": "x\ry", "3": "w"}),
     ],
 )
 def test_prompts_are_requests(tmp_path, arguments, data, expected):
@@ -221,10 +235,12 @@ def test_a_line_of_plain_text_that_is_too_long_is_shown_with_its_place(tmp_path)
     assert "words: 2 requests\n" in done.stdout.decode()
 
 
-def test_options_that_are_lists_are_set_on_the_command_line_only(tmp_path):
-    done = batchdecode("run", "-q", stdin=b"", BATCHDECODE_PROMPT="a b")
-    assert "BATCHDECODE_PROMPT in the environment is not an option" in done.stderr
+@pytest.mark.parametrize("name", ["prompt", "prompts"])
+def test_prompts_are_set_on_the_command_line_only(tmp_path, name):
+    variable = f"BATCHDECODE_{name.upper()}"
+    done = batchdecode("run", "-q", stdin=b"", **{variable: "a b"})
+    assert f"{variable} in the environment has no effect: use --{name}\n" in done.stderr
     assert done.stdout == b""
-    (tmp_path / "config.yaml").write_text("prompt: abc\n")
+    (tmp_path / "config.yaml").write_text(f"{name}: abc\n")
     done = batchdecode("run", "-q", "--config", "config.yaml", cwd=tmp_path)
-    assert "config.yaml:1:1: unknown setting prompt" in done.stderr
+    assert f"config.yaml:1:1: {name} is not a setting: use --{name}\n" in done.stderr
