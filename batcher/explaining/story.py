@@ -36,7 +36,7 @@ from batcher.events import (
     SpeculateReason,
 )
 from batcher.metrics.times import StepFeed, WholeStep
-from batcher.result import ErrorInfo, LengthLimit
+from batcher.result import ErrorInfo, LengthLimit, StopReason
 from batcher.trace.run import (
     AdmissionRecord,
     RequestFold,
@@ -356,6 +356,7 @@ class RequestEnd(Struct, frozen=True, omit_defaults=True):
     time: float
     reason: EndReason
     tokens: int
+    stop_reason: StopReason = None
     limit: LengthLimit | None = None
     error: ErrorInfo | None = None
 

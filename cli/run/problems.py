@@ -219,7 +219,7 @@ _FIRST_LINES = (
     (r"\{\s*'", _DICTS),
     (r"\{(.*[{\[,])?\Z", _Form("JSON over several lines", "jq -c .")),
     (r"[{\"#]|//|---|data: |(- )?(prompt|messages|id|custom_id):", None),
-    (r"", _Form("plain prompts (run and check read them with --prompts)", "jq -Rc '{prompt: .}'")),
+    (r"", _Form("one prompt per line", "batchdecode run --prompts")),
 )
 _NO_TEXT = re.compile(rb"[\x01-\x08\x0e-\x1f\x7f-\xff]")
 
@@ -259,6 +259,8 @@ def why_no_lines(start: bytes, filename: str) -> str | None:
 
 def _how(command: str, filename: str) -> str:
     file = "" if filename == "<stdin>" else f" {shlex.quote(filename)}"
+    if command.startswith("batchdecode"):  # it reads the input as it is
+        return f"{command}{file or ' -'}"
     if file and command.startswith((_PYTHON, "tr ")):
         file = f" <{file}"
     elif not file and command.startswith("tar"):

@@ -312,10 +312,12 @@ def headline(plan: Plan) -> str:
     low, high = sorted((plan.trials[0].value, plan.trials[-1].value))
     searched, short = plan.searched.replace("_", "-"), partial(_short, plan.searched)
     num_outputs = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
-    reached = good_percent(plan.outcome.good_share)
+    nearest = f"the nearest is {best_value}, with {good_percent(plan.outcome.good_share)}"
+    if not plan.outcome.good_share and not plan.outcome.classes:
+        nearest = f"no tried value meets it for any output, and {best_value} comes closest"
     return (
         f"no {searched} from {short(low)} to {short(high)} meets the SLO for {asked} of "
-        f"{counted(num_outputs, 'output')}; the nearest is {best_value}, with {reached}"
+        f"{counted(num_outputs, 'output')}; {nearest}"
     )
 
 
@@ -391,7 +393,7 @@ def _relief(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     value = plan.next_value if plan.is_met else plan.value
     if value is None:  # all values tried are enough
         return
-    place = named(plan.searched, value)
+    place, short = named(plan.searched, value), partial(_short, plan.searched)
     there = plan.next_outcome or plan.outcome
     if plan.binding_classes:
         verb = "misses" if len(plan.binding_classes) == 1 else "miss"
@@ -409,7 +411,8 @@ def _relief(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield (
             "helps",
             [
-                f"{named(plan.searched, value)} ({value / plan.value - 1:+.0%}) "
+                f"{named(plan.searched, value)} ({abs(value / plan.value - 1):.0%} "
+                f"{'less' if value < plan.value else 'more'} than {short(plan.value)}) "
                 f"with {_option(relief)} {_value(relief)}"
                 for value, relief in reaching
             ],

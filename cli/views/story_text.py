@@ -1,5 +1,6 @@
 """Explain a request in words, a line for each event, and how two runs differ."""
 
+import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -294,7 +295,15 @@ def _lines(story: Story, length: Length, *, is_so_far: bool) -> Iterator[str]:
         made = f", {counted(ended.tokens, 'token')}" if story.spans else ""
         yield f"lost with {worker}, which died{made}: it is decoded again from the beginning"
     else:
-        reason = ended.reason if ended.limit is None else f"{ended.reason} ({ended.limit})"
+        reason: str = ended.reason
+        if ended.limit is not None:
+            reason += f" ({ended.limit})"
+        elif reason == "length" and ended.tokens == arrived.max_tokens:
+            reason += f" (max_tokens {arrived.max_tokens:,})"
+        elif isinstance(ended.stop_reason, int):
+            reason += f" token {ended.stop_reason}"
+        elif ended.stop_reason is not None:
+            reason += f" {json.dumps(ended.stop_reason, ensure_ascii=False)}"
         when = _when(story, ended.step + 1, ended.time)
         tokens = counted(ended.tokens, "token")
         if story.parts:

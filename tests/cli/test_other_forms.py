@@ -5,6 +5,7 @@ import io
 import json
 import lzma
 import re
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -24,7 +25,6 @@ FORMS = {  # what an input is: its bytes or text, what its requests are, and its
     "an array of texts": json.dumps([each["prompt"] for each in REQUESTS]),
     "objects over several lines": "\n".join(json.dumps(each, indent=1) for each in REQUESTS),
     "objects on one line": "".join(OBJECTS),
-    "plain text": "Once “upon”\na time\n",
     "Python's dicts": "".join(f"{each}\n" for each in REQUESTS),
     "CR": LINES.replace("\n", "\r"),
     "a second mark": LINES + "\ufeff" + LINES,
@@ -121,6 +121,15 @@ def test_a_file_that_is_not_lines_of_text_is_told_in_one_line(tmp_path, data, me
         assert done.stderr.startswith("error: in.jsonl is ")
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_plain_text_is_read_with_the_named_option(tmp_path):
+    (tmp_path / "my prompts").write_text("Once upon\na time\n")
+    done = batchdecode("run", "my prompts", cwd=tmp_path)
+    [command] = re.findall(r"help: one prompt per line\? batchdecode (.*)\n", done.stderr)
+    assert command == "run --prompts 'my prompts'"
+    done = batchdecode(*shlex.split(command), "-q", cwd=tmp_path)
+    assert (done.returncode, done.stdout.count(b"\n")) == (0, 2)
 
 
 def test_lines_that_suffer_from_the_same_are_counted_and_others_shown(tmp_path):

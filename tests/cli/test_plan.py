@@ -97,6 +97,13 @@ def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path)
     )
 
 
+def test_a_plan_says_if_no_value_meets_the_slo_for_any_output():
+    done = plan("--slo", "e2e=1")
+    assert done.returncode == 1
+    told = "of 8 outputs; no tried value meets it for any output, and batch 8 comes closest\n"
+    assert told in done.stdout.decode()
+
+
 TEN = {"prompt": [1], "max_tokens": 10, "ignore_eos": True}
 CLASSES = lines_of(*[TEN | {"priority": int(number % 4 == 0)} for number in range(8)])
 SLOS = ("--slo", "e2e=80", "--slo", "priority=1:e2e=30")

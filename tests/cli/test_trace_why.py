@@ -40,6 +40,23 @@ def test_a_story_says_which_limit_is_a_default():
     assert done.stdout.startswith(b"1: 1 prompt token, at most 16 more by default\n")
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason", "stop_reason"),
+    [
+        ({"stop": ["near", "chair n"]}, 'stop "chair n", 5 tokens', "chair n"),
+        ({"stop_token": [48, 289]}, "stop token 289, 2 tokens", 289),
+        ({"stop_sequence": [[480, 496]]}, "stop [480, 496], 5 tokens", [480, 496]),
+        ({"max_tokens": 8}, "length (max_tokens 8), 8 tokens", None),
+        ({"prompt": "Z", "max_tokens": 500}, "stop, 63 tokens", None),
+    ],
+)
+def test_a_story_says_which_stop_matched(fields, reason, stop_reason):
+    line = lines_of({"id": "a", "prompt": "The boat"} | fields)
+    assert f": {reason}\n" in batchdecode("trace", "why", "a", stdin=line).stdout.decode()
+    ended = json.loads(batchdecode("trace", "why", "a", "--json", stdin=line).stdout)["stories"][0]
+    assert ended["ended"].get("stop_reason") == stop_reason
+
+
 def test_the_story_of_a_request_that_waits_for_others_as_text_and_json(traces):
     done = batchdecode("trace", "why", "c", "tight.jsonl", cwd=traces)
     assert (done.returncode, done.stderr) == (0, "")
@@ -58,7 +75,7 @@ def test_the_story_of_a_request_that_waits_for_others_as_text_and_json(traces):
         "  computed its prompt in 2 steps (steps 13-14); the first token came with step",
         "    14",
         "  generated for 1 step (step 15)",
-        "  ended with step 15 (8.5 s): length, 2 tokens",
+        "  ended with step 15 (8.5 s): length (max_tokens 2), 2 tokens",
         "  in all 16 steps, 8.5 s: 13 steps waiting (6.750 s), 2 steps prefill (1.375",
         "    s), 1 step decode (0.375 s)",
     ]
@@ -223,7 +240,7 @@ def test_where_each_step_takes_a_second_only_times_that_are_no_number_of_steps_a
         "  admitted to slot 0 at step 3 (time 9.5)",
     ]
     assert second[-2:] == [
-        "  ended with step 5 (time 12.5): length, 3 tokens",
+        "  ended with step 5 (time 12.5): length (max_tokens 3), 3 tokens",
         "  in all 3 steps: 1 step prefill, 2 steps decode",
     ]
 
