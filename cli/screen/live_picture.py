@@ -100,6 +100,7 @@ MIN_WIDTH, MIN_HEIGHT = 20, 3
 MIN_GANTT = 6  # spare lines
 MIN_LISTS, MIN_QUEUE, MIN_BESIDE = 6, 41, 76  # lines of the lists; columns of one, of both
 PROMPT, TEXT = "prompt: ", "text: "
+MINOR = ("computed ", "generated ", "in all ")  # sentences of a life that are left out first
 MIN_DETAIL_ROOM = 8  # lines for rows and the details of a request
 ROOMY = 16  # lines; with fewer none is blank
 HEADER_SHARE = 4  # the header has 1 / 4 of the lines
@@ -359,13 +360,19 @@ def _queue(scene: Scene, width: int) -> Line | None:
     line.append((f" {scene.gauges.num_queued:,}", "figure"))
     if line_width(line) > width:
         return None
+    notes = scene.notes
+    news = [scene.note(note) for note in notes]
+    # In a recorded run, the note of the step itself comes first.
+    if scene.story is not None and notes and notes[0].step == scene.moment.step:
+        part = news.pop(0)
+        if line_width(line) + len(GAP) + cell_width(part[0]) <= width:
+            line += [(GAP, ""), part]
     if text != ": ":
         style = "blocked" if scene.run.fold.blocked is not None else ""
         room = width - line_width(line) - len(GAP) - len("next ")
         if room < MIN_TITLE:
             return line
         line += [(GAP, ""), ("next ", LABEL), (scene.cut(text, room), style)]
-    news = [scene.note(note) for note in scene.notes]
     for end in scene.ends:
         if end.reason in FAILURES:
             continue  # a note shows it
@@ -1009,13 +1016,13 @@ def details(scene: Scene, browser: Browser, width: int, height: int) -> list[Lin
         title += [(tokens, "")] if line_width(title) + len(tokens) <= width else []
     prompt, text = scene.peeked.get(request.label, ("", ""))
     text = scene.texts.get(request.label, text) if request.finish is not None else text
-    lines: list[str] = []
-    for each in reversed(life):  # the newest sentences that fit
-        sentence = folded(scene.name(each), width)
-        if lines and len(sentence) + len(lines) >= height - bool(prompt) - bool(text):
-            break
-        lines = [*sentence, *lines]
-    found: list[Line] = [title, *([(line, "")] for line in lines)]
+    sentences = [folded(scene.name(each), width) for each in life]
+    room, cut = height - 1 - bool(prompt) - bool(text), list[str]()
+    while len(sentences) > 1 and sum(map(len, sentences)) + len(cut) > room:
+        minor = (n for n, lines in enumerate(sentences) if lines[0].startswith(MINOR))
+        del sentences[next(minor, 0)]  # the oldest one
+        cut = [scene.glyphs.cut]
+    found: list[Line] = [title, *([(line, "")] for line in chain(cut, *sentences))]
     asked = folded(scene.name(f"{PROMPT}{' '.join(prompt.split())}"), width) if prompt else []
     room = max(width - len(TEXT), 1)
     answer = folded(scene.name(" ".join(text.split())), room) if text else []

@@ -1,5 +1,8 @@
 """The player: what keys and time make of a recorded run, on the screen of an emulator."""
 
+import re
+
+import pytest
 from emulated_run import Clock, Fingers, Screen
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +92,19 @@ def test_a_selected_slot_shows_the_story_of_its_request_so_far():
     assert "\nnow it waits\n" in seen.text
     assert "\nqueue " in seen.text
     assert "now it" not in seen.press("escape").text
+
+
+@pytest.mark.parametrize("rows", [19, 24])
+def test_a_low_screen_shows_the_waits_of_a_story_and_the_note_of_the_step(rows):
+    run = play_paged(CROWDED, Limits(batch=3, blocks=7))
+    *_, lost = [e for e in run.events if type(e).__name__ == "PreemptEvent"]
+    seen = Seen(run.events, rows=rows, step=lost.step).press(" ").type("/", lost.id)
+    text = seen.press("g", *str(lost.step), "enter").text
+    assert f"  « {lost.id} preempted for {lost.for_id}  next {lost.id}: blocked by" in text
+    story = seen.press(".").text.partition("\n…\n")[2]
+    assert re.match(r"waited 1 step (because|for) ", story)
+    assert "\nwaited 1 step for KV blocks: it needed 4 of 7, and p4 held the others" in story
+    assert not re.search("^(computed|generated)", story, re.MULTILINE)
 
 
 CAPTIONS = {0: "All slots start.", 7: "word " * 25 + "end", 9: "A slot is refilled."}
