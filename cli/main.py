@@ -1,6 +1,6 @@
 """The entry point, where errors become messages and exit codes.
 
-Slow imports are below `main`, where Ctrl-C already ends the command quietly.
+All imports but those of Python are below `main`, where Ctrl-C already ends the command quietly.
 """
 
 import errno
@@ -10,10 +10,6 @@ import os
 import resource
 import signal
 import sys
-
-from batcher.errors import BatchdecodeError
-
-from .errors import WriteError
 
 FAILURE, USER_ERROR = 1, 2
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -26,6 +22,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the command quietly
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a command quietly
     _occupy_standard_descriptors()
+    from batcher.errors import BatchdecodeError  # noqa: PLC0415 - see the rule above
+
+    from .errors import WriteError  # noqa: PLC0415 - as above
+
     try:
         _carry_out(sys.argv[1:])
     except SystemExit as error:
@@ -53,6 +53,8 @@ def main() -> None:
 def _carry_out(arguments: list[str]) -> None:
     from typer._click.exceptions import NoArgsIsHelpError, UsageError  # noqa: PLC0415 - as above
 
+    from batcher.errors import BatchdecodeError  # noqa: PLC0415 - as above
+
     from .commands import app  # noqa: PLC0415 - as above
 
     if arguments and any(name.startswith(PREFIX) for name in os.environ):
@@ -73,6 +75,10 @@ def _carry_out(arguments: list[str]) -> None:
 
 def _described(error: Exception) -> tuple[str, int] | None:
     """Return the message and the exit status of an error, None for a bug of ours."""
+    from batcher.errors import BatchdecodeError  # noqa: PLC0415 - as above
+
+    from .errors import WriteError  # noqa: PLC0415 - as above
+
     cause = error.__cause__ or error
     if getattr(cause, "errno", None) == errno.EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

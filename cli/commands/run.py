@@ -1,6 +1,7 @@
 """`batchdecode run`: decodes requests, streams the results and shows the batch at work."""
 
 import gc
+import os
 import shlex
 import sys
 
@@ -72,9 +73,21 @@ def _continuing_command() -> str:
     from ..run.urls import masked  # noqa: PLC0415 - as above
 
     arguments = [masked(each) for each in sys.argv[1:] if each not in _SAID_ONCE]
-    return shlex.join(
-        ["batchdecode", *arguments, *([] if "--resume" in arguments else ["--resume"])]
+    more = [] if "--resume" in arguments else ["--resume"]
+    return " ".join(map(_quoted, ["batchdecode", *arguments, *more]))
+
+
+def _quoted(argument: str) -> str:
+    r"""Return `argument` for a shell, as $'\n' if a character is not printable."""
+    if argument.isprintable():
+        return shlex.quote(argument)
+    escapes = {"\n": r"\n", "\t": r"\t", "\\": r"\\", "'": r"\'"}
+    units = (
+        escapes.get(char)
+        or (char if char.isprintable() else "".join(rf"\x{b:02x}" for b in os.fsencode(char)))
+        for char in argument
     )
+    return f"$'{''.join(units)}'"
 
 
 COMMANDS = {"run": command(run, RunOptions, examples=EXAMPLES, notes=NOTES, respell=_as_flags)}

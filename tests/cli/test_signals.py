@@ -17,7 +17,7 @@ import pytest
 from emulated_run import Screen
 from examples import mostly_heavy
 from page_reader import parts_of, shown_spans, spans_of
-from process import COMMAND, batchdecode, lines_of, start, workload
+from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start, workload
 
 from cli.signals import STEPPING_ASIDE, STOPPING, Interrupted, StopSignals
 
@@ -88,6 +88,15 @@ def test_the_handlers_of_before_come_back():
     with StopSignals():
         assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize("module", ["msgspec", "typer"])
+def test_ctrl_c_during_imports_ends_the_command_without_a_word(tmp_path, module):
+    text = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / f"{module}.py").write_text(text)
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([*COMMAND, "run"], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path):

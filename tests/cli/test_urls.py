@@ -1,6 +1,7 @@
 """Files at URLs, by fsspec: inputs from a web server, and outputs to a store."""
 
 import gzip
+import os
 import re
 import shlex
 import signal
@@ -130,6 +131,17 @@ def test_the_command_that_continues_a_run_has_no_secret(monkeypatch):
     monkeypatch.setattr(sys, "argv", line)
     told = "batchdecode run 'https://***@host/a?***' -o 'b?' --resume"
     assert _continuing_command() == told
+
+
+def test_the_command_that_continues_a_run_can_be_pasted(monkeypatch):
+    odd = ["it's", "a\tb \x1b[31m0", "two\nlines' \\x", "ü\u202e", "\udcff0"]
+    monkeypatch.setattr(sys, "argv", ["batchdecode", "run", *odd])
+    told = _continuing_command()
+    assert told.isprintable()
+    assert r"$'a\tb \x1b[31m0' $'two\nlines\' \\x' " in told
+    pasted = ["bash", "-c", told.replace("batchdecode", "printf '%s\\0'", 1)]
+    given = subprocess.run(pasted, capture_output=True, check=True).stdout.split(b"\0")
+    assert list(map(os.fsdecode, given)) == ["run", *odd, "--resume", ""]
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
