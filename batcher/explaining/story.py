@@ -221,6 +221,16 @@ class KeptRequests:
         """The request that took longest, ended or not; the first of equals."""
         return max(self.all, key=self.seconds, default=None)
 
+    @property
+    def longest_wait(self) -> RequestTimeline | None:
+        """The request that waited longest for its first slot; the first of equals."""
+        return max(self.all, key=self._waited, default=None)
+
+    def _waited(self, request: RequestTimeline) -> float:
+        if request.arrive is None or not request.admissions:
+            return self.seconds(request)
+        return request.admissions[0].event.time - request.arrive.time
+
     def only(self, request_id: str) -> None:
         self.all = [request for request in self.all if request.id == request_id]
         self.rejects = [reject for reject in self.rejects if reject.id == request_id]

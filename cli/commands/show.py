@@ -393,16 +393,20 @@ def show_why(
     path: str | None,
     *,
     longest: bool,
+    longest_wait: bool,
     json: bool,
     all: bool,  # noqa: A002 - as the option
     run_options: Mapping[str, Any],
     preset: Collection[str] = (),
 ) -> None:
-    """Run `batchdecode trace why`; with `longest` the input is the first argument."""
-    if longest:
+    """Run `batchdecode trace why`; with a longest one the input is the first argument."""
+    if longest and longest_wait:
+        raise BatchdecodeError("--longest and --longest-wait exclude each other")
+    if longest or longest_wait:
         if path is not None:
+            flag = "--longest" if longest else "--longest-wait"
             raise BatchdecodeError(
-                f"--longest and an ID exclude each other: drop {request_id} or --longest"
+                f"{flag} and an ID exclude each other: drop {request_id} or {flag}"
             )
         request_id, path = None, request_id
     elif request_id is None:
@@ -423,11 +427,12 @@ def show_why(
         with _contradictions_named(source.name):
             kept = read_requests(events, request_id)
             if request_id is None:
-                slowest, num_outputs = kept.longest, len(kept.all)
+                slowest = kept.longest_wait if longest_wait else kept.longest
+                num_outputs, what = len(kept.all), "longest wait" if longest_wait else "longest"
                 if slowest is None:
                     raise BatchdecodeError(f"{source.name} has no request")
                 kept.only(slowest.id)
-                title = [f"longest of {counted(num_outputs, 'output')}: {slowest.label}"]
+                title = [f"{what} of {counted(num_outputs, 'output')}: {slowest.label}"]
             elif not kept.is_known:
                 hint, known = "", kept.ids
                 if path is None:

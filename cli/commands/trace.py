@@ -153,6 +153,9 @@ def why(
     longest: Annotated[
         bool, flag(SELECTION, "Explain the request that took longest, instead of ID.", common=True)
     ] = False,
+    longest_wait: Annotated[
+        bool, flag(SELECTION, "Explain the request that waited longest for a slot.", common=True)
+    ] = False,
     json: Annotated[bool, flag(OUTPUT, "Print the story as JSON.", common=True)] = False,
     all: Annotated[  # noqa: A002 - as above
         bool, flag(OUTPUT, "Show all waits and all spans.", common=True)
@@ -167,6 +170,7 @@ def why(
         request_id,
         input,
         longest=longest,
+        longest_wait=longest_wait,
         json=json,
         all=all,
         run_options=run_options,

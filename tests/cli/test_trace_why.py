@@ -115,6 +115,8 @@ def test_an_unknown_id_gets_those_like_it_and_the_longest_needs_none(traces):
     found = batchdecode("trace", "why", "--longest", "tight.jsonl", cwd=traces)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout == b"longest of 3 outputs: c\n" + why_c.stdout
+    waited = batchdecode("trace", "why", "--longest-wait", "tight.jsonl", cwd=traces)
+    assert waited.stdout == b"longest wait of 3 outputs: c\n" + why_c.stdout
     trace = (traces / "tight.jsonl").read_bytes()
     as_json = batchdecode("trace", "why", "--longest", "--json", cwd=traces, stdin=trace)
     assert [story["id"] for story in json.loads(as_json.stdout)["stories"]] == ["c"]
@@ -145,6 +147,7 @@ def test_the_id_goes_before_the_file_and_without_one_it_is_said(traces):
     for line, said in {
         "": "trace why needs the ID of a request, or --longest",
         "--longest a tight.jsonl": "--longest and an ID exclude each other: drop a or --longest",
+        "--longest --longest-wait": "--longest and --longest-wait exclude each other",
         "tight.jsonl": "<stdin> has no request tight.jsonl; "
         "put the ID of a request, or --longest, before the file tight.jsonl",
     }.items():
@@ -198,6 +201,8 @@ def test_there_are_words_for_all_and_the_longest_takes_the_most_seconds(workload
         return
     seconds = [story.seconds.sum for story in answer_of(kept).stories]
     assert kept.all.index(kept.longest) == seconds.index(max(seconds))
+    waits = [story.seconds.wait for story in answer_of(kept).stories]
+    assert waits[kept.all.index(kept.longest_wait)] == pytest.approx(max(waits))
 
 
 def test_a_difference_says_where_why_and_how_much_up_to_where_a_trace_breaks_off(traces):
