@@ -826,7 +826,11 @@ def name_of(found: Found) -> str:
 def whereabouts(scene: Scene, found: Found) -> str:
     name = scene.cut(scene.name(name_of(found)), MAX_SHOWN)
     if isinstance(found, str):
-        return f"{name} was not read yet"
+        gauges = scene.gauges
+        if not gauges.num_coming or found in {each.id for each in gauges.waiting}:
+            return f"{name} waits in the queue: its line is not read yet"
+        knows_queue = gauges.num_queued <= len(gauges.waiting)
+        return f"{name} has not arrived" if knows_queue else f"{name}: its line is not read yet"
     if (end := found.finish) is not None:
         tokens = counted(end.tokens, "token")
         return f"{name} ended in step {end.step:,}: {end.reason}, {tokens}"

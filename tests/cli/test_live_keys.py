@@ -160,7 +160,16 @@ def test_whom_one_looks_for_is_followed_or_told_as_unknown():
     run.steps(1)
     assert last_line(run).startswith(" " * 9)
     find(run, "b")
-    assert last_line(run).startswith("b was not read yet")
+    assert last_line(run).startswith("b waits in the queue: its line is not read yet")
+    for queued, waiting, text in (
+        (1, ["b"], "b waits in the queue: its line is not read yet"),
+        (1, ["c"], "b has not arrived"),
+        (2, ["c"], "b: its line is not read yet"),
+    ):
+        run.gauges.num_queued, run.gauges.num_coming = queued, 1
+        run.gauges.waiting = [SequenceName(name, 0) for name in waiting]
+        find(run, "b")
+        assert last_line(run).startswith(text)
     run.gauges.upcoming = []
     run.steps(2)
     assert last_line(run).startswith("b is in slot 0")
