@@ -354,7 +354,8 @@ def _memory(scene: Scene, width: int) -> Line | None:
 
 
 def _queue(scene: Scene, width: int) -> Line | None:
-    text = scene.name(": ".join(next_up(scene.run, scene.gauges)))
+    first, why = next_up(scene.run, scene.gauges)
+    text = scene.name(f"{first}: {why}")
     trend = list(scene.queued)[-min(width // MIN_TREND, MAX_QUEUE) :]
     line: Line = [("queue ", LABEL), (levels(trend, scene.glyphs), "queue")]
     line.append((f" {scene.gauges.num_queued:,}", "figure"))
@@ -368,7 +369,7 @@ def _queue(scene: Scene, width: int) -> Line | None:
         if line_width(line) + len(GAP) + cell_width(part[0]) <= width:
             line += [(GAP, ""), part]
     if text != ": ":
-        style = "blocked" if scene.run.fold.blocked is not None else ""
+        style = "blocked" if why.startswith("blocked") else ""
         room = width - line_width(line) - len(GAP) - len("next ")
         if room < MIN_TITLE:
             return line
@@ -962,7 +963,7 @@ def queue(scene: Scene, width: int, height: int) -> list[Line]:
     run, gauges = scene.run, scene.gauges
     lines: list[Line] = [[("queue ", LABEL), (f"{gauges.num_queued:,}", "figure")]]
     _, why = next_up(run, gauges)
-    style = "blocked" if run.fold.blocked is not None else ""
+    style = "blocked" if why.startswith("blocked") else ""
     lines[0] += [(GAP, ""), (scene.cut(why, width - line_width(lines[0]) - len(GAP)), style)]
     names = gauges.waiting[: max(height - 2, 1)]
     labels = [scene.cut(scene.name(label_of_name(each)), MAX_NAME) for each in names]

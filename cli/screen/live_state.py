@@ -537,12 +537,16 @@ def block_facts(run: RunState, gauges: GaugeReading) -> list[Fact]:
 
 def next_up(run: RunState, gauges: GaugeReading) -> tuple[str, str]:
     """Return the label of the next request of the queue and why it waits, or empty strings."""
-    blocked = run.fold.blocked
-    if blocked is not None:
-        needs = f", needs {counted(blocked.blocks, 'block')}" if blocked.blocks else ""
-        name = label_of(blocked.id, blocked.index, "sample")
-        return name, f"blocked by {BLOCKED_CAUSES[blocked.reason]}{needs}"
     first, num_slots = gauges.next_up, run.num_slots
+    blocked, use = run.fold.blocked, gauges.block_use
+    if blocked is not None:
+        first, fits_now = label_of(blocked.id, blocked.index, "sample"), False
+        if blocked.reason == "kv" and use is not None and use.free is not None:
+            num_usable = use.free + (use.cached or 0)
+            fits_now = len(run.paces) == 1 and blocked.blocks <= num_usable
+        if not fits_now:
+            needs = f", needs {counted(blocked.blocks, 'block')}" if blocked.blocks else ""
+            return first, f"blocked by {BLOCKED_CAUSES[blocked.reason]}{needs}"
     if first is None:
         return "", ""
     if gauges.num_free:

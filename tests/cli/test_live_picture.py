@@ -119,6 +119,13 @@ def test_the_header_tells_of_failures_the_queue_memory_and_time():
     arrival = ArriveEvent(1, 0.0, "req-2", 0, "input", 5, 9)
     feed(run.view.fold, [arrival, BlockedEvent(1, 0.0, "req-2", 0, "kv", 5)])
     assert "next req-2: blocked by KV, needs 5 blocks" in run.steps(1).screen.text()
+    for num_free, slots, why in (
+        (1, 1, "with the next step"),  # cached blocks are free as well
+        (0, 1, "blocked by KV, needs 5 blocks"),
+        (1, 0, "all 2 slots are taken"),
+    ):
+        run.gauges.block_use, run.gauges.num_free = BlockUse(10, 4, num_free), slots
+        assert f"next req-2: {why}" in run.steps(1).screen.text()
     run = Run(long_requests(9), batch_size=2, is_timed=True, policy="sjf").steps(1)
     assert "KV" not in run.screen.text()
     run.gauges.block_use, run.gauges.now = BlockUse(30, 10, 20), 12.345
