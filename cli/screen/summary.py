@@ -242,12 +242,14 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
     yield [f"{name} {_percentiles(found, unit)}" for name, found in in_seconds.items() if found]
 
     parts = []
-    if (rates := summary.throughput) is not None:
+    # The tokens of unfinished outputs are not counted, so no rate follows from them alone.
+    has_rates = bool(summary.generated_tokens or not summary.unfinished)
+    if (rates := summary.throughput) is not None and has_rates:
         outputs, tokens = number(rates.requests), number(rates.output_tokens)
         parts.append(f"throughput {outputs} outputs/{per}, {tokens} output tokens/{per}")
     if (wall := summary.wall) is not None:
-        rate = number(wall.tokens_per_second)
-        parts.append(f"wall clock {duration(wall.seconds)}, {rate} output tokens/s")
+        rate = f", {number(wall.tokens_per_second)} output tokens/s" if has_rates else ""
+        parts.append(f"wall clock {duration(wall.seconds)}{rate}")
     if (goodput := summary.goodput) is not None:
         limits = ", ".join(f"{name} {duration(limit)}" for name, limit in goodput.limits.items())
         what = "outputs" if limits else f"{counted(goodput.requests, 'output')} with a deadline"

@@ -19,6 +19,7 @@ from batcher.metrics.summary import (
     RunMetrics,
     WorkerSummary,
     unit_of,
+    with_wall_clock,
 )
 from cli.screen.summary import RunFiles, render_summary, summary_lines
 from cli.screen.terminal import number, percent, whole_percent
@@ -163,6 +164,18 @@ def timed_summary(slo="ttft=0.5,tpot=50ms", **changes):
     metrics = RunMetrics(None if slo is None else parse_slo(slo))
     metrics.observe(events)
     return replace(metrics.summary(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "unfinished", "has_rates"),
+    [(4, 0, True), (4, 1, True), (0, 0, True), (0, 1, False)],
+)
+def test_unfinished_outputs_alone_have_no_rate(num_tokens, unfinished, has_rates):
+    summary = timed_summary(generated_tokens=num_tokens, unfinished=unfinished)
+    text = "\n".join(lines_of(with_wall_clock(summary, 2.0)))
+    assert f"wall clock 2 s{', ' if has_rates else ''}" in text
+    assert (f"{num_tokens // 2} output tokens/s" in text) == has_rates
+    assert ("throughput" in text) == has_rates
 
 
 def test_seconds_take_the_place_of_steps_where_steps_are_not_alike_or_promised():
