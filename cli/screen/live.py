@@ -218,8 +218,9 @@ class Controls:
                     return
 
         if pace is not None and pace.is_slow:
-            texts = [str(pace), "paused"] if pace.is_paused else [str(pace)]
-            add_first(texts, "paused" if pace.is_paused else "")
+            text = str(pace)
+            shorter = [text.partition(":")[0], "paused"] if pace.is_paused else []
+            add_first([text, *shorter], "paused" if pace.is_paused else "")
         hints: Sequence[str] = HINTS if pace is not None else HINTS[1:]
         add_first(TYPING_HINTS if self.browser.is_typing else hints, LABEL, is_right=True)
         return line

@@ -546,9 +546,10 @@ class Pace:
         return 0.0
 
     def __str__(self) -> str:
+        delay = f"{duration(self.delay)} after each step" if self.delay else ""
         if self.is_paused:
-            return "paused: space continues, . makes one step"
-        return f"{duration(self.delay)} after each step" if self.delay else ""
+            return f"paused, {delay or 'no delay'}: space continues, . makes one step"
+        return delay
 
 
 @contextmanager

@@ -140,6 +140,10 @@ class Player:
     def step(self) -> int:
         return int(self._position)
 
+    @property
+    def _pace(self) -> str:
+        return f"{number(self._speed)} steps/s"
+
     def look(self) -> float:
         """Read the keys and draw; return the seconds until the next look."""
         now = self._clock()
@@ -228,6 +232,8 @@ class Player:
                 self._go_to(self.step + MOVES[key])
             case _:
                 pass
+        if self._is_paused and key in ("+", "=", "-"):
+            browser.message = self._pace
 
     def _go_along(self, steps: Sequence[int], nothing: str, *, is_on: bool) -> bool:
         """Go to the next or previous one of `steps`; return whether there is one."""
@@ -287,7 +293,7 @@ class Player:
         return [[(text, "title")] for text in [*found, *[""] * num_lines][:num_lines]]
 
     def _footer(self, width: int) -> Line:
-        pace = "paused" if self._is_paused else f"{number(self._speed)} steps/s"
+        pace = "paused" if self._is_paused else self._pace
         pace = "any key continues" if self._held else pace
         line: Line = [(pace, "figure"), (GAP, "")]
         where = f"{GAP}{self.step:,}/{self._span.last:,}"

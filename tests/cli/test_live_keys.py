@@ -284,6 +284,10 @@ def test_a_paused_run_keeps_what_has_happened_and_a_slow_one_shows_every_step():
     run = played()
     press(run, "-")
     assert "10 ms after each step" in last_line(run)
+    for key, text in ((" ", "10 ms after each step: space continues, . "), ("+", "no delay: ")):
+        press(run, key)
+        assert last_line(run).startswith(f"paused, {text}")
+    press(run, " ", "-")
     frames = len(run.screen.written)
     run.seconds_per_step = 0.001
     run.steps(10)

@@ -74,6 +74,9 @@ def test_steps_follow_each_other_as_fast_as_is_said_up_to_the_end():
     assert seen.wait(3600).step == 10  # the process was stopped
     assert seen.press(*"+++++").wait(1.0).wait(1.0).step == LAST
     assert f"paused  {'█' * 10}" in seen.text
+    assert "paused  200 steps/s" in seen.press("+").text
+    assert "paused  100 steps/s" in seen.press("-").text
+    assert "paused  █" in seen.press("x").text
     assert seen.press(" ", *"----").wait(0.5).step == 2  # from the beginning again
 
 
