@@ -37,6 +37,7 @@ _NO_WORD = re.compile(r"^-|_")  # in a name: of an option, of a field
 _MAX_NEAR = 6
 _CLOSE = 0.75  # how alike a name has to be
 _ALIASES = {  # words that people type, and the page they mean
+    "prompt": "first-file",
     "prompts": "first-file",
     "model": "checkpoints",
     "models": "checkpoints",
@@ -52,6 +53,9 @@ _ALIASES = {  # words that people type, and the page they mean
     "urls": "input-files",
     "s3": "input-files",
     "json": "constraints",
+    "server": "serve",
+    "servers": "serve",
+    "openai": "serve",
 }
 
 

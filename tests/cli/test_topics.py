@@ -69,6 +69,7 @@ def test_every_page_command_option_and_field_is_a_topic():
         ("resume", "stop-and-resume", "# Stop and resume\n"),
         ("slot", "glossary", "| slot |"),
         ("trace", "cli", "## trace\n"),
+        ("server", "serve", "# Serve, and use servers\n"),
         ("learn", "learn", "- `batchdecode help kv-blocks`: KV blocks\n"),
     ],
 )
