@@ -63,7 +63,9 @@ def _carry_out(arguments: list[str]) -> None:
         for unknown in unknown_variables(arguments):
             sys.stderr.write(f"warning: {_printable(unknown)}\n")
     try:
-        sys.exit(app(prog_name="batchdecode", standalone_mode=False))
+        status = app(prog_name="batchdecode", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(status)
     except NoArgsIsHelpError as error:
         sys.stderr.write(f"{error.message}\n")
         sys.exit(USER_ERROR)
@@ -111,14 +113,30 @@ def _occupy_standard_descriptors() -> None:
             os.open(os.devnull, mode)  # wrong modes: using them is an error
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as Python does it
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as above
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_Stdout(1, "w", closefd=False)),
+        encoding=None if sys.stdout is None else sys.stdout.encoding,
+        errors=None if sys.stdout is None else sys.stdout.errors,
+        line_buffering=os.isatty(1),
+    )
     sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(_ForPeople(2, "w", closefd=False)),
         encoding=None if sys.stderr is None else sys.stderr.encoding,
         errors="backslashreplace",
         line_buffering=True,
     )
+
+
+class _Stdout(io.FileIO):
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # any buffer
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            from .errors import WriteError  # noqa: PLC0415 - as above
+
+            raise WriteError("stdout", error) from error
 
 
 class _ForPeople(io.FileIO):

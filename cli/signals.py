@@ -23,6 +23,8 @@ from threading import Thread, Timer, main_thread
 from types import FrameType
 from typing import NoReturn, Self
 
+from .errors import WriteError
+
 # While user code runs, descriptor 1 is stderr, and stdout is another descriptor: so `print`,
 # `os.write`, C libraries and child processes cannot write between the results.
 
@@ -52,7 +54,13 @@ def user_code_prints_to_stderr() -> Iterator[None]:
 
 def end_stdout() -> None:
     """Flush stdout, and send what is printed while the process ends to stderr."""
-    with suppress(OSError, ValueError):  # Python reports it at exit
+    try:
+        sys.stdout.flush()
+    except (OSError, WriteError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # drop its buffer
+    except ValueError:  # it is closed
+        return
+    with suppress(OSError):
         sys.stdout.flush()
         os.dup2(2, 1)
 

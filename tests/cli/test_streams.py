@@ -155,6 +155,7 @@ def test_nobody_who_reads_stderr_stops_nothing(tmp_path, requests, is_gone):
     "command",
     [
         *("run INPUT", "check INPUT", "trace INPUT", "schema request", "completion bash"),
+        *("--version", "run --help", "demo"),
         *("run INPUT -o /dev/full", "run INPUT --trace /dev/full", "trace INPUT -o /dev/full"),
         "run INPUT -o /dev/null --summary-json /dev/full",
     ],
