@@ -229,7 +229,10 @@ class OutFile:
         import webbrowser  # noqa: PLC0415 - for --open only
 
         if not webbrowser.open(self._place.as_uri()):
-            raise OutputError(f"no browser opened {self.name}: set BROWSER, or open it yourself")
+            sys.stderr.write(
+                f"warning: no browser opened {printable(self.name or '')}: open it yourself, or "
+                "set BROWSER (with %s for the page if it has arguments)\n"
+            )
 
     def close(self) -> None:
         if self._descriptor is not None:

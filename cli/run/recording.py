@@ -152,7 +152,7 @@ def stdout_beside(view: View, options: RunOptions) -> Sink:
 
         if isinstance(view, LiveView):
             write = view.write_results
-    if options.format == "text" or (is_terminal and not (options.format or options.stream)):
+    if not options.stream and (options.format or ("text" if is_terminal else "")) == "text":
         return ResultText(write)
     return TerminalJson(write) if is_terminal else sink
 

@@ -206,6 +206,7 @@ class RunOptions(RequestOptions):
         option(SERVER, "Fields to add to the body of every request; null removes one.", "JSON"),
     ] = None
     server_settings: dict[str, Any] = field(default_factory=dict)
+    preset: set[str] = field(default_factory=set)
 
     @property
     def limits(self) -> "Slo | None":
@@ -256,6 +257,7 @@ class RunOptions(RequestOptions):
         for one, other, why in _EXCLUDING:
             if getattr(self, one.replace("-", "_")) and getattr(self, other.replace("-", "_")):
                 raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")
+        is_text = self.format == "text" and "format" not in self.preset
         is_ray = on is None or (self.workers is not None and on.partition(":")[0] == "ray")
         is_otlp = otel is None or otel == "env" or otel.startswith(("http://", "https://"))
         for is_wrong, message in (
@@ -269,11 +271,11 @@ class RunOptions(RequestOptions):
                 f"--otel must be env or an address such as http://127.0.0.1:4318, not {otel!r}",
             ),
             (
-                self.format == "text" and self.output is not None,
+                is_text and self.output is not None,
                 "--format text is for stdout: --output gets JSON lines, which --resume can read",
             ),
             (
-                self.format == "text" and self.stream,
+                is_text and self.stream,
                 "--format text and --stream exclude each other: a stream has JSON events",
             ),
             (

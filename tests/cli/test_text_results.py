@@ -93,6 +93,10 @@ def test_the_format_of_results_is_not_that_of_a_trace(folder):
     given = ("in", "--model", "written:next_tokens", "--config", "config.yaml")
     done = batchdecode("run", "-q", *given, cwd=folder, BATCHDECODE_FORMAT="gantt")
     assert done.stdout == b"1  one\n\n    two   x\n"
+    for options in ("-o", "out"), ("--stream",):
+        done = batchdecode("run", "-q", *given, *options, cwd=folder)
+        lines = (folder / "out").read_bytes() if "-o" in options else done.stdout
+        assert (done.returncode, lines[:1]) == (0, b"{"), done.stderr
     done = batchdecode("trace", *given, cwd=folder, BATCHDECODE_FORMAT="csv")
     assert done.stdout.startswith(b"slot,")
 
