@@ -61,7 +61,7 @@ def decode(
     requests: `Request` objects, or mappings with the fields of a requests file.
     model: a Model, for example from `load_model`, or a name that it takes; a
     `model_next(batch_prefixes) -> next_tokens`, an LLM object, or None for the simulated model.
-    chat: treat a text prompt in a mapping as one message of a user.
+    chat: treat a text prompt in a mapping as one user message.
     on_finish: called with each result when it is complete.
     on_token: called after each step with the new tokens of each sample, and the text that is final
     by then.

@@ -132,7 +132,7 @@ def writable(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and text of an exception of a user's code."""
+    """Return the type and text of an exception from user code."""
     kind = type(error).__name__
     try:
         text = str(error)

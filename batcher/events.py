@@ -354,7 +354,7 @@ class TokenEvent(_Event, frozen=True):
 
 
 class RejectEvent(SampleEvent, frozen=True):
-    """An invalid line of the input became an error result; reason: its code."""
+    """An invalid input line became an error result. reason: the error code."""
 
     reason: str
 

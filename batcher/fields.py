@@ -63,7 +63,7 @@ def range_in_words(smallest: float | None, largest: float | None) -> str:
 
 
 def expected_of(kind: Any) -> str:
-    """Return what a message expects of a type, except null: `an integer from 1 to 64`."""
+    """Describe the non-null values of a type for an error: `an integer from 1 to 64`."""
     if get_origin(kind) in _UNIONS:
         return " or ".join(expected_of(part) for part in get_args(kind) if part is not NoneType)
     if get_origin(kind) is Literal:
@@ -82,7 +82,7 @@ def expected_of(kind: Any) -> str:
 
 
 def check_types(record: Struct, facts: Mapping[str, "FieldFacts"]) -> None:
-    """Raise a BatchdecodeError if a field in `facts` has a value of another type."""
+    """Raise a BatchdecodeError if a field in `facts` has a value of the wrong type."""
     for name, field in facts.items():
         value = getattr(record, name)
         try:

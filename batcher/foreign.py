@@ -152,7 +152,7 @@ def import_object(spec: str, kind: str, known: str) -> object:
         near = get_close_matches(spec, known.split(", "), n=1)
         hint = f" (did you mean {near[0]}?)" if near else _as_module(spec, "NAME")
         raise BatchdecodeError(
-            f"unknown {kind} {spec!r}{hint}, known: {known}, package.module:name"
+            f"unknown {kind} {spec!r}{hint}; use {known}, or package.module:name"
         )
     if not _is_dotted(module_name) or module_name.endswith(".py"):
         hint = _as_module(module_name, name)

@@ -180,7 +180,7 @@ ConfigOfModel = Annotated[
     ),
 ]
 Batch = Annotated[
-    int, option(DECODING, "Slots of the batch.", "N", "-b", common=True, min=1, max=MAX_BATCH)
+    int, option(DECODING, "Number of slots.", "N", "-b", common=True, min=1, max=MAX_BATCH)
 ]
 GrammarTimeout = Annotated[float, grammar_timeout_option()]
 Plot = Annotated[
@@ -269,7 +269,7 @@ class DecodingOptions(ModelOptions):
     defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
     grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
     strict_constraints: Annotated[
-        bool, flag(DECODING, "Refuse schemas with parts that can be checked only after decoding.")
+        bool, flag(DECODING, "Reject schemas that cannot be fully enforced while decoding.")
     ] = False
 
 
@@ -317,7 +317,7 @@ class SchedulingOptions:
             return self
         if "kv_blocks" in self.given:
             raise BatchdecodeError(
-                "--kv-memory and --kv-blocks exclude each other: one follows from the other"
+                "--kv-memory cannot be used with --kv-blocks: one follows from the other"
             )
         from batcher.models.base import kv_block_bytes_of  # noqa: PLC0415 - with it comes numpy
 

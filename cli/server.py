@@ -132,7 +132,7 @@ def bound(
         listener.bind(address)
     except OSError as error:
         where = f"{options.host}, port {port}"
-        raise BatchdecodeError(f"cannot listen at {where}: {reason_of(error)}") from error
+        raise BatchdecodeError(f"cannot listen on {where}: {reason_of(error)}") from error
     return listener
 
 

@@ -372,7 +372,7 @@ class ConstraintTimes(Struct):
 
 
 class ConstraintCompiler:
-    """Compiles constraints for one tokenizer, each distinct one once, and keeps the latest.
+    """Compiles each distinct constraint once for one tokenizer, and caches the latest.
 
     num_misses: compilations, failed ones included.
     timeout: seconds of processor time for one.
@@ -461,7 +461,7 @@ class ConstraintCompiler:
             source, matcher, self.vocabulary, tokenizer.eos_tokens, found.unenforced
         )
         if failure := compiled.start.failure:
-            raise GrammarError((source.kind,), f"no output can satisfy it: {failure}")
+            raise GrammarError((source.kind,), f"no output can satisfy the constraint: {failure}")
         return compiled
 
     @cached_property

@@ -253,7 +253,7 @@ class _Parser:
             return self._text[self._at - 1]
         match = _ESCAPE.match(self._text, self._at)
         if match is None:
-            raise self._error("an escape that does not exist")
+            raise self._error("invalid escape sequence")
         character = _CONTROLS.get(match[1], match[1])
         if not match[1]:
             number = int(match[2] or match[3] or match[4], 16)
@@ -381,7 +381,7 @@ def _lark_grammar(source: ConstraintSource) -> str:
         case "json_schema":
             schema = json.loads(source.text)
             if schema is False:
-                raise GrammarError(("json_schema",), "the schema false allows no output at all")
+                raise GrammarError(("json_schema",), "the schema `false` allows no output")
             fields = {} if schema is True else schema
             given = fields.get("x-guidance", {})
             if not isinstance(given, dict):

@@ -42,7 +42,7 @@ _ACCEPTANCE, _DRAFTS = (np.uint64(number * GAMMA & MASK) for number in (2**63, 2
 
 
 def row_key(seed: int, request_id: str, sample: int) -> int:
-    """Return the 64 bits from which all randomness of one sample of a request derives."""
+    """Return the 64-bit random key of one sample of a request."""
     name = blake2b(request_id.encode(errors="surrogatepass"), digest_size=8).digest()
     key = int.from_bytes(name, "little")
     for number in (seed, sample):
@@ -146,7 +146,7 @@ def verify(
 
 
 class DrawStates(NamedTuple):
-    """The state of a draw in addition to the logits, [rows] each."""
+    """Inputs of a draw besides the logits; each is [rows]."""
 
     keys: Bits
     positions: IntArray

@@ -475,7 +475,7 @@ class TextStream:
         return told + self._piece(text[begin:num_certain], is_final=False)
 
     def finish(self) -> list[TextPiece]:
-        """Return the text held back, at the end of the output."""
+        """Return the held-back text when the output ends."""
         text, self._held = self._held, b""
         return self._piece(text, is_final=True)
 

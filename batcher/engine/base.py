@@ -14,7 +14,7 @@ PEEKED = 2000  # characters, or tokens
 
 
 class DrivenEngine:
-    """A waiting queue, a running batch and a clock, and the requests that have not ended."""
+    """A waiting queue, a running batch, a clock, and all unfinished requests."""
 
     def __init__(
         self,

@@ -478,7 +478,7 @@ class Engine(DrivenEngine):
             events.append(PrefillEvent(*where, num_tokens, num_left, row.role))
 
     def _execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
-        """Compute the step with the model; return what happened beyond one token per row."""
+        """Run the model for one step; return its results beyond one token per row."""
         runner, speculator = self._runner, self._speculator
         if speculator is not None:
             speculator.compute(runner.batch.chunks)

@@ -213,7 +213,7 @@ class RowDecoder:
                 self.sampler.resume(row.slot, suspended.sampling, partner)
 
     def close(self, first: Sequence, reason: FinishReason) -> list[Generated]:
-        """Return the output of a suspended group; of beams the requested number, best first.
+        """Return the outputs of a suspended group: for beams, the requested number, best first.
 
         reason: why the group ended.
         """

@@ -1,4 +1,4 @@
-"""What each step computes, as events of up to 256 steps."""
+"""Per-step statistics, as events of up to 256 steps."""
 
 from msgspec.structs import replace
 
@@ -11,7 +11,7 @@ MAX_STEPS = 256  # in one event
 
 
 class StepStats:
-    """Counts what each step computes, for a run that is measured."""
+    """Counts the work of each step of a measured run."""
 
     def __init__(self, scheduler: Scheduler[Sequence], clock: Clock) -> None:
         self._scheduler, self._batch, self._clock = scheduler, scheduler.batch, clock

@@ -279,7 +279,7 @@ def _check(
         if (kind == "sliding_attention") != (calls[layer].window is not None):
             raise WholeError(f"layer {layer} is {kind}, and has window {calls[layer].window}")
     if not is_close(logits, expected):
-        raise WholeError("with attention from elsewhere it comes to something else")
+        raise WholeError("its logits change when its attention is replaced")
 
 
 def is_close(found: torch.Tensor, expected: torch.Tensor, num_apart: int = 0) -> bool:

@@ -1,4 +1,4 @@
-"""Slot use, and what became of drafts."""
+"""Slot use, and draft outcomes."""
 
 from collections import Counter
 from itertools import pairwise

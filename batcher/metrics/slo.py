@@ -175,5 +175,5 @@ def _seconds(text: str, place: str) -> float:
         )
     seconds = float(number) * UNITS[unit]
     if not (isfinite(seconds) and microseconds(seconds)):
-        raise BatchdecodeError(f"{place}: {text} is not a time of at least a microsecond")
+        raise BatchdecodeError(f"{place}: {text} is shorter than 1 us, or not a time")
     return seconds

@@ -362,7 +362,9 @@ def settings_of(run: RunEvent) -> SchedulingSettings:
     try:
         return msgspec.convert(run.scheduling, SchedulingSettings)
     except msgspec.ValidationError as error:
-        raise BatchdecodeError(f"the run event of the trace: scheduling: {error}") from error
+        raise BatchdecodeError(
+            f"invalid `scheduling` in the run event of the trace: {error}"
+        ) from error
 
 
 class RunMetrics:

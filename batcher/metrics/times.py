@@ -202,7 +202,7 @@ class StepFeed:
         self._num_rows = 0  # after it, in an untimed run
 
     def take(self, event: Event, found: RequestTimeline | None) -> Iterator[WholeStep]:
-        """Add the next event, which is about `found`; yield the steps that are now whole."""
+        """Add the next event of request `found`; yield the steps it completes."""
         if isinstance(event, SEQUENCE_EVENTS) and found is not None:
             is_end = isinstance(event, FinishEvent)
             may_be_early = isinstance(event, ArriveEvent) or (is_end and event.slot is None)
@@ -311,7 +311,7 @@ class EndedRequest(NamedTuple):
 
 
 class TokenTimes:
-    """Follows all sequences from step to step; times: histograms by the fields of Latencies."""
+    """Tracks the token times of all sequences. times: a histogram per field of Latencies."""
 
     def __init__(self) -> None:
         self.times = {name: SecondsHistogram() for name in Latencies.__struct_fields__}

@@ -243,7 +243,7 @@ def load_transformer(
             "--low-memory needs integer weights: use --weights int8-channel, for example"
         )
     if settings.low_memory and settings.tensor_parallel > 1:
-        raise BatchdecodeError("--low-memory and --tensor-parallel exclude each other")
+        raise BatchdecodeError("--low-memory cannot be used with --tensor-parallel")
     decoder: CausalModel
     if settings.tensor_parallel == 1:
         table = partial(checkpoint.read_rows, EMBEDDING) if settings.low_memory else None

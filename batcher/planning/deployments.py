@@ -247,9 +247,7 @@ def read_fleet(path: str) -> FleetFile:
             f"{path}: role: expected groups with prefill and with decode, or with neither"
         )
     if fleet.transfer is None and "decode" in roles:
-        raise CatalogError(
-            f"{path}: transfer is missing: set gbytes_per_s, and latency if it matters"
-        )
+        raise CatalogError(f"{path}: transfer is missing: set gbytes_per_s and optionally latency")
     if fleet.transfer is not None and "decode" not in roles:
         raise CatalogError(f"{path}: transfer has no effect without groups with role: decode")
     _read("replicas", fleet.num_replicas, f"{path}: all replicas together")

@@ -186,7 +186,7 @@ class Client:
         return failure if has_path else failure.note(f"; is it {PREFIX}{self._url}/v1?")
 
     def without_key(self, failure: ServerFailure) -> ServerFailure:
-        """Mask the key in a message, as a server may repeat it."""
+        """Mask the key in a message, because a server may echo it."""
         if self._key:
             failure.args = (str(failure).replace(self._key, "***"),)
         return failure
@@ -215,7 +215,7 @@ async def _events_of(response: httpx.Response) -> AsyncIterator[tuple[str, str]]
         try:
             rest += decode(part)
         except UnicodeDecodeError as error:
-            raise ServerFailure("answer", f"the answer is not UTF-8: {error}") from None
+            raise ServerFailure("answer", f"the response is not UTF-8: {error}") from None
         if is_whole is None:
             rest = rest.lstrip().removeprefix("\ufeff").lstrip()
             if rest:  # an event begins with the name of a field, or a colon

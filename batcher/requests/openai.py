@@ -147,7 +147,7 @@ class ContentPart(Struct, forbid_unknown_fields=True):
 
 
 class PromptMessage(Struct, forbid_unknown_fields=True):
-    """A message of a chat; what follows its name comes from answers of servers, and is not used."""
+    """A chat message. The fields after `name` occur in server responses and are ignored."""
 
     role: Text
     content: str | list[ContentPart]

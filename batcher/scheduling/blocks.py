@@ -444,7 +444,7 @@ class BlockPool:
         num_free = len(free) + self.num_total - self._num_made
         if (num_idle, num_free) != (len(idle), self.num_free):
             raise InvariantError(
-                f"{num_free} blocks are free, {len(idle)} of them registered; "
+                f"found {num_free} free blocks, {len(idle)} of them registered; "
                 f"{self.num_free} and {num_idle} are counted"
             )
         for block, count in holders.items():
@@ -455,7 +455,7 @@ class BlockPool:
 
 
 class CountedPool(BlockPool):
-    """Blocks of sequences that share none: only counted, all with number 0."""
+    """A pool for sequences that share no blocks: it only counts, and all blocks are number 0."""
 
     def take(self, num_blocks: int) -> list[int]:
         self.num_free -= num_blocks

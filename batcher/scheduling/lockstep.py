@@ -35,7 +35,7 @@ class RunningBatch(Generic[S]):
     """
 
     def __init__(self, num_slots: int, block_size: int) -> None:
-        """Make an empty batch; block_size: tokens per KV block, 0 without blocks."""
+        """Create an empty batch. block_size: tokens per KV block, 0 without blocks."""
         self.slots: list[S | None] = [None] * num_slots
         self.num_free = num_slots
         self.decode_step = 0

@@ -249,7 +249,7 @@ class BodyReader:
                 raise of_problems(parsed.problems, f"prompt {place}: " if place else "")
             requests.append(parsed.request)
         if delivery.stream and requests[0].echo:
-            message = "`stream` and `echo` exclude each other: a stream has only generated text"
+            message = "`stream` cannot be used with `echo`: a stream has only generated text"
             raise ApiError(BAD_REQUEST, "conflicting-fields", message, "echo")
         return ClientRequest(requests, parsed.form, delivery)
 

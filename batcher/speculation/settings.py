@@ -190,7 +190,7 @@ def parse_draft(text: str) -> int | str:
 
     near = get_close_matches(kind, ["ngram", "simulated", "smollm2"], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise BatchdecodeError(f"--draft {text!r} is not a source of drafts{hint} (use {FORMS})")
+    raise BatchdecodeError(f"--draft {text!r} is not a draft source{hint} (use {FORMS})")
 
 
 class TreeShape(NamedTuple):

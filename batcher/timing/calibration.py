@@ -154,7 +154,7 @@ Experts = tuple[int, int]
 
 
 class KindErrors(Struct, frozen=True):
-    """The errors of a fit at the steps of one kind."""
+    """Errors of a fit, for one kind of step."""
 
     kind: str
     num_steps: int

@@ -82,7 +82,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def latent(self) -> tuple[int, int, int, int] | None:
-        """The sizes of a token's latent, its rotary part, and a head's keys and values, or None."""
+        """MLA sizes: latent, rotary part, head keys, head values; None without MLA."""
         sizes = self.kv_lora_rank, self.qk_rope_head_dim, self.qk_nope_head_dim, self.v_head_dim
         return None if None in sizes else sizes  # type: ignore[return-value]  # none is None
 
@@ -135,7 +135,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         )
 
     def kv_copies(self, num_gpus: int) -> float:
-        """Return how many copies of a token tensor parallelism keeps: heads are not divided."""
+        """Return the KV copies per token under tensor parallelism, which never splits a head."""
         if self.latent is not None:
             return num_gpus
         return max(num_gpus / (self.num_key_value_heads or self.num_attention_heads), 1)

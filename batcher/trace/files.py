@@ -88,7 +88,7 @@ def read_numbered_trace(
     version = _kind_decoder.decode(first_line).version
     if version != TRACE_VERSION:
         raise BatchdecodeError(
-            f"{name}: a trace of version {version}; this batchdecode reads {TRACE_VERSION}"
+            f"{name} has trace version {version}; this batchdecode reads version {TRACE_VERSION}"
         )
     for number, line in chain([(1, first_line)], numbered):
         if line.isspace():

@@ -192,7 +192,7 @@ def read_log(lines: Iterable[tuple[int, bytes]], name: str) -> ServedLog:
         except (ValueError, LookupError, RecursionError) as error:
             raise BatchdecodeError(f"{name}:{number}: {_in_words(error)}") from None
     if not log.requests:
-        raise BatchdecodeError(f"{name}: no requests in it")
+        raise BatchdecodeError(f"{name} contains no requests")
     of_id, num_of_id = Counter(request.id for request in log.requests).most_common(1)[0]
     if num_of_id > 1:
         raise BatchdecodeError(f"{name}: {num_of_id:,} requests have the id {of_id!r}")

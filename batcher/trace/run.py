@@ -192,9 +192,11 @@ class DraftRecord(Struct):
         """
         latest, where = self.latest, f"in step {event.step}"
         if event.tokens < 1:
-            raise InvariantError(f"{label!r} drafts {event.tokens} tokens {where}")
+            raise InvariantError(
+                f"{label!r} drafts {event.tokens} tokens {where}; expected at least 1"
+            )
         if latest is not None and event.step <= latest.step:
-            raise InvariantError(f"{label!r} drafts {where} again, or after step {latest.step}")
+            raise InvariantError(f"{label!r} drafts {where}; expected a step after {latest.step}")
         earliest = 1 if latest is None else latest.position + latest.accepted + 1
         if event.position < earliest:
             raise InvariantError(
@@ -804,7 +806,9 @@ class RequestFold:
         match event:
             case JumpEvent():
                 if event.tokens < 1:
-                    raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
+                    raise InvariantError(
+                        f"{event.id!r} jumps over {event.tokens} tokens; expected at least 1"
+                    )
                 admission.num_jumped += event.tokens
                 admission.may_compute = True
                 admission.jumps = admission.jumps or []
@@ -957,7 +961,7 @@ def check_worker(event: RequestEvent | EndEvent, run: RunEvent) -> None:
         return
     if worker is None or not 0 <= worker < run.workers or run.workers == 1:
         name = "no worker" if worker is None else f"worker {worker}"
-        raise InvariantError(f"an event of {name} in a run of {run.workers}")
+        raise InvariantError(f"an event has {name}, but the number of workers is {run.workers}")
     slot: int | None = getattr(event, "slot", None)
     if slot is not None and not 0 <= slot - worker * batch < batch:
         raise InvariantError(

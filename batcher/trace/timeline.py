@@ -209,7 +209,7 @@ class StepFigures:
         columns = (event.ends, event.decodes, event.prefills, event.rows, event.blocks)
         if event.step != len(self.ends):
             raise InvariantError(
-                f"figures of the steps from {event.step} on follow those of {len(self.ends)} steps"
+                f"step figures start at step {event.step}, expected {len(self.ends)}"
             )
         if len({len(column) for column in columns}) != 1:
             raise InvariantError(f"the figures of the steps from {event.step} on are not whole")
@@ -260,7 +260,7 @@ class StepFigures:
         return step < len(self.decodes) and not self.decodes[step]
 
     def standstill_changes(self, steps: range) -> Sequence[int]:
-        """Return those of `steps` at which a standstill begins or ends."""
+        """Return the steps in `steps` where a standstill begins or ends."""
         found = self._standstill_changes
         return found[bisect_left(found, steps.start) : bisect_left(found, steps.stop)]
 

@@ -99,7 +99,7 @@ class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     exact: Annotated[
         bool,
-        "compute an `hf:` model in tiles of tokens, so that no bit depends on the batch",
+        "compute an `hf:` model in fixed tiles of tokens; outputs are identical in every batch",
         TransformerSetting(),
     ] = False
     trust_remote_code: Annotated[

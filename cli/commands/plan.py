@@ -168,7 +168,7 @@ class PlanOptions(SimulationOptions):
 def compare(options: CompareOptions) -> int:
     """Simulate every combination of settings and compare them in a table."""
     if options.json and options.csv:
-        raise BatchdecodeError("--json and --csv exclude each other")
+        raise BatchdecodeError("--json cannot be used with --csv")
     from ..planning import compare_requests, until_stopped  # noqa: PLC0415 - heavy
 
     return until_stopped(lambda: compare_requests(options))

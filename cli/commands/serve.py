@@ -56,7 +56,7 @@ class ServeOptions(DecodingOptions):
     max_body: in bytes.
     """
 
-    host: Annotated[str, option(SERVING, "Address to listen at.", "ADDRESS", common=True)] = (
+    host: Annotated[str, option(SERVING, "Address to listen on.", "ADDRESS", common=True)] = (
         "127.0.0.1"
     )
     port: Annotated[
@@ -95,7 +95,8 @@ class ServeOptions(DecodingOptions):
         ),
     ] = 1024
     max_body: Annotated[
-        Any, option(SERVING, "Maximum size of a request.", "SIZE", callback=num_bytes, parser=str)
+        Any,
+        option(SERVING, "Maximum size of a request body.", "SIZE", callback=num_bytes, parser=str),
     ] = "16MiB"
     workers: Annotated[
         int,

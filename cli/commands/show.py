@@ -472,7 +472,7 @@ def show_diff(
     (again_a, source_a), (again_b, source_b) = open_twice(path_a), open_twice(path_b)
     with source_a, source_b:
         if html and json:
-            raise BatchdecodeError("--html and --json exclude each other")
+            raise BatchdecodeError("--html cannot be used with --json")
         if html:
             check_no_terminal("--html", output)
             for source, path in ((source_a, path_a), (source_b, path_b)):

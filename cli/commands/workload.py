@@ -54,14 +54,14 @@ def _options() -> OptionGroup:
     add("requests", int, ARRIVALS, text, "N", "-n", min=1, common=True)
     text = (
         "Mean rate: requests per second, or sessions per second with --turns.  "
-        "[default: 1, a trace's own]"
+        "[default: 1; for a trace, its own rate]"
     )
     add("rate", float, ARRIVALS, text, "R", **factor, common=True)
-    text = "gamma: shape of the gaps; 1 is poisson, less is burstier."
+    text = "gamma: shape of the gaps; 1 is Poisson, smaller is burstier."
     add("burstiness", float, ARRIVALS, text, "B", min=1e-3, max=1e6)
     add("on", float, ARRIVALS, "bursty: length of a burst.", "SECONDS", **factor)
     add("off", float, ARRIVALS, "bursty: pause between bursts.", "SECONDS", min=0, max=1e6)
-    text = "closed: users, each with one request at a time."
+    text = "closed: number of users, each with one request at a time."
     add("users", int, ARRIVALS, text, "N", min=1)
     text = "Multiply the times of a trace; 0.5 is twice as fast."
     add("scale", float, ARRIVALS, text, "FACTOR", **factor)
@@ -70,7 +70,7 @@ def _options() -> OptionGroup:
     text = "Output lengths.  [default: 128]"
     add("output_tokens", str, SIZES, text, "D", common=True)
     add("max_prompt_tokens", int, SIZES, "Longest prompt.", "N", min=1)
-    add("max_output_tokens", int, SIZES, "Longest output.", "N", min=1)
+    add("max_output_tokens", int, SIZES, "Maximum output tokens.", "N", min=1)
     text = "Begin prompts with N shared tokens, the same within each of G groups."
     add("shared_prefix", str, SESSIONS, text, "N[:G]", common=True)
     add("turns", str, SESSIONS, "Make sessions with this many turns.", "D", common=True)
@@ -79,7 +79,7 @@ def _options() -> OptionGroup:
     text = "Priorities, each with its share of the requests."
     add("priority", str, SESSIONS, text, "N:SHARE,...")
     add("seed", int, OUTPUT, "Random seed.  [default: 0]", "N", min=0, common=True)
-    text = "Prefix of ids.  [default: r; a vLLM log has its own ids]"
+    text = "Prefix of request ids.  [default: r; a vLLM log keeps its own]"
     add("name", str, OUTPUT, text, "TEXT")
     return OptionGroup(kinds, dict)
 
@@ -181,7 +181,7 @@ def _check(options: WorkloadOptions) -> None:
         if name in taken and name not in given:
             raise BatchdecodeError(f"{source} needs {shown(name)}")
     if "rate" in given and "scale" in given:
-        raise BatchdecodeError("--rate and --scale exclude each other")
+        raise BatchdecodeError("--rate cannot be used with --scale")
     if "think_time" in given and "turns" not in given and "turns" in taken:
         raise BatchdecodeError("--think-time needs --turns")
 

@@ -64,7 +64,7 @@ class Exposition:
                 self._server, _ = start_http_server(port, address, self._registry)
             except OSError as error:
                 raise BatchdecodeError(
-                    f"--metrics-port: cannot listen at {address}, port {port}: {reason_of(error)}"
+                    f"--metrics-port: cannot listen on {address}, port {port}: {reason_of(error)}"
                 ) from error
             answer = make_wsgi_app(self._registry)
             # In OpenMetrics, which Prometheus asks for, the library writes vllm_x for vllm:x.

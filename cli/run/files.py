@@ -507,7 +507,7 @@ def check_writable(path: str) -> None:
 def check_replaceable(
     name: str, path: str, is_ours: Callable[[bytes], object] | None = None
 ) -> None:
-    """Raise an OutputError if writing `path` anew loses something; `name` is its option.
+    """Raise an OutputError if overwriting `path` would lose data. name: its option.
 
     is_ours: recognizes, from its first bytes, a file that this option has written; None if a
     person may have written or edited the file.
@@ -561,7 +561,7 @@ def output_sink(path: str | OutFile | None) -> Iterator[Sink]:
 def check_no_terminal(what: str, path: str | None) -> None:
     """Raise a BatchdecodeError if `what`, which is for a browser, would go to a terminal."""
     if path is None and os.isatty(1):
-        raise BatchdecodeError(f"{what} is for a browser: give -o FILE.html")
+        raise BatchdecodeError(f"{what} cannot be shown in a terminal; use -o FILE.html")
 
 
 def check_can_open(path: str | None) -> None:

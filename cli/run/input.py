@@ -445,7 +445,7 @@ class LineReader:
         file = "" if name == "<stdin>" else f" {shlex.quote(name)}"
         for magic, kind, program in _OTHERS:
             if line.startswith(magic):
-                how = f"only gzip is unpacked. JSON lines of it: {program}{file}"
+                how = f"only gzip is supported. Decompress it with: {program}{file}"
                 raise InputError(f"{name} is compressed with {kind}; {how}")
         if line.startswith(_BOM):
             note = f"{name} begins with a byte order mark, which is skipped"

@@ -249,7 +249,7 @@ class Actors:
         self._has_woken.set()
 
     def _reports(self, number: int) -> list[Told]:
-        """Return the reports in a worker's first call, which is over."""
+        """Return the reports of a worker's finished first call."""
         peer = self._peers[number]
         try:
             with self._storing(f"where worker {number} runs"):

@@ -109,12 +109,10 @@ class Resumption:
         if options.resume and not requests.is_file:
             raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
         if options.resume and options.follow:
-            raise ResumeError(
-                "--resume and --follow exclude each other: following depends on timing"
-            )
+            raise ResumeError("--resume cannot be used with --follow: following depends on timing")
         if options.resume and options.scheduling.profile == WALL:
             raise ResumeError(
-                "--resume and --profile wall exclude each other: such a run depends on timing"
+                "--resume cannot be used with --profile wall: such a run depends on timing"
             )
         self._output = output
         if not options.force:

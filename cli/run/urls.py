@@ -28,7 +28,7 @@ def is_url(path: str) -> bool:
 
 
 def shown(path: str) -> str:
-    """Return a URL as messages show it, without password and query, or a path unchanged."""
+    """Return a URL without its password and query, for messages; return a path unchanged."""
     return _SIGNATURE.sub("", _OWNER.sub("", path)) if is_url(path) else path
 
 

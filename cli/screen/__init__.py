@@ -1,1 +1,1 @@
-"""What a person sees of a run: the live view, the summary, and what the terminal can show."""
+"""Terminal output of a run: the live view, the summary, and terminal capabilities."""

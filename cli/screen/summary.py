@@ -79,7 +79,7 @@ class RunFiles(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Marks of a good, a bad and a stopped run, and what separates its figures."""
+    """Symbols for a good, bad and stopped run, and the separator between values."""
 
     good: str
     bad: str

@@ -145,7 +145,7 @@ class Player:
         return f"{number(self._speed)} steps/s"
 
     def look(self) -> float:
-        """Read the keys and draw; return the seconds until the next look."""
+        """Handle pressed keys and redraw; return the seconds until the next call."""
         now = self._clock()
         self._play(min(now - self._now, MAX_SECONDS))
         self._now = now

@@ -149,7 +149,7 @@ class TimeAxis:
         return self._at(self._start_of(start)), self._at(self._end_before(end))
 
     def levels(self, stretches: Iterator[Stretch]) -> list[tuple[float, float, int]]:
-        """Return counts with their places, the highest where several fall into a pixel."""
+        """Return (left, right, count) of stretches; those in one pixel keep the highest count."""
         levels: list[tuple[float, float, int]] = []
         for start, end, num in stretches:
             left, right = self.place(start, end)

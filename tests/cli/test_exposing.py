@@ -64,7 +64,7 @@ def test_another_address_is_told_and_a_taken_port_an_error():
         done = batchdecode("run", "--model", "no:model", "--metrics-port", port, stdin=REQUESTS)
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: --metrics-port: cannot listen at 127.0.0.1, port {port}: Address already in use\n"
+        f"error: --metrics-port: cannot listen on 127.0.0.1, port {port}: Address already in use\n"
     )
 
 

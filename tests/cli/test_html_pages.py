@@ -172,7 +172,7 @@ def test_a_page_of_two_runs_says_what_the_text_says(traces):
     ("options", "message"),
     [
         (["-o", "x"], "--output is for --html"),
-        (["--html", "--json"], "--html and --json exclude each other"),
+        (["--html", "--json"], "--html cannot be used with --json"),
         (["--html", "-o", "3.trace"], "--output 3.trace is the input too"),
         (["--html", "-o", "in.jsonl"], "--output in.jsonl: the file has contents of another kind"),
     ],

@@ -81,9 +81,9 @@ COMMANDS = [
     ("--version=3", "error: option '--version' does not take a value\n"),
     ("draft", "error: no command 'draft'; did you mean draft diagnose?\n"),
     ("run --resume=twice", "--resume=twice: use --resume or --resume=repair\n"),
-    ("run in -o out --force --resume", "--force and --resume exclude each other"),
+    ("run in -o out --force --resume", "--force cannot be used with --resume"),
     ("run in -o out --retry-failed", "--retry-failed needs --resume"),
-    ("run --stream --keep-order -o out", "error: --stream and --keep-order exclude each other: "),
+    ("run --stream --keep-order -o out", "error: --stream cannot be used with --keep-order: "),
     # schedules
     ("run in --policy priorty", "did you mean priority? (known: fcfs, priority, sjf,"),
     ("run in --capacity watermark", "--capacity has no effect without --kv-blocks"),

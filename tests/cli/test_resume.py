@@ -249,7 +249,7 @@ def test_failed_samples_count_as_they_did(tmp_path, monkeypatch):
         ({"keep_order": True}, "--keep-order was off, now it is on"),
         ({"batch": 8}, "--batch was 3, now it is 8"),
         ({"model": "other_model:f"}, "--model was simulated, now it is other_model:f"),
-        ({"follow": True}, "--resume and --follow exclude each other"),
+        ({"follow": True}, "--resume cannot be used with --follow"),
         ({"output": None}, "needs --output FILE"),
     ],
 )

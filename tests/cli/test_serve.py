@@ -269,7 +269,7 @@ def test_an_address_that_is_taken_is_an_error():
     with serving() as client:
         done = batchdecode("serve", "--port", client.base_url.port)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: cannot listen at 127.0.0.1, port ")
+    assert done.stderr.startswith("error: cannot listen on 127.0.0.1, port ")
     assert "in use" in done.stderr
 
 

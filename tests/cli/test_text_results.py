@@ -78,7 +78,7 @@ def test_a_pipe_gets_json_lines(folder, options):
     ("options", "message"),
     [
         ("-o out", "error: --format text is for stdout: --output gets JSON lines, which --resume"),
-        ("--stream", "error: --format text and --stream exclude each other: a stream has JSON"),
+        ("--stream", "error: --format text cannot be used with --stream: a stream has JSON"),
     ],
 )
 def test_text_is_for_reading_only(folder, options, message):

@@ -135,7 +135,7 @@ def test_names_keep_two_workloads_apart(make):
         (["vllm", "x", "--name", "a"], "vllm takes no --name (known: FILE, --rate, --scale)"),
         (["gamma"], "gamma needs --burstiness"),
         (["azure"], "azure needs FILE"),
-        (["azure", "x", "--rate", "1", "--scale", "1"], "--rate and --scale exclude each other"),
+        (["azure", "x", "--rate", "1", "--scale", "1"], "--rate cannot be used with --scale"),
         (["poisson", "--think-time", "1"], "--think-time needs --turns"),
         (["azure", "nowhere.csv"], "cannot read nowhere.csv: No such file"),
         (["poisson", "--prompt-tokens", "empirical:"], "--prompt-tokens empirical:: expected"),
