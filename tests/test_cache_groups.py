@@ -58,7 +58,7 @@ def test_blocks_before_the_window_are_freed_and_not_counted_as_needed():
     assert result.finish_reason == "length"
     (refused,) = run(engine_of(GroupedModel(9, 9), limits, request)).values()
     assert refused.error.code == "kv-too-small"
-    assert "up to 10 blocks" in refused.error.message
+    assert "up to 10 KV blocks" in refused.error.message
 
 
 def engine_of(model, limits, *requests):

@@ -89,7 +89,7 @@ def test_no_one_as_urgent_overtakes_who_cannot_be_let_in_or_gave_way():
     ("more", "told"), [({"batching": "static"}, "--batching"), ({"capacity": "no-evict"}, "--cap")]
 )
 def test_what_preempts_nobody_is_refused(more, told):
-    with pytest.raises(BatchdecodeError, match=f"--preempt-for deadline does not go with {told}"):
+    with pytest.raises(BatchdecodeError, match=f"--preempt-for deadline does not work with {told}"):
         Engine(SimulatedModel(), 4, settings=settings("deadline", kv_blocks=9, **more))
 
 

@@ -288,7 +288,7 @@ def test_drafts_where_there_cannot_be_any_are_refused(monkeypatch):
     monkeypatch.setattr(SimulatedDraft, "verifies_trees", False)
     refused("simulated:1 cannot", draft="simulated", draft_tree="2x2")
     monkeypatch.setattr(SimulatedModel, "verifies_trees", False)
-    refused("simulated does not", draft="ngram", draft_tree="2x2")
+    refused("simulated cannot", draft="ngram", draft_tree="2x2")
 
 
 class Failing:

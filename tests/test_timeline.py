@@ -148,7 +148,7 @@ BEAMS = [admit("r0", 0, role="beam"), admit("r0", 1, index=1, role="beam")]
         ("computes 5 tokens in step 0", [RUN, admit("a", 0, left=5), prefill("a", 0, 0, 5, 0)]),
         ("computes 0 tokens", [RUN, admit("a", 0, left=5), prefill("a", 0, 1, 0, 5)]),
         ("before its prompt was computed", [RUN, admit("a", 0, left=5), finish("a", 0, 1)]),
-        ("steps from 1 on follow those of 0 steps", [RUN, steps(1, [1.0])]),
+        ("step figures start at step 1, expected 0", [RUN, steps(1, [1.0])]),
         ("not whole", [RUN, steps(0, [1.0, 2.0], [1])]),
         ("time goes back in the steps from 0 on", [RUN, steps(0, [2.0, 1.0])]),
         # more than a timeline holds
@@ -545,7 +545,10 @@ def test_trees_count_by_level_and_changes_of_drafts_are_kept():
         ([DRAFT, AcceptEvent(1, 1.0, "a", 0, 0, 6, 4)], "accepts 4 drafts in step 1, and 3 are"),
         ([DRAFT, ACCEPT, RollbackEvent(1, 1.0, "a", 0, 0, 7, 2)], "2 drafts in step 1, and 1 are"),
         ([DRAFT, AcceptEvent(1, 1.0, "a", 0, 0, 7, 2)], "from position 7 in step 1, but the"),
-        ([DRAFT, AcceptEvent(1, 1.0, "a", 0, 0, 6, 1)] * 2, "drafts in step 1 again"),
+        (
+            [DRAFT, AcceptEvent(1, 1.0, "a", 0, 0, 6, 1)] * 2,
+            "drafts in step 1; expected a step after 1",
+        ),
         ([DRAFT, ACCEPT, RollbackEvent(1, 1.0, "a", 0, 0, 7, 1)], "up to position 8 in step 1"),
         ([TREE, accepts(2, 3)], r"accepts drafts \[2, 3\] in step 1, which are not a path of 2"),
         ([DRAFT, accepts(1, 2)], "which are not a path of 2"),

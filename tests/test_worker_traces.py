@@ -153,8 +153,8 @@ def test_what_a_worker_found_in_its_cache_is_of_that_worker():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"worker": None}, "an event of no worker in a run of 2"),
-        ({"worker": 2}, "an event of worker 2 in a run of 2"),
+        ({"worker": None}, "an event has no worker, but the number of workers is 2"),
+        ({"worker": 2}, "an event has worker 2, but the number of workers is 2"),
         ({"worker": 1, "slot": 0}, "worker 1 has 3 slots, and slot 0 is not one of them"),
         ({"worker": 0, "slot": 3}, "worker 0 has 3 slots, and slot 3 is not one of them"),
     ],
@@ -169,7 +169,9 @@ def test_an_event_of_no_worker_or_of_the_slot_of_another_is_refused(change, comp
 
 def test_a_run_of_one_has_no_worker():
     (own, *_), _ = traced(REQUESTS, 2, 1)
-    with pytest.raises(InvariantError, match="an event of worker 0 in a run of 1"):
+    with pytest.raises(
+        InvariantError, match="an event has worker 0, but the number of workers is 1"
+    ):
         Timeline.from_events([own[0], *(replace(event, worker=0) for event in own[1:])])
 
 

@@ -244,7 +244,7 @@ def buckets_of(
 ) -> tuple[list[tuple[str, float]], float]:
     """Return the count at or below each bound, the total count as +Inf, and the sum.
 
-    A number above 4,096 units may exceed its bound by less than 0.05 %.
+    A number above 4,096 units may exceed its bound by less than 0.05%.
     """
     values = sorted(counted.counts)
     totals = [0, *accumulate(counted.counts[value] for value in values)]

@@ -43,7 +43,7 @@ NUM_DIGITS = 6  # of shares and seconds, after the point
 class Distribution(Struct, frozen=True):
     """The distribution of steps, or of times in seconds; percentiles by nearest rank.
 
-    Steps are exact below 4,096, times to a microsecond.  Percentiles above are at most 0.05 % low.
+    Steps are exact below 4,096, times to a microsecond.  Percentiles above are at most 0.05% low.
     A percentile of times is always one of the times.
     """
 

@@ -59,7 +59,7 @@ _NO_TERMS = ("by_tokens", "num_experts", "num_experts_per_tok", "pipeline_parall
 
 MEASURED = "* per token beyond by_tokens; `batchdecode profiles NAME` shows by_tokens"
 EXPERTS = "+ for all experts; a step reads those that its tokens hit"
-ESTIMATED = "~ estimated: 90 % of the memory on the data sheet, less the weights"
+ESTIMATED = "~ estimated: 90% of the memory on the data sheet, less the weights"
 
 
 class StepTimeReport(Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ def test_every_option_is_on_the_page_of_all_and_what_is_common_on_a_short_one(sh
     short, whole = (batchdecode("run", page).stdout.decode() for page in ("-h", "--help-all"))
     assert short == shown("run") + "\n"
     words = " ".join(whole.split())
-    assert "Slots of the batch. [default: 8; from 1 to 1,048,576]" in words
+    assert "Number of slots. [default: 8; from 1 to 1,048,576]" in words
     assert "[default: no limit; from 1]" in words
     assert "[required]" in shown("plan")
     assert whole == shown("run", is_whole=True) + "\n"

@@ -195,4 +195,4 @@ def test_a_page_does_not_go_to_a_terminal(traces, command):
     os.close(theirs)
     os.close(ours)
     assert process.returncode == 2
-    assert b"html is for a browser: give -o FILE.html" in said
+    assert b"html cannot be shown in a terminal; use -o FILE.html" in said

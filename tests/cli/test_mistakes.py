@@ -100,7 +100,7 @@ COMMANDS = [
     # models
     ("run /dev/null --model nope", "error: unknown model 'nope'"),
     ("run in --call-timeout 3", "--call-timeout works only with an LLM object without"),
-    ("run in --kv-memory 1MB --kv-blocks 3", "--kv-memory and --kv-blocks exclude each"),
+    ("run in --kv-memory 1MB --kv-blocks 3", "--kv-memory cannot be used with --kv-blocks"),
     ("run in --kv-memory 1MB", "needs a model with a known size per"),
     (f"run in --model {TINY} --kv-memory 1kB", "holds 0 blocks of 16 tokens and 8,192 bytes"),
     (f"run in --model {TINY} --max-context 129", f"--max-context 129 is above the 128 of {TINY}"),
@@ -148,7 +148,7 @@ COMMANDS = [
     ("serve --port 0 --workers 2 --trace=t", "needs --workers 1: it shows one engine"),
     # planning
     ("compare in --block-size 4,8", "--block-size has no effect without --kv-blocks or"),
-    ("compare in --profile wall", "wall, the measured time, is for run only"),
+    ("compare in --profile wall", "wall, the measured time, works only with run"),
     ("compare in --sort speed", "unknown column 'speed'; did you mean speedup? (known: throughput"),
     ("compare in --batch 8 --max-batch-tokens 4", "no combination of settings is valid"),
     (f"compare in --fleet {WHAT_IF}/fleet.yaml --replicas 4", "has no effect with --fleet"),

@@ -90,9 +90,9 @@ def test_the_command_that_is_named_makes_requests_of_it(tmp_path, form):
     stdin = data if is_piped else b""
     done = batchdecode("run", "-" if is_piped else name, cwd=tmp_path, stdin=stdin)
     assert done.returncode == 2
-    assert done.stderr.count("JSON lines of it: ") == 1
+    assert done.stderr.count("Decompress it with: ") + done.stderr.count("JSON lines of it: ") == 1
     assert done.stderr.count("error[") <= 1
-    command = re.search(r"JSON lines of it: (.*)\n", done.stderr)[1]
+    command = re.search(r"(?:JSON lines of it|Decompress it with): (.*)\n", done.stderr)[1]
     made = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, input=stdin, capture_output=True, check=True
     )

@@ -22,7 +22,7 @@ def test_profiles_lists_all_with_terms_error_source_room_and_verdict():
         assert ("states its KV tokens" in profile.source) == (profile.kv_tokens is not None)
     assert " 41,408\n" in text
     assert text.count(" ~") == 15, "no engine has reported these"
-    assert "~ estimated: 90 % of the memory on the data sheet" in text
+    assert "~ estimated: 90% of the memory on the data sheet" in text
     assert "possible" in text
     assert "too fast" not in text
 

@@ -165,7 +165,7 @@ def test_spans_of_requests_are_read_and_others_are_not():
         ([b'{"request_id":"a","input_toks":1}\n'], "log:1: object missing required field"),
         ([b'{"input_lens":[1],"output_lens":[1],"ttfts":[0],"itls":[[]]}\n'], "`start_times`"),
         ([json.dumps(BENCH | {"ttfts": [1.0]}).encode()], "its lists have different lengths"),
-        ([b'{"resourceSpans":[]}\n'], "log: no requests in it"),
+        ([b'{"resourceSpans":[]}\n'], "log contains no requests"),
         ([b'{"input_toks":' + b"[" * 9999], "log:1: "),
         ([json.dumps(log_row(1, 0, 0, 0, 0, 1)).encode(), b"{"], "log:2: input data was truncated"),
     ],
@@ -230,9 +230,9 @@ TTFT = "gen_ai.latency.time_to_first_token"
     [
         ({"resourceSpans": 5}, "resourceSpans"),
         ({"resourceSpans": [None]}, r"resourceSpans\[0\]"),
-        ({"resourceSpans": None}, "no requests in it"),
-        ({"resourceSpans": [{"scopeSpans": None}]}, "no requests in it"),
-        (otlp(attributes=None), "no requests in it"),
+        ({"resourceSpans": None}, "contains no requests"),
+        ({"resourceSpans": [{"scopeSpans": None}]}, "contains no requests"),
+        (otlp(attributes=None), "contains no requests"),
         (otlp(attributes=[None]), r"attributes\[0\]"),
         (
             otlp({"gen_ai.usage.prompt_tokens": {"intValue": "-5"}}),

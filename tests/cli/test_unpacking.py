@@ -80,7 +80,7 @@ def test_members_and_pieces_make_no_difference(members, sizes, padding):
         (gzip.compress(PACKED), "is compressed with gzip twice"),
         (
             bz2.compress(REQUESTS),
-            "is compressed with bzip2; only gzip is unpacked. JSON lines of it: bzcat",
+            "is compressed with bzip2; only gzip is supported. Decompress it with: bzcat",
         ),
         (lzma.compress(REQUESTS), "is compressed with xz"),
         (b"\x28\xb5\x2f\xfd\x04\x00", "is compressed with zstd"),

@@ -120,7 +120,7 @@ def test_a_bad_line_before_the_last_is_an_error_with_its_number(line, complaint)
 def test_another_version_is_refused_even_if_nothing_else_can_be_read(version):
     line = f'{{"event":"run","version":{version},"slots":{{}}}}'.encode()
     assert is_trace(line)
-    with pytest.raises(BatchdecodeError, match="reads 2"):
+    with pytest.raises(BatchdecodeError, match="reads version 2"):
         list(read_trace([line]))
 
 

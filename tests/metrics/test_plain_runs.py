@@ -82,7 +82,7 @@ def test_events_that_say_what_cannot_be_are_refused():
     with pytest.raises(BatchdecodeError, match="steps event of step 4: its lists differ"):
         summary_of([run, steps])
     run = RunEvent(batch=1, model="test", settings={}, scheduling={"kv_blocks": "many"})
-    with pytest.raises(BatchdecodeError, match=r"scheduling: .*kv_blocks"):
+    with pytest.raises(BatchdecodeError, match=r"`scheduling` .*kv_blocks"):
         summary_of([run])
 
 

@@ -178,8 +178,8 @@ def test_a_model_is_found_in_the_current_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "settings", "seed", "message"),
     [
-        ("gpt", {}, None, "unknown model 'gpt', known: simulated, smollm2, FILE.gguf"),
-        ("smolm2", {}, None, r"'smolm2' \(did you mean smollm2\?\), known: .*openai:URL"),
+        ("gpt", {}, None, "unknown model 'gpt'; use simulated, smollm2, FILE.gguf"),
+        ("smolm2", {}, None, r"'smolm2' \(did you mean smollm2\?\); use .*openai:URL"),
         ("./my:x", {}, None, "unknown model './my:x': './my' is not a package.module"),
         ("my.py:x", {}, None, "'my.py' is not a package.module"),
         ("no_such_module:x", {}, None, "cannot import no_such_module: ModuleNotFoundError"),

@@ -267,7 +267,7 @@ def test_a_name_of_the_hub_needs_its_prefix(name):
     with pytest.raises(BatchdecodeError, match=rf"model '{name}' \(did you mean hf:{name}\?"):
         load_model(name)
     for other in ("gpt", "./missing/model", "/missing/model", "a/b/c", "x"):
-        with pytest.raises(BatchdecodeError, match=r"^unknown model '[^']*', known"):
+        with pytest.raises(BatchdecodeError, match=r"^unknown model '[^']*'; use"):
             load_model(other)
 
 

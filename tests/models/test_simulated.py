@@ -245,5 +245,7 @@ def test_a_draft_is_made_by_its_name():
 
 @pytest.mark.parametrize("rate", ["", "1.5", "-0.1", "nan", "x", "0.5:1", "1e400"])
 def test_a_rate_that_is_none_is_refused(rate):
-    with pytest.raises(BatchdecodeError, match=f"^simulated:{rate}: RATE says how often"):
+    with pytest.raises(
+        BatchdecodeError, match=f"^simulated:{rate}: RATE must be the share of correct drafts"
+    ):
         simulated_draft(f"simulated:{rate}", SETTINGS)

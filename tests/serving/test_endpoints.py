@@ -232,7 +232,7 @@ BAD = [  # body, field and code of the error, words of its message
     ({"prompt": "x", "stream": True, "stream_options": {"include": 1}}, "stream_options",
      "invalid-type", "an object with `include_usage`, true or false, and nothing else"),
     ({"prompt": "x", "session": "s"}, "session", "unsupported-option", "messages"),
-    ({"prompt": "x", "echo": True, "stream": True}, "echo", "conflicting-fields", "exclude"),
+    ({"prompt": "x", "echo": True, "stream": True}, "echo", "conflicting-fields", "cannot be used"),
     ({"prompt": "x", "regex": "("}, "regex", "invalid-grammar", "regex"),
     ({"prompt": ["a", 3]}, "prompt", "invalid-type", "prompt 1: "),
     ({"prompt": ["a", "b"], "max_tokens": -1}, "max_tokens", "invalid-value", "-1"),

@@ -248,7 +248,7 @@ def times_shown(times):
 
 
 def errors_shown(errors):
-    return " / ".join("-" if error is None else f"{error * 100:+.1f} %" for error in errors)
+    return " / ".join("-" if error is None else f"{error * 100:+.1f}%" for error in errors)
 
 
 @pytest.mark.parametrize("run", RUNS)

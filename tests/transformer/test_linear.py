@@ -235,7 +235,10 @@ def test_weights_take_a_quarter_of_float32(tmp_path):
     ("settings", "why"),
     [
         ({}, "--low-memory needs integer weights: use --weights int8-channel"),
-        ({"weights": "int8", "tensor_parallel": 2}, "--low-memory and --tensor-parallel exclude"),
+        (
+            {"weights": "int8", "tensor_parallel": 2},
+            "--low-memory cannot be used with --tensor-parallel",
+        ),
     ],
 )
 def test_what_it_is_not_for_is_said(tmp_path, settings, why):

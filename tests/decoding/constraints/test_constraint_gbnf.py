@@ -153,7 +153,7 @@ def test_a_long_chain_of_rules_takes_time_in_proportion(is_reversed):
             'root ::= "a"{' + "9" * 5000 + "}",
             "line 1, column 13: a repetition count of more than 9",
         ),
-        (r'root ::= "\q"', "line 1, column 11: an escape that does not exist"),
+        (r'root ::= "\q"', "line 1, column 11: invalid escape sequence"),
         (r'root ::= "\uD800"', "line 1, column 11: an escape that stands for no character"),
         (r'root ::= "\U00110000"', "line 1, column 11: an escape that stands for no character"),
         ("root ::= " + "(" * 26, "line 1, column 36: groups nested more than 25 deep"),
