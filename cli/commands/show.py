@@ -401,13 +401,11 @@ def show_why(
 ) -> None:
     """Run `batchdecode trace why`; with a longest one the input is the first argument."""
     if longest and longest_wait:
-        raise BatchdecodeError("--longest and --longest-wait exclude each other")
+        raise BatchdecodeError("--longest cannot be used with --longest-wait")
     if longest or longest_wait:
         if path is not None:
             flag = "--longest" if longest else "--longest-wait"
-            raise BatchdecodeError(
-                f"{flag} and an ID exclude each other: drop {request_id} or {flag}"
-            )
+            raise BatchdecodeError(f"{flag} cannot be used with an ID: drop {request_id} or {flag}")
         request_id, path = None, request_id
     elif request_id is None:
         raise BatchdecodeError("trace why needs the ID of a request, or --longest")

@@ -256,7 +256,7 @@ class RunOptions(RequestOptions):
         _, address, on, otel = self.limits, self.metrics_address, self.on, self.otel
         for one, other, why in _EXCLUDING:
             if getattr(self, one.replace("-", "_")) and getattr(self, other.replace("-", "_")):
-                raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")
+                raise BatchdecodeError(f"--{one} cannot be used with --{other}: {why}")
         is_text = self.format == "text" and "format" not in self.preset
         is_ray = on is None or (self.workers is not None and on.partition(":")[0] == "ray")
         is_otlp = otel is None or otel == "env" or otel.startswith(("http://", "https://"))
@@ -276,7 +276,7 @@ class RunOptions(RequestOptions):
             ),
             (
                 is_text and self.stream,
-                "--format text and --stream exclude each other: a stream has JSON events",
+                "--format text cannot be used with --stream: a stream has JSON events",
             ),
             (
                 self.retry_failed and not self.resume,

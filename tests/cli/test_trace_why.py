@@ -146,8 +146,8 @@ def test_the_id_goes_before_the_file_and_without_one_it_is_said(traces):
     assert neither.stderr == "error: cannot read d: No such file or directory\n"
     for line, said in {
         "": "trace why needs the ID of a request, or --longest",
-        "--longest a tight.jsonl": "--longest and an ID exclude each other: drop a or --longest",
-        "--longest --longest-wait": "--longest and --longest-wait exclude each other",
+        "--longest a tight.jsonl": "--longest cannot be used with an ID: drop a or --longest",
+        "--longest --longest-wait": "--longest cannot be used with --longest-wait",
         "tight.jsonl": "<stdin> has no request tight.jsonl; "
         "put the ID of a request, or --longest, before the file tight.jsonl",
     }.items():
