@@ -139,7 +139,7 @@ def read_request_log(
             raise BatchdecodeError(f"{name}:{number}: {message}")
         requests.append(request)
     if not requests:
-        raise BatchdecodeError(f"{name}: no requests in it; fields of a line: {FIELDS}")
+        raise BatchdecodeError(f"{name} contains no requests; fields of a line: {FIELDS}")
     return sorted(requests, key=lambda request: request.queued_ts)
 
 
