@@ -94,7 +94,7 @@ class SimulationOptions(ModelOptions):
     force: Force = False
     jobs: Annotated[
         int | None,
-        option(OUTPUT, "Processes.  [default: one per core]", "N", "-j", min=1, max=4096),
+        option(OUTPUT, "Number of processes.  [default: one per core]", "N", "-j", min=1, max=4096),
     ] = None
     defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
     grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT

@@ -123,7 +123,13 @@ class TraceOptions:
     ] = None
     request: Annotated[
         list[str] | None,
-        option(SELECTION, "This request; repeatable.", "ID", common=True, complete="request_id"),
+        option(
+            SELECTION,
+            "Show only this request; repeatable.",
+            "ID",
+            common=True,
+            complete="request_id",
+        ),
     ] = None
     slot: Annotated[
         list[int] | None, option(SELECTION, "This slot; repeatable.", "N", common=True)

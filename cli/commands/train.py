@@ -45,7 +45,7 @@ class TrainOptions:
     ]
     config: Annotated[
         str | None,
-        option(TRAINING, "YAML file with the sizes of the model and its training.", "FILE"),
+        option(TRAINING, "YAML file with model sizes and training settings.", "FILE"),
     ] = None
     distill: Annotated[
         str | None,

@@ -25,7 +25,9 @@ WIDEST.request, WIDEST.tokens, WIDEST.drafts = 8, 6, 6
 
 
 def drawn(scene):
-    return [picture(replace(scene, longest=WIDEST), *size, has_gantt=True) for size in SIZES]
+    """Return the pictures of a scene; only the player, which has stories, puts its note first."""
+    scene = replace(scene, longest=WIDEST, story=None)
+    return [picture(scene, *size, has_gantt=True) for size in SIZES]
 
 
 @pytest.fixture

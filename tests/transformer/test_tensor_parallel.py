@@ -205,7 +205,7 @@ def test_processes_come_to_the_same_and_one_that_is_killed_ends_all():
     engine.add(Request(prompt=[5], max_tokens=9))
     engine.step()
     os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(LostModelError, match="rank 1 of 2 was killed by signal 9, perhaps for"):
+    with pytest.raises(LostModelError, match="rank 1 of 2 was killed by signal 9, perhaps out"):
         engine.step()
     assert are_gone(pids)
     with pytest.raises(LostModelError, match="rank 1 of 2 was killed"):
