@@ -477,7 +477,7 @@ class ConstraintCompiler:
         ends = self._eos_token_ids
         vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, ends)
         return LLTokenizer(
-            vocabulary,  # type: ignore[arg-type] # it needs no more
+            vocabulary,  # type: ignore[arg-type]  # all that the grammar reads
             eos_token=[*ends] or None,
         )
 

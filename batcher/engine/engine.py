@@ -802,7 +802,7 @@ class Engine(DrivenEngine):
         """Interrupt a step that waits; steps of this engine never wait."""
 
     def close(self) -> None:
-        """Release what is not memory; this engine has nothing else."""
+        """Release external resources; this engine has none."""
 
 
 def _rank(result: Result) -> tuple[bool, float, int]:

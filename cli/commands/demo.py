@@ -103,10 +103,7 @@ def _play(run: RunEvent, events: list[Event], captions: dict[int, str], color: C
     from ..views.player import Player, StepRange, play  # noqa: PLC0415 - only on a terminal
     from ..views.recording import Recording  # noqa: PLC0415 - as above
 
-    recording = Recording(run)
-    for event in events:
-        recording.add(event)
-    recording.close()
+    recording = Recording.from_events([run, *events])
     return play(
         color,
         lambda terminal: Player(

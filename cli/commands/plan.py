@@ -114,7 +114,7 @@ class CompareOptions(SimulationOptions):
         float | None,
         option(
             OUTPUT,
-            "Minimum gain from doubling the batch; less marks the knee.  [default: 0.1]",
+            "Smallest gain that makes doubling the batch worth it (the knee).  [default: 0.1]",
             "SHARE",
             min=0,
             max=1,

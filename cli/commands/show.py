@@ -342,17 +342,9 @@ def _player(
     from ..views.player import DEFAULT_SPEED, Player, StepRange  # noqa: PLC0415 - as above
     from ..views.recording import Recording  # noqa: PLC0415 - as above
 
-    recording: Recording | None = None
     events = events_of(path, source, options.run_options, options.preset)
     with _contradictions_named(source.name):
-        for event in terminal.with_progress(events, source.name):
-            if recording is not None:
-                recording.add(event)
-            elif isinstance(event, RunEvent):
-                recording = Recording(event)
-        if recording is None:
-            raise InvariantError("there is no run event")
-        recording.close()
+        recording = Recording.from_events(terminal.with_progress(events, source.name))
     window = recording.timeline.window(_selection_of(recording.timeline, options))
     found = recording.admissions_of(options.request or ())
     first = options.from_step

@@ -65,10 +65,10 @@ MOVES = {
 
 KEYS = (
     ("space", "pause, or play on"),
-    (". or right", "one step on, and pause"),
-    (", or left", "one step back, and pause"),
-    ("< and >", f"{JUMP} steps back, on"),
-    ("page up, down", f"{PAGE} steps back, on"),
+    (". or right", "one step forward, then pause"),
+    (", or left", "one step back, then pause"),
+    ("< and >", f"{JUMP} steps back, forward"),
+    ("page up, down", f"{PAGE} steps back, forward"),
     ("home, end", "the first step, the last one"),
     ("g", "go to a step"),
     ("- and +", "slower, faster (steps per second, however long each took)"),

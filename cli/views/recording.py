@@ -11,11 +11,12 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from copy import copy
 from functools import cached_property
 from itertools import chain, groupby, islice
 from operator import itemgetter
+from typing import Self
 
 import msgspec
 
@@ -111,6 +112,20 @@ class Recording:
         self._state = _packed(self._run)
         self._steps: list[int] = []  # in which the events of the chapter were reported
         self._events: list[Event] = []
+
+    @classmethod
+    def from_events(cls, events: Iterable[Event]) -> Self:
+        """Return the recording of a whole run, which begins with its run event."""
+        recording: Self | None = None
+        for event in events:
+            if recording is not None:
+                recording.add(event)
+            elif isinstance(event, RunEvent):
+                recording = cls(event)
+        if recording is None:
+            raise InvariantError("there is no run event")
+        recording.close()
+        return recording
 
     @property
     def num_steps(self) -> int:

@@ -14,7 +14,7 @@ from cli.run.run_options import RunOptions
 from cli.screen.live import LiveView, ScreenLive
 from cli.screen.terminal import Pace
 from cli.screen.view import RunPlan
-from cli.views.recording import SECONDS_PER_STEP, Recording
+from cli.views.recording import SECONDS_PER_STEP
 
 SETTINGS = (
     {},
@@ -54,14 +54,6 @@ def write_requests(path, requests):
         known = {"id": f"r{number}", "prompt_tokens": tokens}
         lines.append(json.dumps(request | sampled | known))
     path.write_text("\n".join(lines) + "\n")
-
-
-def record(events):
-    found = Recording(events[0])
-    for event in events[1:]:
-        found.add(event)
-    found.close()
-    return found
 
 
 class WatchedRun:

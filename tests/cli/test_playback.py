@@ -8,7 +8,7 @@ from examples import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from played_runs import PLAYED
-from recorded_runs import SETTINGS, record, watch_run, workloads, write_requests
+from recorded_runs import SETTINGS, watch_run, workloads, write_requests
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RunEvent
@@ -17,7 +17,7 @@ from batcher.trace.timeline import Timeline
 from cli.screen.live_picture import Longest, picture
 from cli.screen.theme import UNICODE
 from cli.views import recording
-from cli.views.recording import Playback
+from cli.views.recording import Playback, Recording
 
 SIZES = ((79, 30), (60, 9))
 WIDEST = Longest()
@@ -110,9 +110,9 @@ def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
         run = watch_run(patch, path, batch, options, watch)
     if not run.seen:
         with pytest.raises(BatchdecodeError, match="nothing to play"):
-            record(run.events)
+            Recording.from_events(run.events)
         return
-    found = record(run.events)
+    found = Recording.from_events(run.events)
     assert found.num_steps == len(run.seen)
     played = Playback(found, "run", UNICODE)
     rows = list(found.timeline.select_steps())
@@ -146,7 +146,7 @@ def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
 @settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_step_looks_the_same_wherever_one_comes_from(events, data):
     try:
-        found = record(events)
+        found = Recording.from_events(events)
     except BatchdecodeError:
         return
     forwards = Playback(found, "run", UNICODE)
@@ -161,6 +161,6 @@ def test_what_contradicts_itself_is_refused():
     admit = AdmitEvent(0, 0.0, "a", 0, 1, "empty")
     finish = FinishEvent(0, 0.0, "a", 0, 1, "length", None, 1)
     with pytest.raises(InvariantError, match="is in slot 1 of 1"):
-        record([RunEvent(batch=1, model="m", settings={}), admit, finish])
+        Recording.from_events([RunEvent(batch=1, model="m", settings={}), admit, finish])
     with pytest.raises(BatchdecodeError, match="slots"):
-        record([RunEvent(batch=2**40, model="m", settings={})])
+        Recording.from_events([RunEvent(batch=2**40, model="m", settings={})])

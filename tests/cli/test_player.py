@@ -6,7 +6,6 @@ import pytest
 from emulated_run import Clock, Fingers, Screen
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_runs import record
 from reference_paged import Limits, PagedJob, play_paged
 from reference_schedule import Job, play
 
@@ -15,6 +14,7 @@ from batcher.trace.timeline import Timeline, worst_bubble
 from cli.screen.live import ScreenLive
 from cli.screen.theme import ASCII, UNICODE
 from cli.views.player import MOVES, Player, StepRange
+from cli.views.recording import Recording
 from cli.views.story_text import tell
 
 LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events
@@ -26,7 +26,7 @@ class Seen:
     """A player of some events, and its screen."""
 
     def __init__(self, run, columns=80, rows=24, glyphs=UNICODE, span=None, **settings):
-        recording = record(run)
+        recording = Recording.from_events(run)
         encoding = "ascii" if glyphs is ASCII else "utf-8"
         self.screen, self.clock = Screen(columns, rows, encoding=encoding), Clock()
         self.keyboard = Fingers()
