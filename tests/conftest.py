@@ -39,6 +39,11 @@ def pytest_configure(config):
         os.environ[command_server.SHARED_SERVER] = command_server.start_server()
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Name bytes by their argument: workers must agree on names, and gzip writes the time."""
+    return argname if isinstance(val, bytes) else None
+
+
 def compile_share(config):
     """Compile what no worker has compiled yet, this one its share; else each would compile all."""
     worker = getattr(config, "workerinput", None)
