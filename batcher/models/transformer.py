@@ -58,6 +58,14 @@ class DecoderModel:
         self.max_context = max_context or sizes.max_position_embeddings
         self.session_overflow: str | None = settings.get("session_overflow")
 
+    def refusal(self, num_tokens: int) -> str | None:
+        """Return why a row of this length cannot be computed, or None."""
+        if not num_tokens:
+            return "an empty prompt: this model needs a token to begin with"
+        if num_tokens > self.max_context:
+            return f"{num_tokens} tokens are more than its context of {self.max_context}"
+        return None
+
     def twin(self) -> Self:
         """Return a model of the same weights, with caches of its own."""
         twin = copy(self)
@@ -227,10 +235,9 @@ class TransformerModel(DecoderModel):
             length = stop - len(paths) + max(map(len, paths), default=0)
             if paths and not self.verifies_trees:
                 raise InvariantError(f"drafts in a tree, which {self.name} does not verify")
-            if not token_ids:
-                failed[slot] = "an empty prompt: this model needs a token to begin with"
-            elif length > self.max_context:
-                failed[slot] = f"{length} tokens are more than its context of {self.max_context}"
+            reason = self.refusal(length if token_ids else 0)
+            if reason is not None:
+                failed[slot] = reason
             else:
                 num_drafts = 0 if chunk is None else chunk.num_drafts
                 if chunk is not None and (chunk.num_prompt or not start):

@@ -99,9 +99,11 @@ class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     exact: Annotated[
         bool,
-        "compute an `hf:` model in fixed tiles of tokens; outputs are identical in every batch",
+        "compute an `hf:` model in fixed tiles of tokens; outputs are identical in every batch "
+        "(default on a GPU)",
         TransformerSetting(),
     ] = False
+    fast_math: Annotated[bool, "as for a checkpoint", TRANSFORMER_SETTINGS["fast_math"]] = False
     trust_remote_code: Annotated[
         bool,
         "allow an `hf:` model to run Python code of its own; otherwise such a model is refused",

@@ -254,7 +254,11 @@ def test_what_cannot_be_read_is_an_error_of_one_line(files, message, tmp_path):
 @pytest.mark.parametrize(
     ("name", "field", "message"),
     [
-        ("config.json", {"num_hidden_layers": 9}, r"\d+ weights are missing, model.layers.\d"),
+        (
+            "config.json",
+            {"num_hidden_layers": 9},
+            r"\d+ weights are missing, such as model.layers.\d",
+        ),
         ("generation_config.json", {"eos_token_id": ["end"]}, "eos_token_id"),
         ("generation_config.json", {"eos_token_id": "end"}, "eos_token_id"),
     ],

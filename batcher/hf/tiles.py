@@ -1,0 +1,404 @@
+"""A model of transformers in tiles: computations of a fixed number of tokens, captured once.
+
+Prompt tokens and decoding rows share a tile; what is missing is padding. A tile reads its tokens
+from tensors that stay where they are. So a GPU records its kernels once, as a CUDA graph, and one
+launch replays them all. On a CPU the same code runs kernel by kernel.
+
+In an exact model no bit of a token depends on other tokens:
+
+- Products have one number of rows. A larger tile computes several products of that size.
+- Attention adds the keys of a token in an order that depends on their number alone.
+- In each layer the keys and values of a tile are written before they are read. So tokens of one
+  sequence can share a tile, each with a length of its own.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from batcher.errors import BatchdecodeError, ModelError
+from batcher.hf.model import (
+    AttentionCall,
+    ModelParts,
+    PackedLinear,
+    Recorder,
+    Sizes,
+    body_output,
+    head_output,
+    pack_linears,
+    switch_of,
+)
+from batcher.transformer.layers import FloatArray, IntArray
+from batcher.transformer.step import CacheSize, attention_groups, num_kv_layers
+
+_NUM_ROWS = {"cpu": 16, "cuda": 64}  # of an exact product: enough to be fast
+_EXACT_SIZES = {"cpu": (16,), "cuda": (64, 256)}  # tokens of a tile, ascending
+_FAST_SIZES = (8, 64, 256, 1024)
+_NUM_TRIED = 12  # tokens
+_FIELDS = 4  # of a token: id, position, slot and length; behind them its cell in each group
+_SHARE = 0.5  # of the free memory of a device, for rows without a limit
+
+
+class TileError(Exception):
+    """The reason why a model cannot be computed in tiles."""
+
+
+class _FixedShapes(TorchDispatchMode):
+    """Raises a TileError where a shape or a branch depends on numbers in tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+        if tags.intersection(func.tags):
+            raise TileError(f"its shapes depend on its tokens: it calls {func}")
+        return func(*args, **(kwargs or {}))
+
+
+class TileDecoder:
+    """The weights of a model that is computed in tiles.
+
+    sizes: tokens of a tile, ascending. num_rows: of an exact product; None if not exact.
+
+    Raises:
+        TileError: its computation is not the same for all tokens.
+    """
+
+    def __init__(self, parts: ModelParts, sizes: Sizes, *, is_exact: bool) -> None:
+        self.config, self.parts, self.call = sizes, parts, parts.calls[0]
+        self.device = device = self.call.query.device
+        switch = switch_of(parts.body)
+        if switch is not None and switch < sizes.max_position_embeddings:
+            raise TileError("its LongRoPE factors switch")
+        positions = torch.arange(_NUM_TRIED, device=device)
+        with torch.no_grad(), _FixedShapes():  # in inference mode it would not see every call
+            ids = positions % sizes.vocab_size
+            self.hidden = body_output(parts.body, ids, positions, Recorder(positions))[0]
+            self.logits = head_output(parts, self.hidden)
+        windows = {layer: call.window for layer, call in parts.calls.items()}
+        self.cache_groups = attention_groups(windows, sizes.max_position_embeddings)
+        self.num_kept = num_kv_layers(self.cache_groups)  # layers that a block has room for
+        kept = (self.call.key[0], self.call.value[0])
+        cell = self.num_kept * sum(part.numel() * part.element_size() for part in kept)
+        self.cache_size = CacheSize(len(self.cache_groups) * cell, cell, 0)
+        self.attend = _attention_on(device)
+        self.sizes = _EXACT_SIZES[device.type] if is_exact else _FAST_SIZES
+        self.num_rows = _NUM_ROWS[device.type] if is_exact else None
+        for part in (parts.body, parts.head):
+            pack_linears(part)
+            if self.num_rows is not None:
+                _compute_in_pieces(part, self.num_rows)
+
+    def drop_largest_size(self) -> None:
+        """Compute smaller tiles from now on; raise a TileError without any."""
+        self.sizes = self.sizes[:-1]
+        if not self.sizes:
+            raise TileError("torch computes the same token in several ways")
+
+    def sizes_of(self, num_tokens: int) -> Iterator[int]:
+        """Yield the sizes of tiles for a number of tokens; the last one may be padded."""
+        while num_tokens > 0:
+            size = next((size for size in self.sizes if size >= num_tokens), self.sizes[-1])
+            yield size
+            num_tokens -= size
+
+    def num_free_bytes(self) -> int | None:
+        """Return the free memory of the device; None for a CPU."""
+        if self.device.type == "cpu":
+            return None
+        gc.collect()  # memory of models that are not used any more
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def new_cache(self, num_slots: int, num_blocks: int | None, block_size: int) -> "TileCache":
+        """Return an empty cache.
+
+        num_blocks: None for as many as the rows may need: a cache on a CPU grows, and one on
+        another device takes some of the free memory.
+
+        Raises:
+            BatchdecodeError: they do not fit into the memory of the device.
+        """
+        if num_slots == 0 or self.device.type == "cpu":
+            return TileCache(self, num_slots, 0, block_size)
+        block_bytes, free = self.cache_size.of_block(block_size), self.num_free_bytes() or 0
+        if num_blocks is None:
+            num_blocks = -(-self.config.max_position_embeddings // block_size)
+            num_blocks *= num_slots * len(self.cache_groups)
+            num_blocks = min(num_blocks, int(_SHARE * free) // block_bytes)
+        try:
+            return TileCache(self, num_slots, num_blocks, block_size)
+        except torch.OutOfMemoryError:
+            asked, fitting = num_blocks * block_bytes, int(0.9 * free) // block_bytes
+        raise BatchdecodeError(
+            f"{num_blocks:,} KV blocks of {block_size} tokens take {asked / 2**30:.1f} GiB, but "
+            f"{self.device} has {free / 2**30:.1f} GiB free: at most {fitting:,} blocks fit"
+        )
+
+
+def _compute_in_pieces(module: nn.Module, num_rows: int) -> None:
+    """Let linear layers compute products of `num_rows` rows each."""
+    for child in module.modules():
+        if isinstance(child, nn.Linear | PackedLinear):
+            setattr(child, "forward", partial(_in_pieces, child.forward, num_rows))  # noqa: B010 - mypy
+
+
+def _in_pieces(
+    forward: Callable[[torch.Tensor], torch.Tensor], num_rows: int, x: torch.Tensor
+) -> torch.Tensor:
+    if x.shape[-2] <= num_rows:
+        return forward(x)
+    return torch.cat([forward(part) for part in x.split(num_rows, -2)], -2)
+
+
+Attention = Callable[..., torch.Tensor]
+
+
+def _attention_on(device: torch.device) -> Attention:
+    if device.type == "cpu":
+        return reference_attention
+    try:
+        from batcher.hf.attention import paged_attention  # noqa: PLC0415 - needs Triton
+    except ImportError as error:
+        raise TileError("Triton is not installed") from error
+    return paged_attention
+
+
+def reference_attention(
+    call: AttentionCall,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    block_size: int,
+) -> torch.Tensor:
+    """Return the same as `paged_attention`, token by token; zeros for padding."""
+    output = call.query.new_zeros(*call.query.shape[:2], values.shape[2])
+    for token, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        if length:
+            at = torch.arange(max(length - (call.window or length), 0), length)
+            cells = tables[at // block_size, slot] * block_size + at % block_size
+            query = call.query[token][None, None]
+            output[token] = call.of(query, keys[cells][None], values[cells][None], None)[0, 0]
+    return output
+
+
+class TileCache:
+    """Keys and values of rows in blocks, and the tiles that read and write them.
+
+    Cell 0 is written by padding; those of block 0 follow.
+
+    num_blocks: how many there are. keys, values: [layers of a group, cells, kv_heads, features].
+    tables: for each group of layers [blocks of a row, num_slots] int32, as in Pages.
+    """
+
+    def __init__(
+        self, decoder: TileDecoder, num_slots: int, num_blocks: int, block_size: int
+    ) -> None:
+        self.num_slots, self.num_blocks, self.block_size = num_slots, 0, block_size
+        self.decoder, self._device = decoder, decoder.device
+        self._tables = np.zeros((len(decoder.cache_groups), 0, num_slots), np.int32)
+        self._width = 0  # of the longest table
+        self._grow(num_blocks)
+        self._tiles: dict[int, _Tile] = {}
+        self._heads: dict[int, _Head] = {}
+        if num_slots:
+            pool = None if self._device.type == "cpu" else torch.cuda.graph_pool_handle()
+            self._tiles = {size: _Tile(self, size, pool) for size in reversed(decoder.sizes)}
+            sizes = (decoder.num_rows,) if decoder.num_rows else decoder.sizes[:2]
+            self._heads = {size: _Head(decoder, size, pool) for size in sizes}
+
+    def _grow(self, num_blocks: int) -> None:
+        decoder, num_cells = self.decoder, 1 + num_blocks * self.block_size
+        stores = []
+        for name, example in (("keys", decoder.call.key), ("values", decoder.call.value)):
+            store = example.new_zeros(decoder.num_kept, num_cells, *example.shape[1:])
+            if self.num_blocks:
+                old = getattr(self, name)
+                store[:, : old.shape[1]] = old
+            stores.append(store)
+        self.keys, self.values = stores
+        longest = -(-decoder.config.max_position_embeddings // self.block_size)
+        shape = (len(decoder.cache_groups), min(longest, num_blocks), self.num_slots)
+        tables = np.zeros(shape, np.int32)
+        tables[:, : self._tables.shape[1]] = self._tables
+        self._tables, self.num_blocks = tables, num_blocks
+        self.tables = torch.from_numpy(tables).to(self._device, copy=True)
+
+    def make_room(self, num_blocks: int) -> None:
+        """Have at least `num_blocks` blocks.
+
+        Raises:
+            ModelError: there are fewer on a device, where a cache does not grow.
+        """
+        if num_blocks <= self.num_blocks:
+            return
+        if self._device.type != "cpu":
+            raise ModelError(
+                f"all {self.num_blocks:,} KV blocks of {self.block_size} tokens on {self._device} "
+                "are in use: set --kv-memory auto, or a smaller --batch"
+            )
+        self._grow(max(num_blocks, 2 * self.num_blocks))
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks in order: pairs (source, target)."""
+        for pair in copies:
+            first, second = (
+                slice(1 + at * self.block_size, 1 + (at + 1) * self.block_size) for at in pair
+            )
+            for store in (self.keys, self.values):
+                store[:, second] = store[:, first]
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy cells to others, all at once: pairs (source, target), counted from block 0."""
+        sources, targets = torch.tensor(moves).T.to(self._device) + 1
+        for store in (self.keys, self.values):
+            store[:, targets] = store[:, sources]
+
+    def set_tables(self, tables: dict[int, Sequence[Sequence[int]]]) -> None:
+        """Set the block tables of some slots, by group."""
+        for slot, by_group in tables.items():
+            for own, table in zip(self._tables, by_group, strict=True):
+                num = min(len(table), len(own))
+                own[:num, slot] = table[:num]
+                self._width = max(self._width, num)
+        for target, own in zip(self.tables, self._tables, strict=True):
+            source = torch.from_numpy(own[: self._width])
+            target[: self._width].copy_(source, non_blocking=True)
+
+    @torch.inference_mode()
+    def compute(
+        self, token_ids: IntArray, positions: IntArray, slots: IntArray, wanted: IntArray
+    ) -> torch.Tensor:
+        """Compute tokens; return the hidden states [wanted, hidden_size] of some of them.
+
+        token_ids, positions, slots: [tokens]. wanted: ascending indices of tokens.
+        """
+        sizes = [*self.decoder.sizes_of(len(token_ids))]
+        fields = np.zeros((_FIELDS + len(self._tables), sum(sizes)), np.int64)
+        fields[:, : len(token_ids)] = [
+            *(token_ids, positions, slots, positions + 1),
+            *(
+                1
+                + own[positions // self.block_size, slots].astype(np.int64) * self.block_size
+                + positions % self.block_size
+                for own in self._tables
+            ),
+        ]
+        inputs = torch.from_numpy(fields).to(self._device, non_blocking=True)
+        begin, hidden = 0, []
+        for size in sizes:
+            tile = self._tiles[size]
+            tile.inputs.copy_(inputs[:, begin : begin + size])
+            tile.run()
+            first, last = np.searchsorted(wanted, [begin, begin + size])
+            if first < last:
+                own = torch.from_numpy(wanted[first:last] - begin)
+                hidden.append(tile.hidden[own.to(self._device, non_blocking=True)])
+            begin += size
+        return torch.cat(hidden) if hidden else self.decoder.hidden[:0]
+
+    @torch.inference_mode()
+    def choose(self, hidden: torch.Tensor, rows: IntArray) -> tuple[IntArray, FloatArray]:
+        """Return the likeliest token after each of `hidden`, and the logits of some rows.
+
+        rows: ascending indices in `hidden`; only their logits leave the device, as float32.
+        """
+        tokens, logits, begin = [], [], 0
+        while begin < len(hidden):
+            left = len(hidden) - begin
+            size = next((size for size in self._heads if size >= left), max(self._heads))
+            head, piece = self._heads[size], hidden[begin : begin + size]
+            head.hidden[: len(piece)].copy_(piece)
+            head.run()
+            tokens.append(head.tokens[: len(piece)].clone())
+            first, last = np.searchsorted(rows, [begin, begin + size])
+            if first < last:
+                own = torch.from_numpy(rows[first:last] - begin).to(self._device)
+                logits.append(self._to_host(head.logits[own]))
+            begin += size
+        chosen: IntArray = torch.cat(tokens).cpu().numpy()  # it waits for the logits, too
+        found = [part.float().numpy() for part in logits]
+        none = np.zeros((0, self.decoder.config.vocab_size), np.float32)
+        return chosen, np.concatenate(found) if found else none
+
+    def _to_host(self, numbers: torch.Tensor) -> torch.Tensor:
+        is_pinned = self._device.type != "cpu"  # otherwise the copy takes four times as long
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=is_pinned)
+        return host.copy_(numbers, non_blocking=True)
+
+
+class _Tile:
+    """The body of the model for `size` tokens.
+
+    inputs: [fields, size] int64; zeros are padding. hidden: [size, hidden_size], the output.
+    """
+
+    def __init__(self, cache: TileCache, size: int, pool: Any) -> None:
+        decoder = cache.decoder
+        self._cache, self._body, self._attend = cache, decoder.parts.body, decoder.attend
+        groups = decoder.cache_groups
+        self._group_of = {
+            layer: (number, at)
+            for number, group in enumerate(groups)
+            for at, layer in enumerate(group.layers)
+        }
+        num_fields = _FIELDS + len(groups)
+        self.inputs = torch.zeros(num_fields, size, dtype=torch.long, device=decoder.device)
+        self.hidden = decoder.hidden.new_zeros(size, decoder.hidden.shape[1])
+        self.run = _captured(self._compute, decoder.device, pool)
+
+    def _compute(self) -> None:
+        self.hidden.copy_(body_output(self._body, self.inputs[0], self.inputs[1], self)[0])
+
+    def attend(self, layer: int, call: AttentionCall) -> torch.Tensor:
+        group, at = self._group_of[layer]
+        cache, own = self._cache, self.inputs[_FIELDS + group]
+        keys, values = cache.keys[at], cache.values[at]
+        keys.index_copy_(0, own, call.key)
+        values.index_copy_(0, own, call.value)
+        where = cache.tables[group], self.inputs[2], self.inputs[3], cache.block_size
+        return self._attend(call, keys[1:], values[1:], *where)
+
+
+class _Head:
+    """The logits of `size` rows, and the likeliest tokens.
+
+    hidden: [size, hidden_size], the input. logits: [size, vocab]. tokens: [size].
+    """
+
+    def __init__(self, decoder: TileDecoder, size: int, pool: Any) -> None:
+        self._parts = decoder.parts
+        self.hidden = decoder.hidden.new_zeros(size, decoder.hidden.shape[1])
+        self.logits = decoder.logits.new_zeros(size, decoder.logits.shape[1])
+        self.tokens = torch.zeros(size, dtype=torch.long, device=decoder.device)
+        self.run = _captured(self._compute, decoder.device, pool)
+
+    def _compute(self) -> None:
+        self.logits.copy_(head_output(self._parts, self.hidden))
+        self.tokens.copy_(self.logits.argmax(-1))
+
+
+def _captured(compute: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
+    """Return a function that replays `compute`; on a CPU, `compute` itself.
+
+    pool: of memory that several graphs share, since none runs while another does.
+    """
+    if device.type == "cpu":
+        return compute
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for _ in range(2):  # libraries choose and load their kernels in the first calls
+            compute()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
+        compute()
+    replay: Callable[[], None] = graph.replay
+    return replay

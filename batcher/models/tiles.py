@@ -1,0 +1,215 @@
+"""A TileDecoder as a PagedModel: rows of a batch become tokens of tiles."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from batcher.errors import Failure, InvariantError
+from batcher.models.base import Batch, Chunk, FloatArray, IntArray, ModelOutput, Tokenizer
+from batcher.models.transformer import DecoderModel
+from batcher.transformer.step import OWN_BLOCK_SIZE, OwnTables
+
+_NUM_TRIED = 24  # tokens
+_PIECE = 64  # rows of logits at once
+
+
+class _StepTokens(NamedTuple):
+    """The new tokens of all rows in a step, those of decoding rows first.
+
+    token_ids, positions, slots: [tokens].
+    lasts: [num_slots] indices of the tokens after which rows yield; -1 for other slots.
+    drafts: indices of drafts, in the order of the chunks; -1 in failed rows.
+    scored: slot -> indices of the tokens of a scored chunk.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    slots: IntArray
+    lasts: IntArray
+    drafts: IntArray
+    scored: dict[int, IntArray]
+
+
+class TileModel(DecoderModel):
+    """A TileDecoder that keeps the cache of rows, by slot or in pages.
+
+    An exact decoder is tested first: if bits of a token differ between tiles, it gets smaller ones.
+
+    decoder: a TileDecoder of batcher/hf/tiles.py.
+    cache_windows, kv_bytes_per_token: as of a TransformerModel.
+
+    Raises:
+        TileError: an exact decoder has no tiles left.
+    """
+
+    is_paged = True
+    verifies_drafts = True
+
+    def __init__(
+        self,
+        decoder: Any,
+        tokenizer: Tokenizer,
+        name: str,
+        settings: dict[str, Any],
+        max_context: int | None = None,
+    ) -> None:
+        self.cache_windows = tuple(group.window for group in decoder.cache_groups)
+        self.kv_bytes_per_token = decoder.cache_size.per_token
+        self._cache: Any = None
+        self._sizes: tuple[int | None, ...] = ()  # that it was made for
+        super().__init__(decoder, tokenizer, name, settings, max_context)
+        while decoder.num_rows and not self._has_equal_bits():
+            decoder.drop_largest_size()
+            self._cache = None
+        self.allocate(0)
+
+    def _has_equal_bits(self) -> bool:
+        """Return whether a sequence has the same logits alone and at several places of tiles."""
+        ids = [token % self.vocab_size for token in range(min(_NUM_TRIED, self.max_context))]
+        num_rows = self._decoder.sizes[-1] // len(ids) + 2
+        self.allocate(num_rows)
+
+        def logits(num_rows: int) -> list[FloatArray]:
+            batch = Batch(len(self._lengths))
+            for slot in range(num_rows):
+                batch.join(Chunk(slot, ids, 0, is_scored=True))
+            scored = self.forward(batch).chunk_logits
+            return [np.concatenate([*scored[slot]]) for slot in range(num_rows)]
+
+        [alone] = logits(1)
+        return all(np.array_equal(alone, other) for other in logits(num_rows))
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        num_bytes: int = self._decoder.cache_size.of_block(block_size)
+        return num_bytes
+
+    def allocate(self, num_slots: int) -> None:
+        self._own: OwnTables | None = OwnTables(num_slots, self._decoder.cache_groups)
+        self._begin(num_slots, None, OWN_BLOCK_SIZE)
+
+    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
+        self._own = None
+        self._begin(num_slots, num_blocks, block_size)
+
+    def _begin(self, *sizes: int | None) -> None:
+        num_slots = sizes[0]
+        self._lengths: IntArray = np.zeros(num_slots or 0, np.int64)  # computed tokens of rows
+        self._tokens: IntArray = np.zeros(num_slots or 0, np.int64)
+        if sizes != self._sizes or not self._cache:  # or it is used again, graphs included
+            self._cache = None  # frees its memory
+            self._cache = self._decoder.new_cache(*sizes)
+        self._sizes = sizes
+
+    def fork(self, source: int, target: int) -> None:
+        length = self._lengths[target] = int(self._lengths[source])
+        if self._own is not None:
+            copies = [*self._own.fork(source, target)]
+            self._cache.make_room(self._own.num_blocks)
+            self._cache.copy(copies)
+            self._cache.set_tables({target: self._own.grow(target, length, length)})
+
+    def release(self, slot: int) -> None:
+        self._lengths[slot] = 0
+        if self._own is not None:
+            self._own.release(slot)
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Compute the new tokens of all rows; a row that exceeds the context fails."""
+        failed: dict[int, str | Failure] = {}
+        step = self._tokens_of(batch, failed)
+        lasts, drafts = step.lasts[batch.logit_slots], step.drafts
+        yields = batch.slots[step.lasts[batch.slots] >= 0]
+        chosen = np.union1d(step.lasts[yields], drafts[drafts >= 0])
+        wanted = np.unique(np.concatenate([chosen, *step.scored.values()]))
+        hidden = self._cache.compute(step.token_ids, step.positions, step.slots, wanted)
+        chunk_logits = {
+            slot: self._logits_of(hidden[at : at + len(own)])
+            for slot, own in step.scored.items()
+            for at in [int(wanted.searchsorted(own[0]))]
+        }
+        needed = np.union1d(lasts[lasts >= 0], drafts[drafts >= 0])
+        logits = np.zeros((0, self.vocab_size), np.float32)
+        if chosen.size:
+            at = wanted.searchsorted(chosen)
+            own = hidden if at.size == len(hidden) else hidden[at]
+            tokens, logits = self._cache.choose(own, chosen.searchsorted(needed))
+            self._tokens[yields] = tokens[chosen.searchsorted(step.lasts[yields])]
+
+        def logits_at(tokens: IntArray) -> FloatArray | None:
+            if not tokens.size or np.array_equal(tokens, needed):  # without a copy
+                return logits if tokens.size else None
+            lines: FloatArray = np.zeros((len(tokens), self.vocab_size), np.float32)
+            lines[tokens >= 0] = logits[needed.searchsorted(tokens[tokens >= 0])]
+            return lines
+
+        return ModelOutput(self._tokens, failed, logits_at(lasts), chunk_logits, logits_at(drafts))
+
+    def _tokens_of(self, batch: Batch, failed: dict[int, str | Failure]) -> _StepTokens:
+        """Return the tokens to compute, whose blocks are there; add rows to `failed`."""
+        cache, pages, lengths = self._cache, batch.pages, self._lengths
+        if pages is not None:
+            if pages.moves:
+                cache.move(pages.moves)
+            cache.make_room(pages.num_blocks)
+            cache.copy(pages.copies)
+            lengths[[*pages.moved]] = [*pages.moved.values()]
+        slots = np.setdiff1d(batch.slots, [chunk.slot for chunk in batch.chunks])
+        is_long = lengths[slots] >= self.max_context
+        if is_long.any():
+            failed |= dict.fromkeys(slots[is_long].tolist(), self.refusal(self.max_context + 1))
+            slots = slots[~is_long]
+        starts, num_tokens = lengths[slots], len(slots)
+        parts = [(batch.tokens[slots], starts, slots)]
+        is_new = np.isin(slots, [*pages.moved]) if pages else starts % OWN_BLOCK_SIZE == 0
+        spans = zip(slots[is_new].tolist(), starts[is_new].tolist(), strict=True)
+        grown = {slot: (start, start + 1) for slot, start in spans}
+        lasts = np.full(len(lengths), -1)
+        lasts[slots] = np.arange(num_tokens)
+        lengths[slots] += 1
+        drafts: list[int] = []
+        scored: dict[int, IntArray] = {}
+        is_yielding = {*batch.slots.tolist()}
+        for chunk in batch.chunks:
+            slot, start, size = chunk.slot, chunk.start, len(chunk.token_ids)
+            if chunk.draft_parents:
+                raise InvariantError(f"drafts in a tree, which {self.name} does not verify")
+            reason = self.refusal(start + size if size else 0)
+            if reason is not None:
+                failed[slot] = reason
+                drafts += [-1] * chunk.num_drafts
+                continue
+            ids = np.asarray(chunk.token_ids, np.int64)
+            parts.append((ids, np.arange(start, start + size), np.full(size, slot)))
+            grown[slot] = start, start + size
+            lengths[slot] = start + size
+            own = np.arange(num_tokens, num_tokens + size)
+            num_tokens += size
+            if slot in is_yielding:
+                lasts[slot] = own[-1 - chunk.num_drafts]
+                drafts += own[size - chunk.num_drafts :].tolist()
+            if chunk.is_scored:
+                scored[slot] = own
+        if grown:
+            self._set_tables(batch, grown)
+        token_ids, positions, of_slots = map(np.concatenate, zip(*parts, strict=True))
+        of_drafts = np.array(drafts, np.int64)
+        return _StepTokens(token_ids, positions, of_slots, lasts, of_drafts, scored)
+
+    def _set_tables(self, batch: Batch, grown: dict[int, tuple[int, int]]) -> None:
+        """Show the block tables of rows to the cache; grown: slot -> start and stop of tokens."""
+        pages, own = batch.pages, self._own
+        if pages is not None:
+            every = [pages.tables, *pages.group_tables]
+            tables = {slot: [tables[slot] for tables in every] for slot in grown}
+        elif own is not None:
+            tables = {slot: own.grow(slot, *span) for slot, span in grown.items()}
+            self._cache.make_room(own.num_blocks)
+        else:
+            raise InvariantError("a batch without pages, for a model that was promised some")
+        self._cache.set_tables(tables)
+
+    def _logits_of(self, hidden: Any) -> Iterator[FloatArray]:
+        for start in range(0, len(hidden), _PIECE):
+            piece = hidden[start : start + _PIECE]
+            yield self._cache.choose(piece, np.arange(len(piece)))[1]

@@ -1,0 +1,285 @@
+"""Models of transformers in tiles: the tokens of `generate`, and the same bits in any batch."""
+
+import os
+import subprocess
+import sys
+from random import Random
+
+import pytest
+from engine_runs import drained, of_kind
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hf_models import PAGED, VOCAB, generated, random_model  # noqa: E402 - as above
+
+from batcher import BatchdecodeError, Engine, Request, load_model  # noqa: E402 - as above
+from batcher.events import PreemptEvent  # noqa: E402 - as above
+from batcher.hf import tiles  # noqa: E402 - as above
+from batcher.models.base import Batch, Chunk  # noqa: E402 - as above
+from batcher.models.tiles import TileModel  # noqa: E402 - as above
+from batcher.settings import SchedulingSettings  # noqa: E402 - as above
+from batcher.speculation.settings import SpeculationSettings  # noqa: E402 - as above
+
+UNTILED = {
+    "dynamic": "its shapes depend on its tokens",
+    "qwen3 with experts": "its shapes depend on its tokens",
+    "gpt-oss": "its shapes depend on its tokens",
+} | {name: "its LongRoPE factors switch" for name in PAGED if "longrope" in name}
+SCHEDULES = {
+    "plain": {},
+    "chunks": {"max_batch_tokens": 7, "prefill_order": "prefill-first"},
+    "few blocks": {"kv_blocks": 80, "block_size": 4, "max_batch_tokens": 12},
+    "prefix cache": {"prefix_cache": True, "block_size": 4, "long_prefill_threshold": 5},
+}
+
+
+@pytest.fixture(autouse=True)
+def _alone_and_quiet(monkeypatch):
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    monkeypatch.setitem(tiles._EXACT_SIZES, "cpu", (16, 48))  # several, as on a GPU
+
+
+def prompts(draw, lengths=(3, 17, 9, 30, 1, 12, 50)):
+    shared = [draw.randrange(3, VOCAB) for _ in range(8)]
+    drawn = [[draw.randrange(3, VOCAB) for _ in range(length)] for length in lengths]
+    return [*drawn, shared + drawn[0], shared + drawn[1]]
+
+
+def run_of(model, requests, batch_size=3, schedule=None, speculation=None):
+    settings = SchedulingSettings(**(schedule or {}))
+    engine = Engine(model, batch_size, settings=settings, speculation=speculation)
+    asked = [
+        Request(**{"id": str(number), "ignore_eos": True, **fields})
+        for number, fields in enumerate(requests)
+    ]
+    run = drained(engine, asked)
+    assert not [result.error for result in run.results if result.error]
+    run.results.sort(key=lambda result: (int(result.id), result.index))
+    return run
+
+
+def results_of(*given, **more):
+    return run_of(*given, **more).results
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_tokens_are_those_that_generate_gives(name, tmp_path):
+    theirs = random_model(name)
+    theirs.save_pretrained(tmp_path)
+    model = load_model(f"hf:{tmp_path}", exact=True)
+    if name in UNTILED:
+        assert model.settings["untiled"].startswith(UNTILED[name])
+        return
+    assert isinstance(model.inner, TileModel)
+    assert model.settings["exact"]
+    asked = [{"prompt": prompt, "max_tokens": 40} for prompt in prompts(Random(0))]
+    expected = [generated(theirs, fields["prompt"], 40) for fields in asked]
+    for schedule in SCHEDULES.values():
+        found = results_of(model, asked, schedule=schedule)
+        assert [result.tokens for result in found] == expected, schedule
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Models with full attention, with windows in all layers, and with windows in some."""
+    names = ("llama", "mistral", "gemma 3")
+    found = {name: tmp_path_factory.mktemp("model") for name in names}
+    for name, folder in found.items():
+        random_model(name).save_pretrained(folder)
+    return found
+
+
+@pytest.fixture(params=["llama", "mistral", "gemma 3"])
+def folder(folders, request):
+    return folders[request.param]
+
+
+def mixture(draw, num_groups):
+    """Return a batch size and a schedule, some with preemption, chunks and a prefix cache."""
+    schedule = {}
+    batch_size = draw.choice([1, 2, 3, 5, 8, 20])
+    if draw.random() < 0.6:
+        schedule["block_size"] = draw.choice([1, 3, 4, 16])
+        schedule["prefix_cache"] = draw.random() < 0.6
+        if draw.random() < 0.6:
+            schedule["kv_blocks"] = num_groups * (
+                draw.randint(85, 110) // schedule["block_size"] + 1
+            )
+    if draw.random() < 0.6:
+        schedule["max_batch_tokens"] = max(batch_size, 16) + draw.choice([0, 1, 10, 40])
+    if draw.random() < 0.3:
+        schedule["long_prefill_threshold"] = draw.randint(1, 20)
+    return batch_size, schedule
+
+
+def test_logprobs_are_equal_to_the_bit_in_a_hundred_mixtures(folder):
+    model = load_model(f"hf:{folder}", exact=True, dtype="bfloat16")
+    draw = Random(1)
+    asked = [
+        {
+            "prompt": prompt,
+            "max_tokens": draw.randint(1, 30),
+            "logprobs": 2,
+            **({"temperature": 1.0, "top_k": 9} if draw.random() < 0.4 else {}),
+        }
+        for prompt in prompts(draw)
+    ]
+    told = [
+        [(result.tokens, result.logprobs) for result in results_of(model, [fields], 1)]
+        for fields in ({**fields, "id": str(n)} for n, fields in enumerate(asked))
+    ]
+    num_preemptions = 0
+    for number in range(34):
+        batch_size, schedule = mixture(draw, len(model.inner.cache_windows))
+        order = draw.sample(range(len(asked)), draw.randint(1, len(asked)))
+        mixed = [
+            {
+                **asked[place],
+                "id": str(place),
+                "arrival_time": draw.choice([0.0, draw.random() * 9]),
+            }
+            for place in order
+        ]
+        run = run_of(model, mixed, batch_size, schedule)
+        num_preemptions += len(of_kind(run.events, PreemptEvent))
+        for result in run.results:
+            expected = told[int(result.id)]
+            assert [(result.tokens, result.logprobs)] == expected, (number, batch_size, schedule)
+    assert num_preemptions or model.inner.cache_windows == (8,)  # which holds few blocks
+
+
+def test_drafts_beams_and_scores_are_those_without_a_batch(folder):
+    model = load_model(f"hf:{folder}", exact=True)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    asked = [{"prompt": prompt, "max_tokens": 30} for prompt in prompts(Random(0))]
+    expected = [generated(theirs, fields["prompt"], 30) for fields in asked]
+    for draft in (f"hf:{folder}", "ngram"):
+        found = results_of(model, asked, speculation=SpeculationSettings(draft=draft))
+        assert [result.tokens for result in found] == expected
+    long = prompts(Random(0))[3]
+    asked = [
+        {"prompt": long, "max_tokens": 2, "prompt_logprobs": 0},
+        {"prompt": long, "max_tokens": 20, "num_beams": 3},
+        {"prompt": long, "max_tokens": 20, "n": 2, "temperature": 1, "seed": 1},
+        {"prompt": long, "max_tokens": 20},
+    ]
+    schedules = ({}, {"max_batch_tokens": 8}, {"kv_blocks": 160, "block_size": 4})
+    whole, *others = (results_of(model, asked, 6, schedule) for schedule in schedules)
+    for other in others:
+        assert [result.tokens for result in other] == [result.tokens for result in whole]
+        assert other[0].prompt_logprobs == whole[0].prompt_logprobs
+    with torch.no_grad():
+        logits = theirs(torch.tensor([long])).logits[0].log_softmax(-1)
+    wanted = [logits[at, token].item() for at, token in enumerate(long[1:])]
+    told = [of_token.logprob for of_token in whole[0].prompt_logprobs[1:]]
+    assert told == pytest.approx(wanted, abs=1e-3)
+
+
+def test_rows_beyond_the_context_and_empty_ones_fail_alone(folders):
+    model = load_model(f"hf:{folders['llama']}", exact=True, max_context=20).inner
+    model.allocate(3)
+    batch = Batch(3)
+    batch.join(Chunk(0, [5] * 21, 0))
+    batch.join(Chunk(1, [], 0))
+    batch.join(Chunk(2, [5] * 20, 0))
+    first = model.forward(batch)
+    assert first.failed == {
+        0: "21 tokens are more than its context of 20",
+        1: "an empty prompt: this model needs a token to begin with",
+    }
+    batch.chunks = []
+    batch.leave(0)
+    batch.leave(1)
+    assert model.forward(batch).failed == {2: "21 tokens are more than its context of 20"}
+
+
+def test_a_twin_has_a_cache_of_its_own(folders):
+    model = load_model(f"hf:{folders['llama']}", exact=True).inner
+    model.allocate(2)
+    twin = model.twin()
+    twin.allocate(2)
+    found = []
+    for own, ids in ((model, [5, 6, 7]), (twin, [200, 100, 9, 4])):
+        batch = Batch(2)
+        batch.join(Chunk(0, ids, 0))
+        found.append((own, batch, own.forward(batch).tokens[0]))
+    for own, batch, token in found:
+        batch.chunks, batch.tokens[0] = [], token
+        ids = [5, 6, 7] if own is model else [200, 100, 9, 4]
+        alone = Batch(1)
+        alone.join(Chunk(0, [*ids, int(token)], 0))
+        after = own.forward(batch).tokens[0]
+        own.allocate(1)
+        assert own.forward(alone).tokens[0] == after
+
+
+def test_a_size_whose_bits_differ_is_not_used(folders, monkeypatch):
+    computed = tiles.TileCache.choose
+
+    def differs_in_large_tiles(self, hidden, rows):
+        tokens, logits = computed(self, hidden, rows)
+        return tokens, logits + (len(self._tiles) > 1) * self.last_size
+
+    monkeypatch.setattr(tiles.TileCache, "last_size", 0, raising=False)
+    compute = tiles.TileCache.compute
+
+    def noting(self, token_ids, *others):
+        self.last_size = max(self.decoder.sizes_of(len(token_ids)))
+        return compute(self, token_ids, *others)
+
+    monkeypatch.setattr(tiles.TileCache, "compute", noting)
+    monkeypatch.setattr(tiles.TileCache, "choose", differs_in_large_tiles)
+    monkeypatch.setitem(tiles._EXACT_SIZES, "cpu", (32, 48))
+    model = load_model(f"hf:{folders['llama']}", exact=True).inner
+    assert model._decoder.sizes == (32,)
+
+
+def test_exact_and_fast_at_once_are_an_error(folders):
+    with pytest.raises(BatchdecodeError, match="--exact cannot be used with --fast-math"):
+        load_model(f"hf:{folders['llama']}", exact=True, fast_math=True)
+
+
+KERNEL = """
+import torch
+from batcher.hf.attention import paged_attention
+from batcher.hf.model import AttentionCall
+from batcher.hf.tiles import reference_attention
+
+draw = torch.Generator().manual_seed(0)
+CASES = [  # heads, key heads, features of keys and of values, window, softcap, block size
+    (8, 2, 64, 64, None, None, 4), (4, 4, 20, 12, None, None, 1), (6, 2, 16, 16, 7, 5.0, 5),
+    (4, 1, 32, 32, 70, None, 16), (2, 2, 16, 16, None, 30.0, 16),
+]
+for number, (heads, kv_heads, key_dim, value_dim, window, softcap, size) in enumerate(CASES):
+    num_blocks = 700 // size + 9
+    keys = torch.randn(num_blocks * size, kv_heads, key_dim, generator=draw)
+    values = torch.randn(num_blocks * size, kv_heads, value_dim, generator=draw)
+    longest = -(-130 // size)
+    tables = torch.randperm(num_blocks, generator=draw)[: longest * 5].reshape(longest, 5).int()
+    slots, lengths = torch.tensor([0, 1, 0, 2, 3, 4, 1]), torch.tensor([1, 130, 0, 33, 17, 64, 65])
+    query = torch.randn(7, heads, key_dim, generator=draw)
+    sinks = torch.randn(heads, generator=draw) if number % 2 else None
+    call = AttentionCall(query, query, query, key_dim**-0.5, window, softcap, sinks)
+    given = keys, values, tables, slots, lengths, size
+    found, expected = paged_attention(call, *given), reference_attention(call, *given)
+    assert torch.allclose(found, expected, atol=1e-5), number
+    alone = AttentionCall(query[1:2], *(query,) * 2, key_dim**-0.5, window, softcap, sinks)
+    by_itself = paged_attention(alone, *given[:3], slots[1:2], lengths[1:2], size)
+    assert torch.equal(by_itself[0], found[1]), number
+print("equal")
+"""
+
+
+def test_the_kernel_computes_what_its_definition_says():
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", KERNEL],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "equal\n", done.stderr
