@@ -1,8 +1,6 @@
 """`batchdecode run`: decodes requests, streams the results and shows the batch at work."""
 
 import gc
-import os
-import shlex
 import sys
 
 from batcher.errors import BatchdecodeError
@@ -56,7 +54,7 @@ def run(options: RunOptions) -> int:
     stop = StopSignals()
     try:  # a second signal may come while these end
         with user_code_prints_to_stderr(), stop:
-            status = run_requests(options, stop, _continuing_command())
+            status = run_requests(options, stop, continuing_command())
     except (Interrupted, KeyboardInterrupt):  # before the first step, or a second time
         status = stop.exit_status
     except RaisedError as error:
@@ -68,26 +66,13 @@ def run(options: RunOptions) -> int:
     return status
 
 
-def _continuing_command() -> str:
-    """Return the command that resumes this run, with *** for secrets in URLs."""
+def continuing_command() -> list[str]:
+    """Return the words of the command that resumes this run, with *** for secrets in URLs."""
     from ..run.urls import masked  # noqa: PLC0415 - as above
 
     arguments = [masked(each) for each in sys.argv[1:] if each not in _SAID_ONCE]
     more = [] if "--resume" in arguments else ["--resume"]
-    return " ".join(map(_quoted, ["batchdecode", *arguments, *more]))
-
-
-def _quoted(argument: str) -> str:
-    r"""Return `argument` for a shell, as $'\n' if a character is not printable."""
-    if argument.isprintable():
-        return shlex.quote(argument)
-    escapes = {"\n": r"\n", "\t": r"\t", "\\": r"\\", "'": r"\'"}
-    units = (
-        escapes.get(char)
-        or (char if char.isprintable() else "".join(rf"\x{b:02x}" for b in os.fsencode(char)))
-        for char in argument
-    )
-    return f"$'{''.join(units)}'"
+    return ["batchdecode", *arguments, *more]
 
 
 COMMANDS = {"run": command(run, RunOptions, examples=EXAMPLES, notes=NOTES, respell=_as_flags)}

@@ -1,8 +1,6 @@
 """`batchdecode train`: trains a small model on texts, or a draft model for another."""
 
 import os
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +19,9 @@ from ..command import OUTPUT, argument, command, flag, option
 from ..config import settings_in
 from ..run.files import print_text
 from ..run.problems import say
-from ..screen.terminal import can_animate, printable, progress_bar
+from ..screen.terminal import can_animate, printable, progress_bar, shell_line
 from ..signals import StopSignals
+from .run import continuing_command
 
 if TYPE_CHECKING:
     from batcher.training.data import Evaluation
@@ -123,8 +122,7 @@ def train(options: TrainOptions) -> int:
         except KeyboardInterrupt:  # a second signal
             return stop.exit_status
         if not trainer.is_done:
-            given = [each for each in sys.argv[1:] if each not in {"--resume", "--force"}]
-            again = f"continue with: batchdecode {shlex.join([*given, '--resume'])}"
+            again = f"continue with: {shell_line(continuing_command())}"
             say(f"stopped after {trainer.step:,} of {settings.steps:,} steps; {again}\n")
             return stop.exit_status
     found = trainer.losses.held_out[trainer.step]

@@ -13,11 +13,10 @@ import shutil
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from shlex import quote
 from typing import Protocol, Self
 
 import msgspec
@@ -433,8 +432,11 @@ class UploadedResults(OutFile):
         self._is_uploaded = True
         self.path = self.name  # as messages show it from here on
 
-    def resuming(self, command: str) -> str:
-        return command.replace(quote(masked(self._url)), quote(str(self._place)))
+    def resuming(self, command: Sequence[str]) -> list[str]:
+        """Return `command` with the local results as its output."""
+        url, place = masked(self._url), str(self._place)
+        local = {f"{option}{url}": f"{option}{place}" for option in ("", "--output=", "-o")}
+        return [local.get(word, word) for word in command]
 
 
 def is_alone(status: os.stat_result) -> bool:

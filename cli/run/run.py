@@ -6,7 +6,6 @@ time and the report.  Results are written after the events of their step.
 
 import gc
 import os
-import re
 import signal
 import sys
 import time
@@ -35,6 +34,7 @@ from ..screen.terminal import (
     is_pipe,
     is_same_terminal,
     printable_lines,
+    shell_line,
     wants_color,
 )
 from ..screen.view import RunPlan, View
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from .workers import InputLines, Transport, Workers
 
 BAD_INPUT = 2  # an exit status
-_RESUME = re.compile(r"(?<= )--resume(?= |$)")
 
 
 class RunSetup(EngineSetup):
@@ -159,12 +158,12 @@ def refuse_rest(report: ProblemReport, read: "Loop | InputLines") -> None:
 def run(
     options: RunOptions,
     stop: StopSignals,
-    command: str,
+    command: Sequence[str],
     workers: "AbstractContextManager[Transport] | None" = None,
 ) -> int:
     """Carry out `batchdecode run`; return its exit status.
 
-    command: the command line that continues this run.
+    command: the words of the command that continues this run.
     workers: the transport of a run with --workers; None for processes, or for --on.
 
     Raises:
@@ -202,7 +201,7 @@ def run(
         try:
             return Run(setup, opened, stop, command).carry_out()
         except Interrupted:  # before the first step, or after the last one
-            tell_ending(opened, f"stopped by {stop.name}", f"continue with: {command}")
+            tell_ending(opened, f"stopped by {stop.name}", "continue with: ", command)
             return stop.exit_status
 
 
@@ -228,7 +227,7 @@ def _one_by_one(take: Callable[[Event], object]) -> EventSink:
 class Run:
     """A run that is ready to begin: its loop, and the sinks of what the loop yields.
 
-    command: the command line that continues it.
+    command: the words of the command that continues it.
 
     Raises:
         BatchdecodeError: the input is wrong, or a file cannot be opened.
@@ -236,7 +235,11 @@ class Run:
     """
 
     def __init__(
-        self, setup: "RunSetup | Workers", opened: OpenRun, stop: StopSignals, command: str
+        self,
+        setup: "RunSetup | Workers",
+        opened: OpenRun,
+        stop: StopSignals,
+        command: Sequence[str],
     ) -> None:
         look_seldom()
         self._started = time.monotonic()
@@ -371,7 +374,7 @@ class Run:
             say(f"{hint}\n")
         refuse_rest(setup.report, loop if isinstance(loop, Loop) else loop.lines)
         if remark:
-            self._tell(remark, f"continue with: {self._command}")
+            self._tell(remark, "continue with: ", self._command)
         elif loop.has_given_up:
             remark = f"stopped after {counted(loop.num_failed, 'failed request')}"
             self._tell(remark, "to continue, add --resume and raise --max-errors")
@@ -482,7 +485,7 @@ class Run:
         model = self._setup.model
         if isinstance(model, RemoteModel) and model.has_refused_waits:
             remark = "requests failed because they had to wait longer than --max-wait"
-            self._tell(remark, f"continue later with: {self._command} --retry-failed")
+            self._tell(remark, "continue later with: ", [*self._command, "--retry-failed"])
         if options.open:
             opened.files["--report"].show_in_browser()
         return hint
@@ -553,8 +556,8 @@ class Run:
             say_of_memory([(scheduling.profile, scheduling.settings())])
         return advice(summary)
 
-    def _tell(self, remark: str, what_now: str) -> None:
-        tell_ending(self._opened, remark, what_now, self._results)
+    def _tell(self, remark: str, what_now: str, command: Sequence[str] = ()) -> None:
+        tell_ending(self._opened, remark, what_now, command, self._results)
 
     def _say_waiting(self, received: signal.Signals) -> None:
         name = "q" if self._stop.is_by_key else received.name
@@ -574,16 +577,21 @@ class Run:
                 self._write_rest()
                 self.close()
             self._view.close()
-            self._tell(f"stopped by {stop.name}", f"continue with: {self._command}")
+            self._tell(f"stopped by {stop.name}", "continue with: ", self._command)
         finally:
             os._exit(stop.exit_status)
 
 
 def tell_ending(
-    opened: OpenRun, remark: str, what_now: str, results: ResultWriter | None = None
+    opened: OpenRun,
+    remark: str,
+    what_now: str,
+    command: Sequence[str] = (),
+    results: ResultWriter | None = None,
 ) -> None:
     """Report why the run ends, where its results are, and how to continue.
 
+    command: words to print after `what_now`.
     results: None if the run has not begun.
     """
     file = opened.results
@@ -595,7 +603,7 @@ def tell_ending(
     say(printable_lines(f"{remark}\n"))
     if opened.resumption.is_possible and file.is_in_place:
         if isinstance(file, UploadedResults):
-            what_now = file.resuming(what_now)
+            command = file.resuming(command)
         if file.has_foreign_lines:
-            what_now = _RESUME.sub("--resume=repair", what_now, count=1)
-        say(printable_lines(f"{what_now}\n"))
+            command = ["--resume=repair" if word == "--resume" else word for word in command]
+        say(printable_lines(f"{what_now}{shell_line(command)}\n"))

@@ -385,7 +385,8 @@ class RunState:
         """Estimate the tokens still to come after `step`, with `num_queued` outputs waiting.
 
         Requests are taken to use the same share of their max_tokens as those that have ended.
-        Running ones count as if they used all of it, since short ones end first.
+        Running ones count as if they used all of it, since short ones end first.  A row that
+        outlives half of its share is expected to double: the last rows of a run have seconds left.
         """
         running = self._running()
         running_max = sum(request.max_tokens for _, request in running)
@@ -393,10 +394,10 @@ class RunState:
         used = (self._num_finished_tokens + running_max) / known if known else 1.0
         fold = self.fold
         usual = fold.num_wanted / fold.num_arrived if fold.num_arrived else 0.0
-        left = sum(
-            max(request.max_tokens * used - request.tokens_after(self.own_step(number, step)), 0.0)
-            for number, request in running
-        )
+        left = 0.0
+        for slot, request in running:
+            done = request.tokens_after(self.own_step(slot, step))
+            left += max(request.max_tokens * used - done, min(done, request.max_tokens - done))
         return left + max(num_queued * usual * used - self._num_kept(), 0.0)
 
     @property

@@ -181,6 +181,8 @@ def key_numbers(summary: Summary, unit: Unit) -> dict[str, str]:
         tokens += f", {number(rates.output_tokens)}/s"
     elif summary.steps:
         tokens += f", {number(summary.generated_tokens / summary.steps)}/step"
+    if summary.unfinished and not summary.generated_tokens:  # those of unfinished do not count
+        tokens = "0 in finished outputs"
     if summary.steps:
         busy = summary.busy_slot_steps
         slots += f", {whole_percent(busy / (busy + summary.idle_slot_steps))} busy"

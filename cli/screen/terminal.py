@@ -9,11 +9,12 @@ import math
 import os
 import re
 import select
+import shlex
 import stat
 import sys
 import termios
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -297,6 +298,23 @@ UNFINISHED = 0.99  # the largest share shown before the end
 
 def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shell_line(words: Iterable[str]) -> str:
+    r"""Return `words` for a shell, on one line: a word that is not printable as $'\n'."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    escapes = {"\n": r"\n", "\t": r"\t", "\\": r"\\", "'": r"\'"}
+    units = (
+        escapes.get(char)
+        or (char if char.isprintable() else "".join(rf"\x{b:02x}" for b in os.fsencode(char)))
+        for char in word
+    )
+    return f"$'{''.join(units)}'"
 
 
 def listed(names: Sequence[object], word: str = "or") -> str:

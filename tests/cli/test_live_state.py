@@ -93,6 +93,8 @@ def test_tokens_to_come_are_estimated_from_what_was_used_of_max_tokens():
     assert state.num_tokens_left(9, 8) == 180 + 8 * 100
     observe(state, [FinishEvent(9, 9.0, "a", 0, 0, "stop", None, 10)])
     assert state.num_tokens_left(9, 8) == pytest.approx(55 - 10 + 8 * 55)
+    assert state.num_tokens_left(39, 0) == pytest.approx(40)  # it may double, past half of 55
+    assert state.num_tokens_left(79, 0) == pytest.approx(20)  # but ends with its max_tokens
     observe(state, [FinishEvent(9, 9.0, "b", 0, 1, "stop", None, 10)])
     assert state.num_tokens_left(9, 8) == pytest.approx(8 * 10)
 

@@ -1,6 +1,8 @@
 """Results that are complete are on the disk, in the file that was asked for, or the run fails."""
 
 import os
+import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -88,6 +90,22 @@ def test_a_run_tells_of_its_lost_files_and_how_to_go_on(tmp_path, running, name,
         assert len((tmp_path / "out").read_bytes().splitlines()) == 60
 
 
+def test_a_prompt_in_the_command_to_continue_stays_as_it_is(tmp_path):
+    prompt = ["-p", "use --resume now,\nor 'later'"]
+    run = ["run", *prompt, "-o", "out", "-q", "--max-tokens", "2", "-p", "last"]
+    with start(*run, "--step-delay", "0.3", cwd=tmp_path) as process:
+        while not (tmp_path / "out.run.json").exists():
+            time.sleep(0.005)
+        write_over(tmp_path / "out")
+        stderr = process.communicate()[1].decode()
+    told = re.search("continue with: batchdecode (.*)", stderr)[1]
+    pasted = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {told}"], capture_output=True, check=True
+    )
+    words = pasted.stdout.decode().split("\0")
+    assert words == [*run, "--step-delay", "0.3", "--resume=repair", ""]
+
+
 def test_a_report_does_not_take_the_place_of_another_file(tmp_path, running):
     replace_by_another(tmp_path / "report")
     stderr = running.communicate()[1].decode()
@@ -117,6 +135,6 @@ def test_results_are_on_the_disk_before_the_record_says_finished(tmp_path, monke
     monkeypatch.setattr(os, "fsync", note)
     with StopSignals() as stop:
         options = RunOptions(input=[f"{tmp_path}/in"], output=f"{tmp_path}/out", quiet=True)
-        assert run(options, stop, "continue") == 0
+        assert run(options, stop, ["continue"]) == 0
     assert synced[-1] == (f"{tmp_path}/out", 0)
     assert '"finished": true' in (tmp_path / "out.run.json").read_text()

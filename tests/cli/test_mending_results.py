@@ -35,7 +35,7 @@ def decode(path, output="out", **options):
     settings = {"batch": 3, "keep_going": True, "quiet": True}
     with StopSignals() as stop:
         names = {"input": [f"{path}/in"], "output": f"{path}/{output}"}
-        return run(RunOptions(**names, **(settings | options)), stop, "continue")
+        return run(RunOptions(**names, **(settings | options)), stop, ["continue"])
 
 
 def read(path):

@@ -3,10 +3,12 @@
 import html.parser
 import json
 import re
+import signal
+import time
 
 import pytest
 from page_reader import parts_of, shown_spans, spans_of
-from process import batchdecode, lines_of, workload
+from process import batchdecode, lines_of, start, workload
 
 REQUESTS = lines_of(*workload(40, arrivals=lambda i: i * 0.3))
 RUNS = {
@@ -85,3 +87,17 @@ def assert_is_nearly(value, text):
     else:
         assert float(number) == pytest.approx(value * 100 if has_percent else value, rel=5e-3)
         assert len(re.sub(r"^0\.0*|e.*|\.", "", number)) <= 3 or abs(value) >= 1000
+
+
+@pytest.mark.parametrize("clock", ["constant", "wall"])
+def test_a_run_that_finished_nothing_has_no_rate(tmp_path, clock):
+    (tmp_path / "in").write_text('{"prompt": "a", "max_tokens": 900, "ignore_eos": true}\n')
+    run = ["run", "in", "-o", "out", "--report", "r.html", "-q", "--step-delay", "0.05"]
+    with start(*run, "--profile", clock, cwd=tmp_path) as process:
+        while not (tmp_path / "out.run.json").exists():
+            time.sleep(0.005)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    page = (tmp_path / "r.html").read_text()
+    assert "<dt>tokens</dt><dd>0 in finished outputs</dd>" in page

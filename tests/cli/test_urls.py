@@ -19,9 +19,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from process import ENVIRONMENT, ROOT, batchdecode, lines_of, on_a_full_disk, start
 
-from cli.commands.run import _continuing_command
+from cli.commands.run import continuing_command
 from cli.run.input import InputError, open_input
 from cli.run.urls import is_url, shown
+from cli.screen.terminal import shell_line
 
 REQUESTS = lines_of(*({"prompt": f"Tell of number {n}", "max_tokens": 9} for n in range(40)))
 
@@ -130,18 +131,19 @@ def test_the_command_that_continues_a_run_has_no_secret(monkeypatch):
     line = ["batchdecode", "run", "https://me:hidden@host/a?sig=hidden", "-o", "b?", "--force"]
     monkeypatch.setattr(sys, "argv", line)
     told = "batchdecode run 'https://***@host/a?***' -o 'b?' --resume"
-    assert _continuing_command() == told
+    assert shell_line(continuing_command()) == told
 
 
-def test_the_command_that_continues_a_run_can_be_pasted(monkeypatch):
+@pytest.mark.parametrize("name", ["run", "train"])
+def test_the_command_that_continues_can_be_pasted(monkeypatch, name):
     odd = ["it's", "a\tb \x1b[31m0", "two\nlines' \\x", "ü\u202e", "\udcff0"]
-    monkeypatch.setattr(sys, "argv", ["batchdecode", "run", *odd])
-    told = _continuing_command()
+    monkeypatch.setattr(sys, "argv", ["batchdecode", name, *odd])
+    told = shell_line(continuing_command())
     assert told.isprintable()
     assert r"$'a\tb \x1b[31m0' $'two\nlines\' \\x' " in told
     pasted = ["bash", "-c", told.replace("batchdecode", "printf '%s\\0'", 1)]
     given = subprocess.run(pasted, capture_output=True, check=True).stdout.split(b"\0")
-    assert list(map(os.fsdecode, given)) == ["run", *odd, "--resume", ""]
+    assert list(map(os.fsdecode, given)) == [name, *odd, "--resume", ""]
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])

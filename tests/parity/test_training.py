@@ -391,7 +391,7 @@ def test_the_same_command_writes_the_same_bytes_killed_or_not(folder):
 
 def test_a_signal_stops_after_the_step_and_says_how_to_go_on(folder):
     stopped = subprocess.Popen(
-        command("--steps", "5000", "-o", "out"),
+        command("--steps", "5000", "-o", "my\nout"),
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
@@ -405,10 +405,10 @@ def test_a_signal_stops_after_the_step_and_says_how_to_go_on(folder):
     last = said.splitlines()[-1]
     assert last.endswith(
         "of 5,000 steps; continue with: batchdecode train corpus.txt --config tiny.yaml "
-        "--steps 5000 -o out --resume"
+        r"--steps 5000 -o $'my\nout' --resume"
     )
     trainer_step = int(last.split()[2].replace(",", ""))
-    state = torch.load(folder / "out" / STATE, weights_only=True)
+    state = torch.load(folder / "my\nout" / STATE, weights_only=True)
     assert state["step"] == trainer_step
 
 
