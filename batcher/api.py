@@ -112,7 +112,7 @@ def _request(fields: Mapping[str, Any], number: int, parser: RequestParser) -> R
     except (TypeError, ValueError) as error:
         raise BatchdecodeError(f"request {number}: {error}") from None
     except RecursionError:
-        message = f"request {number}: it holds itself, or is nested too deeply"
+        message = f"request {number}: it contains itself, or is nested too deeply"
         raise BatchdecodeError(message) from None
     parsed = parser.parse(line, number)
     if isinstance(parsed, ParsedLine):

@@ -606,7 +606,7 @@ class Trials:
                     start_new_session=True,  # so that Ctrl-C does not reach it
                 )
             except OSError as error:
-                raise BatchdecodeError(f"no process to compile constraints in: {error}") from error
+                raise BatchdecodeError(f"cannot start the constraint compiler: {error}") from error
         return self._process
 
 

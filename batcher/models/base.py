@@ -361,7 +361,7 @@ def kv_block_bytes_of(model: Model, block_size: int) -> int | None:
     with calling(f"{model.name} cannot say what a block of {block_size} tokens takes:"):
         num_bytes = tell(block_size)
     if type(num_bytes) is not int or num_bytes < 1:
-        raise BatchdecodeError(f"{model.name}: kv_block_bytes returned no number of bytes")
+        raise BatchdecodeError(f"{model.name}: kv_block_bytes did not return a number of bytes")
     return num_bytes
 
 

@@ -86,7 +86,7 @@ class Checkpoint:
                 raise BatchdecodeError(f"the tensor {name} is missing")
             if tensors[name].shape != shape:
                 given, wanted = list(tensors[name].shape), list(shape)
-                raise BatchdecodeError(f"{name} is {given}, and the model's sizes make it {wanted}")
+                raise BatchdecodeError(f"{name} is {given}, but the model's sizes require {wanted}")
             names.append(name)
         unknown = [name for name in sorted(tensors.keys() - names) if not is_ignored(name)]
         if unknown:

@@ -250,7 +250,7 @@ def load_model(
         given = dict(settings) if seed is None else {**settings, "seed": seed}
         return SimulatedModel(_settings(given, SimulatedSettings, "simulated model"))
     if seed is not None:
-        raise BatchdecodeError(f"a seed is a setting of the simulated model; {spec} takes none")
+        raise BatchdecodeError(f"seed is a setting of the simulated model; {spec} has no seed")
     if is_checkpoint(spec):
         from batcher.models.checkpoints import load_transformer  # noqa: PLC0415 - see above
 

@@ -431,7 +431,7 @@ def transfer_of(deployment: Deployment) -> Transfer | None:
     if shape is None:
         raise BatchdecodeError(
             f"{deployment.fleet}: transfer: the size of keys and values is unknown with {profile}: "
-            "give bytes_per_token"
+            "set bytes_per_token"
         )
     return replace(transfer, bytes_per_token=shape.sizes.kv_bytes_per_token)
 
@@ -469,7 +469,7 @@ def check_router(given: Collection[str], deployments: Sequence[Deployment]) -> N
 
 def check_fleets(given: Collection[str], deployments: Sequence[Deployment]) -> None:
     if "fleet" in given and "replicas" in given:
-        raise BatchdecodeError("--replicas has no effect with --fleet, whose groups have counts")
+        raise BatchdecodeError("--replicas has no effect with --fleet, whose groups set it")
     for deployment in deployments:
         fleet = deployment.fleet
         if fleet is None:
@@ -484,7 +484,7 @@ def check_fleets(given: Collection[str], deployments: Sequence[Deployment]) -> N
     for name in given:
         if name in AXES and all(_states(deployment.fleet, name) for deployment in deployments):
             raise BatchdecodeError(
-                f"{AXES[name].option} has no effect: all replicas of --fleet have a {name} already"
+                f"{AXES[name].option} has no effect: all replicas of --fleet already have a {name}"
             )
 
 

@@ -58,7 +58,7 @@ class Ladder:
         self._num_replicas = 1 if base.fleet is None else scaled_fleet(base.fleet).num_replicas
         if searched == "rate":
             if workload.mean_rate is None:
-                raise BatchdecodeError("--search rate: all requests arrive at once")
+                raise BatchdecodeError("--search rate has no effect: all requests arrive at once")
             bound = STEPS_OF_DOUBLING * MAX_DOUBLINGS
             self.rungs: Sequence[int] = range(-bound, bound + 1, STEPS_OF_DOUBLING)
             self.start = MAX_DOUBLINGS

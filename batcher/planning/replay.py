@@ -82,7 +82,7 @@ def read_requests(lines: Iterable[tuple[int, bytes]], name: str) -> RequestsOfRu
     run = next(events)
     if not isinstance(run, RunEvent) or is_untimed(run):
         raise BatchdecodeError(
-            f"{name}: its steps have no times; run with --profile, or a server, to have them"
+            f"{name}: its steps have no times; record a run with --profile, or with a server"
         )
     fold, ended = RequestFold(), list[EndedRequest]()
     workers = defaultdict[int | None, tuple[StepFeed, TokenTimes]](

@@ -53,7 +53,7 @@ class Client:
         self._url, self._settings = url, settings
         self._key = os.environ.get(KEY_VARIABLE, "").strip()
         if not (self._key.isascii() and self._key.isprintable()):
-            raise BatchdecodeError(f"{KEY_VARIABLE} is not a key: a header cannot hold it")
+            raise BatchdecodeError(f"{KEY_VARIABLE} is invalid: no HTTP header can contain it")
         headers = {"User-Agent": "batchdecode", "Accept-Encoding": "identity"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"

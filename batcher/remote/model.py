@@ -60,7 +60,7 @@ def address_of(name: str) -> tuple[str, str | None]:
         raise BatchdecodeError(f"--model {PREFIX}URL[#NAME] needs a URL such as {meant}")
     if parts.username is not None or parts.password is not None:
         raise BatchdecodeError(
-            "the URL of a server holds no key, as traces show it: set OPENAI_API_KEY"
+            "put no key into the URL of a server, since traces show it: set OPENAI_API_KEY"
         )
     return url.rstrip("/"), model or None
 
@@ -114,5 +114,5 @@ def settings_of(given: Mapping[str, Any]) -> ServerSettings:
         raise BatchdecodeError(f"server: {error}") from None
     extra = settings.extra_body
     for name in sorted(name for name in OF_STREAMS & extra.keys() if extra[name] is not None):
-        raise BatchdecodeError(f"the extra body has `{name}`: each output is a stream of its own")
+        raise BatchdecodeError(f"the extra body cannot set `{name}`: each output is its own stream")
     return settings

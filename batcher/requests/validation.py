@@ -763,7 +763,7 @@ def find_unsent(
         message = "`prompt` has token ids, but a session with a server needs texts"
         yield FieldProblem("unsupported-model", ("prompt",), message, "give a text")
     for name in sorted(OF_STREAMS & {name for name, value in extra.items() if value is not None}):
-        message = f"`extra_body.{name}` is set by batchdecode: each output is a stream of its own"
+        message = f"`extra_body.{name}` is set by batchdecode: each output is its own stream"
         path = ("extra_body", name)
         yield FieldProblem("conflicting-fields", path, message, "leave it out", is_key=True)
     stops = request.stop_sequence

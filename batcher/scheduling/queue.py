@@ -88,7 +88,7 @@ def policy_of(name: str) -> Policy:
         )
     own_key = import_object(name, "policy", ", ".join(POLICIES))
     if not callable(own_key):
-        raise BatchdecodeError(f"the policy {name} is no function, but a {type(own_key).__name__}")
+        raise BatchdecodeError(f"the policy {name} is a {type(own_key).__name__}, not a function")
     return _custom_policy(name, own_key)
 
 

@@ -110,7 +110,7 @@ class CheckedDrafter:
         """Return the proposals, cut to the wanted numbers."""
         proposed = self._drafter.propose(num_wanted)
         if not self._takes_trees and any(proposal.parents for proposal in proposed.values()):
-            raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")
+            raise BatchdecodeError("the drafts form a tree, but the model does not verify trees")
         kept = {}
         for slot, proposal in proposed.items():
             tokens, parents, number = proposal.tokens, proposal.parents, num_wanted[slot]

@@ -102,7 +102,7 @@ def read_numbered_trace(
                 continue
             raise BatchdecodeError(f"{name}:{number}: not a line of a trace: {error}") from error
         if isinstance(event, RunEvent) and number > 1:
-            raise BatchdecodeError(f"{name}:{number}: a second run starts here; a trace holds one")
+            raise BatchdecodeError(f"{name}:{number}: a second run starts; a trace has only one")
         wrong = complaint(event)
         if wrong is not None:
             raise BatchdecodeError(f"{name}:{number}: {wrong}")

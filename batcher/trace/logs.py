@@ -126,7 +126,7 @@ def read_request_log(
             raise BatchdecodeError(f"{name}:{number}: {fault}") from None
         first_line = lines_of.setdefault(request.request_id, number)
         if first_line != number:
-            message = f"request_id {request.request_id!r} is in line {first_line} already"
+            message = f"request_id {request.request_id!r} is already in line {first_line}"
             raise BatchdecodeError(f"{name}:{number}: {message}")
         before, last = "", 0.0
         for field in ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"):
@@ -135,7 +135,7 @@ def read_request_log(
                 raise BatchdecodeError(f"{name}:{number}: {field} {time} is before {before} {last}")
             before, last = (before, last) if time is None else (field, time)
         if requests and (request.replica is None) is not (requests[0].replica is None):
-            message = "replica: all requests name one, or none does"
+            message = "replica: name it for all requests, or for none"
             raise BatchdecodeError(f"{name}:{number}: {message}")
         requests.append(request)
     if not requests:

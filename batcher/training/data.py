@@ -61,7 +61,7 @@ class TrainingSettings(Struct, frozen=True, forbid_unknown_fields=True):
         if self.hidden_size % (2 * self.num_heads):
             raise BatchdecodeError(
                 f"hidden_size {self.hidden_size} does not divide into {self.num_heads} heads of an "
-                "even size, as RoPE turns pairs"
+                "even size; RoPE rotates pairs"
             )
         if self.warmup_steps >= self.steps:
             raise BatchdecodeError(
@@ -111,7 +111,7 @@ def read_corpus(path: Path, holdout: float) -> Corpus:
     """
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not files:
-        raise BatchdecodeError(f"{path}: it contains no .txt file")
+        raise BatchdecodeError(f"{path} contains no .txt file")
     texts, digest = [], sha256()
     for file in files:
         with about(file):
@@ -122,9 +122,9 @@ def read_corpus(path: Path, holdout: float) -> Corpus:
             texts.append(text)
             digest.update(f"{len(text)} {text}".encode())
     if not texts:
-        raise BatchdecodeError(f"{path}: it is empty")
+        raise BatchdecodeError(f"{path} is empty")
     if sum(map(len, texts)) > MAX_CORPUS:
-        raise BatchdecodeError(f"{path}: it has more than {MAX_CORPUS:,} characters")
+        raise BatchdecodeError(f"{path} has more than {MAX_CORPUS:,} characters")
     corpus = Corpus([], [], f"sha256:{digest.hexdigest()[:16]}")
     for text in texts:
         before, middle, after = split_text(text, holdout)
@@ -176,7 +176,7 @@ class Packing:
         if self.num_rows < 1:
             raise BatchdecodeError(
                 f"{self.num_tokens:,} tokens are too few for rows of seq_length {seq_length}: "
-                f"{2 * seq_length:,} make one in every epoch"
+                f"use at least {2 * seq_length:,}, or a smaller seq_length"
             )
         self._seq_length = seq_length
         self._steps_of_epoch: tuple[int, list[PackedRows]] | None = None
@@ -249,7 +249,7 @@ def read_material(path: Path, settings: TrainingSettings, target: Path | None) -
                 raise BatchdecodeError("it has no token that ends a text (eos_token_id)")
             end_id = ends[0]
             if not target.is_dir():
-                raise BatchdecodeError(f"it is no folder, whose {TOKENIZER} a draft needs, too")
+                raise BatchdecodeError(f"it is not a folder: a draft also needs its {TOKENIZER}")
             text = read_file(target / TOKENIZER)
             with calling("its tokenizer cannot be used:"):
                 tokenizer = Tokenizer.from_buffer(text)

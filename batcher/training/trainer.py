@@ -286,7 +286,7 @@ class Trainer:
         loss = accumulate_gradients(batches, self._objective.loss_sum, self._scaler)
         if not isfinite(loss):
             raise BatchdecodeError(
-                f"the loss of step {self.step + 1:,} is {loss}: give a smaller learning_rate than "
+                f"the loss of step {self.step + 1:,} is {loss}: use a smaller learning_rate than "
                 f"{self.settings.learning_rate:g}, or more warmup_steps than "
                 f"{self.settings.warmup_steps:,}"
             )
@@ -332,7 +332,7 @@ class Trainer:
         if different:
             name = different[0]
             raise BatchdecodeError(
-                f"{path}: another run: its {name} is {run[name]}, not {self._run()[name]}"
+                f"{path} belongs to another run: its {name} is {run[name]}, not {self._run()[name]}"
             )
 
     def _run(self) -> dict[str, Any]:

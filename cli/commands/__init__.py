@@ -25,7 +25,7 @@ COMMANDS = {
     "plan": "Find the smallest setting, or the largest rate, that meets an SLO.",
     "replay": "Simulate the requests of a real run, and show the error.",
     "profiles": "List profiles of step times, and check them against their hardware.",
-    "calibrate": "Fit a profile to a log of real step times, and state its error.",
+    "calibrate": "Fit a profile to a log of real step times, and report its error.",
     "serve": "Serve OpenAI's API over HTTP: completions, chats and streams.",
     "train": "Train a small Llama on texts, or a draft model for one; needs the extra `train`.",
     "draft diagnose": "Show why the drafts of a model are rejected, position by position.",

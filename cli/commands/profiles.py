@@ -298,7 +298,7 @@ def calibrate(
     output: Annotated[str | None, output_option("Write the profile to FILE, as YAML.")] = None,
     force: Force = False,
 ) -> None:
-    """Fit a profile to a log of real step times, and state its error."""
+    """Fit a profile to a log of real step times, and report its error."""
     if hardware is not None:
         load_gpu(hardware)
     experts = None if model is None else load_model_shape(model).experts
@@ -312,7 +312,7 @@ def calibrate(
         first = head[0][1] if head else b""
         if _TIMES in first or _REMOTE in first:
             raise BatchdecodeError(
-                f"{source.name} has the times of requests; give a log of step times, or the "
+                f"{source.name} has the times of requests; pass a log of step times, or the "
                 "trace of a run with --profile wall"
             )
         read = read_traced_steps if _TRACE in first else read_step_log

@@ -107,9 +107,9 @@ def show_trace(options: "TraceOptions") -> int:
         return _play(options)
     for name, value in (("speed", options.speed), ("from", options.from_step)):
         if value is not None:
-            raise BatchdecodeError(f"--{name} is for --play")
+            raise BatchdecodeError(f"--{name} needs --play")
     if options.axis is not None and options.format != "svg":
-        raise BatchdecodeError("--axis is for --format svg")
+        raise BatchdecodeError("--axis needs --format svg")
     if options.open and options.format != "html":
         raise BatchdecodeError("--open needs --format html")
     kind: type[Timeline] = Timeline
@@ -185,7 +185,7 @@ def _summary_lines(events: Iterator[Event], options: "TraceOptions") -> list[byt
 
     for name in ("steps", "request", "slot"):
         if getattr(options, name) is not None:
-            raise BatchdecodeError(f"--{name} is not for --format {options.format}")
+            raise BatchdecodeError(f"--{name} does not work with --format {options.format}")
     run, metrics, events = _observed(events)
     num_left, end = run.workers, 0.0
     for event in events:
@@ -216,8 +216,7 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
         last = read_number(stop, int) if stop else None
     except ValueError:
         raise BatchdecodeError(
-            f"--steps {text}: expected A:B, steps A up to but not including B; "
-            "either may be left out"
+            f"--steps {text}: expected A:B, steps A up to but not including B; you can omit either"
         ) from None
     if first is not None and not colon:
         return first, first + 1 or None  # -1 is the last step, up to the end
@@ -458,7 +457,7 @@ def show_diff(
 ) -> int:
     """Run `batchdecode trace diff`; return its exit status."""
     if path_a == path_b == STDIN:
-        raise BatchdecodeError("A and B are both stdin: give a file for one of them")
+        raise BatchdecodeError("A and B are both stdin: use a file for one of them")
     (again_a, source_a), (again_b, source_b) = open_twice(path_a), open_twice(path_b)
     with source_a, source_b:
         if html and json:
@@ -470,7 +469,7 @@ def show_diff(
             if output is not None and not force:
                 check_replaceable("--output", output, is_page_start)
         elif output is not None:
-            raise BatchdecodeError("--output is for --html")
+            raise BatchdecodeError("--output needs --html")
         events_a, events_b = _Events(again_a, source_a), _Events(again_b, source_b)
         for source in (source_a, source_b):
             _, first_line = next(_lines(source), (0, b""))
@@ -622,7 +621,7 @@ def _check_is_request(first_line: bytes, name: str) -> None:
     if is_stream or _RESULT_KEYS & fields.keys():
         held = "a stream" if is_stream else "results"
         raise BatchdecodeError(
-            f"{name} holds {held}: give the trace of that run (run --trace FILE) or its requests"
+            f"{name} contains {held}: pass the trace of that run (--trace FILE), or its requests"
         )
     if "event" in fields:
         raise BatchdecodeError(

@@ -92,8 +92,8 @@ def train(options: TrainOptions) -> int:
         raise BatchdecodeError(f"cannot write {folder}: {error.strerror}") from None
     if is_filled and not (options.resume or options.force):
         raise BatchdecodeError(
-            f"--output {folder}: the folder is not empty: --resume continues the training in it, "
-            "--force writes into it anew"
+            f"--output {folder}: the folder is not empty: use --resume to continue its "
+            "training, or --force to write into it"
         )
     from batcher.training.data import read_material  # noqa: PLC0415 - optional
     from batcher.training.trainer import Trainer  # noqa: PLC0415 - optional

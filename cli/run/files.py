@@ -530,8 +530,8 @@ def check_replaceable(
             start = zlib.decompressobj(wbits=31).decompress(start)
     if is_ours is None or not is_ours(start):
         raise OutputError(
-            f"{name} {shown(path)}: the file has contents of another kind: use --force to "
-            "overwrite them, or another name"
+            f"{name} {shown(path)}: the file has content of another kind: use --force to "
+            "overwrite it, or use another name"
         )
 
 
@@ -580,7 +580,7 @@ def check_can_open(path: str | None) -> None:
         webbrowser.get()
     except webbrowser.Error:
         raise BatchdecodeError(
-            "--open found no browser: set BROWSER to the command of one, or drop --open"
+            "--open found no browser: set BROWSER to the command that starts one, or drop --open"
         ) from None
 
 

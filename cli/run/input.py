@@ -805,7 +805,7 @@ def check_kind(first_line: bytes, name: str) -> None:
     if is_row or is_result(first_line) or is_trace(first_line):
         found = "trace" if is_trace(first_line) else "results"
         raise InputError(
-            f"{name} holds the {found} of a run, not requests: pass the original requests file"
+            f"{name} contains the {found} of a run, not requests: pass the original requests file"
         )
 
 

@@ -268,5 +268,5 @@ def _check_files(
         if stat.S_ISDIR(status.st_mode) or not (options.force or is_alone(status)):
             raise OutputError(
                 f"{path} is a link, or not a regular file, and a run with this --output writes "
-                "there: remove it, or give another --output"
+                "there: remove it, or use another --output"
             )

@@ -124,8 +124,8 @@ class Resumption:
         is_new = self._before is None and not (self._has_results or options.force)
         if is_new and sums.exists() and sums.stat().st_size:
             raise ResumeError(
-                f"{sums} is there without the record of a run, and would be overwritten: remove "
-                "it, give another --output, or use --force"
+                f"{sums} exists without the record of a run, and would be overwritten: remove "
+                "it, use another --output, or use --force"
             )
 
     def prepare(self, options: RunOptions, requests: OpenInput, run: RunEvent) -> Self:
@@ -494,7 +494,7 @@ class EarlierResults:
             name = f"{place} {result.id}" if place >= 0 else f"{place}"
             if offsets.add(name, self.end) is not None:
                 raise ResumeError(
-                    f"line {number}: it is one of two results {result.index} "
+                    f"line {number}: it is one of two results with index {result.index} "
                     f"of request {result.id!r}; {REPAIR}"
                 )
             self.num_failed += result.error is not None

@@ -176,7 +176,7 @@ def run(
         options = replace(options, output=None)
     if options.summary_json == STDOUT and options.output is None:
         raise BatchdecodeError(
-            "the results and --summary-json - cannot both go to stdout: give one of them a file"
+            "the results and --summary-json - cannot both go to stdout: write one of them to a file"
         )
     if options.slo is not None and options.scheduling.profile is not None and not options.quiet:
         say_of_slo([options.slo])

@@ -92,7 +92,7 @@ class Recording:
         Timeline().add(run)  # checks the size of the batch
         if run.batch > MAX_SLOTS:
             raise BatchdecodeError(
-                f"--play shows up to {MAX_SLOTS:,} slots, and this run states {run.batch:,}; use "
+                f"--play shows up to {MAX_SLOTS:,} slots, but this run has {run.batch:,}; use "
                 "--format gantt"
             )
         self._run = RunState(run.batch)

@@ -145,7 +145,7 @@ def test_open_needs_a_browser(traces, tmp_path, kind):
     nothing = {"PATH": str(tmp_path), "BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     done = batchdecode(*OPEN[kind], "--force", cwd=traces, **nothing)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert "--open found no browser: set BROWSER to the command of one" in done.stderr
+    assert "--open found no browser: set BROWSER to the command that starts one" in done.stderr
 
 
 def test_a_page_of_two_runs_says_what_the_text_says(traces):
@@ -171,10 +171,10 @@ def test_a_page_of_two_runs_says_what_the_text_says(traces):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["-o", "x"], "--output is for --html"),
+        (["-o", "x"], "--output needs --html"),
         (["--html", "--json"], "--html cannot be used with --json"),
         (["--html", "-o", "3.trace"], "--output 3.trace is the input too"),
-        (["--html", "-o", "in.jsonl"], "--output in.jsonl: the file has contents of another kind"),
+        (["--html", "-o", "in.jsonl"], "--output in.jsonl: the file has content of another kind"),
     ],
 )
 def test_a_page_of_two_runs_goes_where_nothing_is_lost(traces, options, message):

@@ -143,7 +143,7 @@ def test_problems_name_the_file_and_its_line(tmp_path, command):
         ("--prompts -", "x\n".encode("utf-16"), "error: <stdin> is UTF-16, not UTF-8. "),
         ("--prompts -", b"BZh91AY", "error: <stdin> is compressed with bzip2; "),
         ("-p x -", b'{"id": "1", "prompt": "x"}', "id `1` is already used on line 1 of -p\n"),
-        ("-p x -", b'{"custom_id": "a", "response": {}}\n', "<stdin> holds the results"),
+        ("-p x -", b'{"custom_id": "a", "response": {}}\n', "<stdin> contains the results"),
         ("-", b"plain prompts", "help: one prompt per line? batchdecode run --prompts -\n"),
         ("-p x -o in in", b"", "--output in is the input too: they must be different files"),
     ],

@@ -66,7 +66,7 @@ EDITS = {
     "blank": (lambda _: b"\n", "it is blank"),
     "zeroed": (lambda line: b"\0" * (len(line) - 1) + b"\n", "not a result: it is not JSON"),
     "after a blank line": (lambda line: b"\n" + line, "it is blank"),
-    "twice": (lambda line: line * 2, "one of two results 0 of request 'r"),
+    "twice": (lambda line: line * 2, "one of two results with index 0 of request 'r"),
 }
 
 

@@ -65,7 +65,7 @@ def test_what_a_run_tells_of_itself_replaces_its_like_and_nothing_else(tmp_path,
         done = run(option, path.name)
         assert done.returncode == 2
         assert done.stdout == b""
-        assert f"error: {option} {path.name}: the file has contents of another kind" in done.stderr
+        assert f"error: {option} {path.name}: the file has content of another kind" in done.stderr
         assert path.read_bytes() == notes
     assert run(option, path.name, "--force").returncode == 0
     assert path.read_bytes() != notes
@@ -92,7 +92,7 @@ def test_what_may_have_been_mended_by_hand_is_never_replaced_unasked(tmp_path, c
     before = (tmp_path / "made.yaml").read_bytes()
     done = batchdecode(*command.split(), cwd=tmp_path)
     assert (first.returncode, done.returncode) == (0, 2), first.stderr
-    assert "made.yaml: the file has contents of another kind: use --force" in done.stderr
+    assert "made.yaml: the file has content of another kind: use --force" in done.stderr
     assert batchdecode(*command.split(), "--force", cwd=tmp_path).returncode == 0
     assert (tmp_path / "made.yaml").read_bytes() == before
 

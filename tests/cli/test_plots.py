@@ -116,6 +116,6 @@ def test_a_comparison_has_the_same_picture_each_time_which_replaces_its_like_alo
     assert b"dc:date" not in picture
     check_plot(str(path), force=False)
     path.write_text("<svg>mine</svg>")
-    with pytest.raises(OutputError, match="the file has contents of another kind: use --force"):
+    with pytest.raises(OutputError, match="the file has content of another kind: use --force"):
         check_plot(str(path), force=False)
     check_plot(str(path), force=True)

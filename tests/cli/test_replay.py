@@ -64,7 +64,7 @@ def test_replicas_are_those_of_the_log_or_behind_a_router_and_cost_what_they_do(
         (["--replicas", "2"], named("x", "y"), "the log names the replica of each"),
         (["--router", "random"], LOG.read_bytes(), "no effect without --replicas of at least 2"),
         (["--replicas", "2", "--router", "best"], LOG.read_bytes(), "unknown router 'best'"),
-        ([], named("x", None), ":2: replica: all requests name one, or none does"),
+        ([], named("x", None), ":2: replica: name it for all requests, or for none"),
         ([], named("x", 1.5), "expected"),
     ],
 )

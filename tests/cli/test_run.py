@@ -163,11 +163,11 @@ def test_what_a_run_has_written_is_refused_as_requests_in_one_line(tmp_path, com
         done = batchdecode(*command.split(), name, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, b"")
         assert done.stderr == (
-            f"error: {name} holds the {what} of a run, not requests: "
+            f"error: {name} contains the {what} of a run, not requests: "
             "pass the original requests file\n"
         )
     piped = batchdecode("check", stdin=(tmp_path / "rows").read_bytes())
-    assert "<stdin> holds the results of a run" in piped.stderr
+    assert "<stdin> contains the results of a run" in piped.stderr
 
 
 def test_max_errors_ends_the_reading_and_the_rest_is_drained(tmp_path):

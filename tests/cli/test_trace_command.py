@@ -99,7 +99,7 @@ def test_steps_are_a_slice():
         ({"run_options": {"batch": 4}}, "--batch needs requests, but .* is a trace"),
         ({"format": "svg", "width": 319}, "--width 319: an svg is 320 to 8,000 pixels wide"),
         ({"format": "svg", "width": 8001}, "--width 8001: an svg is 320 to 8,000 pixels wide"),
-        ({"format": "gantt", "axis": "steps"}, "--axis is for --format svg"),
+        ({"format": "gantt", "axis": "steps"}, "--axis needs --format svg"),
     ],
 )
 def test_what_is_not_there_is_refused(shown, design_trace, options, complaint):
@@ -183,12 +183,12 @@ def test_colours_go_to_a_terminal_and_where_they_are_asked_for(shown, design_tra
     [
         (
             b'{"id":"a","index":0,"text":"","tokens":[],"finish_reason":"length"}',
-            "holds results: give the trace of that run",
+            "contains results: pass the trace of that run",
         ),
-        (b'{"id":"x","custom_id":"a","response":{},"error":null}', "holds results"),
+        (b'{"id":"x","custom_id":"a","response":{},"error":null}', "contains results"),
         (
             b'{"event":"token","step":0,"id":"a","index":0,"tokens":[5],"text":"x"}',
-            "holds a stream: give the trace of that run (run --trace FILE) or its requests",
+            "contains a stream: pass the trace of that run (--trace FILE), or its requests",
         ),
         (b'{"event":"arrive","step":0}', "the first line of the trace"),
         (b'{"name":"x","id":3}', "neither a trace nor requests: its first line has no prompt"),

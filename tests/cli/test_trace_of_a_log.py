@@ -211,7 +211,7 @@ def test_the_summary_of_a_trace_is_that_of_its_run(workers, tmp_path):
         again = batchdecode("trace", "t.jsonl", "--format", kind, "-o", "view", cwd=tmp_path)
         assert (again.returncode, again.stderr) == (0, "")
     refused = batchdecode("trace", "t.jsonl", "--format", "summary", "--steps", "1:", cwd=tmp_path)
-    assert refused.stderr == "error: --steps is not for --format summary\n"
+    assert refused.stderr == "error: --steps does not work with --format summary\n"
 
 
 def otlp(told_too=(), **fields):

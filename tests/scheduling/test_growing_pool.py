@@ -72,7 +72,7 @@ def test_what_a_model_says_of_its_blocks_is_checked() -> None:
     model = SizedModel()
     for told in (0, -1, 1.5, "much", None):
         model.kv_block_bytes = lambda _, told=told: told
-        with pytest.raises(BatchdecodeError, match="kv_block_bytes returned no number of bytes"):
+        with pytest.raises(BatchdecodeError, match="kv_block_bytes did not return a number"):
             most_kept(model)
     model.kv_block_bytes = lambda size: size // 0
     with pytest.raises(BatchdecodeError, match="cannot say what a block of 16 tokens takes"):

@@ -90,7 +90,7 @@ def test_a_policy_that_gives_no_number_is_named(
     [
         ("nowhere_at_all:rank", "cannot import nowhere_at_all"),
         ("math:inff", "math has no 'inff'; did you mean math:inf"),
-        ("math:pi", "the policy math:pi is no function, but a float"),
+        ("math:pi", "the policy math:pi is a float, not a function"),
         (":rank", "unknown policy ':rank'"),
         ("math:", "unknown policy 'math:'"),
         ("mo dule:rank", "is not a package.module"),

@@ -91,7 +91,7 @@ def test_a_run_from_and_to_a_store_is_that_of_files(bucket, tmp_path):
     for name in ("out.jsonl", "out.jsonl.run.json", "out.jsonl.run.sums", "trace.jsonl"):
         assert files.cat_file(f"{url}/{name}") == (tmp_path / name).read_bytes()
     done = run("requests.jsonl", "-o", f"{url}/out.jsonl", "--model", "no:model")
-    assert f"{url}/out.jsonl: the file has contents of another kind" in done.stderr
+    assert f"{url}/out.jsonl: the file has content of another kind" in done.stderr
 
 
 def test_what_is_not_there_is_told(bucket):

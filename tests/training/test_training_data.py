@@ -68,7 +68,7 @@ def test_files_are_texts_in_the_order_of_their_names_and_one_line_holds_nothing_
     ("name", "content", "message"),
     [
         ("missing.txt", None, "there is no such file"),
-        ("empty.txt", b" \n\n", "it is empty"),
+        ("empty.txt", b" \n\n", "is empty"),
         ("latin.txt", "Grüße".encode("latin-1"), "can't decode byte 0xfc in position 2"),
         ("binary.txt", b"ab\0c", "it contains NUL and is not text"),
     ],

@@ -167,7 +167,7 @@ def test_a_damaged_header_is_an_error_or_another_model(tmp_path, changes):
         ({"model.norm.weight": None}, "the tensor model.norm.weight is missing"),
         (
             {"model.norm.weight": np.zeros(63, np.float32)},
-            r"model.norm.weight is \[63\], and the model's sizes make it \[64\]",
+            r"model.norm.weight is \[63\], but the model's sizes require \[64\]",
         ),
         (
             {"model.layers.0.mlp.gate_proj.bias": np.zeros(96, np.float32)},
