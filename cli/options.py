@@ -126,7 +126,7 @@ def output_file(text: str, *, common: bool = False) -> Option:
 
 
 def grammar_timeout_option(panel: str = DECODING, shown: str = "") -> Option:
-    text = f"Processor time for compiling a constraint.{shown}"
+    text = f"Maximum processor time for compiling a constraint.{shown}"
     return option(panel, text, "SECONDS", min=0.1, max=MAX_DELAY)
 
 

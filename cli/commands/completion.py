@@ -26,7 +26,7 @@ def completion(
         bool, flag("Options", "Install the script for the shell, and show how to activate it.")
     ] = False,
 ) -> None:
-    """Print the completion script of a shell, or install it."""
+    """Print the completion script for a shell, or install it."""
     if shell is None:
         candidates = (_get_shell_name(), Path(os.environ.get("SHELL", "")).name)
         shell = next(

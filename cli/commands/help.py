@@ -342,7 +342,7 @@ def schema(
         Literal["request", "result", "trace"], argument("request, result or trace.", "KIND")
     ],
 ) -> None:
-    """Print the JSON Schema of one line of a file."""
+    """Print the JSON Schema of a request, a result or a line of a trace."""
     from batcher.requests.schema import encode_schema  # noqa: PLC0415 - help starts without it
 
     print_text(encode_schema(kind))

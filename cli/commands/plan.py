@@ -43,7 +43,11 @@ _DRAFTS = {
 }
 Prices = Annotated[
     str | None,
-    option(FLEET, "Prices and power of GPUs, to show dollars and energy per output token.", "FILE"),
+    option(
+        FLEET,
+        "YAML file with prices and power of GPUs, for dollars and energy per output token.",
+        "FILE",
+    ),
 ]
 
 
@@ -56,7 +60,7 @@ def _axes(*, as_lists: bool) -> OptionGroup:
     def kind(panel: str, text: str, value: str, *flags: str, **more: Any) -> Any:
         return Annotated[str | None, option(panel, text, value + ",..." * as_lists, *flags, **more)]
 
-    kinds = {"batch": kind(DECODING, "Slots of the batch.  [default: 8]", "N", "-b", common=True)}
+    kinds = {"batch": kind(DECODING, "Number of slots.  [default: 8]", "N", "-b", common=True)}
     for name, setting in SETTINGS.items():
         more = ", or none" if setting.takes_none else ""
         text = help_of(setting, more, default=setting.shown(setting.default))
@@ -114,7 +118,7 @@ class CompareOptions(SimulationOptions):
         float | None,
         option(
             OUTPUT,
-            "Smallest gain that makes doubling the batch worth it (the knee).  [default: 0.1]",
+            "Minimum gain from doubling the batch; less marks the knee.  [default: 0.1]",
             "SHARE",
             min=0,
             max=1,

@@ -293,7 +293,9 @@ def calibrate(
     ] = None,
     tensor_parallel: Annotated[
         int | None,
-        option(PROFILE, "GPUs that shared the model.  [default: 1]", "N", min=1, max=1024),
+        option(
+            PROFILE, "Number of GPUs that shared the model.  [default: 1]", "N", min=1, max=1024
+        ),
     ] = None,
     output: Annotated[str | None, output_option("Write the profile to FILE, as YAML.")] = None,
     force: Force = False,

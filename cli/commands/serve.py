@@ -102,7 +102,7 @@ class ServeOptions(DecodingOptions):
         int,
         option(
             SERVING,
-            "Processes that share the address, each with its own engine and model.",
+            "Number of processes that share the address, each with its own engine and model.",
             "N",
             min=1,
             max=MAX_WORKERS,

@@ -35,9 +35,7 @@ Run = Annotated[
         {
             "batch": Annotated[
                 int | None,
-                option(
-                    REQUESTS, "Slots of the batch.  [default: 8]", "N", "-b", min=1, max=MAX_BATCH
-                ),
+                option(REQUESTS, "Number of slots.  [default: 8]", "N", "-b", min=1, max=MAX_BATCH),
             ],
             "model": Annotated[
                 str | None,
@@ -70,7 +68,7 @@ Speed = Annotated[
         max=1e6,
     ),
 ]
-FromStep = Annotated[int | None, option(PLAYER, "First step.", "STEP", "--from", min=0)]
+FromStep = Annotated[int | None, option(PLAYER, "First step to play.", "STEP", "--from", min=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ class TraceOptions:
         ),
     ] = None
     slot: Annotated[
-        list[int] | None, option(SELECTION, "This slot; repeatable.", "N", common=True)
+        list[int] | None, option(SELECTION, "Show only this slot; repeatable.", "N", common=True)
     ] = None
     output: Annotated[
         str | None, output_option("Write the view to FILE (gzipped if it ends in .gz).")
@@ -186,7 +184,7 @@ def why(
 
 def diff(
     a: Annotated[str, argument(_INPUT_WORDS, "A")],
-    b: Annotated[str, argument("The run to compare with A, in the same forms.", "B")],
+    b: Annotated[str, argument("The run to compare with A: any of these.", "B")],
     *,
     top: Annotated[int, option(OUTPUT, "Show the N outputs that changed most.", "N", min=0)] = 10,
     json: Annotated[bool, flag(OUTPUT, "Print everything as JSON.")] = False,

@@ -72,7 +72,9 @@ class TrainOptions:
             TRAINING, "Seed of the initial weights and the data order.  [default: 0]", "N", min=0
         ),
     ] = None
-    output: Annotated[str, option(OUTPUT, "Folder to write, which --model reads.", "FOLDER", "-o")]
+    output: Annotated[
+        str, option(OUTPUT, "Folder for the model; pass it to --model.", "FOLDER", "-o")
+    ]
     resume: Annotated[bool, flag(OUTPUT, "Resume the training in the folder.")] = False
     force: Annotated[bool, flag(OUTPUT, "Write into a folder that is not empty.")] = False
     quiet: Annotated[bool, flag(OUTPUT, "Show only problems, no progress.", "-q")] = False

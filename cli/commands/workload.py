@@ -69,7 +69,7 @@ def _options() -> OptionGroup:
     add("prompt_tokens", str, SIZES, text, "D", common=True)
     text = "Output lengths.  [default: 128]"
     add("output_tokens", str, SIZES, text, "D", common=True)
-    add("max_prompt_tokens", int, SIZES, "Longest prompt.", "N", min=1)
+    add("max_prompt_tokens", int, SIZES, "Maximum prompt tokens.", "N", min=1)
     add("max_output_tokens", int, SIZES, "Maximum output tokens.", "N", min=1)
     text = "Begin prompts with N shared tokens, the same within each of G groups."
     add("shared_prefix", str, SESSIONS, text, "N[:G]", common=True)

@@ -51,8 +51,8 @@ class RunOptions(RequestOptions):
         int | None,
         option(
             DECODING,
-            "Worker processes, each with a model and --batch slots; a dead worker is replaced.  "
-            "[default: none, decode in this process]",
+            "Number of worker processes, each with a model and --batch slots; a dead worker is "
+            "replaced.  [default: none, decode in this process]",
             "N",
             min=1,
             max=MAX_WORKERS,
@@ -86,7 +86,7 @@ class RunOptions(RequestOptions):
         Literal["jsonl", "text"] | None,
         option(
             OUTPUT,
-            "Results on stdout as JSON lines, or as text to read: jsonl or text.  "
+            "Format of results on stdout: jsonl (one object per line), or text (for reading).  "
             "[default: text on a terminal, else jsonl]",
             "FORMAT",
             common=True,
@@ -107,7 +107,9 @@ class RunOptions(RequestOptions):
     repair: Annotated[bool, option(OUTPUT, "", hidden=True)] = False  # of --resume=repair
     retry_failed: Annotated[bool, flag(OUTPUT, "With --resume: retry the failed requests.")] = False
     force: Annotated[bool, flag(OUTPUT, "Overwrite existing files.")] = False
-    stream: Annotated[bool, flag(OUTPUT, "Print the text of each row after every step.")] = False
+    stream: Annotated[bool, flag(OUTPUT, "Print the new text of each row after every step.")] = (
+        False
+    )
     trace: Annotated[
         str | None,
         output_file(
@@ -117,7 +119,9 @@ class RunOptions(RequestOptions):
     summary_json: Annotated[
         str | None,
         option(
-            OUTPUT, "Write the numbers of the run as JSON; - is stdout, with --output FILE.", "FILE"
+            OUTPUT,
+            "Write the numbers of the run as JSON; - is stdout, if --output is a file.",
+            "FILE",
         ),
     ] = None
     report: Annotated[str | None, output_file("Write an HTML report for a browser.")] = None
@@ -137,7 +141,7 @@ class RunOptions(RequestOptions):
         str | None,
         option(
             OUTPUT,
-            "Send a trace of each request to this OTLP/HTTP collector; env: reads the URL from "
+            "Send a trace of each request to this OTLP/HTTP collector; env takes the URL from "
             "OTEL_EXPORTER_OTLP_ENDPOINT.",
             "URL",
         ),
@@ -195,7 +199,7 @@ class RunOptions(RequestOptions):
         float | None,
         option(
             SERVER,
-            "Longest pause a server may ask for (Retry-After); a longer one fails the request.",
+            "Longest wait that a server may ask for (Retry-After); a longer one fails the request.",
             "SECONDS",
             min=0,
             max=1e9,
@@ -203,7 +207,7 @@ class RunOptions(RequestOptions):
     ] = None
     extra_body: Annotated[
         str | None,
-        option(SERVER, "Fields to add to the body of every request; null removes one.", "JSON"),
+        option(SERVER, "Fields to add to the body of every request; null removes a field.", "JSON"),
     ] = None
     server_settings: dict[str, Any] = field(default_factory=dict)
     preset: set[str] = field(default_factory=set)

@@ -274,7 +274,7 @@ def test_a_request_can_have_no_tokens():
 
 
 def test_two_requests_of_one_id_are_complained_about():
-    with pytest.raises(BatchdecodeError, match="log:2: request_id 'r1' is in line 1 already"):
+    with pytest.raises(BatchdecodeError, match="log:2: request_id 'r1' is already in line 1"):
         read_log(lines_of(*[log_row(1, 1.0, 1.5, 2.0, 3.0, 2)] * 2), "log")
 
 

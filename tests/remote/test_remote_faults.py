@@ -255,8 +255,8 @@ def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("OPENAI_API_KEY", "sk-very\nsecret", "not a key"),
-        ("OPENAI_API_KEY", "sk-very-sécret", "not a key"),
+        ("OPENAI_API_KEY", "sk-very\nsecret", "is invalid"),
+        ("OPENAI_API_KEY", "sk-very-sécret", "is invalid"),
         ("HTTP_PROXY", "gopher://127.0.0.1", r"the proxy of the environment .*gopher"),
     ],
 )

@@ -47,7 +47,7 @@ def test_requests_come_in_the_order_they_were_queued_from_0_on():
         ([{"request_id": "a"}], "log:1: object missing required field `input_toks`; fields: req"),
         ([line(output_toks=0)], "log:1: expected a whole number >= 1 at `output_toks`"),
         ([line(first_token_ts=90.0)], "log:1: first_token_ts 90.0 is before scheduled_ts 100.5"),
-        ([line(), line()], "log:2: request_id 'a' is in line 1 already"),
+        ([line(), line()], "log:2: request_id 'a' is already in line 1"),
         ([], "log contains no requests"),
         ([b"nope"], "log:1: JSON is malformed"),
         ([b'{"extra":' + b"[" * 5000], "log:1: maximum recursion depth exceeded"),
