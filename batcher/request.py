@@ -110,7 +110,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         Count | None,
         "maximum number of generated tokens; 0 finishes [at once](#results), without a slot. "
         "See [how long an output may be](#how-long-an-output-may-be)",
-        "integer from 0; 16, for a chat the rest of the context",
+        "integer from 0; 16, or for a chat the rest of the context",
     ] = None
     stop_token: Annotated[
         TokenId | list[TokenId] | None,
@@ -126,7 +126,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = None
     stop: Annotated[
         Text | list[Text] | None,
-        "texts that end the output; an empty list, as in the two fields above, has no effect",
+        "texts that end the output; an empty list has no effect, as in the two fields above",
         "string, or list of strings",
         Field(idle=(None, [])),
     ] = None
@@ -148,7 +148,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = 0
     deadline: Annotated[
         Seconds | None,
-        "time by which it should finish, see [deadlines](#deadlines)",
+        "time by which the request should finish, see [deadlines](#deadlines)",
         Field(unit="seconds"),
     ] = None
     session: Annotated[
@@ -213,7 +213,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = 0.0
     logit_bias: Annotated[
         dict[str, Bias] | None,
-        'numbers to add to logits, `{"17": -100}`',
+        'numbers to add to logits, such as `{"17": -100}`',
         "object: token id to number -100 to 100",
         Field(idle=(None, {}), needs_logits=True),
     ] = None
@@ -250,7 +250,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = None
     seed: Annotated[
         Seed,
-        "decides every draw, together with the id, the sample and the position",
+        "seed of every draw, together with the id, the sample and the position",
         "64-bit integer; 0",
     ] = 0
     # The number of outputs, and their details.
@@ -263,7 +263,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = None
     logprobs: Annotated[
         NumTop | None,
-        "report the logprob of each token and of this number of most likely tokens",
+        "report the logprob of each token, and of this many most likely tokens",
         Field(needs_logits=True, excludes={"num_beams": "beams have one `score`"}),
     ] = None
     logprobs_mode: Annotated[
@@ -295,7 +295,8 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = 1.0
     early_stopping: Annotated[
         bool | Literal["never"],
-        'true: stop at `num_beams` finished ones; `"never"`: only when no better one can come',
+        'true: stop at `num_beams` finished beams; `"never"`: stop only when no better beam is '
+        "possible; see [beams](../guide/sampling.md#beam-search)",
         Field(needs=_BEAM_SEARCH),
     ] = False
     json_schema: Annotated[
@@ -334,7 +335,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = False
     states: Annotated[
         dict[str, list[Transition]] | None,
-        "[states](../guide/stops.md#states), and the texts or token ids `on` which the output goes "
+        "[states](../guide/stops.md#states), each with the texts or token ids `on` which the output goes "
         "`to` another state",
         'object: name to list of `{"on", "to"}`',
     ] = None

@@ -129,7 +129,10 @@ COMMANDS = [
     ("check in --model SERVER", "only `batchdecode run` can use one"),
     ("run in --model SERVER --kv-blocks 8", "--kv-blocks has no effect on a server"),
     ("run in --model SERVER --extra-body {", "--extra-body, character 2: the line ends"),
-    ("""run in --model SERVER --extra-body '{"stream":false}'""", "the extra body cannot set `stream`"),
+    (
+        """run in --model SERVER --extra-body '{"stream":false}'""",
+        "the extra body cannot set `stream`",
+    ),
     ("run in --workers 2 --stream", "--stream"),
     # what a run tells
     ("run in -o r --metrics-port 0 -q", "--metrics-port 0 prints its port: drop --quiet"),

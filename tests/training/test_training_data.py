@@ -151,7 +151,9 @@ def test_epochs_and_seeds_differ_and_targets_stay_in_their_texts():
     rows = Packing([[1, 2, 3], [4, 5, 6, 7], [8, 9]], 3).in_order()
     assert rows.num_targets == 5
     assert rows.targets.tolist() == [[2, 3, NO_TARGET], [5, 6, 7]]
-    with pytest.raises(BatchdecodeError, match="7 tokens are too few for rows of seq_length 4: use at least 8"):
+    with pytest.raises(
+        BatchdecodeError, match="7 tokens are too few for rows of seq_length 4: use at least 8"
+    ):
         Packing([[1, 2, 3], [4, 5, 6, 7]], 4)
 
 
