@@ -335,8 +335,8 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     ] = False
     states: Annotated[
         dict[str, list[Transition]] | None,
-        "[states](../guide/stops.md#states), each with the texts or token ids `on` which the output goes "
-        "`to` another state",
+        "[states](../guide/stops.md#states), each with the texts or token ids `on` which the "
+        "output goes `to` another state",
         'object: name to list of `{"on", "to"}`',
     ] = None
     initial_state: Annotated[
