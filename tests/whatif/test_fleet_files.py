@@ -144,7 +144,7 @@ def test_files_that_are_no_fleets(fleet_of, text, message):
         (
             f"{{transfer: {{gbytes_per_s: 1}}, replicas: [{PREFILL}, {DECODE}]}}",
             ["fleet"],
-            "the size of keys and values is unknown with constant: give bytes_per",
+            "the size of keys and values is unknown with constant: set bytes_per",
         ),
         ("{report_interval: 1, replicas: [{count: 2}]}", ["fleet"], "uses no reports"),
     ],
