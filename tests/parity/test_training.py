@@ -444,10 +444,7 @@ def test_a_target_that_cannot_be_learnt_from_is_refused(tmp_path, corpus, materi
         with pytest.raises(BatchdecodeError, match=message):
             Trainer(settings, read_material(corpus, settings, path))
 
-    refused(
-        ROOT / "samples" / "tiny.gguf",
-        r"tiny\.gguf: it is not a folder: a draft also needs",
-    )
+    refused(ROOT / "samples" / "tiny.gguf", r"tiny\.gguf: it is not a folder: a draft also needs")
     trainer = Trainer(SETTINGS, material)
     weights = {name: weight.numpy() for name, weight in trainer.model.state_dict().items()}
     write_model(tmp_path, trainer.model.config, weights, material.tokenizer)
@@ -456,7 +453,7 @@ def test_a_target_that_cannot_be_learnt_from_is_refused(tmp_path, corpus, materi
     for changed, message in [
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "it is not a Llama with SiLU"),
         ({"hidden_act": "gelu_pytorch_tanh"}, "it is not a Llama with SiLU and unscaled RoPE"),
-        ({"architectures": ["MistralForCausalLM"]}, "the target: it is no Llama"),
+        ({"architectures": ["MistralForCausalLM"]}, "the target: it is not a Llama"),
         ({"eos_token_id": None}, r"it has no token that ends a text \(eos_token_id\)"),
     ]:
         (tmp_path / "config.json").write_text(json.dumps(fields | changed))
@@ -469,7 +466,7 @@ def test_a_target_that_cannot_be_learnt_from_is_refused(tmp_path, corpus, materi
 def test_settings_options_and_a_corpus_that_do_not_fit_are_refused(folder):
     for arguments, message in [
         (["-o", "out", "--steps", "2"], "warmup_steps 2 is not below the 2 steps"),
-        (["-o", "."], "the folder is not empty: --resume continues"),
+        (["-o", "."], "the folder is not empty: use --resume"),
         (["-o", "corpus.txt"], "cannot write corpus.txt: Not a directory"),
         (["-o", "out", "--config", "bad.yaml"], "bad.yaml:1:1: unknown setting num_layer; did you"),
     ]:
@@ -482,5 +479,5 @@ def test_settings_options_and_a_corpus_that_do_not_fit_are_refused(folder):
     done = train(folder, "-o", "out")
     assert done.returncode == 2
     assert "error: the corpus: " in done.stderr
-    assert "tokens are too few for rows of seq_length 16: 32 make one" in done.stderr
+    assert "tokens are too few for rows of seq_length 16: use at least 32" in done.stderr
     assert not (folder / "out").exists()
