@@ -98,7 +98,7 @@ def test_the_docs_have_the_keys_and_the_command_that_makes_the_sample(tmp_path):
 @pytest.mark.parametrize(
     ("states", "said"),
     [
-        ({"batch": 2**20}, "up to 65,536 slots, and this run states 1,048,576; use --format gantt"),
+        ({"batch": 2**20}, "up to 65,536 slots, but this run has 1,048,576; use --format gantt"),
         ({"workers": 3}, "one engine, and this run has 3 workers .* use --format gantt"),
     ],
 )

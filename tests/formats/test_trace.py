@@ -107,7 +107,7 @@ def test_unknown_kinds_and_blank_lines_are_skipped(line):
         (b'{"step":3}\n', "run.jsonl:2: not a line of a trace: .*missing required field `event`"),
         (b'{"a":' + b"[" * 100_000 + b"\n", "run.jsonl:2: not a line of a trace: .*recursion"),
         (b"[]\n", "run.jsonl:2: not a line of a trace: Expected `object`, got `array`"),
-        (RUN_LINE, "run.jsonl:2: a second run starts here"),
+        (RUN_LINE, "run.jsonl:2: a second run starts; a trace has only one"),
     ],
 )
 def test_a_bad_line_before_the_last_is_an_error_with_its_number(line, complaint):

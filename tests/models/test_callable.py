@@ -184,7 +184,7 @@ def test_a_model_is_found_in_the_current_folder(tmp_path, monkeypatch):
         ("my.py:x", {}, None, "'my.py' is not a package.module"),
         ("no_such_module:x", {}, None, "cannot import no_such_module: ModuleNotFoundError"),
         ("math:pi", {}, None, "math:pi is neither a Model nor an LLM nor callable"),
-        ("math:sqrt", {}, 4, "a seed is a setting of the simulated model"),
+        ("math:sqrt", {}, 4, "seed is a setting of the simulated model"),
         ("simulated", {"eos_rat": 1}, None, r"eos_rat.*settings: seed, eos_rate, newline_rate"),
         ("simulated", {"eos_rate": 2}, None, "eos_rate"),
     ],
