@@ -70,9 +70,11 @@ def continuing_command() -> list[str]:
     """Return the words of the command that resumes this run, with *** for secrets in URLs."""
     from ..run.urls import masked  # noqa: PLC0415 - as above
 
-    arguments = [masked(each) for each in sys.argv[1:] if each not in _SAID_ONCE]
-    more = [] if "--resume" in arguments else ["--resume"]
-    return ["batchdecode", *arguments, *more]
+    arguments = sys.argv[1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [each for each in arguments[:end] if each not in _SAID_ONCE]
+    more = [] if "--resume" in options else ["--resume"]
+    return [masked(each) for each in ("batchdecode", *options, *more, *arguments[end:])]
 
 
 COMMANDS = {"run": command(run, RunOptions, examples=EXAMPLES, notes=NOTES, respell=_as_flags)}

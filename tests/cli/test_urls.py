@@ -144,6 +144,8 @@ def test_the_command_that_continues_can_be_pasted(monkeypatch, name):
     pasted = ["bash", "-c", told.replace("batchdecode", "printf '%s\\0'", 1)]
     given = subprocess.run(pasted, capture_output=True, check=True).stdout.split(b"\0")
     assert list(map(os.fsdecode, given)) == [name, *odd, "--resume", ""]
+    monkeypatch.setattr(sys, "argv", ["batchdecode", name, "--force", "--", "in", "--force"])
+    assert continuing_command()[1:] == [name, "--resume", "--", "in", "--force"]
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
