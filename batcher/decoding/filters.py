@@ -116,6 +116,30 @@ class SamplingParams(Request, frozen=True, kw_only=True, eq=True, cache_hash=Tru
         has_raw = self.num_logprobs is not None and not self.has_processed_logprobs
         return has_raw or self.needs_cumulative
 
+    def is_narrow(self, num_top: int) -> bool:
+        """Return whether the `num_top` largest logits are nearly always enough."""
+        edits = (self.logit_bias, self.bad_words, self.min_tokens, self.has_penalties)
+        if any(edits) or self.allowed_token_ids is not None or self.cfg_scale != 1:
+            return False
+        if (self.num_logprobs or 0) > num_top or self.mirostat:
+            return False
+        if self.is_greedy:
+            return not self.has_processed_logprobs
+        if self.top_k:
+            return self.top_k < num_top
+        return self.min_p > 0 and self.top_p == self.typical_p == 1
+
+    def needs_more(self, logits: FloatArray) -> NDArray[np.bool_]:
+        """Return [rows] whether tokens beyond the largest `logits` [rows, width] may matter."""
+        lowest = logits.min(axis=-1)
+        if self.is_greedy:
+            return np.zeros(len(logits), np.bool_)
+        if self.top_k:  # ties at the end included
+            kth = np.partition(logits, -self.top_k, axis=-1)[:, -self.top_k]
+            return np.asarray(lowest >= kth)
+        falls = lowest.astype(np.float64) - logits.max(axis=-1)
+        return np.asarray(falls / self.temperature >= np.log(self.min_p))
+
 
 def needs_cumulative(request: Request) -> bool:
     return request.logprobs is not None or (request.best_of or 1) > 1
@@ -145,15 +169,23 @@ def sampling_params(request: Request) -> SamplingParams:
 class Group:
     """Rows with equal settings, all beams or none, and the arrays made of their settings.
 
+    is_narrow: see SamplingRow.
     is_refused: [vocab], None if all ids are allowed.
     can_edit: whether the settings may change any logit.
     remembers: whether earlier tokens of a row change its logits.
     """
 
     def __init__(
-        self, params: SamplingParams, *, is_beam: bool, vocab_size: int, bad_words: BadWords | None
+        self,
+        params: SamplingParams,
+        *,
+        is_beam: bool,
+        is_narrow: bool,
+        vocab_size: int,
+        bad_words: BadWords | None,
     ) -> None:
         self.params, self.is_beam, self.bad_words = params, is_beam, bad_words
+        self.is_narrow = is_narrow
         self.members: set[int] = set()
         self.slots: IntArray | None = None  # the members, ascending, or not computed yet
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)

@@ -26,7 +26,7 @@ from batcher.decoding.filters import (
 )
 from batcher.decoding.logprobs import Floats, as_told, log_softmax, token_logprob
 from batcher.errors import Failure, InvariantError
-from batcher.models.base import FloatArray, IntArray, Tokenizer
+from batcher.models.base import FloatArray, IntArray, Tokenizer, TopLogits
 from batcher.result import TokenLogprob
 from batcher.splitmix64 import GAMMA, MASK, Bits, mix, mix_in_place
 from batcher.tokens import Tokens
@@ -166,11 +166,18 @@ def draw(
     states: DrawStates,
     params: SamplingParams,
     drafts: Sequence[DrawnDraft | None] = (),
+    of_columns: IntArray | None = None,
 ) -> DrawnTokens:
-    """Return one token of each row of `logits` [rows, vocab]; drafts: those to verify."""
+    """Return one token of each row of `logits` [rows, vocab].
+
+    drafts: those to verify. of_columns: the token ids of the columns, [rows, width], ascending, if
+    these are not the vocabulary.
+    """
     drawn = DrawnTokens(np.zeros(len(logits), np.int64), states.mu.copy(), {})
     for candidates in _narrow(logits, params):
         rows, token_ids, scores = candidates
+        if of_columns is not None:
+            token_ids = np.take_along_axis(of_columns[rows], token_ids, axis=-1)
         own = DrawStates(states.keys[rows], states.positions[rows], states.mu[rows])
         if params.is_greedy:
             columns: IntArray = scores.argmax(axis=-1)
@@ -270,6 +277,7 @@ class SamplingRow(NamedTuple):
 
     key: see row_key. stop_token_ids: ids held off until min_tokens, EOS included.
     partner: the slot of the negative prompt's row; set exactly if params.cfg_scale is not 1.
+    is_narrow: whether the largest logits are enough, see SamplingParams.is_narrow.
     """
 
     params: SamplingParams
@@ -278,6 +286,7 @@ class SamplingRow(NamedTuple):
     stop_token_ids: tuple[int, ...] = ()
     partner: int | None = None
     is_beam: bool = False
+    is_narrow: bool = False
 
 
 class SuspendedSampling(NamedTuple):
@@ -320,7 +329,7 @@ class Sampler:
     """Chooses the tokens of open rows."""
 
     def __init__(self, num_slots: int, vocab_size: int, tokenizer: Tokenizer) -> None:
-        self._slots: IntArray | None = None  # computed when needed
+        self._slots: tuple[IntArray, IntArray] | None = None  # computed when needed
         self._vocab_size = vocab_size
         # glibc returns a block to the system at once if it is larger than all freed before, up to
         # 32 MB (mallopt(3), M_MMAP_THRESHOLD), and mapping it again takes longer than using it.
@@ -328,10 +337,11 @@ class Sampler:
         np.empty(KEPT_MEMORY, np.uint8)
         vocabulary = Vocabulary(tokenizer.token_bytes, vocab_size)
         self._bad_words = lru_cache(MAX_BAD_WORDS)(partial(BadWords, vocabulary=vocabulary))
-        self._groups: dict[tuple[SamplingParams, bool], Group] = {}
+        self._groups: dict[tuple[SamplingParams, bool, bool], Group] = {}
         self._rows: list[tuple[SamplingRow, Group] | None] = [None] * num_slots
-        self._is_wanted = np.zeros(num_slots, np.bool_)
-        self._logit_rows: IntArray = np.zeros(num_slots, np.int64)  # where in `slots` a slot is
+        self._is_wanted, self._is_narrow = (np.zeros(num_slots, np.bool_) for _ in range(2))
+        # where in `slots` or `narrow_slots` a slot is
+        self._logit_rows: IntArray = np.zeros(num_slots, np.int64)
         self._partners: IntArray = np.full(num_slots, NONE)
         self._keys = np.zeros(num_slots, np.uint64)
         self._positions: IntArray = np.zeros(num_slots, np.int64)
@@ -357,11 +367,20 @@ class Sampler:
     @property
     def slots(self) -> IntArray:
         """[logit rows] the slots, ascending, whose logits `sample` needs: of rows and partners."""
+        return self._wanted_slots()[0]
+
+    @property
+    def narrow_slots(self) -> IntArray:
+        """[rows] the slots, ascending, whose largest logits `sample` needs."""
+        return self._wanted_slots()[1]
+
+    def _wanted_slots(self) -> tuple[IntArray, IntArray]:
         if self._slots is None:
-            (slots,) = self._is_wanted.nonzero()
-            slots.flags.writeable = False  # models receive it
-            self._logit_rows[slots] = np.arange(len(slots))
-            self._slots = slots
+            whole, narrow = self._is_wanted & ~self._is_narrow, self._is_wanted & self._is_narrow
+            self._slots = whole.nonzero()[0], narrow.nonzero()[0]
+            for slots in self._slots:
+                slots.flags.writeable = False  # models receive it
+                self._logit_rows[slots] = np.arange(len(slots))
         return self._slots
 
     def open(self, slot: int, row: SamplingRow) -> None:
@@ -387,7 +406,7 @@ class Sampler:
             group.members.discard(slot)
             group.slots = None
             if not group.members:
-                del self._groups[row.params, row.is_beam]
+                del self._groups[row.params, row.is_beam, row.is_narrow]
             self._rows[slot] = None
             self._partners[slot] = NONE
             self._seen.counts.pop(slot, None)
@@ -438,12 +457,14 @@ class Sampler:
         masks: Masks | None = None,
         skip: Collection[int] = (),
         some: IntArray | None = None,
+        top: TopLogits | None = None,
     ) -> Sampled:
         """Choose a token for every open row and advance the rows; beams wait for `extend`.
 
         logits: [len(self.slots), vocab] in the order of `slots`; unchanged.
         skip: slots whose rows have no usable logits, because the model failed them.
         some: [rows] the only slots to sample, without partners; the logits are [rows, vocab] then.
+        top: of `narrow_slots`.
         """
         wanted = self.slots if some is None else some
         places = self._logit_rows
@@ -454,21 +475,18 @@ class Sampler:
         if logits.shape != (len(wanted), self._vocab_size):
             raise InvariantError(f"logits {logits.shape} for {len(wanted)} rows")
         tokens: IntArray = np.zeros(len(self._rows), np.int64)
-        sampled = Sampled(tokens, self._failures(logits, wanted, skip), {}, {})
+        maxima = logits.max(axis=-1) if len(logits) else np.zeros(0, np.float32)  # NaN if any is
+        if top is not None:
+            of_top = np.where(np.isnan(top.log_sums), np.nan, top.logits.max(axis=-1))
+            maxima = np.concatenate([maxima, of_top])
+            wanted = np.concatenate([wanted, self.narrow_slots])
+        sampled = Sampled(tokens, self._failures(maxima, wanted, skip), {}, {})
         out = [*skip, *sampled.failed]
         mask_rows = np.full(len(self._rows), NONE)
         if masks is not None:
             mask_rows[masks.slots] = np.arange(len(masks.slots))
-        for group in self._groups.values():
-            if group.slots is None:
-                group.slots = np.array(sorted(group.members), np.int64)
-            slots = group.slots[~np.isin(group.slots, out)] if out else group.slots
-            if some is not None:
-                slots = slots[np.isin(slots, some)]
-            if not len(slots):
-                continue
-            params = group.params
-            raw = logits if len(slots) == len(logits) else logits[places[slots]]
+        for group, of_slots, of_raw, own in self._parts(logits, places, out, some, top):
+            params, slots, raw = group.params, of_slots, of_raw
             if group.is_beam:
                 with np.errstate(over="ignore"):
                     raw = log_softmax(raw).astype(np.float32)
@@ -482,6 +500,8 @@ class Sampler:
             chosen: IntArray | None = None
             if params.is_greedy and not params.has_processed_logprobs:
                 chosen = edited.argmax(axis=-1)
+                if own is not None:
+                    chosen = own.token_ids[np.arange(len(slots)), chosen]
             if edited is not raw:
                 at = np.arange(len(edited))
                 largest = edited.max(-1) if chosen is None else edited[at, chosen]
@@ -497,7 +517,7 @@ class Sampler:
                 states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
                 cells = [*zip(slots.tolist(), states.positions.tolist(), strict=True)]
                 drafts = [self._drafts.get(cell) for cell in cells] if self._drafts else ()
-                drawn = draw(edited, states, params, drafts)
+                drawn = draw(edited, states, params, drafts, own and own.token_ids)
                 if self._drafted is not None:
                     drawn_from = probabilities(edited, states.mu, params).astype(np.float32)
                     made = map(DrawnDraft, drawn.tokens.tolist(), drawn_from)
@@ -509,10 +529,16 @@ class Sampler:
                 num_top, token_ids = params.num_logprobs, np.arange(self._vocab_size)
                 pairs = zip(slots.tolist(), chosen.tolist(), strict=True)
                 for place, (slot, token) in enumerate(pairs):
-                    [logprobs] = log_softmax(raw[place : place + 1])
-                    self._cumulative[slot] += as_told(logprobs[token])
+                    column = token
+                    if own is not None:
+                        logprobs = raw[place].astype(np.float64) - own.log_sums[place]
+                        token_ids = own.token_ids[place]
+                        column = int(token_ids.searchsorted(token))
+                    else:
+                        [logprobs] = log_softmax(raw[place : place + 1])
+                    self._cumulative[slot] += as_told(logprobs[column])
                     if num_top is not None and not params.has_processed_logprobs:
-                        sampled.logprobs[slot] = token_logprob(logprobs, token_ids, token, num_top)
+                        sampled.logprobs[slot] = token_logprob(logprobs, token_ids, column, num_top)
             tokens[slots] = chosen
             if params.cfg_scale != 1:
                 tokens[self._partners[slots]] = chosen
@@ -520,6 +546,40 @@ class Sampler:
             if group.remembers:
                 self._remember(group, slots, chosen)
         return sampled
+
+    def _parts(
+        self,
+        logits: FloatArray,
+        places: IntArray,
+        out: list[int],
+        some: IntArray | None,
+        top: TopLogits | None,
+    ) -> Iterator[tuple[Group, IntArray, FloatArray, TopLogits | None]]:
+        """Yield rows of a group: their slots and logits, and those of `top` if these are enough.
+
+        Arguments as in `sample`; places: by slot; out: slots without a token.
+        """
+        for group in self._groups.values():
+            if group.slots is None:
+                group.slots = np.array(sorted(group.members), np.int64)
+            slots = group.slots[~np.isin(group.slots, out)] if out else group.slots
+            if some is not None:
+                slots = slots[np.isin(slots, some)]
+            if not len(slots):
+                continue
+            if not (top and group.is_narrow):
+                whole = len(slots) == len(logits)
+                yield group, slots, logits if whole else logits[places[slots]], None
+                continue
+            at = places[slots]
+            needs_more = np.zeros(len(slots), np.bool_)
+            if top.logits.shape[-1] < self._vocab_size:
+                needs_more = group.params.needs_more(top.logits[at])
+            if needs_more.any():
+                yield group, slots[needs_more], top.whole(at[needs_more]), None
+            if not needs_more.all():
+                own = top.of(at[~needs_more])
+                yield group, slots[~needs_more], own.logits, own
 
     def probabilities(self, slot: int, logits: FloatArray) -> Floats:
         """Return [vocab] the distribution of the next token of the row in `slot`; logits: [vocab].
@@ -574,12 +634,14 @@ class Sampler:
     # -- parts of the above ----------------------------------------------------------------------
 
     def _enter(self, slot: int, row: SamplingRow) -> None:
-        group = self._groups.get((row.params, row.is_beam))
+        kind = row.params, row.is_beam, row.is_narrow
+        group = self._groups.get(kind)
         if group is None:
             words = row.params.bad_words
-            group = self._groups[row.params, row.is_beam] = Group(
+            group = self._groups[kind] = Group(
                 row.params,
                 is_beam=row.is_beam,
+                is_narrow=row.is_narrow,
                 vocab_size=self._vocab_size,
                 bad_words=self._bad_words(words) if words else None,
             )
@@ -591,12 +653,12 @@ class Sampler:
 
     def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
         self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted
+        self._is_narrow[slot] = row.is_narrow
         self._slots = None
 
     def _failures(
-        self, logits: FloatArray, wanted: IntArray, skip: Collection[int]
+        self, maxima: FloatArray, wanted: IntArray, skip: Collection[int]
     ) -> dict[int, Failure]:
-        maxima = logits.max(axis=-1)  # NaN if any is
         unusable = {}
         for row in (~np.isfinite(maxima)).nonzero()[0]:
             why = "every logit is -inf, so that no token has a probability"

@@ -358,7 +358,7 @@ class ModelRunner:
         batch, rows, pages = self.batch, self.rows, self.pages
         output: ModelOutput | None
         if rows is not None:
-            batch.logit_slots = rows.sampler.slots
+            batch.logit_slots, batch.top_slots = rows.sampler.slots, rows.sampler.narrow_slots
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
         try:

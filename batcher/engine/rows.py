@@ -35,8 +35,10 @@ from batcher.models.base import (
     IntArray,
     Model,
     ModelOutput,
+    TopLogits,
     eos_token_ids_of,
     join_bytes,
+    number_of,
 )
 from batcher.requests.validation import logit_fields_of
 from batcher.result import NUM_DIGITS, FinishReason, TokenLogprob
@@ -88,6 +90,7 @@ class RowDecoder:
         self._grammars, self._tokens, self._stops = grammars, tokens, stops
         self._tokenizer, self.eos_token_ids = model.tokenizer, eos_token_ids_of(model)
         self._gives, self._may_speculate = model.gives, may_speculate
+        self._num_top = 0 if may_speculate else number_of(model, "num_top_logits") or 0
         self._is_streaming, self._step = is_streaming, 0
         self.takes_plain = model.gives == "logits" or is_streaming or may_speculate
         self.vocab_size = model.vocab_size or 0
@@ -157,6 +160,9 @@ class RowDecoder:
                 partner=first.others[0].slot if first.others and not is_beam else None,
                 is_beam=is_beam,
             )
+            if self._num_top and not is_beam and not constraint:
+                is_narrow = sampling.params.is_narrow(self._num_top)
+                sampling = sampling._replace(is_narrow=is_narrow)
             self.sampler.open(slot, sampling)
         if row is None:
             self._stops.open(slot, first.automaton)
@@ -282,7 +288,7 @@ class RowDecoder:
         failed: failures of the model, by the slot of each group's first row.
         """
         self._step, decoded = step, Decoded(failed=failed)
-        self.give(output.tokens, output.logits, decoded, output.failed)
+        self.give(output.tokens, output.logits, decoded, output.failed, top=output.top_logits)
         return decoded
 
     def give(
@@ -292,20 +298,25 @@ class RowDecoder:
         decoded: Decoded,
         skip: Collection[int] = (),
         some: list[int] | None = None,
+        top: TopLogits | None = None,
     ) -> None:
         """Give every row, or some rows, the next token, exactly as a step of their own would.
 
         tokens: [num_slots] the model's choice; overwritten by sampled tokens.  decoded: receives
-        stops, failures and forks.  logits, skip, some: as in Sampler.sample; `some` ascends.
+        stops, failures and forks.  logits, skip, some, top: as in Sampler.sample; `some` ascends.
         """
         sampler, first_slots, failed = self.sampler, self.first_slots, decoded.failed
         if not sampler.is_idle:
-            if logits is None:
-                raise InvariantError("the model gave no logits")
             slots = sampler.slots if some is None else np.array(some)
+            if logits is None:
+                if slots.size:
+                    raise InvariantError("the model gave no logits")
+                logits = np.zeros((0, self.vocab_size), np.float32)
             constraints = self.constraints_of(self._states if some is None else some)
             masks = self.masks_of(constraints)
-            sampled = sampler.sample(logits, masks, skip, None if some is None else slots)
+            sampled = sampler.sample(logits, masks, skip, None if some is None else slots, top)
+            if top is not None:
+                slots = np.concatenate([slots, sampler.narrow_slots])
             tokens[slots] = sampled.tokens[slots]
             for slot, failure in sampled.failed.items():
                 why = constraints[slot].failure if slot in constraints else None

@@ -304,12 +304,16 @@ class TileCache:
         return torch.cat(hidden) if hidden else self.decoder.hidden[:0]
 
     @torch.inference_mode()
-    def choose(self, hidden: torch.Tensor, rows: IntArray) -> tuple[IntArray, FloatArray]:
-        """Return the likeliest token after each of `hidden`, and the logits of some rows.
+    def choose(
+        self, hidden: torch.Tensor, rows: IntArray, top_rows: IntArray, num_top: int
+    ) -> tuple[IntArray, FloatArray, tuple[Any, ...]]:
+        """Return the likeliest token after each of `hidden`, and logits of some rows.
 
-        rows: ascending indices in `hidden`; only their logits leave the device, as float32.
+        rows: ascending indices in `hidden` of rows whose logits leave the device, as float32.
+        top_rows: the same of rows of which only `num_top` leave it, as in TopLogits.
         """
-        tokens, logits, begin = [], [], 0
+        begin, tokens, logits = 0, [], []
+        tops: list[tuple[torch.Tensor, ...]] = []
         while begin < len(hidden):
             left = len(hidden) - begin
             size = next((size for size in self._heads if size >= left), max(self._heads))
@@ -317,20 +321,53 @@ class TileCache:
             head.hidden[: len(piece)].copy_(piece)
             head.run()
             tokens.append(head.tokens[: len(piece)].clone())
-            first, last = np.searchsorted(rows, [begin, begin + size])
-            if first < last:
-                own = torch.from_numpy(rows[first:last] - begin).to(self._device)
+            own, own_top = (
+                torch.from_numpy(each[first:last] - begin).to(self._device, non_blocking=True)
+                for each in (rows, top_rows)
+                for first, last in [np.searchsorted(each, [begin, begin + size])]
+            )
+            if len(own):
                 logits.append(self._to_host(head.logits[own]))
+            if len(own_top):
+                sums = head.logits.double().logsumexp(-1)[own_top]  # of a fixed number of rows
+                values = head.logits[own_top]
+                tops.append((*_largest(values, num_top), sums, values))
             begin += size
-        chosen: IntArray = torch.cat(tokens).cpu().numpy()  # it waits for the logits, too
+        of_tops = [torch.cat(parts) for parts in zip(*tops, strict=True)]
+        on_host = [self._to_host(part) for part in of_tops[:3]]
+        chosen: IntArray = torch.cat(tokens).cpu().numpy()  # it waits for the copies, too
         found = [part.float().numpy() for part in logits]
         none = np.zeros((0, self.decoder.config.vocab_size), np.float32)
-        return chosen, np.concatenate(found) if found else none
+
+        def whole(indices: IntArray) -> FloatArray:
+            lines = of_tops[3][torch.from_numpy(indices).to(self._device)]
+            all_logits: FloatArray = lines.float().cpu().numpy()
+            return all_logits
+
+        top: tuple[Any, ...] = ()
+        if on_host:
+            ids, values, sums = on_host
+            top = ids.numpy(), values.float().numpy(), sums.numpy(), whole
+        return chosen, np.concatenate(found) if found else none, top
 
     def _to_host(self, numbers: torch.Tensor) -> torch.Tensor:
         is_pinned = self._device.type != "cpu"  # otherwise the copy takes four times as long
         host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=is_pinned)
         return host.copy_(numbers, non_blocking=True)
+
+
+def _largest(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids of the largest logits of each row, ascending, and these logits.
+
+    Of equal ones the lower ids come first: floats become integers of the same order, and the id
+    their last bits.
+    """
+    bits = (logits.float() + 0.0).view(torch.int32).long()  # -0.0 becomes 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 32
+    behind = 2**32 - 1 - torch.arange(logits.shape[1], device=logits.device)
+    largest = (ordered | behind).topk(min(num, logits.shape[1])).values
+    ids = (2**32 - 1 - (largest & (2**32 - 1))).sort().values
+    return ids, logits.gather(1, ids)
 
 
 class _Tile:

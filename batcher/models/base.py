@@ -109,15 +109,17 @@ class Batch:
     tokens: [num_slots] for every other row in `slots`, its last generated token; writable.
     logit_slots: [logit rows] the slots whose logits are wanted, ascending, read-only; the model's
     own token for them is ignored.
+    top_slots: the same of slots for which the largest logits are enough; empty unless the model
+    has `num_top_logits`.
     pages: None unless the model is paged and the engine pages.
     """
 
-    __slots__ = ("_is_yielding", "chunks", "logit_slots", "pages", "tokens")
+    __slots__ = ("_is_yielding", "chunks", "logit_slots", "pages", "tokens", "top_slots")
 
     def __init__(self, num_slots: int, pages: Pages | None = None) -> None:
         self.chunks: list[Chunk] = []
         self.tokens: IntArray = np.zeros(num_slots, np.int64)
-        self.logit_slots = NO_SLOTS
+        self.logit_slots = self.top_slots = NO_SLOTS
         self.pages = pages
         self._is_yielding = bytearray(num_slots)  # by slot, whether its row yields
 
@@ -169,13 +171,39 @@ class Batch:
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Compute only chunks inside: no row yields, and `tokens` is restored at the end."""
-        is_yielding, tokens, logit_slots = self._is_yielding, self.tokens.copy(), self.logit_slots
+        is_yielding, tokens = self._is_yielding, self.tokens.copy()
+        wanted = self.logit_slots, self.top_slots
         self._is_yielding = bytearray(len(is_yielding))
-        self.logit_slots = NO_SLOTS
+        self.logit_slots = self.top_slots = NO_SLOTS
         try:
             yield
         finally:
-            self._is_yielding, self.tokens, self.logit_slots = is_yielding, tokens, logit_slots
+            self._is_yielding, self.tokens = is_yielding, tokens
+            self.logit_slots, self.top_slots = wanted
+
+
+class TopLogits(NamedTuple):
+    """The largest logits of some rows; of equal ones, those of the lower ids.
+
+    token_ids: [rows, num_top_logits] int64, ascending in each row; as many as the vocabulary has if
+    these are fewer. logits: the same shape, float32.
+    log_sums: [rows] float64, log(sum(exp)) of all logits of a row; NaN if a logit is NaN.
+    whole: takes indices of rows, and returns all their logits [indices, vocab] float32; valid until
+    the next call of the model.
+    """
+
+    token_ids: IntArray
+    logits: FloatArray
+    log_sums: NDArray[np.float64]
+    whole: Callable[[IntArray], FloatArray]
+
+    def of(self, rows: IntArray) -> "TopLogits":
+        """Return the same of some rows."""
+
+        def whole(indices: IntArray) -> FloatArray:
+            return self.whole(rows[indices])
+
+        return TopLogits(self.token_ids[rows], self.logits[rows], self.log_sums[rows], whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +219,7 @@ class ModelOutput:
     float32, which may be computed lazily before the next call.
     draft_logits: [drafts of all chunks, vocab] float32, the logits after each draft, in the order
     of the chunks; arbitrary for failed rows. None without drafts.
+    top_logits: of Batch.top_slots in order; None without them.
     """
 
     tokens: IntArray
@@ -198,6 +227,7 @@ class ModelOutput:
     logits: FloatArray | None = None
     chunk_logits: Mapping[int, Iterable[FloatArray]] = field(default_factory=dict)
     draft_logits: FloatArray | None = None
+    top_logits: TopLogits | None = None
 
 
 class Tokenizer(Protocol):
@@ -226,6 +256,7 @@ class Model(Protocol):
     Optional attributes:
     scores_prompts: it returns `chunk_logits` of scored chunks.
     is_paged: it is a PagedModel.
+    num_top_logits: for rows in `Batch.top_slots`, it returns this number of largest logits.
     verifies_drafts: it is paged, has logits, and returns `draft_logits` of chunks with drafts.
     verifies_trees: drafts may be a tree, see Chunk.draft_parents.
     recomputes_drafts: accepted drafts are computed again, as the first tokens of the next chunk, as
@@ -340,7 +371,7 @@ def special_encoder_of(model: Model) -> Callable[[str], list[int]] | None:
 
 
 def number_of(model: Model, name: str) -> int | None:
-    """Return max_context or kv_bytes_per_token of a model, or None."""
+    """Return max_context, kv_bytes_per_token or num_top_logits of a model, or None."""
     number = told(model, name, None)
     return number if type(number) is int and number > 0 else None
 

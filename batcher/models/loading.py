@@ -45,6 +45,7 @@ from batcher.models.base import (
     PagedModel,
     Prefixes,
     Tokenizer,
+    TopLogits,
     can_page,
     can_score,
     can_verify,
@@ -130,8 +131,10 @@ class CheckedModel:
         token_slots = slots
         computed = {*slots.tolist(), *(chunk.slot for chunk in batch.chunks)}
         num_slots, vocab_size = self._num_slots, self.vocab_size
-        if logit_slots.size:
-            token_slots = np.setdiff1d(slots, logit_slots, assume_unique=True)
+        top_slots = batch.top_slots
+        for others in (logit_slots, top_slots):
+            if others.size:
+                token_slots = np.setdiff1d(token_slots, others, assume_unique=True)
         if self._prefixes is not None:
             prefixes = self._prefixes
             extend_prefixes(prefixes, batch)
@@ -157,6 +160,7 @@ class CheckedModel:
             answered = np.asarray(output.tokens) if token_slots.size else None
             logits = np.asarray(output.logits) if logit_slots.size else None
             after_drafts = np.asarray(output.draft_logits) if num_drafts else None
+            top = self._checked_top(output.top_logits, len(top_slots)) if top_slots.size else None
             scores = dict(output.chunk_logits) if any(chunk.is_scored for chunk in chunks) else {}
         except (KeyboardInterrupt, LostModelError):
             raise
@@ -187,7 +191,13 @@ class CheckedModel:
             logits = self._logits(logits, logit_slots.size)
         if after_drafts is not None:
             after_drafts = self._logits(after_drafts, num_drafts, "drafts")
-        return ModelOutput(tokens, failed, logits, checked_scores, after_drafts)
+        return ModelOutput(tokens, failed, logits, checked_scores, after_drafts, top)
+
+    def _checked_top(self, top: TopLogits | None, num_rows: int) -> TopLogits:
+        shapes = [part.shape for part in top[:3]] if top else []
+        if not top or len(top.log_sums) != num_rows or shapes[0] != shapes[1]:
+            raise ModelError(f"{self.name} returned largest logits {shapes} for {num_rows} rows")
+        return top
 
     def _pieces(self, pieces: Iterable[Any], num_tokens: int) -> Iterator[FloatArray]:
         num_left = num_tokens

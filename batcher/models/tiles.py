@@ -6,12 +6,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from batcher.errors import Failure, InvariantError
-from batcher.models.base import Batch, Chunk, FloatArray, IntArray, ModelOutput, Tokenizer
+from batcher.models.base import (
+    Batch,
+    Chunk,
+    FloatArray,
+    IntArray,
+    ModelOutput,
+    Tokenizer,
+    TopLogits,
+)
 from batcher.models.transformer import DecoderModel
 from batcher.transformer.step import OWN_BLOCK_SIZE, OwnTables
 
 _NUM_TRIED = 24  # tokens
 _PIECE = 64  # rows of logits at once
+_NO_ROWS: IntArray = np.zeros(0, np.int64)
 
 
 class _StepTokens(NamedTuple):
@@ -45,6 +54,7 @@ class TileModel(DecoderModel):
 
     is_paged = True
     verifies_drafts = True
+    num_top_logits = 256
 
     def __init__(
         self,
@@ -118,7 +128,11 @@ class TileModel(DecoderModel):
         """Compute the new tokens of all rows; a row that exceeds the context fails."""
         failed: dict[int, str | Failure] = {}
         step = self._tokens_of(batch, failed)
-        lasts, drafts = step.lasts[batch.logit_slots], step.drafts
+        lasts, tops, drafts = (
+            step.lasts[batch.logit_slots],
+            step.lasts[batch.top_slots],
+            step.drafts,
+        )
         yields = batch.slots[step.lasts[batch.slots] >= 0]
         chosen = np.union1d(step.lasts[yields], drafts[drafts >= 0])
         wanted = np.unique(np.concatenate([chosen, *step.scored.values()]))
@@ -130,11 +144,22 @@ class TileModel(DecoderModel):
         }
         needed = np.union1d(lasts[lasts >= 0], drafts[drafts >= 0])
         logits = np.zeros((0, self.vocab_size), np.float32)
+        top_logits: TopLogits | None = None
         if chosen.size:
             at = wanted.searchsorted(chosen)
             own = hidden if at.size == len(hidden) else hidden[at]
-            tokens, logits = self._cache.choose(own, chosen.searchsorted(needed))
+            top_rows = chosen.searchsorted(np.maximum(tops, chosen[0]))  # any for failed slots
+            rows = np.unique(top_rows)
+            tokens, logits, top = self._cache.choose(
+                own, chosen.searchsorted(needed), rows, self.num_top_logits
+            )
             self._tokens[yields] = tokens[chosen.searchsorted(step.lasts[yields])]
+            if tops.size:
+                top_logits = TopLogits(*top).of(rows.searchsorted(top_rows))
+        elif tops.size:  # of failed rows alone
+            none = np.zeros((len(tops), 1), np.float32)
+            ids, sums = none.astype(np.int64), none[:, 0].astype(np.float64)
+            top_logits = TopLogits(ids, none, sums, lambda rows: none[rows])
 
         def logits_at(tokens: IntArray) -> FloatArray | None:
             if not tokens.size or np.array_equal(tokens, needed):  # without a copy
@@ -143,7 +168,8 @@ class TileModel(DecoderModel):
             lines[tokens >= 0] = logits[needed.searchsorted(tokens[tokens >= 0])]
             return lines
 
-        return ModelOutput(self._tokens, failed, logits_at(lasts), chunk_logits, logits_at(drafts))
+        all_logits = logits_at(lasts), chunk_logits, logits_at(drafts), top_logits
+        return ModelOutput(self._tokens, failed, *all_logits)
 
     def _tokens_of(self, batch: Batch, failed: dict[int, str | Failure]) -> _StepTokens:
         """Return the tokens to compute, whose blocks are there; add rows to `failed`."""
@@ -212,4 +238,4 @@ class TileModel(DecoderModel):
     def _logits_of(self, hidden: Any) -> Iterator[FloatArray]:
         for start in range(0, len(hidden), _PIECE):
             piece = hidden[start : start + _PIECE]
-            yield self._cache.choose(piece, np.arange(len(piece)))[1]
+            yield self._cache.choose(piece, np.arange(len(piece)), _NO_ROWS, 0)[1]

@@ -5,7 +5,15 @@ import pytest
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel, decode
 from batcher.errors import ModelError
-from batcher.models.base import Batch, Chunk, ModelOutput, Pages, can_verify, can_verify_trees
+from batcher.models.base import (
+    Batch,
+    Chunk,
+    ModelOutput,
+    Pages,
+    TopLogits,
+    can_verify,
+    can_verify_trees,
+)
 from batcher.models.loading import as_model
 from batcher.models.tokenizers import ByteTokenizer
 
@@ -284,3 +292,56 @@ def test_a_model_without_fork_is_handed_whole_prefixes_instead():
         ([0, 1, 3], []),
         3,
     ]
+
+
+class Narrow:
+    """A Model that returns only the largest logits of rows; num_rows: fewer in its answer."""
+
+    gives, num_top_logits = "both", 8
+
+    def __init__(self, num_rows=0):
+        self._inner, self._num_rows = SimulatedModel(), num_rows
+        self.name, self.settings = "narrow", {}
+        self.tokenizer, self.vocab_size = self._inner.tokenizer, self._inner.vocab_size
+        self.eos_token_id = self._inner.eos_token_id
+        self.allocate, self.release = self._inner.allocate, self._inner.release
+
+    def forward(self, batch):
+        num_whole, slots = len(batch.logit_slots), [*batch.logit_slots, *batch.top_slots]
+        order = np.argsort(slots)
+        batch.logit_slots = np.array(slots, np.int64)[order]
+        output = self._inner.forward(batch)
+        if output.logits is None:
+            return output
+        logits = output.logits[order.argsort()]
+        rows = logits[num_whole : len(logits) - self._num_rows]
+        ids = np.sort(np.argsort(-rows, axis=1, kind="stable")[:, :8], axis=1)
+        sums = np.log(np.exp(rows.astype(float)).sum(axis=1))
+        top = TopLogits(ids, np.take_along_axis(rows, ids, 1), sums, lambda at: rows[at])
+        return ModelOutput(output.tokens, logits=logits[:num_whole], top_logits=top)
+
+
+SAMPLED = [
+    Request(prompt=[7] * n, max_tokens=9, seed=n, ignore_eos=True, **fields)
+    for n, fields in enumerate(
+        [
+            {"temperature": 1.0, "top_k": 5},
+            {"logprobs": 2},
+            {"temperature": 1.0},
+            {"temperature": 1.0, "top_k": 7, "presence_penalty": 0.5},
+            {"temperature": 1.0, "min_p": 0.2, "logprobs": 1},
+        ],
+        1,
+    )
+]
+
+
+def test_a_model_may_return_the_largest_logits_only():
+    for batch_size in (1, 3):
+        found = decode(SAMPLED, model=Narrow(), batch_size=batch_size)
+        assert found == decode(SAMPLED, batch_size=batch_size)
+
+
+def test_missing_largest_logits_are_an_error():
+    [result, *_] = decode(SAMPLED, model=Narrow(1), batch_size=2)
+    assert "narrow returned largest logits [(" in result.error.message

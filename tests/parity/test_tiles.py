@@ -178,6 +178,39 @@ def test_drafts_beams_and_scores_are_those_without_a_batch(folder):
     assert told == pytest.approx(wanted, abs=1e-3)
 
 
+@pytest.mark.parametrize("num_top", [10, 60])
+def test_the_largest_logits_choose_as_all_of_them_do(folders, monkeypatch, num_top):
+    model = load_model(f"hf:{folders['llama']}", exact=True, dtype="bfloat16")
+    settings = [
+        {"logprobs": 3},
+        {"temperature": 1.0, "top_k": 8, "top_p": 0.9},
+        {"temperature": 2.0, "top_k": 9, "min_p": 0.1, "logprobs": 2},
+        {"temperature": 0.7, "min_p": 0.02},
+        {"temperature": 0.7, "min_p": 0.3, "logprobs": 5, "logprobs_mode": "processed"},
+        {"temperature": 1.5, "top_k": 5, "n": 2, "best_of": 3},
+        {},
+        {"temperature": 1.0, "top_p": 0.9},  # these have all logits
+        {"temperature": 1.0, "top_k": 5, "frequency_penalty": 0.5},
+    ]
+    asked = [
+        {"prompt": prompt, "max_tokens": 12, "seed": 3, **fields}
+        for prompt, fields in zip(prompts(Random(3)), settings, strict=True)
+    ]
+    told, largest = [], tiles._largest
+    used = []
+    monkeypatch.setattr(tiles, "_largest", lambda *given: used.append(given[1]) or largest(*given))
+    for number in (0, num_top):
+        monkeypatch.setattr(TileModel, "num_top_logits", number)
+        told.append(
+            [
+                (result.tokens, result.logprobs, result.cumulative_logprob)
+                for result in results_of(model, asked, 4, {"max_batch_tokens": 16})
+            ]
+        )
+    assert told[0] == told[1]
+    assert {*used} == {num_top}
+
+
 def test_rows_beyond_the_context_and_empty_ones_fail_alone(folders):
     model = load_model(f"hf:{folders['llama']}", exact=True, max_context=20).inner
     model.allocate(3)
@@ -219,9 +252,9 @@ def test_a_twin_has_a_cache_of_its_own(folders):
 def test_a_size_whose_bits_differ_is_not_used(folders, monkeypatch):
     computed = tiles.TileCache.choose
 
-    def differs_in_large_tiles(self, hidden, rows):
-        tokens, logits = computed(self, hidden, rows)
-        return tokens, logits + (len(self._tiles) > 1) * self.last_size
+    def differs_in_large_tiles(self, *given):
+        tokens, logits, top = computed(self, *given)
+        return tokens, logits + (len(self._tiles) > 1) * self.last_size, top
 
     monkeypatch.setattr(tiles.TileCache, "last_size", 0, raising=False)
     compute = tiles.TileCache.compute

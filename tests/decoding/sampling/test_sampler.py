@@ -15,6 +15,7 @@ from batcher.decoding import filters
 from batcher.decoding.filters import BadWords, SamplingParams, Vocabulary
 from batcher.decoding.sampling import Masks, Sampled, Sampler, SamplingRow, row_key
 from batcher.errors import Failure, InvariantError
+from batcher.models.base import TopLogits
 from batcher.result import LOWEST_LOGPROB, TokenLogprob, TopLogprob
 
 NAN, INF = math.nan, math.inf
@@ -458,3 +459,65 @@ def test_the_automaton_is_that_of_a_search(words: list[str]) -> None:
             assert automaton.completes([state, 0])[0, token] == found
             assert automaton._line.cache_info().currsize <= 2
             state = automaton.next_state(state, token)
+
+
+NARROW = [
+    structs.replace(GREEDY, num_logprobs=2, needs_cumulative=True),
+    SamplingParams(temperature=0.8, top_k=4, top_p=0.9, typical_p=0.95),
+    SamplingParams(temperature=1.7, top_k=6, num_logprobs=3),
+    SamplingParams(temperature=1.7, top_k=6, num_logprobs=3, has_processed_logprobs=True),
+    SamplingParams(temperature=0.5, min_p=0.3),
+    SamplingParams(temperature=2.0, min_p=0.01, num_logprobs=1),
+]
+
+
+def top_logits(logits, num):
+    """Return the largest logits of rows, of equal ones those of the lower ids."""
+    token_ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, :num], axis=-1)
+    with np.errstate(invalid="ignore"):
+        log_sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
+    largest = np.take_along_axis(logits, token_ids, axis=-1)
+    return TopLogits(token_ids, largest, log_sums, lambda rows: logits[rows])
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_top=st.integers(7, 40), num_digits=st.integers(0, 3))
+@examples(50)
+def test_the_largest_logits_choose_what_all_logits_choose(seed, num_top, num_digits):
+    rng = np.random.default_rng(seed)
+    logits = language_like(rng, len(NARROW) + 1, 60).round(num_digits)  # many ties
+    logits[0, 3] = rng.choice([0, NAN, INF])
+    whole, narrow = (Sampler(len(logits), 60, Letters(60)) for _ in range(2))
+    for slot, params in enumerate([*NARROW, SAMPLED]):
+        row = SamplingRow(params, slot, [])
+        whole.open(slot, row)
+        narrow.open(slot, row._replace(is_narrow=params.is_narrow(num_top)))
+    assert narrow.slots.tolist() == [len(NARROW)]
+    assert narrow.narrow_slots.tolist() == [*range(len(NARROW))]
+    for _ in range(3):
+        expected = whole.sample(logits, skip=[1])
+        found = narrow.sample(logits[-1:], skip=[1], top=top_logits(logits[:-1], num_top))
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        assert found.failed == expected.failed
+        assert found.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SAMPLED,
+        SamplingParams(temperature=1.0, top_p=0.9),
+        SamplingParams(temperature=1.0, top_k=10),
+        SamplingParams(temperature=1.0, top_k=3, bad_words=("a",)),
+        SamplingParams(temperature=1.0, top_k=3, repetition_penalty=1.1),
+        SamplingParams(temperature=1.0, top_k=3, logit_bias=((3, 4.0),)),
+        SamplingParams(temperature=1.0, top_k=3, min_tokens=2),
+        SamplingParams(temperature=1.0, top_k=3, allowed_token_ids=(1, 2)),
+        SamplingParams(temperature=1.0, top_k=3, cfg_scale=1.5),
+        SamplingParams(temperature=1.0, top_k=3, mirostat=2),
+        SamplingParams(num_logprobs=11),
+        SamplingParams(num_logprobs=1, has_processed_logprobs=True),
+        SamplingParams(temperature=1.0, min_p=0.1, typical_p=0.9),
+    ],
+)
+def test_rows_that_may_need_other_tokens_have_all_logits(params):
+    assert not params.is_narrow(10)
