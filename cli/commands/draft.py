@@ -32,7 +32,7 @@ from ..signals import user_code_prints_to_stderr
 DRAFT = "Draft"
 MAX_SAMPLE = 10_000
 _BATCH = 8
-_NUM_PARTS = 8  # of the outputs, whose overlaps are shown beside each other
+_NUM_PARTS = 8  # of the outputs, whose overlaps are shown in one row
 _NUM_DRAFTS = 4  # of the example
 _ADVICE: dict[Cause, str] = {
     "tokenizer": "use a draft with the tokenizer of the target, special tokens included",

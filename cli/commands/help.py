@@ -117,7 +117,7 @@ def find(words: str) -> list[Topic]:
     a folder is a list of its pages.
 
     Raises:
-        BatchdecodeError: there is none; the message suggests similar names.
+        BatchdecodeError: no such topic; the message suggests similar names.
     """
     known, wanted = topics(), _key(words)
     in_folder = [topic for topic in known if topic.folder and topic.folder == wanted]

@@ -314,7 +314,7 @@ def _gantt(
         ascii_only=not can_print(encoding),
     )
     lines = ["".join(text for text, _ in line) for line in gantt]
-    may_color = to_terminal or options.color == "always"  # whatever FORCE_COLOR says of a pipe
+    may_color = to_terminal or options.color == "always"  # FORCE_COLOR does not count for a pipe
     if may_color and wants_color(options.color, 1, os.environ):
         from ..screen.theme import colored  # noqa: PLC0415 - with it comes rich
 
@@ -640,7 +640,7 @@ def _is_pipe(path: str) -> bool:
         return not stat.S_ISREG(os.fstat(0).st_mode) or os.lseek(0, 0, os.SEEK_CUR) > 0
     try:
         mode = Path(path).stat().st_mode
-    except OSError:  # whoever opens it says what is wrong
+    except OSError:  # opening it reports the error
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 

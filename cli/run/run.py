@@ -101,7 +101,7 @@ class RunSetup(EngineSetup):
         """
         options = self.options
         keep_going = options.keep_going or options.max_errors is not None
-        # The time of a server goes on, so its run does not wait for a pipe.
+        # The clock of a server never stops, so its run does not wait for a pipe.
         is_followed = isinstance(self.model, RemoteModel) and not self.requests.is_file
         try:
             source = open_source(
@@ -172,7 +172,7 @@ def run(
         Interrupted: a signal came before the first step.
     """
     options.check()
-    if options.output in NAMES_OF_STDOUT:  # so nothing is written beside it
+    if options.output in NAMES_OF_STDOUT:  # so no files are written next to it
         options = replace(options, output=None)
     if options.summary_json == STDOUT and options.output is None:
         raise BatchdecodeError(

@@ -198,7 +198,7 @@ def key_numbers(summary: Summary, unit: Unit) -> dict[str, str]:
 
 
 def advice(summary: Summary) -> str | None:
-    """Return the oddest thing about a run, and what to do, in one line; None if there is none."""
+    """Return the oddest thing about a run, and what to do, in one line, or None."""
     outputs = counted(summary.outputs, "output")
     kinds = summary.errors or {}
     code = max(kinds, key=lambda code: kinds[code].count, default="")
