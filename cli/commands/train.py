@@ -191,7 +191,7 @@ COMMANDS = {
         notes=(
             (
                 "Exit codes: 0 trained; 1 the model cannot be written; 2 bad input or usage; 130 "
-                "stopped."
+                "Ctrl-C; 143 SIGTERM."
             ),
         ),
     )
