@@ -16,8 +16,8 @@ _NUM_KEYS = 64  # read at a time
 
 @triton.jit
 def _attend_part(
-    query, keys, values, tables, slots, lengths, outputs, tops, totals,
-    scale, block_size, num_slots, query_stride, key_stride, value_stride,
+    query, keys, values, tables, slots, lengths, own_cells, outputs, tops, totals,
+    scale, first_cell, block_size, num_slots, query_stride, key_stride, value_stride,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, NUM_HEADS: tl.constexpr, SHARING: tl.constexpr,
     SHARING_WIDTH: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -29,14 +29,15 @@ def _attend_part(
     """
     token, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot, length = tl.load(slots + token), tl.load(lengths + token).to(tl.int32)
+    own_cell = tl.load(own_cells + token)
     first = tl.maximum(length - WINDOW, 0) if WINDOW is not None else 0
     size = tl.cdiv(tl.cdiv(length - first, NUM_PARTS), NUM_KEYS) * NUM_KEYS
     start = first + part * size
     stop = tl.minimum(start + size, length)
     key_dims, value_dims = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
-    own = tl.arange(0, SHARING_WIDTH)
-    heads = kv_head * SHARING + own
-    is_head, is_key, is_value = own < SHARING, key_dims < KEY_DIM, value_dims < VALUE_DIM
+    sharing = tl.arange(0, SHARING_WIDTH)
+    heads = kv_head * SHARING + sharing
+    is_head, is_key, is_value = sharing < SHARING, key_dims < KEY_DIM, value_dims < VALUE_DIM
     at_query = token * query_stride + heads[:, None] * KEY_DIM + key_dims[None, :]
     q = tl.load(query + at_query, mask=is_head[:, None] & is_key[None, :], other=0.0)
     top = tl.full([SHARING_WIDTH], float("-inf"), tl.float32)
@@ -47,7 +48,8 @@ def _attend_part(
         is_there = positions < stop
         entries = tables + (positions // block_size) * num_slots + slot
         blocks = tl.load(entries, mask=is_there, other=0).to(tl.int64)
-        cells = blocks * block_size + positions % block_size
+        cells = first_cell + blocks * block_size + positions % block_size
+        cells = tl.where(positions == length - 1, own_cell, cells)
         at_keys = cells[None, :] * key_stride + kv_head * KEY_DIM + key_dims[:, None]
         k = tl.load(keys + at_keys, mask=is_key[:, None] & is_there[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
@@ -97,12 +99,15 @@ def paged_attention(
     tables: torch.Tensor,
     slots: torch.Tensor,
     lengths: torch.Tensor,
+    own_cells: torch.Tensor,
+    first_cell: int,
     block_size: int,
 ) -> torch.Tensor:
     """Return the output [tokens, heads, value features] of an AttentionCall.
 
     keys, values: [cells, kv_heads, features]. tables: [blocks of a row, num_slots] int32.
-    slots, lengths: [tokens] int64, the slot of each token and the number of keys up to its own.
+    slots, lengths, own_cells: [tokens] int64, the slot of each token, the number of keys up to its
+    own, and the cell of its own. first_cell: of block 0.
     """
     query = call.query.contiguous()
     (num_tokens, num_heads, key_dim), value_dim = query.shape, values.shape[2]
@@ -111,8 +116,8 @@ def paged_attention(
     outputs = query.new_empty(*shape, width, dtype=torch.float32)
     tops, totals = (query.new_empty(shape, dtype=torch.float32) for _ in range(2))
     _attend_part[num_tokens, keys.shape[1], _NUM_PARTS](
-        *(query, keys, values, tables, slots, lengths, outputs, tops, totals),
-        *(call.scale, block_size, tables.shape[1]),
+        *(query, keys, values, tables, slots, lengths, own_cells, outputs, tops, totals),
+        *(call.scale, first_cell, block_size, tables.shape[1]),
         *(query.stride(0), keys.stride(0), values.stride(0)),
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,

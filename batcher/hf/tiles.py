@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import rms_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from batcher.errors import BatchdecodeError, ModelError
@@ -88,6 +89,7 @@ class TileDecoder:
         self.attend = _attention_on(device)
         self.sizes = _EXACT_SIZES[device.type] if is_exact else _FAST_SIZES
         self.num_rows = _NUM_ROWS[device.type] if is_exact else None
+        _fuse_norms(parts.body)
         for part in (parts.body, parts.head):
             pack_linears(part)
             if self.num_rows is not None:
@@ -140,11 +142,25 @@ class TileDecoder:
         )
 
 
+@torch.no_grad()
+def _fuse_norms(module: nn.Module) -> None:
+    """Compute each plain RMSNorm in one kernel; transformers launches eight."""
+    for child in module.modules():
+        weight = getattr(child, "weight", None)
+        if weight is not None and type(child).__name__.endswith("RMSNorm"):
+            eps = getattr(child, "variance_epsilon", getattr(child, "eps", None))
+            fused = partial(rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps)
+            x = torch.linspace(-3, 3, weight.numel(), device=weight.device).to(weight.dtype)[None]
+            tolerance = torch.finfo(weight.dtype).eps * 8
+            if torch.allclose(fused(x), child(x), tolerance, tolerance):  # not Gemma's
+                setattr(child, "forward", fused)  # noqa: B010 - for mypy, forward is a method
+
+
 def _compute_in_pieces(module: nn.Module, num_rows: int) -> None:
     """Let linear layers compute products of `num_rows` rows each."""
     for child in module.modules():
         if isinstance(child, nn.Linear | PackedLinear):
-            setattr(child, "forward", partial(_in_pieces, child.forward, num_rows))  # noqa: B010 - mypy
+            setattr(child, "forward", partial(_in_pieces, child.forward, num_rows))  # noqa: B010 - as above
 
 
 def _in_pieces(
@@ -175,6 +191,8 @@ def reference_attention(
     tables: torch.Tensor,
     slots: torch.Tensor,
     lengths: torch.Tensor,
+    own_cells: torch.Tensor,
+    first_cell: int,
     block_size: int,
 ) -> torch.Tensor:
     """Return the same as `paged_attention`, token by token; zeros for padding."""
@@ -182,7 +200,8 @@ def reference_attention(
     for token, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         if length:
             at = torch.arange(max(length - (call.window or length), 0), length)
-            cells = tables[at // block_size, slot] * block_size + at % block_size
+            cells = first_cell + tables[at // block_size, slot] * block_size + at % block_size
+            cells[-1] = own_cells[token]
             query = call.query[token][None, None]
             output[token] = call.of(query, keys[cells][None], values[cells][None], None)[0, 0]
     return output
@@ -191,9 +210,11 @@ def reference_attention(
 class TileCache:
     """Keys and values of rows in blocks, and the tiles that read and write them.
 
-    Cell 0 is written by padding; those of block 0 follow.
+    Cell 0 is written by padding. Then each group of layers has a spare cell for each slot, for a
+    token that is computed ahead and whose block is not known yet. Then come the blocks.
 
-    num_blocks: how many there are. keys, values: [layers of a group, cells, kv_heads, features].
+    num_blocks: how many there are. first_cell: of block 0.
+    keys, values: [layers of a group, cells, kv_heads, features].
     tables: for each group of layers [blocks of a row, num_slots] int32, as in Pages.
     """
 
@@ -202,6 +223,7 @@ class TileCache:
     ) -> None:
         self.num_slots, self.num_blocks, self.block_size = num_slots, 0, block_size
         self.decoder, self._device = decoder, decoder.device
+        self.first_cell = 1 + len(decoder.cache_groups) * num_slots
         self._tables = np.zeros((len(decoder.cache_groups), 0, num_slots), np.int32)
         self._width = 0  # of the longest table
         self._grow(num_blocks)
@@ -214,7 +236,7 @@ class TileCache:
             self._heads = {size: _Head(decoder, size, pool) for size in sizes}
 
     def _grow(self, num_blocks: int) -> None:
-        decoder, num_cells = self.decoder, 1 + num_blocks * self.block_size
+        decoder, num_cells = self.decoder, self.first_cell + num_blocks * self.block_size
         stores = []
         for name, example in (("keys", decoder.call.key), ("values", decoder.call.value)):
             store = example.new_zeros(decoder.num_kept, num_cells, *example.shape[1:])
@@ -248,17 +270,33 @@ class TileCache:
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks in order: pairs (source, target)."""
         for pair in copies:
-            first, second = (
-                slice(1 + at * self.block_size, 1 + (at + 1) * self.block_size) for at in pair
-            )
+            starts = (self.first_cell + block * self.block_size for block in pair)
+            first, second = (slice(start, start + self.block_size) for start in starts)
             for store in (self.keys, self.values):
                 store[:, second] = store[:, first]
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy cells to others, all at once: pairs (source, target), counted from block 0."""
-        sources, targets = torch.tensor(moves).T.to(self._device) + 1
+        self._move(*(np.array(moves).T + self.first_cell))
+
+    def _move(self, *cells: IntArray) -> None:
+        sources, targets = (torch.from_numpy(each).to(self._device) for each in cells)
         for store in (self.keys, self.values):
             store[:, targets] = store[:, sources]
+
+    def fill_blocks(self, slots: IntArray, positions: IntArray) -> None:
+        """Move tokens that were computed ahead from spare cells into their blocks."""
+        spares = [self._spare_cells(group, slots) for group in range(len(self._tables))]
+        cells = [self._cells(own, slots, positions) for own in self._tables]
+        self._move(np.concatenate(spares), np.concatenate(cells))
+
+    def _spare_cells(self, group: int, slots: IntArray) -> IntArray:
+        return 1 + group * self.num_slots + slots
+
+    def _cells(self, table: Any, slots: IntArray, positions: IntArray) -> IntArray:
+        at = np.minimum(positions // self.block_size, len(table) - 1)  # a next block is not there
+        cells: IntArray = table[at, slots].astype(np.int64) * self.block_size
+        return self.first_cell + cells + positions % self.block_size
 
     def set_tables(self, tables: dict[int, Sequence[Sequence[int]]]) -> None:
         """Set the block tables of some slots, by group."""
@@ -273,24 +311,34 @@ class TileCache:
 
     @torch.inference_mode()
     def compute(
-        self, token_ids: IntArray, positions: IntArray, slots: IntArray, wanted: IntArray
+        self,
+        token_ids: IntArray | torch.Tensor,
+        positions: IntArray,
+        slots: IntArray,
+        wanted: IntArray,
+        *,
+        is_ahead: bool = False,
     ) -> torch.Tensor:
         """Compute tokens; return the hidden states [wanted, hidden_size] of some of them.
 
         token_ids, positions, slots: [tokens]. wanted: ascending indices of tokens.
+        is_ahead: write tokens that begin a block into spare cells.
         """
-        sizes = [*self.decoder.sizes_of(len(token_ids))]
+        num_tokens = len(token_ids)
+        sizes = [*self.decoder.sizes_of(num_tokens)]
         fields = np.zeros((_FIELDS + len(self._tables), sum(sizes)), np.int64)
-        fields[:, : len(token_ids)] = [
-            *(token_ids, positions, slots, positions + 1),
-            *(
-                1
-                + own[positions // self.block_size, slots].astype(np.int64) * self.block_size
-                + positions % self.block_size
-                for own in self._tables
-            ),
-        ]
+        if not isinstance(token_ids, torch.Tensor):
+            fields[0, :num_tokens] = token_ids
+        fields[1:_FIELDS, :num_tokens] = positions, slots, positions + 1
+        for group, table in enumerate(self._tables):
+            cells = self._cells(table, slots, positions)
+            if is_ahead:
+                spares = self._spare_cells(group, slots)
+                cells = np.where(positions % self.block_size, cells, spares)
+            fields[_FIELDS + group, :num_tokens] = cells
         inputs = torch.from_numpy(fields).to(self._device, non_blocking=True)
+        if isinstance(token_ids, torch.Tensor):
+            inputs[0, :num_tokens] = token_ids
         begin, hidden = 0, []
         for size in sizes:
             tile = self._tiles[size]
@@ -303,6 +351,46 @@ class TileCache:
             begin += size
         return torch.cat(hidden) if hidden else self.decoder.hidden[:0]
 
+    def look_ahead(
+        self, token_ids: IntArray | torch.Tensor, positions: IntArray, slots: IntArray
+    ) -> torch.Tensor:
+        """Compute one token of each row; return the likeliest next ones, without waiting."""
+        all_rows = np.arange(len(slots))
+        hidden = self.compute(token_ids, positions, slots, all_rows, is_ahead=True)
+        return torch.cat([head.tokens[:num].clone() for head, num, _ in self._heads_of(hidden)])
+
+    def fetch(
+        self, tokens: torch.Tensor, rows: IntArray
+    ) -> tuple[torch.Tensor, Callable[[], IntArray]]:
+        """Return some of `tokens`, and a function that waits for them and returns them."""
+        if len(rows) < len(tokens):
+            tokens = tokens[torch.from_numpy(rows).to(self._device, non_blocking=True)]
+        on_host = self._to_host(tokens)
+        if self._device.type == "cpu":
+            return tokens, on_host.numpy
+        event = torch.cuda.Event()
+        event.record()
+
+        def wait() -> IntArray:
+            event.synchronize()
+            found: IntArray = on_host.numpy()
+            return found
+
+        return tokens, wait
+
+    @torch.inference_mode()
+    def _heads_of(self, hidden: torch.Tensor) -> Iterator[tuple["_Head", int, int]]:
+        """Compute rows of logits in turn; yield what has them, their number and the first row."""
+        begin = 0
+        while begin < len(hidden):
+            left = len(hidden) - begin
+            size = next((size for size in self._heads if size >= left), max(self._heads))
+            head, piece = self._heads[size], hidden[begin : begin + size]
+            head.hidden[: len(piece)].copy_(piece)
+            head.run()
+            yield head, len(piece), begin
+            begin += size
+
     @torch.inference_mode()
     def choose(
         self, hidden: torch.Tensor, rows: IntArray, top_rows: IntArray, num_top: int
@@ -312,19 +400,14 @@ class TileCache:
         rows: ascending indices in `hidden` of rows whose logits leave the device, as float32.
         top_rows: the same of rows of which only `num_top` leave it, as in TopLogits.
         """
-        begin, tokens, logits = 0, [], []
+        tokens, logits = [], []
         tops: list[tuple[torch.Tensor, ...]] = []
-        while begin < len(hidden):
-            left = len(hidden) - begin
-            size = next((size for size in self._heads if size >= left), max(self._heads))
-            head, piece = self._heads[size], hidden[begin : begin + size]
-            head.hidden[: len(piece)].copy_(piece)
-            head.run()
-            tokens.append(head.tokens[: len(piece)].clone())
+        for head, num_rows, begin in self._heads_of(hidden):
+            tokens.append(head.tokens[:num_rows].clone())
             own, own_top = (
                 torch.from_numpy(each[first:last] - begin).to(self._device, non_blocking=True)
                 for each in (rows, top_rows)
-                for first, last in [np.searchsorted(each, [begin, begin + size])]
+                for first, last in [np.searchsorted(each, [begin, begin + num_rows])]
             )
             if len(own):
                 logits.append(self._to_host(head.logits[own]))
@@ -332,7 +415,6 @@ class TileCache:
                 sums = head.logits.double().logsumexp(-1)[own_top]  # of a fixed number of rows
                 values = head.logits[own_top]
                 tops.append((*_largest(values, num_top), sums, values))
-            begin += size
         of_tops = [torch.cat(parts) for parts in zip(*tops, strict=True)]
         on_host = [self._to_host(part) for part in of_tops[:3]]
         chosen: IntArray = torch.cat(tokens).cpu().numpy()  # it waits for the copies, too
@@ -399,8 +481,8 @@ class _Tile:
         keys, values = cache.keys[at], cache.values[at]
         keys.index_copy_(0, own, call.key)
         values.index_copy_(0, own, call.value)
-        where = cache.tables[group], self.inputs[2], self.inputs[3], cache.block_size
-        return self._attend(call, keys[1:], values[1:], *where)
+        where = cache.tables[group], self.inputs[2], self.inputs[3], own
+        return self._attend(call, keys, values, *where, cache.first_cell, cache.block_size)
 
 
 class _Head:

@@ -20,6 +20,7 @@ from batcher.transformer.step import OWN_BLOCK_SIZE, OwnTables
 
 _NUM_TRIED = 24  # tokens
 _PIECE = 64  # rows of logits at once
+_PATIENCE = 8  # steps before the device looks ahead: a step in vain costs about what these gain
 _NO_ROWS: IntArray = np.zeros(0, np.int64)
 
 
@@ -40,8 +41,25 @@ class _StepTokens(NamedTuple):
     scored: dict[int, IntArray]
 
 
+class _Ahead(NamedTuple):
+    """A step that the device computes before the engine asks for it.
+
+    slots, positions, token_ids: [rows] of its tokens. tokens: those after them, on the device.
+    """
+
+    slots: IntArray
+    positions: IntArray
+    token_ids: IntArray
+    tokens: Any
+
+
 class TileModel(DecoderModel):
     """A TileDecoder that keeps the cache of rows, by slot or in pages.
+
+    If all rows decode greedily for some steps, the device does not wait for the engine: the next
+    step is computed with the tokens that the device has chosen. It is dropped if the engine asks
+    for anything else; then the engine's step overwrites its keys and values, as after rejected
+    drafts. Rows that have stopped do no harm.
 
     An exact decoder is tested first: if bits of a token differ between tiles, it gets smaller ones.
 
@@ -68,6 +86,8 @@ class TileModel(DecoderModel):
         self.kv_bytes_per_token = decoder.cache_size.per_token
         self._cache: Any = None
         self._sizes: tuple[int | None, ...] = ()  # that it was made for
+        self._ahead: _Ahead | None = None
+        self._num_quiet = 0  # steps of greedy rows without a chunk
         super().__init__(decoder, tokenizer, name, settings, max_context)
         while decoder.num_rows and not self._has_equal_bits():
             decoder.drop_largest_size()
@@ -106,12 +126,14 @@ class TileModel(DecoderModel):
         num_slots = sizes[0]
         self._lengths: IntArray = np.zeros(num_slots or 0, np.int64)  # computed tokens of rows
         self._tokens: IntArray = np.zeros(num_slots or 0, np.int64)
+        self._ahead, self._num_quiet = None, 0
         if sizes != self._sizes or not self._cache:  # or it is used again, graphs included
             self._cache = None  # frees its memory
             self._cache = self._decoder.new_cache(*sizes)
         self._sizes = sizes
 
     def fork(self, source: int, target: int) -> None:
+        self._ahead = None
         length = self._lengths[target] = int(self._lengths[source])
         if self._own is not None:
             copies = [*self._own.fork(source, target)]
@@ -126,6 +148,14 @@ class TileModel(DecoderModel):
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Compute the new tokens of all rows; a row that exceeds the context fails."""
+        if batch.pages is not None:
+            self._cache.make_room(batch.pages.num_blocks)
+            self._lengths[[*batch.pages.moved]] = [*batch.pages.moved.values()]
+        is_quiet = not (batch.chunks or batch.logit_slots.size or batch.top_slots.size)
+        self._num_quiet = self._num_quiet + 1 if is_quiet else 0
+        if is_quiet and self._take_ahead(batch):
+            return ModelOutput(self._tokens)
+        self._ahead = None
         failed: dict[int, str | Failure] = {}
         step = self._tokens_of(batch, failed)
         lasts, tops, drafts = (
@@ -168,8 +198,42 @@ class TileModel(DecoderModel):
             lines[tokens >= 0] = logits[needed.searchsorted(tokens[tokens >= 0])]
             return lines
 
+        if self._num_quiet > _PATIENCE:
+            self._look_ahead(yields, self._tokens[yields])
         all_logits = logits_at(lasts), chunk_logits, logits_at(drafts), top_logits
         return ModelOutput(self._tokens, failed, *all_logits)
+
+    def _take_ahead(self, batch: Batch) -> bool:
+        """Return whether the step was computed ahead, and take its tokens if so."""
+        cache, ahead, pages, slots = self._cache, self._ahead, batch.pages, batch.slots
+        if ahead is None or not slots.size or (pages and (pages.moves or pages.copies)):
+            return False
+        positions, at = self._lengths[slots], ahead.slots.searchsorted(slots)
+        at = np.minimum(at, len(ahead.slots) - 1)
+        wanted = [slots, positions, batch.tokens[slots]]
+        if not np.array_equal(wanted, [part[at] for part in ahead[:3]]):
+            return False
+        is_new = positions % cache.block_size == 0
+        if pages and not is_new[np.isin(slots, [*pages.moved])].all():
+            return False
+        if is_new.any():
+            spans = zip(slots[is_new].tolist(), positions[is_new].tolist(), strict=True)
+            self._set_tables(batch, {slot: (start, start + 1) for slot, start in spans})
+            cache.fill_blocks(slots[is_new], positions[is_new])
+        self._lengths[slots] += 1
+        tokens, wait = cache.fetch(ahead.tokens, at)
+        self._look_ahead(slots, tokens)
+        self._tokens[slots] = found = wait()
+        if self._ahead is not None:
+            self._ahead = self._ahead._replace(token_ids=found)
+        return True
+
+    def _look_ahead(self, slots: IntArray, token_ids: Any) -> None:
+        """Compute the next token of rows after `token_ids` [rows], which may be on the device."""
+        positions, self._ahead = self._lengths[slots], None
+        if slots.size and positions.max() < self.max_context:
+            tokens = self._cache.look_ahead(token_ids, positions, slots)
+            self._ahead = _Ahead(slots, positions, token_ids, tokens)
 
     def _tokens_of(self, batch: Batch, failed: dict[int, str | Failure]) -> _StepTokens:
         """Return the tokens to compute, whose blocks are there; add rows to `failed`."""
@@ -177,9 +241,7 @@ class TileModel(DecoderModel):
         if pages is not None:
             if pages.moves:
                 cache.move(pages.moves)
-            cache.make_room(pages.num_blocks)
             cache.copy(pages.copies)
-            lengths[[*pages.moved]] = [*pages.moved.values()]
         slots = np.setdiff1d(batch.slots, [chunk.slot for chunk in batch.chunks])
         is_long = lengths[slots] >= self.max_context
         if is_long.any():

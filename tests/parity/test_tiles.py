@@ -3,10 +3,15 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from random import Random
+from unittest.mock import patch
 
 import pytest
 from engine_runs import drained, of_kind
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -16,6 +21,7 @@ from hf_models import PAGED, VOCAB, generated, random_model  # noqa: E402 - as a
 from batcher import BatchdecodeError, Engine, Request, load_model  # noqa: E402 - as above
 from batcher.events import PreemptEvent  # noqa: E402 - as above
 from batcher.hf import tiles  # noqa: E402 - as above
+from batcher.models import tiles as models_tiles  # noqa: E402 - as above
 from batcher.models.base import Batch, Chunk  # noqa: E402 - as above
 from batcher.models.tiles import TileModel  # noqa: E402 - as above
 from batcher.settings import SchedulingSettings  # noqa: E402 - as above
@@ -211,6 +217,80 @@ def test_the_largest_logits_choose_as_all_of_them_do(folders, monkeypatch, num_t
     assert {*used} == {num_top}
 
 
+@pytest.fixture(scope="module")
+def exact_models(folders):
+    return {name: load_model(f"hf:{folder}", exact=True) for name, folder in folders.items()}
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@examples(400)
+def test_steps_ahead_change_no_result(exact_models, seed):
+    """Rows stop, are aborted, preempted and forked, and others arrive, when the device is ahead."""
+    draw = Random(seed)
+    model = exact_models[draw.choice([*exact_models])]
+    batch_size, schedule = mixture(draw, len(model.inner.cache_windows))
+    batch_size = max(batch_size, 2)  # beams need two
+    asked = []
+    for number, prompt in enumerate(prompts(draw, (3, 9, 30, 1, 12))):
+        fields = draw.choice(
+            [{}] * 5
+            + [
+                {"n": 2, "temperature": 1.0},
+                {"num_beams": 2},
+                {"temperature": 1.0},
+                {"logprobs": 1},
+            ]
+        )
+        stops = [draw.randrange(VOCAB) for _ in range(draw.choice([0, 0, 20, 60]))]
+        asked.append(
+            Request(
+                id=str(number),
+                prompt=prompt,
+                max_tokens=draw.randint(1, 40),
+                stop_token=stops or None,
+                arrival_time=draw.choice([0.0, 0.0, draw.random() * 60]),
+                ignore_eos=True,
+                **fields,
+            )
+        )
+    aborts = {draw.randint(3, 60): str(draw.randrange(len(asked))) for _ in range(2)}
+    found = []
+    for patience in (0, 2**62):
+        with patch.object(models_tiles, "_PATIENCE", patience):
+            engine = Engine(model, batch_size, settings=SchedulingSettings(**schedule))
+            for request in asked:
+                engine.add(request)
+            results = []
+            step = 0
+            while engine.has_work:
+                if step in aborts:
+                    with suppress(BatchdecodeError):  # it has ended
+                        engine.abort(aborts[step])
+                results += engine.step().results
+                step += 1
+            assert (model.inner._ahead is None) >= (patience > 0)
+            found.append(sorted((result.id, result.index, result.tokens) for result in results))
+    assert found[0] == found[1]
+
+
+def test_the_device_is_ahead_of_rows_that_go_on(exact_models, monkeypatch):
+    """A step ahead is used although a row begins a block in it, and others have stopped."""
+    model = exact_models["gemma 3"]
+    monkeypatch.setattr(models_tiles, "_PATIENCE", 0)
+    used, take = [], TileModel._take_ahead
+    monkeypatch.setattr(
+        TileModel, "_take_ahead", lambda *given: used.append(take(*given)) or used[-1]
+    )
+    asked = [
+        {"prompt": prompt, "max_tokens": 20 + 5 * number}
+        for number, prompt in enumerate(prompts(Random(0), (3, 5)))
+    ]
+    for schedule in ({}, {"kv_blocks": 99, "block_size": 4}):
+        used.clear()
+        results_of(model, asked, 4, schedule)
+        assert used == [False] + [True] * (max(fields["max_tokens"] for fields in asked) - 2)
+
+
 def test_rows_beyond_the_context_and_empty_ones_fail_alone(folders):
     model = load_model(f"hf:{folders['llama']}", exact=True, max_context=20).inner
     model.allocate(3)
@@ -288,19 +368,20 @@ CASES = [  # heads, key heads, features of keys and of values, window, softcap, 
 ]
 for number, (heads, kv_heads, key_dim, value_dim, window, softcap, size) in enumerate(CASES):
     num_blocks = 700 // size + 9
-    keys = torch.randn(num_blocks * size, kv_heads, key_dim, generator=draw)
-    values = torch.randn(num_blocks * size, kv_heads, value_dim, generator=draw)
+    keys = torch.randn(3 + num_blocks * size, kv_heads, key_dim, generator=draw)
+    values = torch.randn(3 + num_blocks * size, kv_heads, value_dim, generator=draw)
+    own = torch.tensor([1, 2, 0, 1, 40, 41, 2])
     longest = -(-130 // size)
     tables = torch.randperm(num_blocks, generator=draw)[: longest * 5].reshape(longest, 5).int()
     slots, lengths = torch.tensor([0, 1, 0, 2, 3, 4, 1]), torch.tensor([1, 130, 0, 33, 17, 64, 65])
     query = torch.randn(7, heads, key_dim, generator=draw)
     sinks = torch.randn(heads, generator=draw) if number % 2 else None
     call = AttentionCall(query, query, query, key_dim**-0.5, window, softcap, sinks)
-    given = keys, values, tables, slots, lengths, size
+    given = keys, values, tables, slots, lengths, own, 3, size
     found, expected = paged_attention(call, *given), reference_attention(call, *given)
     assert torch.allclose(found, expected, atol=1e-5), number
     alone = AttentionCall(query[1:2], *(query,) * 2, key_dim**-0.5, window, softcap, sinks)
-    by_itself = paged_attention(alone, *given[:3], slots[1:2], lengths[1:2], size)
+    by_itself = paged_attention(alone, *given[:3], slots[1:2], lengths[1:2], own[1:2], 3, size)
     assert torch.equal(by_itself[0], found[1]), number
 print("equal")
 """
