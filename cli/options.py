@@ -66,12 +66,17 @@ def refuse_stdout(path: str | None) -> str | None:
     return path
 
 
-def num_bytes(text: str | None) -> int | None:
-    if text is None:
-        return None
+AUTO = "auto"
+
+
+def num_bytes(text: str | None) -> int | str | None:
+    if text is None or text == AUTO:
+        return text
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"must be a size such as 512MiB, 2GB or 1048576, not {text!r}")
+        raise typer.BadParameter(
+            f"must be auto, or a size such as 512MiB, 2GB or 1048576, not {text!r}"
+        )
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
@@ -296,7 +301,7 @@ class SchedulingOptions:
         self.given = {name: value for name, value in options.items() if value is not None}
         self.check: bool | None = options.get("check")
         self.profile: str | None = options.get("profile")
-        self._kv_memory: int | None = options.get("kv_memory")
+        self._kv_memory: int | str | None = options.get("kv_memory")
         self.speculation = speculation_of(self.given)
         settings = [setting for setting in SETTINGS.values() if setting.name in self.given]
         self.values = {setting.name: setting.read(self.given[setting.name]) for setting in settings}
@@ -319,7 +324,10 @@ class SchedulingOptions:
             raise BatchdecodeError(
                 "--kv-memory cannot be used with --kv-blocks: one follows from the other"
             )
-        from batcher.models.base import kv_block_bytes_of  # noqa: PLC0415 - with it comes numpy
+        from batcher.models.base import (  # noqa: PLC0415 - with it comes numpy
+            free_kv_bytes_of,
+            kv_block_bytes_of,
+        )
 
         block_size = self.values.get("block_size", DEFAULT_BLOCK_SIZE)
         num_bytes = kv_block_bytes_of(model, block_size)
@@ -331,7 +339,10 @@ class SchedulingOptions:
                 "use --kv-blocks"
             )
         num_bytes += of_draft
-        num_blocks = self._kv_memory // num_bytes
+        if self._kv_memory == AUTO:
+            num_blocks = min(free_kv_bytes_of(model) // num_bytes, MAX_KV_BLOCKS)
+        else:
+            num_blocks = int(self._kv_memory) // num_bytes
         if not 1 <= num_blocks <= MAX_KV_BLOCKS:
             raise BatchdecodeError(
                 f"--kv-memory holds {num_blocks:,} blocks of {block_size} tokens and "
@@ -411,8 +422,8 @@ def scheduling_group(
     kinds["kv_memory"] = _optional(
         str,
         panel or SCHEDULING,
-        "Memory for KV blocks, such as 2GB or 512MiB; sets --kv-blocks for a model with a known "
-        "size per token.",
+        "Memory for KV blocks, such as 2GB or 512MiB, or `auto` for 90 % of what is free; sets "
+        "--kv-blocks for a model with a known size per token.",
         "SIZE",
         callback=num_bytes,
     )

@@ -83,7 +83,7 @@ def load(
         if missing := report["missing_keys"]:  # transformers would initialise them at random
             first = min(missing)
             raise BatchdecodeError(f"{len(missing)} weights are missing, such as {first}")
-        model = model.eval().requires_grad_(requires_grad=False).to(settings.device)
+        model = _moved(model.eval().requires_grad_(requires_grad=False), settings.device)
         tokenizer = None
         if not is_folder or any((Path(source) / name).is_file() for name in _TOKENIZERS):
             tokenizer = as_tokenizer(AutoTokenizer.from_pretrained(source, **given))
@@ -103,6 +103,21 @@ def load(
         found.update(f"{name} {weight.dtype} {[*weight.shape]}".encode())
         found.update(begin.numpy().tobytes())
     return model, sizes, tokenizer, f"sha256:{found.hexdigest()[:16]}"
+
+
+def _moved(model: Any, device: str) -> Any:
+    """Return `model` on `device`."""
+    try:
+        if device != "cpu":
+            torch.cuda.set_device(torch.device(device).index or 0)  # where Triton launches kernels
+        return model.to(device)
+    except torch.OutOfMemoryError:
+        size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    free = torch.cuda.mem_get_info()[0]
+    raise BatchdecodeError(
+        f"its weights take {size / 2**30:.1f} GiB, and {device} has {free / 2**30:.1f} GiB free: "
+        "use a smaller model, or --dtype bfloat16 if it is float32"
+    )
 
 
 @contextmanager

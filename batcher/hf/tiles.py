@@ -128,7 +128,7 @@ class TileDecoder:
         if num_slots == 0 or self.device.type == "cpu":
             return TileCache(self, num_slots, 0, block_size)
         block_bytes, free = self.cache_size.of_block(block_size), self.num_free_bytes() or 0
-        if num_blocks is None:
+        if not num_blocks:
             num_blocks = -(-self.config.max_position_embeddings // block_size)
             num_blocks *= num_slots * len(self.cache_groups)
             num_blocks = min(num_blocks, int(_SHARE * free) // block_bytes)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, get_args
 
 import numpy as np
@@ -374,6 +375,31 @@ def number_of(model: Model, name: str) -> int | None:
     """Return max_context, kv_bytes_per_token or num_top_logits of a model, or None."""
     number = told(model, name, None)
     return number if type(number) is int and number > 0 else None
+
+
+_SHARE = 0.9  # of free memory that a KV cache may take
+
+
+def free_kv_bytes_of(model: Model) -> int:
+    """Return the bytes that KV blocks may take: most of what is free where the model computes.
+
+    A model on another device has `num_free_bytes()`.
+
+    Raises:
+        BatchdecodeError: the free memory is unknown.
+        RaisedError: the model raised.
+    """
+    tell, num_bytes = told(model, "num_free_bytes", None), None
+    if callable(tell):
+        with calling(f"{model.name} cannot say how much memory is free:"):
+            num_bytes = tell()
+    if not num_bytes:
+        try:
+            lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        except OSError as error:
+            raise BatchdecodeError("the free memory is unknown: give --kv-memory SIZE") from error
+        [num_bytes] = [int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line]
+    return int(_SHARE * num_bytes)
 
 
 def kv_block_bytes_of(model: Model, block_size: int) -> int | None:

@@ -114,6 +114,11 @@ class TileModel(DecoderModel):
         num_bytes: int = self._decoder.cache_size.of_block(block_size)
         return num_bytes
 
+    def num_free_bytes(self) -> int | None:
+        """Return the free memory of the device; None for a CPU."""
+        free: int | None = self._decoder.num_free_bytes()
+        return free
+
     def allocate(self, num_slots: int) -> None:
         self._own: OwnTables | None = OwnTables(num_slots, self._decoder.cache_groups)
         self._begin(num_slots, None, OWN_BLOCK_SIZE)
@@ -206,7 +211,7 @@ class TileModel(DecoderModel):
     def _take_ahead(self, batch: Batch) -> bool:
         """Return whether the step was computed ahead, and take its tokens if so."""
         cache, ahead, pages, slots = self._cache, self._ahead, batch.pages, batch.slots
-        if ahead is None or not slots.size or (pages and (pages.moves or pages.copies)):
+        if not ahead or not slots.size or (pages and (pages.moves or pages.copies)):
             return False
         positions, at = self._lengths[slots], ahead.slots.searchsorted(slots)
         at = np.minimum(at, len(ahead.slots) - 1)

@@ -382,6 +382,13 @@ def test_memory_becomes_blocks_for_a_second_model_too(folder, draft, size, told)
     assert scheduling["kv_blocks"] == 20 * 1024 // size // 4
 
 
+def test_memory_may_be_what_is_free(folder):
+    options = ["-o", "out", "--trace", "t", "--block-size", 4]
+    assert run("--kv-memory", "auto", *options, requests="in", cwd=folder).returncode == 0
+    scheduling = json.loads((folder / "t").read_text().splitlines()[0])["scheduling"]
+    assert scheduling["kv_blocks"] > 1000
+
+
 def test_sizes_have_units():
     sizes = {"7": 7, "2GB": 2 * 10**9, "512MiB": 2**29, "1.5k": 1500, "3 gib": 3 * 2**30, "9B": 9}
     assert {text: num_bytes(text) for text in sizes} == sizes

@@ -19,10 +19,11 @@ transformers = pytest.importorskip("transformers")
 from hf_models import PAGED, VOCAB, generated, random_model  # noqa: E402 - as above
 
 from batcher import BatchdecodeError, Engine, Request, load_model  # noqa: E402 - as above
+from batcher.errors import ModelError  # noqa: E402 - as above
 from batcher.events import PreemptEvent  # noqa: E402 - as above
-from batcher.hf import tiles  # noqa: E402 - as above
+from batcher.hf import loading, tiles  # noqa: E402 - as above
 from batcher.models import tiles as models_tiles  # noqa: E402 - as above
-from batcher.models.base import Batch, Chunk  # noqa: E402 - as above
+from batcher.models.base import Batch, Chunk, free_kv_bytes_of  # noqa: E402 - as above
 from batcher.models.tiles import TileModel  # noqa: E402 - as above
 from batcher.settings import SchedulingSettings  # noqa: E402 - as above
 from batcher.speculation.settings import SpeculationSettings  # noqa: E402 - as above
@@ -397,3 +398,60 @@ def test_the_kernel_computes_what_its_definition_says():
         check=False,
     )
     assert done.stdout == "equal\n", done.stderr
+
+
+# A device that is not there: how much fits into it.
+
+CUDA = torch.device("cuda:0")
+
+
+def test_blocks_that_do_not_fit_are_an_error_that_says_how_many_do(exact_models, monkeypatch):
+    decoder = exact_models["llama"].inner._decoder
+
+    def has_no_memory(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(decoder, "device", CUDA)
+    monkeypatch.setattr(decoder, "num_free_bytes", lambda: 2**21)
+    made = []
+    monkeypatch.setattr(tiles, "TileCache", lambda *sizes: made.append(sizes[1:]))
+    decoder.new_cache(4, None, 16)  # for 160 tokens of each row, or half of the memory
+    decoder.new_cache(400, None, 16)
+    block_bytes = 16 * 2 * 4 * 2 * 16 * 4  # tokens, keys and values, layers, heads, features, bytes
+    assert made == [(4, 40, 16), (400, 2**20 // block_bytes, 16)]
+    monkeypatch.setattr(tiles, "TileCache", has_no_memory)
+    message = (
+        "99,000 KV blocks of 16 tokens take 1.5 GiB, but cuda:0 has 0.0 GiB free: "
+        f"at most {int(0.9 * 2**21) // block_bytes} blocks fit"
+    )
+    with pytest.raises(BatchdecodeError, match=message):
+        decoder.new_cache(4, 99_000, 16)
+
+
+def test_a_cache_on_a_device_does_not_grow(folders, monkeypatch):
+    model = load_model(f"hf:{folders['llama']}", exact=True)
+    model.inner.allocate(2)
+    cache = model.inner._cache
+    cache.make_room(3)
+    monkeypatch.setattr(cache, "_device", CUDA)
+    with pytest.raises(ModelError, match="all 3 KV blocks of 64 tokens on cuda:0 are in use"):
+        cache.make_room(4)
+
+
+def test_weights_that_do_not_fit_are_an_error(monkeypatch):
+    class Large(torch.nn.Linear):
+        def to(self, _device):
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _index: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**29, 2**33))
+    message = "its weights take 1.0 GiB, and cuda:1 has 0.5 GiB free: use a smaller model"
+    with pytest.raises(BatchdecodeError, match=message):
+        loading._moved(Large(2**14, 2**14, device="meta"), "cuda:1")
+
+
+def test_the_free_memory_is_that_of_the_device(exact_models, monkeypatch):
+    model = exact_models["llama"]
+    assert free_kv_bytes_of(model) > 2**20  # of the computer
+    monkeypatch.setattr(model.inner._decoder, "num_free_bytes", lambda: 1000)
+    assert free_kv_bytes_of(model) == 900
