@@ -47,9 +47,10 @@ def _attend_part(
         positions = begin + tl.arange(0, NUM_KEYS)
         is_there = positions < stop
         entries = tables + (positions // block_size) * num_slots + slot
-        blocks = tl.load(entries, mask=is_there, other=0).to(tl.int64)
+        is_own = positions == length - 1  # whose block may be missing yet
+        blocks = tl.load(entries, mask=is_there & ~is_own, other=0).to(tl.int64)
         cells = first_cell + blocks * block_size + positions % block_size
-        cells = tl.where(positions == length - 1, own_cell, cells)
+        cells = tl.where(is_own, own_cell, cells)
         at_keys = cells[None, :] * key_stride + kv_head * KEY_DIM + key_dims[:, None]
         k = tl.load(keys + at_keys, mask=is_key[:, None] & is_there[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale

@@ -199,9 +199,9 @@ def reference_attention(
     output = call.query.new_zeros(*call.query.shape[:2], values.shape[2])
     for token, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         if length:
-            at = torch.arange(max(length - (call.window or length), 0), length)
+            at = torch.arange(max(length - (call.window or length), 0), length - 1)
             cells = first_cell + tables[at // block_size, slot] * block_size + at % block_size
-            cells[-1] = own_cells[token]
+            cells = torch.cat([cells, own_cells[token : token + 1]])  # whose block may be missing
             query = call.query[token][None, None]
             output[token] = call.of(query, keys[cells][None], values[cells][None], None)[0, 0]
     return output
