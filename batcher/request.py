@@ -60,7 +60,7 @@ class PromptSegment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokens: Annotated[TokenIds | None, "token ids", "list of token ids"] = None
     length: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_SEGMENTS_LENGTH)] | None,
-        "number of token ids that `seed` generates; the limit holds for all segments of a prompt",
+        "number of token ids that `seed` generates; the limit is for all segments together",
     ] = None
     seed: Annotated[Seed | str, "only with `length`", "64-bit integer, or string; 0"] = 0
     type: Annotated[PromptType | None, "role of the author"] = None
