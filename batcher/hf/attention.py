@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 _NUM_PARTS = 8
-_NUM_KEYS = 64  # read at a time
+_NUM_KEYS = 64  # read at a time; of large heads half as many, to fit into shared memory
+_LARGE = 128  # features
 
 
 @triton.jit
@@ -97,19 +98,13 @@ def paged_attention(
     call: Any,
     keys: torch.Tensor,
     values: torch.Tensor,
-    tables: torch.Tensor,
-    slots: torch.Tensor,
-    lengths: torch.Tensor,
-    own_cells: torch.Tensor,
-    first_cell: int,
-    block_size: int,
+    where: Any,
 ) -> torch.Tensor:
     """Return the output [tokens, heads, value features] of an AttentionCall.
 
-    keys, values: [cells, kv_heads, features]. tables: [blocks of a row, num_slots] int32.
-    slots, lengths, own_cells: [tokens] int64, the slot of each token, the number of keys up to its
-    own, and the cell of its own. first_cell: of block 0.
+    keys, values: [cells, kv_heads, features]. where: a Where of tiles.py.
     """
+    tables, slots, lengths, own_cells, first_cell, block_size = where
     query = call.query.contiguous()
     (num_tokens, num_heads, key_dim), value_dim = query.shape, values.shape[2]
     sharing, width = num_heads // keys.shape[1], max(16, triton.next_power_of_2(value_dim))
@@ -130,7 +125,7 @@ def paged_attention(
         WINDOW=call.window,
         SOFTCAP=call.softcap,
         NUM_PARTS=_NUM_PARTS,
-        NUM_KEYS=_NUM_KEYS,
+        NUM_KEYS=_NUM_KEYS if max(key_dim, value_dim) <= _LARGE else _NUM_KEYS // 2,
     )
     result = query.new_empty(num_tokens, num_heads, value_dim)
     _merge_parts[(num_tokens * num_heads,)](

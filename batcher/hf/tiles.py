@@ -15,7 +15,7 @@ In an exact model no bit of a token depends on other tokens:
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ from batcher.hf.model import (
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.step import CacheSize, attention_groups, num_kv_layers
 
-_NUM_ROWS = {"cpu": 16, "cuda": 64}  # of an exact product: enough to be fast
-_EXACT_SIZES = {"cpu": (16,), "cuda": (64, 256)}  # tokens of a tile, ascending
+_NUM_ROWS = {"cpu": 16, "cuda": 128}  # of an exact product: reading the weights takes longer
+_EXACT_SIZES = {"cpu": (16,), "cuda": (128, 256)}  # tokens of a tile, ascending
 _FAST_SIZES = (8, 64, 256, 1024)
 _NUM_TRIED = 12  # tokens
 _FIELDS = 4  # of a token: id, position, slot and length; behind them its cell in each group
@@ -86,7 +86,13 @@ class TileDecoder:
         kept = (self.call.key[0], self.call.value[0])
         cell = self.num_kept * sum(part.numel() * part.element_size() for part in kept)
         self.cache_size = CacheSize(len(self.cache_groups) * cell, cell, 0)
-        self.attend = _attention_on(device)
+        self.attend: Callable[..., torch.Tensor] = reference_attention
+        if device.type != "cpu":
+            try:
+                from batcher.hf.attention import paged_attention  # noqa: PLC0415 - needs Triton
+            except ImportError as error:
+                raise TileError("Triton is not installed") from error
+            self.attend = paged_attention
         self.sizes = _EXACT_SIZES[device.type] if is_exact else _FAST_SIZES
         self.num_rows = _NUM_ROWS[device.type] if is_exact else None
         _fuse_norms(parts.body)
@@ -171,39 +177,44 @@ def _in_pieces(
     return torch.cat([forward(part) for part in x.split(num_rows, -2)], -2)
 
 
-Attention = Callable[..., torch.Tensor]
+class Where(NamedTuple):
+    """The keys of the tokens in a tile, in one group of layers.
 
+    tables: [blocks of a row, num_slots] int32. slots, lengths, own_cells: [tokens] int64, the slot
+    of each token, the number of keys up to its own, and the cell of its own, whose block may be
+    missing in the table. first_cell: of block 0.
+    """
 
-def _attention_on(device: torch.device) -> Attention:
-    if device.type == "cpu":
-        return reference_attention
-    try:
-        from batcher.hf.attention import paged_attention  # noqa: PLC0415 - needs Triton
-    except ImportError as error:
-        raise TileError("Triton is not installed") from error
-    return paged_attention
+    tables: torch.Tensor
+    slots: torch.Tensor
+    lengths: torch.Tensor
+    own_cells: torch.Tensor
+    first_cell: int
+    block_size: int
+
+    def cells(self, window: int | None) -> list[torch.Tensor | None]:
+        """Return the cells that each token reads; None for padding."""
+        tables, size, found = self.tables.numpy(), self.block_size, []
+        for slot, length, own in zip(*(part.tolist() for part in self[1:4]), strict=True):
+            at = np.arange(max(length - (window or length), 0), length)
+            cells = self.first_cell + tables[at[:-1] // size, slot].astype(np.int64) * size
+            cells = np.append(cells + at[:-1] % size, own)
+            found.append(torch.from_numpy(cells) if length else None)
+        return found
 
 
 def reference_attention(
     call: AttentionCall,
     keys: torch.Tensor,
     values: torch.Tensor,
-    tables: torch.Tensor,
-    slots: torch.Tensor,
-    lengths: torch.Tensor,
-    own_cells: torch.Tensor,
-    first_cell: int,
-    block_size: int,
+    cells: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
     """Return the same as `paged_attention`, token by token; zeros for padding."""
     output = call.query.new_zeros(*call.query.shape[:2], values.shape[2])
-    for token, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-        if length:
-            at = torch.arange(max(length - (call.window or length), 0), length - 1)
-            cells = first_cell + tables[at // block_size, slot] * block_size + at % block_size
-            cells = torch.cat([cells, own_cells[token : token + 1]])  # whose block may be missing
+    for token, own in enumerate(cells):
+        if own is not None:
             query = call.query[token][None, None]
-            output[token] = call.of(query, keys[cells][None], values[cells][None], None)[0, 0]
+            output[token] = call.of(query, keys[own][None], values[own][None], None)[0, 0]
     return output
 
 
@@ -461,6 +472,7 @@ class _Tile:
     def __init__(self, cache: TileCache, size: int, pool: Any) -> None:
         decoder = cache.decoder
         self._cache, self._body, self._attend = cache, decoder.parts.body, decoder.attend
+        self._where: dict[int, Any] = {}  # by group, the same for all its layers
         groups = decoder.cache_groups
         self._group_of = {
             layer: (number, at)
@@ -473,6 +485,7 @@ class _Tile:
         self.run = _captured(self._compute, decoder.device, pool)
 
     def _compute(self) -> None:
+        self._where.clear()
         self.hidden.copy_(body_output(self._body, self.inputs[0], self.inputs[1], self)[0])
 
     def attend(self, layer: int, call: AttentionCall) -> torch.Tensor:
@@ -481,8 +494,13 @@ class _Tile:
         keys, values = cache.keys[at], cache.values[at]
         keys.index_copy_(0, own, call.key)
         values.index_copy_(0, own, call.value)
-        where = cache.tables[group], self.inputs[2], self.inputs[3], own
-        return self._attend(call, keys, values, *where, cache.first_cell, cache.block_size)
+        if group not in self._where:
+            sizes = cache.first_cell, cache.block_size
+            of_tokens = self.inputs[2], self.inputs[3], own
+            where = Where(cache.tables[group], *of_tokens, *sizes)
+            is_reference = self._attend is reference_attention
+            self._where[group] = where.cells(call.window) if is_reference else where
+        return self._attend(call, keys, values, self._where[group])
 
 
 class _Head:

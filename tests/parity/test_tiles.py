@@ -360,7 +360,7 @@ KERNEL = """
 import torch
 from batcher.hf.attention import paged_attention
 from batcher.hf.model import AttentionCall
-from batcher.hf.tiles import reference_attention
+from batcher.hf.tiles import Where, reference_attention
 
 draw = torch.Generator().manual_seed(0)
 CASES = [  # heads, key heads, features of keys and of values, window, softcap, block size
@@ -378,11 +378,13 @@ for number, (heads, kv_heads, key_dim, value_dim, window, softcap, size) in enum
     query = torch.randn(7, heads, key_dim, generator=draw)
     sinks = torch.randn(heads, generator=draw) if number % 2 else None
     call = AttentionCall(query, query, query, key_dim**-0.5, window, softcap, sinks)
-    given = keys, values, tables, slots, lengths, own, 3, size
-    found, expected = paged_attention(call, *given), reference_attention(call, *given)
+    where = Where(tables, slots, lengths, own, 3, size)
+    found = paged_attention(call, keys, values, where)
+    expected = reference_attention(call, keys, values, where.cells(window))
     assert torch.allclose(found, expected, atol=1e-5), number
     alone = AttentionCall(query[1:2], *(query,) * 2, key_dim**-0.5, window, softcap, sinks)
-    by_itself = paged_attention(alone, *given[:3], slots[1:2], lengths[1:2], own[1:2], 3, size)
+    one = where._replace(slots=slots[1:2], lengths=lengths[1:2], own_cells=own[1:2])
+    by_itself = paged_attention(alone, keys, values, one)
     assert torch.equal(by_itself[0], found[1]), number
 print("equal")
 """
