@@ -171,6 +171,25 @@ class Command(TyperCommand):
     notes: Sequence[str] = ()
     respell: Callable[[str], list[str]] | None = None
 
+    def mark_options(self, words: Iterable[str]) -> list[tuple[str, bool]]:
+        """Return each word of a command line with whether it is an option or `--`.
+
+        The value of an option is not an option, even if it looks like one.
+        """
+        params: list[Any] = self.params
+        options = [param for param in params if param.param_type_name == "option"]
+        with_value = {name for option in options if not option.is_flag for name in option.opts}
+        marked, is_value, is_over = list[tuple[str, bool]](), False, False
+        for word in words:
+            is_option = word[:1] == "-" and word != "-" and not is_value and not is_over
+            marked.append((word, is_option))
+            is_over = is_over or (is_option and word == "--")
+            is_value = is_option and word in with_value
+            if is_option and word[:2] != "--":  # letters: -qp TEXT has a value, -qpTEXT includes it
+                ends = (end for end, char in enumerate(word[1:], 2) if f"-{char}" in with_value)
+                is_value = next(ends, None) == len(word)
+        return marked
+
     def get_help_option(self, ctx: Any) -> Any:
         """Return the option --help, which no variable can set."""
         found = super().get_help_option(ctx)
@@ -182,7 +201,12 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse `args`; errors get the context of the command."""
         if self.respell is not None:
-            args = [part for argument in args for part in self.respell(argument)]
+            marked = self.mark_options(args)
+            args = [
+                part
+                for word, is_option in marked
+                for part in (self.respell(word) if is_option else [word])
+            ]
         try:
             return super().parse_args(ctx, args)
         except UsageError as error:

@@ -2,11 +2,14 @@
 
 import gc
 import sys
+from collections.abc import Sequence
+from functools import partial
 
 from batcher.errors import BatchdecodeError
 
 from ..command import command
 from ..run.run_options import RunOptions
+from . import command_of
 
 EXAMPLES = (
     'batchdecode run -p "What is the capital of France?" --model smollm2 --chat',
@@ -25,7 +28,7 @@ NOTES = (
     ),
 )
 
-_SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
+_ONCE = {"--force", "--retry-failed", "--resume", "--resume=repair"}  # not repeated to continue
 
 
 def _as_flags(argument: str) -> list[str]:
@@ -54,7 +57,7 @@ def run(options: RunOptions) -> int:
     stop = StopSignals()
     try:  # a second signal may come while these end
         with user_code_prints_to_stderr(), stop:
-            status = run_requests(options, stop, continuing_command())
+            status = run_requests(options, stop, partial(continuing_command, sys.argv[1:]))
     except (Interrupted, KeyboardInterrupt):  # before the first step, or a second time
         status = stop.exit_status
     except RaisedError as error:
@@ -66,15 +69,18 @@ def run(options: RunOptions) -> int:
     return status
 
 
-def continuing_command() -> list[str]:
-    """Return the words of the command that resumes this run, with *** for secrets in URLs."""
+def continuing_command(arguments: Sequence[str], *more: str, resume: str = "--resume") -> list[str]:
+    """Return the words of the command that resumes a run, with *** for secrets in URLs.
+
+    arguments: of the run.  more: options to add.
+    """
     from ..run.urls import masked  # noqa: PLC0415 - as above
 
-    arguments = sys.argv[1:]
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = [each for each in arguments[:end] if each not in _SAID_ONCE]
-    more = [] if "--resume" in options else ["--resume"]
-    return [masked(each) for each in ("batchdecode", *options, *more, *arguments[end:])]
+    words = command_of(arguments[0]).mark_options(arguments)
+    words = [(word, is_option) for word, is_option in words if not (is_option and word in _ONCE)]
+    end = words.index(("--", True)) if ("--", True) in words else len(words)
+    words[end:end] = [(word, True) for word in (resume, *more)]
+    return ["batchdecode", *(masked(word) for word, _ in words)]
 
 
 COMMANDS = {"run": command(run, RunOptions, examples=EXAMPLES, notes=NOTES, respell=_as_flags)}

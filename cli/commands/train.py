@@ -1,6 +1,7 @@
 """`batchdecode train`: trains a small model on texts, or a draft model for another."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def train(options: TrainOptions) -> int:
         except KeyboardInterrupt:  # a second signal
             return stop.exit_status
         if not trainer.is_done:
-            again = f"continue with: {shell_line(continuing_command())}"
+            again = f"continue with: {shell_line(continuing_command(sys.argv[1:]))}"
             say(f"stopped after {trainer.step:,} of {settings.steps:,} steps; {again}\n")
             return stop.exit_status
     found = trainer.losses.held_out[trainer.step]

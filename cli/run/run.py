@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from batcher.errors import BatchdecodeError
@@ -66,6 +67,9 @@ if TYPE_CHECKING:
     from .workers import InputLines, Transport, Workers
 
 BAD_INPUT = 2  # an exit status
+
+ContinuingCommand = Callable[..., list[str]]
+"""Returns the words of the command that continues a run; its `resume` may be --resume=repair."""
 
 
 class RunSetup(EngineSetup):
@@ -158,12 +162,12 @@ def refuse_rest(report: ProblemReport, read: "Loop | InputLines") -> None:
 def run(
     options: RunOptions,
     stop: StopSignals,
-    command: Sequence[str],
+    command: ContinuingCommand,
     workers: "AbstractContextManager[Transport] | None" = None,
 ) -> int:
     """Carry out `batchdecode run`; return its exit status.
 
-    command: the words of the command that continues this run.
+    command: returns the words of the command that continues this run.
     workers: the transport of a run with --workers; None for processes, or for --on.
 
     Raises:
@@ -227,7 +231,7 @@ def _one_by_one(take: Callable[[Event], object]) -> EventSink:
 class Run:
     """A run that is ready to begin: its loop, and the sinks of what the loop yields.
 
-    command: the words of the command that continues it.
+    command: returns the words of the command that continues it.
 
     Raises:
         BatchdecodeError: the input is wrong, or a file cannot be opened.
@@ -239,7 +243,7 @@ class Run:
         setup: "RunSetup | Workers",
         opened: OpenRun,
         stop: StopSignals,
-        command: Sequence[str],
+        command: ContinuingCommand,
     ) -> None:
         look_seldom()
         self._started = time.monotonic()
@@ -485,7 +489,8 @@ class Run:
         model = self._setup.model
         if isinstance(model, RemoteModel) and model.has_refused_waits:
             remark = "requests failed because they had to wait longer than --max-wait"
-            self._tell(remark, "continue later with: ", [*self._command, "--retry-failed"])
+            command = partial(self._command, "--retry-failed")
+            self._tell(remark, "continue later with: ", command)
         if options.open:
             opened.files["--report"].show_in_browser()
         return hint
@@ -556,7 +561,7 @@ class Run:
             say_of_memory([(scheduling.profile, scheduling.settings())])
         return advice(summary)
 
-    def _tell(self, remark: str, what_now: str, command: Sequence[str] = ()) -> None:
+    def _tell(self, remark: str, what_now: str, command: ContinuingCommand | None = None) -> None:
         tell_ending(self._opened, remark, what_now, command, self._results)
 
     def _say_waiting(self, received: signal.Signals) -> None:
@@ -586,12 +591,12 @@ def tell_ending(
     opened: OpenRun,
     remark: str,
     what_now: str,
-    command: Sequence[str] = (),
+    command: ContinuingCommand | None = None,
     results: ResultWriter | None = None,
 ) -> None:
     """Report why the run ends, where its results are, and how to continue.
 
-    command: words to print after `what_now`.
+    command: returns the words to print after `what_now`.
     results: None if the run has not begun.
     """
     file = opened.results
@@ -602,8 +607,9 @@ def tell_ending(
         remark += f"; {went} went to {file.whereabouts()}"
     say(printable_lines(f"{remark}\n"))
     if opened.resumption.is_possible and file.is_in_place:
+        words = list[str]()
+        if command is not None:
+            words = command(resume="--resume=repair" if file.has_foreign_lines else "--resume")
         if isinstance(file, UploadedResults):
-            command = file.resuming(command)
-        if file.has_foreign_lines:
-            command = ["--resume=repair" if word == "--resume" else word for word in command]
-        say(printable_lines(f"{what_now}{shell_line(command)}\n"))
+            words = file.resuming(words)
+        say(printable_lines(f"{what_now}{shell_line(words)}\n"))

@@ -135,6 +135,6 @@ def test_results_are_on_the_disk_before_the_record_says_finished(tmp_path, monke
     monkeypatch.setattr(os, "fsync", note)
     with StopSignals() as stop:
         options = RunOptions(input=[f"{tmp_path}/in"], output=f"{tmp_path}/out", quiet=True)
-        assert run(options, stop, ["continue"]) == 0
+        assert run(options, stop, lambda **_: ["continue"]) == 0
     assert synced[-1] == (f"{tmp_path}/out", 0)
     assert '"finished": true' in (tmp_path / "out.run.json").read_text()

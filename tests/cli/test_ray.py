@@ -107,7 +107,7 @@ def test_whatever_the_pieces_all_comes_over(
         patch.setattr("cli.run.ray_workers.PIECE_BYTES", piece_bytes)
         patch.setattr("cli.run.ray_workers.MAX_PIECES", max_pieces)
         workers = Actors(options, num_workers, "", stop.waiting)
-        assert run(options, stop, ["batchdecode"], workers) == 0
+        assert run(options, stop, lambda **_: ["batchdecode"], workers) == 0
     assert all(size <= piece_bytes for sizes in ray.sizes for size in sizes)
     assert all(len(sizes) <= max_pieces + 1 for sizes in ray.sizes)
     found = results_of(folder / "out.jsonl")
@@ -115,7 +115,7 @@ def test_whatever_the_pieces_all_comes_over(
         input=options.input, output=options.output, batch=4, quiet=True, force=True
     )
     with StopSignals() as stop:
-        assert run(options, stop, ["batchdecode"]) == 0
+        assert run(options, stop, lambda **_: ["batchdecode"]) == 0
     assert found == results_of(folder / "out.jsonl")
 
 

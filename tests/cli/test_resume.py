@@ -310,8 +310,8 @@ def test_whatever_ends_it_and_whenever_the_run_can_be_continued(tmp_path):
     draw = random.Random(1)
     decode(tmp_path, "whole", requests=VARIED)
     whole = (tmp_path / "whole").read_bytes()
-    arguments = ["run", "in.jsonl", "-o", "out", "-b", "3", "--keep-going", "-q", "--resume"]
-    slowly = [*arguments, "--step-delay", "0.002", "--trace", "trace"]
+    arguments = ["run", "in.jsonl", "-o", "out", "-b", "3", "--keep-going", "-q"]
+    slowly = [*arguments, "--step-delay", "0.002", "--trace", "trace", "--resume"]
     for _ in range(2):
         (tmp_path / "trace").unlink(missing_ok=True)
         process = start(*slowly, cwd=tmp_path)

@@ -62,7 +62,7 @@ def run_inner(options, num_workers=3, **how):
     options = replace(options, workers=num_workers)
     with StopSignals() as stop:
         workers = InnerWorkers(options, **how)
-        return run(options, stop, ["batchdecode"], workers), workers
+        return run(options, stop, lambda **_: ["batchdecode"], workers), workers
 
 
 def options_of(folder, name="results.jsonl", **more):
@@ -74,7 +74,7 @@ def options_of(folder, name="results.jsonl", **more):
 def alone(folder, **more):
     options = options_of(folder, "alone.jsonl", **more, workers=None)
     with StopSignals() as stop:
-        status = run(options, stop, ["batchdecode"])
+        status = run(options, stop, lambda **_: ["batchdecode"])
     return written(options.output), status
 
 
@@ -200,7 +200,7 @@ def test_a_run_of_one_engine_is_not_continued_by_workers(folder):
         StopSignals() as stop,
         pytest.raises(BatchdecodeError, match="--workers was on, now it is off"),
     ):
-        run(again, stop, ["batchdecode"])
+        run(again, stop, lambda **_: ["batchdecode"])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_request_that_has_failed_in_part_counts_once(tmp_path, monkeypatch, ca
     )
     with StopSignals() as stop:
         workers = DiesInTheMiddle(options)
-        assert run(options, stop, ["batchdecode"], workers) == 1
+        assert run(options, stop, lambda **_: ["batchdecode"], workers) == 1
     assert workers.num_kills == 1
     results = written(tmp_path / "results.jsonl")
     assert [result["finish_reason"] for result in results] == ["length", "error", "length"]

@@ -127,25 +127,46 @@ def test_what_is_a_url_and_how_it_is_shown(path, name):
     assert shown(path) == (name or path)
 
 
-def test_the_command_that_continues_a_run_has_no_secret(monkeypatch):
-    line = ["batchdecode", "run", "https://me:hidden@host/a?sig=hidden", "-o", "b?", "--force"]
-    monkeypatch.setattr(sys, "argv", line)
+def test_the_command_that_continues_a_run_has_no_secret():
+    line = ["run", "https://me:hidden@host/a?sig=hidden", "-o", "b?", "--force"]
     told = "batchdecode run 'https://***@host/a?***' -o 'b?' --resume"
-    assert shell_line(continuing_command()) == told
+    assert shell_line(continuing_command(line)) == told
 
 
 @pytest.mark.parametrize("name", ["run", "train"])
-def test_the_command_that_continues_can_be_pasted(monkeypatch, name):
+def test_the_command_that_continues_can_be_pasted(name):
     odd = ["it's", "a\tb \x1b[31m0", "two\nlines' \\x", "ü\u202e", "\udcff0"]
-    monkeypatch.setattr(sys, "argv", ["batchdecode", name, *odd])
-    told = shell_line(continuing_command())
+    told = shell_line(continuing_command([name, *odd]))
     assert told.isprintable()
     assert r"$'a\tb \x1b[31m0' $'two\nlines\' \\x' " in told
     pasted = ["bash", "-c", told.replace("batchdecode", "printf '%s\\0'", 1)]
     given = subprocess.run(pasted, capture_output=True, check=True).stdout.split(b"\0")
     assert list(map(os.fsdecode, given)) == [name, *odd, "--resume", ""]
-    monkeypatch.setattr(sys, "argv", ["batchdecode", name, "--force", "--", "in", "--force"])
-    assert continuing_command()[1:] == [name, "--resume", "--", "in", "--force"]
+
+
+@pytest.mark.parametrize(
+    ("line", "continued"),
+    [
+        ("in --force --retry-failed -q", "in -q --resume"),
+        ("in --resume -q --resume=repair", "in -q --resume"),
+        ("--force -- in --force", "--resume -- in --force"),
+        ("-p --force --prompt --retry-failed", "-p --force --prompt --retry-failed --resume"),
+        ("-qp --resume --force", "-qp --resume --resume"),
+        ("-p=-p --force", "-p=-p --resume"),
+        ("-b8 -p -- --force in --", "-b8 -p -- in --resume --"),
+        ("-p --resume=repair - --prompt=--force", "-p --resume=repair - --prompt=--force --resume"),
+    ],
+)
+def test_only_options_are_left_out_of_the_command_that_continues(line, continued):
+    assert continuing_command(["run", *line.split()])[2:] == continued.split()
+    repaired = continuing_command(["run", "in"], "--retry-failed", resume="--resume=repair")
+    assert repaired[2:] == ["in", "--resume=repair", "--retry-failed"]
+
+
+@pytest.mark.parametrize("prompt", ["--resume", "--resume=repair", "--resume=else", "--force"])
+def test_a_prompt_may_look_like_an_option(prompt):
+    done = batchdecode("run", "-p", prompt, "--max-tokens", "1", "--format", "jsonl")
+    assert (done.returncode, done.stdout.count(b"\n")) == (0, 1), done.stderr
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
