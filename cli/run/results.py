@@ -333,10 +333,8 @@ class ResultText:
         for line in text.expandtabs(4).split("\n"):
             bare = printable(line.lstrip(" "))
             own = " " * (len(line) - len(line.lstrip(" ")))
-            parts = [bare]
-            if columns is not None:
-                width = max(columns - len(indent + own), MIN_COLUMN)
-                parts = fill(bare.split(" "), " ", width)
+            width = 0 if columns is None else columns - len(indent + own)
+            parts = fill(bare.split(" "), " ", width) if width >= MIN_COLUMN else [bare]
             yield f"{first_indent}{own}{parts[0]}".rstrip()
             yield from (f"{indent}{own}{part}" for part in parts[1:])
             first_indent = indent

@@ -684,7 +684,7 @@ class Browser:
             self._first_slot = self.selected = self.found = None
             self.help_page, self.message = 0, ""
         elif key == "/":
-            self.ask("find ", partial(self._find, scene))
+            self.ask(InputLine("find ", partial(self._find, scene)))
         elif key in ("n", "N") and self._wanted:
             held = [request for request in _holding(scene) if self._wanted in request.label]
             if not held:
@@ -709,9 +709,9 @@ class Browser:
             self.selected, self.found, self.message, self.help_page = at, None, "", 0
         return True
 
-    def ask(self, title: str, accept: Callable[[str], None]) -> None:
-        """Read a line from the keyboard, then call `accept` with it."""
-        self._prompt, self.message, self.help_page = InputLine(title, accept), "", 0
+    def ask(self, prompt: InputLine) -> None:
+        """Read a line from the keyboard."""
+        self._prompt, self.message, self.help_page = prompt, "", 0
 
     def paste(self, text: str) -> None:
         if self._prompt is not None:

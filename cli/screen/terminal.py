@@ -487,6 +487,7 @@ class Keyboard:
         modes = termios.tcgetattr(self._fd)
         if self._usual is None:
             self._usual = list(modes)
+            termios.tcflush(self._fd, termios.TCIFLUSH)  # keys typed before were not for the view
         if modes[_LFLAG] & (termios.ICANON | termios.ECHO):
             modes[_LFLAG] &= ~(termios.ICANON | termios.ECHO)
             termios.tcsetattr(self._fd, termios.TCSANOW, modes)
@@ -499,11 +500,19 @@ def keyboard_of(terminal: Terminal) -> Keyboard | None:
 
 
 class InputLine:
-    """A line of input; enter calls `accept` with it."""
+    """A line of input; enter calls `accept` with it.
 
-    def __init__(self, title: str, accept: Callable[[str], None]) -> None:
+    is_allowed: of one character; all others are left out.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        accept: Callable[[str], None],
+        is_allowed: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self.title, self.typed = title, ""
-        self._accept = accept
+        self._accept, self._is_allowed = accept, is_allowed
 
     def press(self, key: str) -> bool:
         if key == "enter":
@@ -513,12 +522,12 @@ class InputLine:
             return False
         if key == "backspace":
             self.typed = self.typed[:-1]
-        elif len(key) == 1 and len(self.typed) < MAX_TYPED:
-            self.typed += key
+        elif len(key) == 1:
+            self.paste(key)
         return True
 
     def paste(self, text: str) -> None:
-        self.typed = (self.typed + text)[:MAX_TYPED]
+        self.typed = (self.typed + "".join(filter(self._is_allowed, text)))[:MAX_TYPED]
 
 
 DELAYS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds, for - and +

@@ -22,6 +22,7 @@ from ..screen.live_picture import Browser, picture
 from ..screen.live_state import GAP
 from ..screen.terminal import (
     ColorChoice,
+    InputLine,
     Keyboard,
     Pasted,
     Terminal,
@@ -215,13 +216,13 @@ class Player:
                 nothing = "no preemption, failure or bubble"
                 self._go_along(self._recording.points, nothing, is_on=key == "]")
             case "/":
-                browser.ask("find ", self._find)
+                browser.ask(InputLine("find ", self._find))
             case "n" | "N":
                 steps, nothing = sorted(self._found), "no admission that was found"
                 if self._go_along(steps, nothing, is_on=key == "n"):
                     self._wanted = self._found[self.step]
             case "g":
-                browser.ask("go to step ", self._go_where)
+                browser.ask(InputLine("go to step ", self._go_where, str.isdecimal))
             case "up" | "down" | "?" | "escape":
                 if key != "?":
                     self._wanted = None
@@ -258,12 +259,11 @@ class Player:
             self._browser.message = f"no request with {printable(text)} in its id was admitted"
 
     def _go_where(self, text: str) -> None:
-        digits = text.strip().replace(",", "")
         first, last = self._span
-        if digits.isdecimal() and first <= int(digits[:18]) <= last:
-            self._go_to(int(digits))
-        elif digits:
-            self._browser.message = f"{printable(text)} is not a step from {first:,} to {last:,}"
+        if text and first <= int(text) <= last:
+            self._go_to(int(text))
+        elif text:
+            self._browser.message = f"{text} is not a step from {first:,} to {last:,}"
 
     def _draw(self, width: int, height: int) -> None:
         scene = self._playback.seek(self.step)

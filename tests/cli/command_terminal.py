@@ -26,10 +26,10 @@ class CommandTerminal:
     the terminal.
     """
 
-    def __init__(self, *arguments, folder=None, is_job=False, **pipes):
-        self.screen, self.written = Screen(80, 24), b""
+    def __init__(self, *arguments, folder=None, is_job=False, columns=80, **pipes):
+        self.screen, self.written = Screen(columns, 24), b""
         self.ours, self.theirs = pty.openpty()
-        termios.tcsetwinsize(self.theirs, (24, 80))
+        termios.tcsetwinsize(self.theirs, (24, columns))
         modes = self.modes  # Ctrl-C drops what is on its way: pyte is lost in half an escape
         modes[3] |= termios.NOFLSH
         termios.tcsetattr(self.theirs, termios.TCSANOW, modes)

@@ -2,9 +2,11 @@
 
 import os
 import pty
+import select
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 from hypothesis import given
@@ -91,6 +93,18 @@ def test_keys_come_at_once_and_unshown_and_then_the_terminal_is_as_before(tty):
     assert termios.tcgetattr(theirs) == before
     assert os.read(ours, 100) == b"\x1b[?2004l"
     assert not keys.wait(0)
+
+
+def test_keys_typed_before_the_first_look_are_dropped_and_later_ones_are_not(tty):
+    ours, theirs = tty
+    keys = keyboard(theirs)
+    os.write(ours, b"q-\n")
+    time.sleep(0.05)
+    assert not keys.pressed()
+    keys.release()
+    os.write(ours, b"+\n")
+    assert select.select([theirs], [], [], 5)[0]
+    assert keys.pressed()[:1] == ["+"]
 
 
 def test_the_keyboard_of_a_terminal_that_is_gone_is_silent():

@@ -12,6 +12,7 @@ from reference_schedule import Job, play
 from batcher.explaining.story import answer_of, read_requests
 from batcher.trace.timeline import Timeline, worst_bubble
 from cli.screen.live import ScreenLive
+from cli.screen.terminal import Pasted
 from cli.screen.theme import ASCII, UNICODE
 from cli.views.player import MOVES, Player, StepRange
 from cli.views.recording import Recording
@@ -161,10 +162,12 @@ def test_requests_and_steps_are_found_and_n_goes_through_all():
     found = [seen.type("/", "7").step, *(seen.press("n").step for _ in steps[1:])]
     assert found == steps
     assert [seen.press("N").step for _ in steps[1:]] == steps[-2::-1]
-    seen = Seen(LONG).type("g", "1x\x7f7")
-    assert f"1x\\x7f7 is not a step from 0 to {LAST}" in seen.text
-    assert seen.type("g", "17").step == 17
-    assert seen.type("g", "9" * 30).step == 17
+    assert Seen(LONG).type("g", "x-1 \x7f,7q").step == 17  # only digits are typed
+    seen = Seen(LONG).press("g", "1", Pasted("step 7")).wait(1.0)
+    assert "go to step 17" in seen.text
+    assert seen.press("enter").step == 17
+    assert f"{'9' * 30} is not a step from 0 to {LAST}" in seen.type("g", "9" * 30).text
+    assert seen.type("g", "").step == 17
     assert seen.press("g", "3", "escape").step == 17
 
 

@@ -132,6 +132,15 @@ def test_a_terminal_shows_wrapped_text(folder, live):
     assert any(line.startswith("✓ 3 ok") for line in lines[start + 7 :])
 
 
+def test_a_narrow_terminal_wraps_text_itself(folder):
+    prompt = ("-p", "words:", "--model", "written:next_tokens", "--max-tokens", "30")
+    command = ("run", *prompt, "-q", "--live", "never")
+    with CommandTerminal(*command, folder=folder, columns=10) as terminal:
+        assert terminal.ended() == 0
+        text = "1  word word word word word word… [cut after 30 tokens]"
+        assert terminal.written.decode() == f"{text}\r\n"
+
+
 @pytest.mark.parametrize("is_text", [True, False])
 def test_a_stopped_run_shows_the_texts_so_far(folder, is_text):
     command = ["run", "-p", "words:", "-p", "more:", "--model", "written:next_tokens", "-b", "1"]
