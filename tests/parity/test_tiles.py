@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from hf_models import PAGED, VOCAB, generated, random_model  # noqa: E402 - as above
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - as above
+from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402 - as above
 
 from batcher import BatchdecodeError, Engine, Request, load_model  # noqa: E402 - as above
 from batcher.errors import ModelError  # noqa: E402 - as above
@@ -457,3 +459,75 @@ def test_the_free_memory_is_that_of_the_device(exact_models, monkeypatch):
     assert free_kv_bytes_of(model) > 2**20  # of the computer
     monkeypatch.setattr(model.inner._decoder, "num_free_bytes", lambda: 1000)
     assert free_kv_bytes_of(model) == 900
+
+
+# A graph that is not one of CUDA: the same operations on the same tensors, and no Python.
+
+
+class Tape(TorchDispatchMode):
+    """Records operations; `replay` repeats them on the tensors that were there before."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.calls = []
+        with torch.inference_mode(), self:
+            compute()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, output))
+        return output
+
+    def replay(self):
+        made = {}  # by the id of a tensor of the recording
+
+        def now(recorded):
+            return made.get(id(recorded), recorded)
+
+        for func, args, kwargs, output in self.calls:
+            args_now, kwargs_now = tree_map_only(torch.Tensor, now, (args, kwargs))
+            again = func(*args_now, **kwargs_now)
+            pairs = zip(tree_leaves(output), tree_leaves(again), strict=True)
+            made |= {id(old): new for old, new in pairs if isinstance(old, torch.Tensor)}
+
+
+def fixed_attention(call, keys, values, where):
+    """Return the same as the kernel, of all cells that a table may have, without a loop."""
+    size, tables = where.block_size, where.tables
+    at = torch.arange(len(tables) * size)
+    last, lengths = where.lengths[:, None] - 1, where.lengths[:, None]
+    cells = where.first_cell + tables[at // size][:, where.slots].T * size + at % size
+    cells = torch.where(at == last, where.own_cells[:, None], cells)
+    mask = (at < lengths) & (at >= lengths - (call.window or len(at)))
+    mask |= lengths == 0  # padding, whose numbers should be finite
+    return call.of(call.query[:, None], keys[cells], values[cells], mask[:, None, None])[:, 0]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma 2", "gemma 3", "yarn", "gpt-2"])
+def test_a_tile_can_be_captured(name, tmp_path, monkeypatch):
+    theirs = random_model(name)
+    theirs.save_pretrained(tmp_path)
+    tapes = []
+
+    def captured(compute, *_):
+        tapes.append(Tape(compute))
+        return tapes[-1].replay
+
+    def new_cache(self, num_slots, num_blocks, block_size):
+        return tiles.TileCache(self, num_slots, num_blocks or 64 * num_slots, block_size)
+
+    monkeypatch.setattr(tiles, "_captured", captured)
+    monkeypatch.setattr(tiles.TileDecoder, "new_cache", new_cache)
+    monkeypatch.setattr(tiles, "reference_attention", fixed_attention)
+    monkeypatch.setattr(tiles.Where, "cells", lambda self, _window: self)
+    monkeypatch.setattr(models_tiles, "_PATIENCE", 2)
+    model = load_model(f"hf:{tmp_path}", exact=True, max_context=96)
+    assert model.inner._decoder.sizes == (16, 48)
+    asked = [{"prompt": prompt, "max_tokens": 25} for prompt in prompts(Random(0))]
+    for schedule in ({}, {"kv_blocks": 70, "block_size": 4}):
+        num_tapes = len(tapes)
+        found = results_of(model, asked, schedule=schedule)
+        assert len(tapes) == num_tapes + 3  # two sizes of tiles, and the head
+        assert [result.tokens for result in found] == [
+            generated(theirs, fields["prompt"], 25) for fields in asked
+        ]
