@@ -108,12 +108,10 @@ def load(
 def _moved(model: Any, device: str) -> Any:
     """Return `model` on `device`."""
     try:
-        if device != "cpu":
-            torch.cuda.set_device(torch.device(device).index or 0)  # where Triton launches kernels
         return model.to(device)
     except torch.OutOfMemoryError:
         size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    free = torch.cuda.mem_get_info()[0]
+    free = torch.cuda.mem_get_info(device)[0]
     raise BatchdecodeError(
         f"its weights take {size / 2**30:.1f} GiB, and {device} has {free / 2**30:.1f} GiB free: "
         "use a smaller model, or --dtype bfloat16 if it is float32"

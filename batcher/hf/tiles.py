@@ -224,6 +224,7 @@ class TileCache:
     Cell 0 is written by padding. Then each group of layers has a spare cell for each slot, for a
     token that is computed ahead and whose block is not known yet. Then come the blocks.
 
+    made_for: slots, blocks and tokens in a block that were asked for.
     num_blocks: how many there are. first_cell: of block 0.
     keys, values: [layers of a group, cells, kv_heads, features].
     tables: for each group of layers [blocks of a row, num_slots] int32, as in Pages.
@@ -232,6 +233,7 @@ class TileCache:
     def __init__(
         self, decoder: TileDecoder, num_slots: int, num_blocks: int, block_size: int
     ) -> None:
+        self.made_for = num_slots, num_blocks, block_size
         self.num_slots, self.num_blocks, self.block_size = num_slots, 0, block_size
         self.decoder, self._device = decoder, decoder.device
         self.first_cell = 1 + len(decoder.cache_groups) * num_slots
@@ -379,8 +381,7 @@ class TileCache:
         on_host = self._to_host(tokens)
         if self._device.type == "cpu":
             return tokens, on_host.numpy
-        event = torch.cuda.Event()
-        event.record()
+        event = torch.cuda.current_stream(self._device).record_event()
 
         def wait() -> IntArray:
             event.synchronize()
@@ -528,14 +529,14 @@ def _captured(compute: Callable[[], None], device: torch.device, pool: Any) -> C
     """
     if device.type == "cpu":
         return compute
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.inference_mode(), torch.cuda.stream(stream):
-        for _ in range(2):  # libraries choose and load their kernels in the first calls
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    with torch.inference_mode(), torch.cuda.device(device):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # libraries choose and load their kernels in the first calls
+                compute()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph, pool=pool):
             compute()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
-        compute()
     replay: Callable[[], None] = graph.replay
     return replay

@@ -1,7 +1,7 @@
 """A TileDecoder as a PagedModel: rows of a batch become tokens of tiles."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -85,13 +85,13 @@ class TileModel(DecoderModel):
         self.cache_windows = tuple(group.window for group in decoder.cache_groups)
         self.kv_bytes_per_token = decoder.cache_size.per_token
         self._cache: Any = None
-        self._sizes: tuple[int | None, ...] = ()  # that it was made for
         self._ahead: _Ahead | None = None
         self._num_quiet = 0  # steps of greedy rows without a chunk
         super().__init__(decoder, tokenizer, name, settings, max_context)
         while decoder.num_rows and not self._has_equal_bits():
             decoder.drop_largest_size()
             self._cache = None
+        self._cache = None  # frees its memory
         self.allocate(0)
 
     def _has_equal_bits(self) -> bool:
@@ -123,19 +123,27 @@ class TileModel(DecoderModel):
         self._own: OwnTables | None = OwnTables(num_slots, self._decoder.cache_groups)
         self._begin(num_slots, None, OWN_BLOCK_SIZE)
 
+    def twin(self) -> Self:
+        twin = super().twin()
+        twin._cache = None  # noqa: SLF001 - of this model
+        twin.allocate(0)
+        return twin
+
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
         self._own = None
         self._begin(num_slots, num_blocks, block_size)
 
-    def _begin(self, *sizes: int | None) -> None:
-        num_slots = sizes[0]
-        self._lengths: IntArray = np.zeros(num_slots or 0, np.int64)  # computed tokens of rows
-        self._tokens: IntArray = np.zeros(num_slots or 0, np.int64)
+    def _begin(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
+        self._lengths: IntArray = np.zeros(num_slots, np.int64)  # computed tokens of rows
+        self._tokens: IntArray = np.zeros(num_slots, np.int64)
         self._ahead, self._num_quiet = None, 0
-        if sizes != self._sizes or not self._cache:  # or it is used again, graphs included
+        asked = num_slots, num_blocks or 0, block_size
+        made = self._cache.made_for if self._cache else (0, 0, 0)
+        is_of_kind = made[2] == block_size and bool(made[1]) == bool(num_blocks)
+        if not is_of_kind or any(asked[at] > made[at] for at in range(2)):
             self._cache = None  # frees its memory
-            self._cache = self._decoder.new_cache(*sizes)
-        self._sizes = sizes
+            self._cache = self._decoder.new_cache(num_slots, num_blocks, block_size)
+            self._cache.made_for = asked  # it stays for what needs less, with its graphs
 
     def fork(self, source: int, target: int) -> None:
         self._ahead = None

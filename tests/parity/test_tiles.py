@@ -447,8 +447,7 @@ def test_weights_that_do_not_fit_are_an_error(monkeypatch):
         def to(self, _device):
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _index: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**29, 2**33))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (2**29, 2**33))
     message = "its weights take 1.0 GiB, and cuda:1 has 0.5 GiB free: use a smaller model"
     with pytest.raises(BatchdecodeError, match=message):
         loading._moved(Large(2**14, 2**14, device="meta"), "cuda:1")
@@ -531,3 +530,22 @@ def test_a_tile_can_be_captured(name, tmp_path, monkeypatch):
         assert [result.tokens for result in found] == [
             generated(theirs, fields["prompt"], 25) for fields in asked
         ]
+
+
+def test_a_cache_stays_if_it_is_large_enough(exact_models, monkeypatch):
+    model, made = exact_models["llama"].inner.twin(), []
+    new_cache = tiles.TileDecoder.new_cache
+    monkeypatch.setattr(
+        tiles.TileDecoder, "new_cache", lambda *sizes: made.append(sizes[1:]) or new_cache(*sizes)
+    )
+    model.allocate_pages(4, 100, 16)
+    model.allocate_pages(2, 90, 16)
+    assert made == [(4, 100, 16)]
+    for sizes in ((5, 90, 16), (5, 91, 16), (5, 91, 8), (5, None, 8)):
+        model.allocate_pages(*sizes)
+        assert made.pop() == sizes
+    model.allocate_pages(5, None, 8)
+    model.allocate_pages(5, 10, 8)
+    assert made.pop() == (5, 10, 8)
+    model.allocate(5)
+    assert made[1:] == [(5, None, 64)]
