@@ -28,7 +28,7 @@ def load_model(name: str, **settings: Any) -> Model:
 
     name: a checkpoint (a .gguf file, a folder or `smollm2`), `hf:` and a folder or Hub name,
     `simulated`, or `package.module:name` of a callable, a Model, an LLM or a class of one.
-    settings: as in its section of the configuration: `weights`, `fast_math`, `max_context` and
+    settings: as in its section of the configuration: `weights`, `max_context` and
     others for a checkpoint; `device`, `dtype` and others for `hf:`; SimulatedSettings for the
     simulated model; CallSettings for an LLM.
 

@@ -40,15 +40,22 @@ def helpers_started() -> Iterator[None]:
             del os.environ[name]
 
 
+def num_threads() -> int:
+    """Return the number of threads for products: what the environment says, else all cores."""
+    stated = os.environ.get("OMP_NUM_THREADS", "")
+    if stated.isdecimal() and int(stated):
+        return int(stated)
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
 @contextmanager
 def threads_shared(num_processes: int) -> Iterator[None]:
     """Let processes that are started inside share the cores, unless the environment says how."""
     if any(name in os.environ for name in _THREADS):
         yield
         return
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    os.environ |= dict.fromkeys(_THREADS, str(max(1, num_cpus // num_processes)))
+    os.environ |= dict.fromkeys(_THREADS, str(max(1, num_threads() // num_processes)))
     try:
         yield
     finally:

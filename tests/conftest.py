@@ -12,6 +12,7 @@ from pathlib import Path
 
 # Two workers with two threads each wait for each other; numpy reads this when it is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import command_server
 import pytest

@@ -26,8 +26,8 @@ def test_a_name_and_a_model_that_was_loaded_decode_the_same(model):
 
 
 def test_settings_are_those_of_the_options():
-    loaded = load_model(TINY, weights="int8", max_context=8)
-    assert (loaded.settings["weights"], loaded.settings["max_context"]) == ("int8", 8)
+    loaded = load_model(TINY, weights="q8", max_context=8)
+    assert (loaded.settings["weights"], loaded.settings["max_context"]) == ("q8", 8)
     [result] = decode([{"prompt": [9] * 5, "ignore_eos": True}], model=loaded)
     assert (len(result.tokens), result.limit) == (3, "max_context")
     assert load_model("simulated", seed=7).settings["seed"] == 7
@@ -36,11 +36,11 @@ def test_settings_are_those_of_the_options():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        (TINY, {"weight": "int8"}, "unknown field `weight`"),
+        (TINY, {"weight": "q8"}, "unknown field `weight`"),
         (TINY, {"max_context": 129}, "above the 128 of"),
         ("smollm3", {}, "unknown model 'smollm3'"),
         ("nofile.gguf", {}, "no such file"),
-        ("simulated", {"weights": "int8"}, "unknown field `weights`"),
+        ("simulated", {"weights": "q8"}, "unknown field `weights`"),
     ],
 )
 def test_what_is_no_model_or_no_setting_is_refused(name, settings, message):

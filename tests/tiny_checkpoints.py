@@ -9,6 +9,7 @@ from gguf.quants import quantize
 from safetensors.numpy import save_file
 
 from batcher.transformer.config import config_from_json, tensor_specs
+from batcher.transformer.stored import StoredTensor
 from batcher.transformer.tokenizer import _BYTE_OF
 
 BYTES = [character for character, _ in sorted(_BYTE_OF.items(), key=lambda pair: pair[1])]
@@ -98,6 +99,15 @@ def random_weights(config):
         return drawn if is_table else drawn * np.float32(0.3)
 
     return read
+
+
+def random_stored(config):
+    """Return the same as tensors in a file, by name."""
+    read = random_weights(config)
+    return {
+        spec.name: StoredTensor("F32", spec.shape, read(spec.name).ravel().view(np.uint8))
+        for spec in tensor_specs(config)
+    }
 
 
 def write_folder(folder, fields=None, tensors=None, num_shards=1):

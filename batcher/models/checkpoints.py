@@ -10,12 +10,10 @@ from functools import cached_property, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
@@ -35,9 +33,9 @@ from batcher.transformer.config import (
     is_ignored,
     tensor_specs,
 )
-from batcher.transformer.layers import FloatArray, IntArray, WholeLinears
 from batcher.transformer.step import CacheSize, cache_size
 from batcher.transformer.stored import (
+    FOUR_BITS,
     StoredTensor,
     about,
     config_from_gguf,
@@ -52,12 +50,13 @@ from batcher.transformer.tokenizer import (
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
-from batcher.transformer.transformer import EMBEDDING, CausalModel, Transformer, Watch
+from batcher.transformer.transformer import CausalModel, Transformer
+from batcher.transformer.weights import Watch, Weights
 
 if TYPE_CHECKING:
     from batcher.transformer.ranks import RankGroup
 
-_NEEDED_MODULES = ("gguf", "jinja2", "safetensors", "tokenizers")
+_NEEDED_MODULES = ("gguf", "jinja2", "onnx", "onnxruntime", "safetensors", "tokenizers")
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 _DIGESTED = 256  # bytes of each tensor
@@ -70,7 +69,8 @@ class _Generation(Struct):
 class Checkpoint:
     """The mapped weights of a transformer, its config and tokenizer.
 
-    names: of its tensors, in Hugging Face's form: model.layers.0.self_attn.q_proj.weight.
+    tensors: by name in Hugging Face's form: model.layers.0.self_attn.q_proj.weight. In GGUF of
+    llama the rows of q and k are in the order of `config.rope.style`, interleaved.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class Checkpoint:
         tensors: Mapping[str, StoredTensor],
         make_tokenizer: Callable[[], TransformerTokenizer],
     ) -> None:
-        self.config, self._tensors, self._make_tokenizer = config, tensors, make_tokenizer
-        names = []
+        self.config, self._make_tokenizer = config, make_tokenizer
+        self.tensors: dict[str, StoredTensor] = {}
         for name, _, shape, _ in tensor_specs(config):
             if name not in tensors:
                 raise BatchdecodeError(f"the tensor {name} is missing")
             if tensors[name].shape != shape:
                 given, wanted = list(tensors[name].shape), list(shape)
                 raise BatchdecodeError(f"{name} is {given}, but the model's sizes require {wanted}")
-            names.append(name)
-        unknown = [name for name in sorted(tensors.keys() - names) if not is_ignored(name)]
+            self.tensors[name] = tensors[name]
+        others = sorted(tensors.keys() - self.tensors.keys())
+        unknown = [name for name in others if not is_ignored(name)]
         if unknown:
             raise BatchdecodeError(
                 f"unexpected tensor {unknown[0]!r}: no supported model of this kind has it"
             )
-        self.names = tuple(names)
 
     @cached_property
     def tokenizer(self) -> TransformerTokenizer:
@@ -102,30 +102,19 @@ class Checkpoint:
     def digest(self) -> str:
         """Return an identifier of this checkpoint, without reading all of it."""
         found = sha256(msgspec.json.encode(self.config))
-        for name in sorted(self._tensors):
-            tensor = self._tensors[name]
+        for name, tensor in sorted(self.tensors.items()):
             found.update(f"{name} {tensor.kind} {tensor.shape}".encode())
             found.update(tensor.data[:_DIGESTED].tobytes())
         found.update(msgspec.msgpack.encode(self.tokenizer.token_bytes))
         found.update(msgspec.msgpack.encode(self.tokenizer.prefix_token_ids))
         return f"sha256:{found.hexdigest()[:16]}"
 
-    def read(self, name: str) -> FloatArray:
-        """Return one of `names` as float32, [out, in] of a weight; C-contiguous, perhaps read-only.
-
-        In GGUF of llama the rows of q and k are in the order of `config.rope.style`, interleaved.
-        """
-        return self._tensors[name].read()
-
-    def read_rows(self, name: str, rows: IntArray) -> FloatArray:
-        return self._tensors[name].read_rows(rows)
-
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a .gguf file, or a folder with config.json and model.safetensors or its shards."""
     if any(find_spec(module) is None for module in _NEEDED_MODULES):
         raise BatchdecodeError(
-            "checkpoints need gguf, safetensors, tokenizers and jinja2: "
+            "checkpoints need gguf, jinja2, onnx, onnxruntime, safetensors and tokenizers: "
             "install them with `pip install 'batchdecode[models]'`"
         )
     if not path.is_dir():
@@ -148,33 +137,23 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def transformer_of(
-    checkpoint: Checkpoint,
     path: Path,
     settings: TransformerSettings,
-    linears: WholeLinears,
     watch: Watch,
+    group: "RankGroup | None" = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Transformer:
-    """Return the transformer of a checkpoint from `path`, computed in this process."""
-    numbers, num_names = count(), len(checkpoint.names)
-
-    def read(name: str) -> FloatArray:
-        watch(min(next(numbers), num_names - 1), num_names)
-        with np.errstate(all="ignore"):  # checked below
-            weight = checkpoint.read(name)
-        if not np.isfinite(weight).all():
-            raise BatchdecodeError(f"{path}: {name} is damaged: some values are not numbers")
-        return weight
-
-    return Transformer(checkpoint.config, read, linears, settings.layout)
+    """Return the transformer of a checkpoint, computed in this process, perhaps as a rank."""
+    checkpoint = checkpoint or open_checkpoint(path)
+    with about(path):
+        weights = Weights(checkpoint.tensors, settings.weights, group, watch)
+        return Transformer(checkpoint.config, weights, settings.layout)
 
 
 def make_rank(
     path: Path, settings: TransformerSettings, group: "RankGroup", watch: Watch
 ) -> Transformer:
-    from batcher.transformer.ranks import ColumnParallelLinears  # noqa: PLC0415 - as below
-
-    linears = ColumnParallelLinears(settings.weights, group, is_fast=settings.fast_math)
-    return transformer_of(open_checkpoint(path), path, settings, linears, watch)
+    return transformer_of(path, settings, watch, group)
 
 
 _HF_MODULES = ("torch", "transformers", "jinja2")
@@ -256,32 +235,25 @@ def load_transformer(
     path = _path_of(spec)
     checkpoint = open_checkpoint(path)
     _context_of(checkpoint.config.max_position_embeddings, settings.max_context, path)
-    if settings.low_memory and settings.weights == "fp32":
+    has_blocks = any(tensor.kind in FOUR_BITS for tensor in checkpoint.tensors.values())
+    if settings.weights == "q4" and not has_blocks:
+        known = " or ".join(sorted(FOUR_BITS))
         raise BatchdecodeError(
-            "--low-memory needs integer weights: use --weights int8-channel, for example"
+            f"{path}: --weights q4 needs a file with blocks of 4 bits ({known}); --weights q8 "
+            "works for every checkpoint"
         )
-    if settings.low_memory and settings.tensor_parallel > 1:
-        raise BatchdecodeError("--low-memory cannot be used with --tensor-parallel")
     decoder: CausalModel
     if settings.tensor_parallel == 1:
-        table = partial(checkpoint.read_rows, EMBEDDING) if settings.low_memory else None
-        linears = WholeLinears(settings.weights, is_fast=settings.fast_math, table=table)
-        decoder = transformer_of(checkpoint, path, settings, linears, watch)
+        decoder = transformer_of(path, settings, watch, checkpoint=checkpoint)
     else:
         from batcher.transformer.ranks import RankProcesses  # noqa: PLC0415 - where there are ranks
 
         make = partial(make_rank, path, settings)
         decoder = RankProcesses(checkpoint.config, make, settings.tensor_parallel, watch)
-    has_integers = settings.weights != "fp32"
-    shows_in_no_bit = {
-        "low_memory": True,
-        "layout": has_integers or not settings.fast_math,
-        "tensor_parallel": has_integers,  # floats may depend on the threads of BLAS in a process
-    }
     described = {  # must be equal when a run resumes
         name: value
         for name, value in to_builtins(settings).items()
-        if not shows_in_no_bit.get(name, False)
+        if name not in {"layout", "tensor_parallel"}  # they show in no bit
     } | {"checkpoint": checkpoint.digest()}
     return TransformerModel(
         decoder, checkpoint.tokenizer, spec, described, settings.max_context, settings.layout

@@ -119,7 +119,10 @@ class Llama(nn.Module):
 
     def load(self, checkpoint: Checkpoint) -> None:
         self.load_state_dict(
-            {name: torch.from_numpy(checkpoint.read(name).copy()) for name in checkpoint.names}
+            {
+                name: torch.from_numpy(kept.read().copy())
+                for name, kept in checkpoint.tensors.items()
+            }
         )
 
 

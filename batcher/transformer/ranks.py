@@ -1,14 +1,16 @@
 """A transformer whose columns are split among processes, the ranks, which compute every step.
 
-This process computes nothing. Requests go to all ranks in the same order, and the first rank
-returns the result. Ranks ignore signals, and end with this process or with any other rank.
+A column, an output feature, is a whole sum: outputs are gathered, never added, and equal those of
+one process (Shoeybi et al., "Megatron-LM"). This process computes nothing. Requests go to all ranks
+in the same order, and the first rank returns the result. Ranks ignore signals, and end with this
+process or with any other rank.
 """
 
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import combinations, pairwise
+from itertools import combinations
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -21,19 +23,11 @@ import numpy as np
 
 from batcher.errors import BatchdecodeError, InvariantError, LostModelError, describe
 from batcher.processes import become_helper, helpers_started, threads_shared
-from batcher.transformer.config import TransformerConfig, WeightKind
-from batcher.transformer.layers import (
-    Embedding,
-    FloatArray,
-    Int8Linear,
-    IntArray,
-    Linear,
-    OwnHeads,
-    TiledLinear,
-    WholeLinears,
-)
+from batcher.transformer.config import TransformerConfig
+from batcher.transformer.layers import FloatArray
 from batcher.transformer.step import KVStore, Span, cache_groups, cache_size
-from batcher.transformer.transformer import Transformer, Watch
+from batcher.transformer.transformer import Transformer
+from batcher.transformer.weights import Watch
 
 # Processes that each compute a part and exchange the parts.
 #
@@ -67,6 +61,12 @@ class RankGroup:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RankGroup, (self.rank, self.world_size, self._memory, self.peers)
+
+    def boundaries(self, num_items: int, grid: int = 1) -> Boundaries:
+        """Return the boundaries of about even parts, at multiples of `grid`."""
+        size, shares = self.world_size, -(-num_items // grid)
+        starts = [grid * -(-shares * rank // size) for rank in range(size)]
+        return [*(min(start, num_items) for start in starts), num_items]
 
     def own_part(self, boundaries: Boundaries) -> slice:
         return slice(boundaries[self.rank], boundaries[self.rank + 1])
@@ -318,145 +318,3 @@ def _end(processes: list[SpawnProcess], connections: list[Connection]) -> None:
         process.kill()
     for process in processes:
         process.join()
-
-
-# Products whose columns, the output features, are split among ranks (Shoeybi et al., "Megatron-
-# LM").
-#
-# A column is a whole sum, so outputs are gathered, never added, and equal those of one process.
-# Integers are equal wherever a weight is split. BLAS adds floats in an order that depends on the
-# place of a column: so a weight is split where its parts have the bits of the whole, computed with
-# as many BLAS threads as a rank has.
-
-_GRIDS = (192, 48, 16, 1)  # columns: the step of kernels divides the first
-_NUM_ROWS, _NUM_DRAWN = 64, 61  # of the compared products
-
-
-def even_boundaries(num_columns: int, world_size: int) -> tuple[int, ...]:
-    return tuple(-(-num_columns * rank // world_size) for rank in range(world_size + 1))
-
-
-class ColumnParallelLinears(WholeLinears):
-    """Makes products of which this rank holds its columns."""
-
-    def __init__(self, kind: WeightKind, group: RankGroup, *, is_fast: bool) -> None:
-        super().__init__(kind, is_fast=is_fast)
-        self._group = group
-        self._cuts: dict[tuple[int, ...], Boundaries] = {}  # by the shape of a weight
-
-    def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
-        return self._parallel(weight, self._own_rows(weight), bias)
-
-    def embedding(self, table: FloatArray) -> Embedding:
-        return ParallelEmbedding(self._own_rows(table), self._cut(table), self._group)
-
-    def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
-        own = self._own_rows(table)
-        embedding = ParallelEmbedding(own, self._cut(table), self._group)
-        return embedding, self._parallel(table, own, None)
-
-    def heads(self, num_kv_heads: int) -> OwnHeads:
-        boundaries = even_boundaries(num_kv_heads, self._group.world_size)
-        own = self._group.own_part(boundaries)
-
-        def gather(attended: FloatArray) -> FloatArray:
-            num_tokens, num_own, width = attended.shape
-            by_feature = attended.reshape(num_tokens, num_own * width).T
-            return self._group.all_gather(by_feature, [width * head for head in boundaries]).T
-
-        return OwnHeads(own, gather)
-
-    def _parallel(self, weight: FloatArray, own: FloatArray, bias: FloatArray | None) -> Linear:
-        boundaries = self._cut(weight)
-        rows = self._group.own_part(boundaries)
-        if self._kind != "fp32":
-            per_channel = self._kind == "int8-channel"
-            linear: Linear = Int8Linear(weight, bias, per_channel=per_channel, outputs=rows)
-        else:
-            linear = super().linear(own, None if bias is None else bias[rows])
-        return ColumnParallelLinear(linear, boundaries, self._group)
-
-    def _own_rows(self, weight: FloatArray) -> FloatArray:
-        own = weight[self._group.own_part(self._cut(weight))]
-        is_mapped = not weight.flags.writeable
-        return own if is_mapped else own.copy()
-
-    def _cut(self, weight: FloatArray) -> Boundaries:
-        shape = (len(weight), weight.shape[1])
-        if self._kind != "fp32" or self._is_fast:
-            return even_boundaries(shape[0], self._group.world_size)
-        if shape not in self._cuts:
-            self._cuts[shape] = exact_boundaries(shape, reference_of(shape), self._group)
-        return self._cuts[shape]
-
-
-class ColumnParallelLinear(Linear):
-    """A product whose columns are split among ranks."""
-
-    def __init__(self, own: Linear, boundaries: Boundaries, group: RankGroup) -> None:
-        self._own, self._boundaries, self._group = own, boundaries, group
-
-    def by_feature(self, x: FloatArray) -> FloatArray:
-        return self._group.all_gather(self._own.by_feature(x), self._boundaries)
-
-
-class ParallelEmbedding:
-    """An embedding table whose rows are split among ranks."""
-
-    def __init__(self, own: FloatArray, boundaries: Boundaries, group: RankGroup) -> None:
-        self._own, self._boundaries, self._group = own, boundaries, group
-
-    def __call__(self, token_ids: IntArray) -> FloatArray:
-        owners = np.searchsorted(self._boundaries, token_ids, "right") - 1
-        counts = np.bincount(owners, minlength=self._group.world_size)
-        rank = self._group.rank
-        found = self._own[token_ids[owners == rank] - self._boundaries[rank]]
-        gathered = self._group.all_gather(found, [0, *np.cumsum(counts).tolist()])
-        rows = np.empty_like(gathered)
-        rows[owners.argsort(kind="stable")] = gathered
-        return rows
-
-
-def reference_of(shape: tuple[int, int]) -> FloatArray:
-    """Return a product [rows, out] of random numbers with a weight [out, in], in one process."""
-    return _product_of(shape, slice(0, shape[0]))
-
-
-def exact_boundaries(
-    shape: tuple[int, int], reference: FloatArray, group: RankGroup
-) -> tuple[int, ...]:
-    """Return boundaries for a weight of this shape that keep the bits of the reference."""
-    for boundaries in dict.fromkeys(_promising(shape[0], group.world_size)):
-        own = group.own_part(boundaries)
-        is_equal = np.array_equal(_product_of(shape, own), reference[:, own])
-        vote = np.full((1, 1), is_equal, np.float32)
-        votes = group.all_gather(vote, range(group.world_size + 1))
-        if votes.all():
-            return boundaries
-    raise InvariantError(f"a rank has other bits for all of {list(shape)} than it had before")
-
-
-def _promising(num_columns: int, world_size: int) -> Iterator[tuple[int, ...]]:
-    """Yield candidate boundaries of a weight, most even first.
-
-    BLAS threads take even parts of the columns, and kernels take steps of a grid.
-    """
-    yield even_boundaries(num_columns, world_size)
-    num_cpus = os.cpu_count() or 1
-    threads = [1, *(2**power for power in range(1, num_cpus.bit_length())), num_cpus]
-    for grid in _GRIDS:
-        for num_threads in threads:
-            starts = even_boundaries(num_columns, num_threads)
-            steps = [np.arange(first, end, grid) for first, end in pairwise(starts)]
-            allowed = np.concatenate([*steps, [num_columns]])
-            wanted = even_boundaries(num_columns, world_size)[1:-1]
-            nearest = [int(allowed[np.abs(allowed - column).argmin()]) for column in wanted]
-            yield (0, *nearest, num_columns)
-    yield (0, *[num_columns] * world_size)
-
-
-def _product_of(shape: tuple[int, int], own: slice) -> FloatArray:
-    """Return random numbers times some rows of a weight [out, in], which repeats a few rows."""
-    drawn = np.random.default_rng(0).standard_normal((_NUM_DRAWN, shape[1]), np.float32)
-    rows = np.random.default_rng(1).standard_normal((_NUM_ROWS, shape[1]), np.float32)
-    return TiledLinear(drawn[np.arange(own.start, own.stop) % _NUM_DRAWN])(rows)

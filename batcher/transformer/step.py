@@ -8,17 +8,16 @@ import numpy as np
 
 from batcher.errors import InvariantError
 from batcher.events import Layout
-from batcher.transformer.config import DeltaNetSettings, RopeSettings, TransformerConfig
+from batcher.transformer.config import DeltaNetSettings, TransformerConfig
 from batcher.transformer.layers import (
-    KEYS,
     NOWHERE,
-    Attention,
+    QUERIES,
     FloatArray,
     IntArray,
-    RotaryEmbedding,
-    RowBlocks,
-    first_blocks,
-    padded_cells,
+    Queries,
+    Rectangle,
+    queries_of,
+    rectangles_of,
 )
 
 # The states of recurrent layers, in cells, one for each sequence prefix.
@@ -314,20 +313,17 @@ def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
     return [first, *drafts]
 
 
-_NUM_BLOCKS = 128  # blocks of keys of several rows at once, so that they fit into the cache
-
-
 class Step:
     """Spans of several sequences, concatenated, and their cells.
 
     Padded, all spans are as long as the longest. The padding follows the tokens of all spans: it
     attends to its sequence, writes into an unused cell, changes no states and no bit of other
-    tokens, and is dropped. Spans of one token have no padding, but their keys and values are a
-    rectangle.
+    tokens, and is dropped.
 
     num_tokens: without padding.
-    token_ids, positions: [tokens]. For each group of layers with attention, own_cells: [tokens]
-    cells of their keys and values, and mixed: their attention.
+    token_ids, positions: [tokens]. own_cells: for each group of layers with attention [tokens], the
+    cells of their keys and values.
+    is_alone: compute the attention of each query alone.
     waves: the spans that recurrent layers compute together, if there are such layers.
     """
 
@@ -337,6 +333,8 @@ class Step:
         store: KVStore,
         states: RecurrentStates | None,
         layout: Layout = "ragged",
+        *,
+        is_alone: bool = False,
     ) -> None:
         self.store, self.states = store, states
         self.num_tokens = sum(len(span.token_ids) for span in spans)
@@ -369,128 +367,22 @@ class Step:
         ]
         for own_cells in self.own_cells:
             own_cells[self.num_tokens :] = PADDING
-        self.mixed: list[_Mixed | _PaddedKeys] = [
-            _PaddedKeys(every)
-            if layout == "padded" and longest == 1
-            else _Mixed(spans, sizes, every, self.positions)
-            for every in groups
-        ]
-        self._angles: dict[RopeSettings, tuple[FloatArray, FloatArray]] = {}
+        self._spans, self._is_alone = spans, is_alone
+        self._rectangles: dict[tuple[int, int | None], list[Rectangle]] = {}
 
-    def angles(self, rotary: RotaryEmbedding) -> tuple[FloatArray, FloatArray]:
-        """Return the cosines and sines of all tokens, shared by layers with equal RoPE."""
-        if rotary.settings not in self._angles:
-            self._angles[rotary.settings] = rotary.angles(self.positions)
-        return self._angles[rotary.settings]
-
-
-class _Mixed:
-    """The attention of a step: single tokens together, longer spans by sequence."""
-
-    def __init__(
-        self,
-        spans: Sequence[Span],
-        sizes: list[int],
-        cells: Sequence[IntArray],
-        positions: IntArray,
-    ) -> None:
-        ends = np.cumsum(sizes).tolist()
-        parts = [*zip(spans, sizes, cells, ends, strict=True)]
-        self._chunks = [
-            (slice(end - size, end), span.start, padded_cells(own))
-            for span, size, own, end in parts
-            if size > 1
-        ]
-        self._tables = [padded_cells(own) for _, size, own, _ in parts if size == 1]
-        self._rows = np.array([end - 1 for _, size, _, end in parts if size == 1], np.int64)
-        self._positions = positions[self._rows]
-        self._blocks: dict[int | None, list[tuple[IntArray, RowBlocks]]] = {}
-
-    def attend(
-        self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
-    ) -> FloatArray:
-        output = np.empty_like(query)
-        for part, start, cells in self._chunks:
-            output[part] = attention.of_chunk(query[part], start, cells, keys, values)
-        for rows, blocks in self._row_blocks(attention.window) if self._rows.size else ():
-            output[rows] = attention.of_rows(query[rows], blocks, keys, values)
-        return output
-
-    def _row_blocks(self, window: int | None) -> list[tuple[IntArray, RowBlocks]]:
-        if window not in self._blocks:
-            counts = self._positions // KEYS - first_blocks(self._positions, window) + 1
-            groups = (counts.cumsum() - 1) // _NUM_BLOCKS
-            boundaries = [0, *(np.diff(groups).nonzero()[0] + 1).tolist(), len(groups)]
-            self._blocks[window] = [
-                (
-                    self._rows[start:stop],
-                    RowBlocks(self._positions[start:stop], self._tables[start:stop], window),
-                )
-                for start, stop in pairwise(boundaries)
-            ]
-        return self._blocks[window]
-
-
-_NUM_KEYS = 2**16  # keys of several rows at once, to bound memory
-
-
-class _PaddedKeys:
-    """The attention of single tokens, with keys gathered to the length of the longest."""
-
-    def __init__(self, cells: Sequence[IntArray]) -> None:
-        self._lengths: IntArray = np.array([*map(len, cells)])
-        self._cells = np.full((len(cells), self._lengths.max()), NOWHERE)
-        for line, own in zip(self._cells, cells, strict=True):
-            line[: len(own)] = own
-
-    def attend(
-        self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
-    ) -> FloatArray:
-        output = np.empty_like(query)
-        num_rows = max(_NUM_KEYS // self._cells.shape[1], 1)
-        for start in range(0, len(query), num_rows):
-            rows = slice(start, start + num_rows)
-            cells, lengths = self._cells[rows], self._lengths[rows]
-            attended = batched_attention_with_padding(
-                query[rows, None], keys[cells], values[cells], lengths, attention
+    def rectangles(self, group: int, window: int | None) -> list[Rectangle]:
+        """Return the queries of layers in a group with this window."""
+        if (group, window) not in self._rectangles:
+            queries, token = list[Queries](), 0
+            most = 1 if self._is_alone else QUERIES
+            for span in self._spans:
+                stop = span.start + len(span.token_ids)
+                queries += queries_of(token, span.start, stop, span.cells[group], window, most)
+                token += len(span.token_ids)
+            self._rectangles[group, window] = rectangles_of(
+                queries, window, is_alone=self._is_alone
             )
-            output[rows] = attended[:, 0]
-        return output
-
-
-def batched_attention_with_padding(
-    query: FloatArray,
-    key: FloatArray,
-    value: FloatArray,
-    seq_lengths: IntArray,
-    attention: Attention | None = None,
-) -> FloatArray:
-    """Return softmax(QK^T / sqrt(d)) V of padded sequences, of the shape of `query`.
-
-    query: [batch, queries, d], or [batch, queries, heads, d]; each sees all keys of its sequence.
-    key, value: [batch, seq, d], or [batch, seq, kv_heads, d].
-    seq_lengths: [batch] keys of each sequence, at least one; the rest is ignored.
-    attention: by default the plain formula.
-    """
-    (batch, num_queries), head_dim = query.shape[:2], query.shape[-1]
-    num_keys = key.shape[1]
-    if attention is None:
-        attention = Attention(head_dim**-0.5, window=None)
-    numbers = NOWHERE + 1 + np.arange(batch * num_keys).reshape(batch, num_keys)
-    cells = np.where(np.arange(num_keys) < seq_lengths[:, None], numbers, NOWHERE)
-    tables = [padded_cells(line) for line in cells.repeat(num_queries, 0)]
-    blocks = RowBlocks((seq_lengths - 1).repeat(num_queries), tables, attention.window)
-    output = attention.of_rows(
-        query.reshape(batch * num_queries, -1, head_dim), blocks, _store_of(key), _store_of(value)
-    )
-    return output.reshape(query.shape)
-
-
-def _store_of(padded: FloatArray) -> FloatArray:
-    """Return keys or values [batch, seq, ..., d] as cells [1 + batch * seq, kv_heads, d]."""
-    batch, num_keys, head_dim = *padded.shape[:2], padded.shape[-1]
-    cells = padded.reshape(batch * num_keys, -1, head_dim)
-    return np.concatenate([np.zeros_like(cells[:1]), cells])
+        return self._rectangles[group, window]
 
 
 # Spans in the order of time, for recurrent layers.

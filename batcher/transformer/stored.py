@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,10 +21,11 @@ from batcher.transformer.config import (
     FrequencyFactors,
     RopeStyle,
     TransformerConfig,
+    WeightKind,
     config_of,
     tensor_specs,
 )
-from batcher.transformer.layers import FloatArray, IntArray
+from batcher.transformer.layers import FloatArray, IntArray, quantize_weights_int8
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_TEXT = 256 * 2**20  # the largest tokenizer.json has 35 MB
@@ -91,6 +92,23 @@ KINDS = {
 }
 
 
+BLOCK = 32  # numbers with one scale
+MIDDLE = 128  # of 8 bits; that of 4 bits is 8
+FOUR_BITS = {"Q4_0", "Q4_1"}
+
+
+class Blocks(NamedTuple):
+    """A weight [out, in] as (integers - middle) * scales + offsets, by blocks of 32 inputs.
+
+    packed: [out, blocks, 32 * bits / 8], the even number of a byte in its lower half.
+    scales: [out, blocks]. offsets: [out, blocks], or [out, 0] where all are zero.
+    """
+
+    packed: Bytes
+    scales: FloatArray
+    offsets: FloatArray
+
+
 class StoredTensor(Struct, frozen=True, eq=False):
     """A tensor in a mapped file; only parts that are used are read.
 
@@ -132,6 +150,35 @@ class StoredTensor(Struct, frozen=True, eq=False):
         """Return some of its rows, without reading others."""
         data = self.data.reshape(self.shape[0], -1)[rows].reshape(-1)
         return StoredTensor(self.kind, (len(rows), *self.shape[1:]), data).read()
+
+    def block_format(self, weights: WeightKind) -> tuple[int, bool]:
+        """Return the bits of `blocks`, and whether there are offsets."""
+        has_four = weights == "q4" and self.kind in FOUR_BITS
+        return (4, self.kind == "Q4_1") if has_four else (8, False)
+
+    def blocks(self, weights: WeightKind) -> Blocks:
+        """Return a weight [out, in] in blocks, those of the file if they have the wanted format.
+
+        weights: q8 for 8 bits, q4 for the file's blocks of 4 bits, where it has some.
+        """
+        num_out, num_in = self.shape
+        none = np.empty((num_out, 0), np.float32)
+        if self.kind != "Q8_0" and (weights == "q8" or self.kind not in FOUR_BITS):
+            padded = np.pad(self.read(), ((0, 0), (0, -num_in % BLOCK)))
+            integers, scales = quantize_weights_int8(padded.reshape(-1, BLOCK), per_channel=True)
+            packed = integers.view(np.uint8).reshape(num_out, -1, BLOCK) ^ np.uint8(MIDDLE)
+            return Blocks(packed, scales.reshape(num_out, -1), none)
+        stored = self.data.reshape(num_out, -1, KINDS[self.kind][1])
+        scales = stored[..., :2].copy().view("<f2")[..., 0].astype(np.float32)
+        if self.kind == "Q8_0":
+            return Blocks(stored[..., 2:] ^ np.uint8(MIDDLE), scales, none)
+        both = stored[..., -BLOCK // 2 :]  # a byte has the numbers i and i + 16
+        numbers = np.concatenate([both & 15, both >> 4], -1)
+        packed = numbers[..., 0::2] | numbers[..., 1::2] << 4
+        if self.kind == "Q4_0":
+            return Blocks(packed, scales, none)
+        minimums = stored[..., 2:4].copy().view("<f2")[..., 0].astype(np.float32)
+        return Blocks(packed, scales, minimums + 8 * scales)
 
 
 def stored_size(kind: str, shape: tuple[int, ...]) -> int:

@@ -1,6 +1,6 @@
-"""Benchmark of transformers: decoding SmolLM2 against the products with its weights alone.
+"""Benchmark of SmolLM2: whole runs beside other engines, memory, likelihood, the engine's share.
 
-Whatever is compared is done in turn, step by step, and the median of the ratios is told.
+Whatever is compared is done in turn, and the median of the ratios is told.
 """
 
 import random
@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 from model_peers import peers
 from workload import Row
 
@@ -19,29 +18,28 @@ from batcher.models.checkpoints import load_transformer, smollm2_file
 from batcher.settings import SchedulingSettings
 from batcher.transformer.config import TransformerSettings
 
-BATCHES = (1, 8, 16, 64)
-NUM_STEPS = 12
-LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))  # [out, in] of the weights
-NUM_LAYERS, HEAD = 30, (49152, 576)
-KINDS = {
-    "--fast-math": TransformerSettings(fast_math=True),
-    "fp32": TransformerSettings(),
-    "int8-channel": TransformerSettings(weights="int8-channel"),
-}
+NUM_ROWS, NUM_STEPS = 64, 12
+VOCABULARY = 49152
+KINDS = {kind: TransformerSettings(weights=kind) for kind in ("fp32", "q8", "q4")}
 NUM_PROMPTS, NUM_SYSTEM, NUM_OWN = 64, 512, 16  # prompts, and tokens: of all, and of each
 CACHE = SchedulingSettings(block_size=16, prefix_cache=True, max_batch_tokens=2048)
+TEXTS = ("docs/learn/kv-blocks.md", "docs/guide/sampling.md", "LICENSE")
+NUM_SCORED = 400  # tokens of each text
+LOSSES = {"q8": "<= 0.3%", "q4": "<= 0.6%"}  # the rows are rounded, too
+SIZES = {"q8": "<= 0.30x", "q4": "<= 0.17x"}
+LOADED = """
+import resource, sys
+from batcher.models.checkpoints import load_transformer, open_checkpoint, smollm2_file
+from batcher.transformer.config import TransformerSettings
 
-
-def weights():
-    return [np.ones(shape, np.float32) for shape in [*LAYER * NUM_LAYERS, HEAD]]
-
-
-def seconds_of_products(matrices, num_rows):
-    rows = {width: np.ones((num_rows, width), np.float32) for width in (576, 1536)}
-    began = time.perf_counter()
-    for matrix in matrices:
-        rows[matrix.shape[1]] @ matrix.T
-    return time.perf_counter() - began
+if sys.argv[1] == "nothing":
+    load_transformer("samples/tiny.gguf", TransformerSettings(weights="q8"))
+    open_checkpoint(smollm2_file()).tokenizer
+else:
+    model = load_transformer("smollm2", TransformerSettings(weights=sys.argv[1]))
+with open("/proc/self/status") as status:
+    print(*[line.split()[1] for line in status if line.startswith("RssAnon")])
+"""
 
 
 class Watched:
@@ -61,58 +59,26 @@ class Watched:
         return output
 
 
-class Decoding:
-    """An engine whose every slot decodes."""
-
-    def __init__(self, model, num_rows):
-        draw = random.Random(0)
-        self.watched = Watched(model)
-        self._engine = Engine(model, num_rows)
-        for _ in range(num_rows):
-            prompt = [draw.randrange(3, HEAD[0]) for _ in range(20)]
-            self._engine.add(Request(prompt=prompt, max_tokens=NUM_STEPS + 3, ignore_eos=True))
-        self.step()
-        self.step()
-
-    def step(self):
+def own_share(model):
+    """Yield the share of a step that is not the model's."""
+    draw, twin = random.Random(0), model.twin()
+    watched, engine, steps = Watched(twin), Engine(twin, NUM_ROWS), []
+    for _ in range(NUM_ROWS):
+        prompt = [draw.randrange(3, VOCABULARY) for _ in range(20)]
+        engine.add(Request(prompt=prompt, max_tokens=NUM_STEPS + 3, ignore_eos=True))
+    for _ in range(NUM_STEPS + 2):
         began = time.perf_counter()
-        self._engine.step()
-        return time.perf_counter() - began
-
-
-def decoding(loaded, num_rows):
-    """Yield how fast steps of full batches are, against their products and each other."""
-    matrices = weights()
-    engines = {kind: Decoding(model.twin(), num_rows) for kind, model in loaded.items()}
-    seconds = {"products": []} | {kind: [] for kind in engines}
-    for _ in range(NUM_STEPS):
-        seconds["products"].append(seconds_of_products(matrices, num_rows))
-        for kind, engine in engines.items():
-            seconds[kind].append(engine.step())
-
-    def speed(kind, other):
-        pairs = zip(seconds[other], seconds[kind], strict=True)
-        return f"{statistics.median(one / own for one, own in pairs):.2f}x"
-
-    rates = {kind: num_rows / statistics.median(each) for kind, each in seconds.items()}
-    for kind in engines:
-        name = f"SmolLM2, {kind}, B={num_rows}: {rates[kind]:.0f} tokens/s, "
-        target = "" if kind == "fp32" else ">= 0.8x"
-        yield Row(f"{name}its products {rates['products']:.0f}", speed(kind, "products"), target)
-        if kind != "--fast-math":
-            target = "" if kind == "fp32" and num_rows < 16 else ">= 0.8x"
-            yield Row("the same against --fast-math", speed(kind, "--fast-math"), target)
-    if num_rows == BATCHES[-1]:
-        forwards = engines["--fast-math"].watched.seconds[-NUM_STEPS:]
-        pairs = zip(seconds["--fast-math"], forwards, strict=True)
-        share = statistics.median(1 - model / step for step, model in pairs)
-        yield Row(f"the engine's own share of a step, B={num_rows}", f"{share:.1%}", "<= 2 %")
+        engine.step()
+        steps.append(time.perf_counter() - began)
+    pairs = [*zip(steps, watched.seconds, strict=True)][2:]
+    share = statistics.median(1 - model / step for step, model in pairs)
+    yield Row(f"the engine's own share of a step, q8, B={NUM_ROWS}", f"{share:.1%}", "<= 2 %")
 
 
 def prefix_cache(model):
     """Yield what a prefix cache saves of prompts that begin alike, and until their first tokens."""
     draw = random.Random(0)
-    drawn = [draw.randrange(3, HEAD[0]) for _ in range(NUM_SYSTEM + NUM_PROMPTS * NUM_OWN)]
+    drawn = [draw.randrange(3, VOCABULARY) for _ in range(NUM_SYSTEM + NUM_PROMPTS * NUM_OWN)]
     first_tokens, computed = [], []
     for settings in (CACHE, SchedulingSettings(max_batch_tokens=CACHE.max_batch_tokens)):
         twin = model.twin()
@@ -140,14 +106,48 @@ def loading(folder):
     source, target = folder / "one.jsonl", folder / "one.results.jsonl"
     source.write_text('{"prompt": "Once upon a time", "max_tokens": 1}\n')
     tool = str(Path(sys.executable).with_name("batchdecode"))
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        command = [tool, "run", str(source), "--model", "smollm2", "-o", str(target), "-q"]
-        subprocess.run([*command, "--force"], check=True)
-        seconds.append(time.perf_counter() - began)
-    name = "SmolLM2, fp32: a command from its start to its first token"
-    yield Row(name, f"{min(seconds):.1f} s", "<= 5 s")
+    for kind in KINDS:
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            command = [tool, "run", str(source), "--model", "smollm2", "--weights", kind]
+            subprocess.run([*command, "-o", str(target), "-q", "--force"], check=True)
+            seconds.append(time.perf_counter() - began)
+        name = f"SmolLM2, {kind}: a command from its start to its first token"
+        yield Row(name, f"{min(seconds):.1f} s", "<= 1.5 s" if kind == "q8" else "")
+
+
+def memory():
+    """Yield the memory of the weights, as part of that of float32."""
+    sizes = {}
+    for kind in ("nothing", *KINDS):
+        done = subprocess.run(
+            [sys.executable, "-c", LOADED, kind], check=True, capture_output=True, text=True
+        )
+        sizes[kind] = int(done.stdout) - sizes.get("nothing", 0)
+    for kind, goal in SIZES.items():
+        share = sizes[kind] / sizes["fp32"]
+        name = f"SmolLM2, {kind}: {sizes[kind] / 1024:.0f} MiB of weights, fp32"
+        yield Row(f"{name} {sizes['fp32'] / 1024:.0f}", f"{share:.2f}x", goal)
+
+
+def log_likelihood(model, text):
+    tokens = model.tokenizer.encode(text)[:NUM_SCORED]
+    engine = Engine(model.twin(), 1)
+    engine.add(Request(prompt=[*tokens], max_tokens=1, prompt_logprobs=0))
+    [result] = [result for _ in range(3) if engine.has_work for result in engine.step().results]
+    return sum(entry.logprob or 0.0 for entry in result.prompt_logprobs)
+
+
+def likelihoods(models):
+    """Yield what the formats lose of the log-likelihood of texts."""
+    for path in TEXTS:
+        text = Path(path).read_text(encoding="utf-8")
+        whole = log_likelihood(models["fp32"], text)
+        for kind, goal in LOSSES.items():
+            lost = log_likelihood(models[kind], text) / whole - 1
+            name = f"SmolLM2, {NUM_SCORED} tokens of {path}: log-likelihood lost to {kind}"
+            yield Row(name, f"{lost:+.2%}", goal)
 
 
 def models(folder):
@@ -158,8 +158,9 @@ def models(folder):
         yield Row(f"SmolLM2: {error}", "not run", "")
         return
     loaded = {kind: load_transformer("smollm2", how) for kind, how in KINDS.items()}
-    for num_rows in BATCHES:
-        yield from decoding(loaded, num_rows)
+    yield from likelihoods(loaded)
+    yield from memory()
     yield from loading(folder)
-    yield from prefix_cache(loaded["--fast-math"])
+    yield from own_share(loaded["q8"])
+    yield from prefix_cache(loaded["q8"])
     yield from peers(loaded, path)

@@ -67,12 +67,12 @@ SETTINGS = [(8,), (3, *BLOCKS), (8, *BLOCKS, *BUDGET)]
 
 
 @pytest.mark.parametrize("settings", mostly_heavy(SETTINGS, SETTINGS[-1]))
-@pytest.mark.parametrize("weights", mostly_heavy(["fp32", "int8"], "int8"))
+@pytest.mark.parametrize("weights", mostly_heavy(["fp32", "q8"], "q8"))
 def test_results_are_the_same_bytes_in_every_batch(weights, settings):
     assert told(run("--weights", weights, "--batch", *settings)) == told_of_samples(weights)
 
 
-@pytest.mark.parametrize("weights", ["fp32", "int8", "int8-channel"])
+@pytest.mark.parametrize("weights", ["fp32", "q8"])
 def test_results_are_those_of_the_golden(weights):
     golden = (GOLDEN / f"tiny-{weights}.jsonl").read_text().splitlines()
     for line, kept in zip(told_of_samples(weights).splitlines(), golden, strict=True):
@@ -82,7 +82,7 @@ def test_results_are_those_of_the_golden(weights):
 def alike(value, distance):
     """The value, in which floats are equal to those nearby: kernels differ between machines.
 
-    By the last bit, in float32, which may round an activation to another integer with int8.
+    By the last bit, in float32, which may round an activation to another integer with q8.
     """
     if isinstance(value, dict):
         return {name: alike(part, distance) for name, part in value.items()}
@@ -95,20 +95,12 @@ def alike(value, distance):
 def test_verify_proves_it_with_log_probabilities():
     requests = [json.loads(line) for line in REQUESTS.read_text().splitlines()]
     assert any("logprobs" in request for request in requests)
-    for weights in ("fp32", "int8"):
+    for weights in ("fp32", "q8"):
         settings = ["--settings", 16, "--json", "--weights", weights]
         done = batchdecode("verify", REQUESTS, "--model", TINY, *settings)
         proof = json.loads(done.stdout)
         assert proof["is_proven"]
         assert proof["exercised"]["preemptions"] > 0
-
-
-def test_neither_fast_math_nor_low_memory_shows(folder):
-    options = ["--weights", "int8-channel", "-o", "out"]
-    assert run(*options, "--low-memory", requests="in", cwd=folder).returncode == 0
-    assert run(*options, "--resume", requests="in", cwd=folder).returncode == 0
-    exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
-    assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"], 1e-3)
 
 
 def test_weights_that_are_no_numbers_are_damage_found_while_loading(tmp_path):
@@ -124,21 +116,21 @@ def test_weights_that_are_no_numbers_are_damage_found_while_loading(tmp_path):
 
 @pytest.mark.parametrize("command", ["run", "check", "verify", "trace", "compare"])
 def test_every_command_that_takes_a_model_takes_its_options(command, folder):
-    options = ["--model", TINY, "--weights", "int8", "--max-context", 64, "--chat"]
+    options = ["--model", TINY, "--weights", "q8", "--max-context", 64, "--chat"]
     more = ["--settings", 2] if command == "verify" else []
     assert batchdecode(command, "in", *options, *more, cwd=folder).returncode == 0
 
 
 def test_the_file_of_settings_has_a_section_and_options_go_before_it(folder):
-    (folder / "c.yaml").write_text("transformer:\n  max_context: 8\n  weights: int8\n")
+    (folder / "c.yaml").write_text("transformer:\n  max_context: 8\n  weights: q8\n")
     config = ["--config", "c.yaml", "--trace", "t", "-o", "out", "--force"]
     assert run(*config, requests="in", cwd=folder).returncode == 0
     assert settings_in(folder / "t")["max_context"] == 8
     assert run(*config, "--max-context", 64, requests="in", cwd=folder).returncode == 0
     found = settings_in(folder / "t")
-    assert (found["max_context"], found["weights"], found["fast_math"]) == (64, "int8", False)
+    assert (found["max_context"], found["weights"]) == (64, "q8")
     assert run("--config", "c.yaml", model="simulated", requests="in", cwd=folder).returncode == 0
-    (folder / "c.yaml").write_text("transformer:\n  weight: int8\n")
+    (folder / "c.yaml").write_text("transformer:\n  weight: q8\n")
     done = run("--config", "c.yaml", requests="in", cwd=folder)
     assert "c.yaml:2:3: unknown setting weight; did you mean weights?" in done.stderr
 
@@ -170,7 +162,7 @@ def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
 @pytest.mark.parametrize(
     ("begun", "resumed", "why"),
     [
-        ([], ["--weights", "int8"], "--weights was fp32, now it is int8"),
+        ([], ["--weights", "q8"], "--weights was fp32, now it is q8"),
         (["--chat"], [], "--chat was on, now it is off"),
     ],
 )
@@ -276,27 +268,21 @@ def test_a_damaged_checkpoint_is_one_line_with_its_name(command, folder):
 SLOW = """
 import time
 from pathlib import Path
-import batcher.models.checkpoints as checkpoints
+from batcher.transformer.stored import StoredTensor
 
-open_checkpoint = checkpoints.open_checkpoint
-
-
-def open_slowly(path):
-    checkpoint = open_checkpoint(path)
-    read, names = checkpoint.read, []
-
-    def read_slowly(name):
-        names.append(name)
-        while len(names) == 9 and not Path("loaded").exists():
-            Path("reading").touch()
-            time.sleep(0.01)
-        return read(name)
-
-    checkpoint.read = read_slowly
-    return checkpoint
+read, num_read = StoredTensor.read, 0
 
 
-checkpoints.open_checkpoint = open_slowly
+def read_slowly(tensor):
+    global num_read
+    num_read += 1
+    while num_read == 9 and not Path("loaded").exists():
+        Path("reading").touch()
+        time.sleep(0.01)
+    return read(tensor)
+
+
+StoredTensor.read = read_slowly
 """
 
 
@@ -395,7 +381,7 @@ def test_sizes_have_units():
 
 
 def make_golden():
-    for weights in ("fp32", "int8", "int8-channel"):
+    for weights in ("fp32", "q8"):
         (GOLDEN / f"tiny-{weights}.jsonl").write_text(told(run("--weights", weights)))
 
 

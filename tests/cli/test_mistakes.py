@@ -108,8 +108,8 @@ COMMANDS = [
     ("run in --chat --model mine:model", "a model with a chat template; mine:model has none\n"),
     *(
         (
-            f"{command} --fast-math",
-            "error: --fast-math is only for checkpoints (.gguf files, folders), not for ",
+            f"{command} --weights q8",
+            "error: --weights is only for checkpoints (.gguf files, folders), not for ",
         )
         for command in ["run in", "check in", "verify in", "trace in", "compare in"]
     ),
@@ -122,7 +122,7 @@ COMMANDS = [
         f"only for models of transformers (hf:...), not for {TINY}\n",
     ),
     (
-        "run in --model hf:gpt2 --weights int8",
+        "run in --model hf:gpt2 --weights q8",
         "--weights is only for checkpoints (.gguf files, f",
     ),
     ("run in --max-rate 5", "--max-rate works only with a server, and simulated is not one"),

@@ -277,7 +277,7 @@ def test_names_and_settings_of_both_kinds_are_told_apart():
     assert not is_hf("models:gpt2")
     assert parse_draft("hf:gpt2") == "hf:gpt2"
     shared = HF_SETTINGS.keys() & TRANSFORMER_SETTINGS.keys()
-    assert shared == {"fast_math", "max_context", "session_overflow"}
+    assert shared == {"max_context", "session_overflow"}
     assert all(LOADING_SETTINGS[name] == TRANSFORMER_SETTINGS[name] for name in shared)
     assert all(HF_SETTINGS[name].default == LOADING_SETTINGS[name].default for name in shared)
 
@@ -286,7 +286,7 @@ def test_names_and_settings_of_both_kinds_are_told_apart():
     ("settings", "message"),
     [
         ({"dtype": "float64"}, "float64"),
-        ({"weights": "int8"}, "weights"),
+        ({"weights": "q8"}, "weights"),
         ({"max_context": 0}, "max_context"),
     ],
 )

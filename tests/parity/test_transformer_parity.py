@@ -14,8 +14,8 @@ from one_forward import logits_after_each  # noqa: E402 - after what may be miss
 from batcher import ByteTokenizer, Engine, Request  # noqa: E402 - as above
 from batcher.models.checkpoints import open_checkpoint  # noqa: E402 - as above
 from batcher.models.transformer import TransformerModel  # noqa: E402 - as above
-from batcher.transformer.layers import WholeLinears  # noqa: E402 - as above
 from batcher.transformer.transformer import Transformer  # noqa: E402 - as above
+from batcher.transformer.weights import Weights  # noqa: E402 - as above
 
 SIZES = {
     "vocab_size": 256,
@@ -107,7 +107,7 @@ def saved(name, folder):
 def test_it_computes_what_transformers_does(name, tmp_path):
     theirs = saved(name, tmp_path)
     checkpoint = open_checkpoint(tmp_path)
-    ours = Transformer(checkpoint.config, checkpoint.read, WholeLinears())
+    ours = Transformer(checkpoint.config, Weights(checkpoint.tensors))
     token_ids = np.random.default_rng(1).integers(0, 256, 90)
     with torch.no_grad():
         expected = theirs(torch.tensor(token_ids)[None]).logits[0].numpy()

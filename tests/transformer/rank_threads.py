@@ -6,11 +6,12 @@ from typing import TypeVar
 
 import numpy as np
 from tiny import tiny_config
-from tiny_checkpoints import random_weights
+from tiny_checkpoints import random_stored
 
 from batcher import BatchdecodeError
-from batcher.transformer.ranks import CAPACITY, ColumnParallelLinears, rank_groups
+from batcher.transformer.ranks import CAPACITY, rank_groups
 from batcher.transformer.transformer import Transformer
+from batcher.transformer.weights import Weights
 
 T = TypeVar("T")
 
@@ -93,10 +94,9 @@ class Kept:
 
 def make_tiny(kind, group, watch=None):
     changes = dict(kind)
-    weights, is_fast = changes.pop("weights", "fp32"), changes.pop("is_fast", False)
+    kind = changes.pop("weights", "fp32")
     config = tiny_config(**changes)
-    linears = ColumnParallelLinears(weights, group, is_fast=is_fast)
-    return Transformer(config, random_weights(config), linears)
+    return Transformer(config, Weights(random_stored(config), kind, group))
 
 
 def refuse(group, watch):

@@ -28,9 +28,9 @@ def test_a_folder_is_what_was_written(tmp_path, architecture, num_shards):
     checkpoint = open_checkpoint(write_folder(tmp_path, fields, tensors, num_shards))
     assert checkpoint.config.architecture == architecture
     assert checkpoint.config.rope.style == "half-split"
-    assert set(checkpoint.names) == set(tensors)
+    assert set(checkpoint.tensors) == set(tensors)
     for name, expected in tensors.items():
-        read = checkpoint.read(name)
+        read = checkpoint.tensors[name].read()
         assert read.flags.c_contiguous
         assert np.array_equal(read, expected)
         assert not read.flags.writeable  # it lies in the file
@@ -54,7 +54,7 @@ def test_what_is_of_no_use_is_let_be(tmp_path):
         "mtp.fc.weight": np.zeros((2, 2), np.float32),
     }
     checkpoint = open_checkpoint(write_folder(tmp_path, fields, random_tensors(fields) | more))
-    assert not set(more) & set(checkpoint.names)
+    assert not set(more) & set(checkpoint.tensors)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_a_damaged_header_is_an_error_or_another_model(tmp_path, changes):
     (folder / "model.safetensors").write_bytes(damaged)
     with suppress(BatchdecodeError):
         checkpoint = open_checkpoint(folder)
-        for name in checkpoint.names:
-            checkpoint.read(name)
+        for name in checkpoint.tensors:
+            checkpoint.tensors[name].read()
 
 
 @pytest.mark.parametrize(

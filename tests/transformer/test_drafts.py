@@ -11,8 +11,7 @@ import pytest
 from examples import mostly_heavy
 from paged_rows import PagedRows
 from rank_threads import RankThreads, ThreadedDecoder, make_tiny
-from tiny import KINDS, tiny_config, tiny_model
-from tiny_checkpoints import random_weights
+from tiny import KINDS, tiny_model
 
 from batcher import BatchdecodeError, ByteTokenizer, Engine
 from batcher.engine import speculating as drafting
@@ -20,8 +19,6 @@ from batcher.errors import InvariantError
 from batcher.models.base import Batch, Chunk, Pages, can_verify, can_verify_trees, moves_along
 from batcher.models.transformer import TransformerModel
 from batcher.speculation.settings import SpeculationSettings
-from batcher.transformer.layers import WholeLinears
-from batcher.transformer.transformer import EMBEDDING, Transformer
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -88,20 +85,12 @@ def test_drafts_are_padded_as_other_tokens_are(kind):
     check(tiny_model(**KINDS[kind], layout="padded"), tiny_model(**KINDS[kind]))
 
 
-@pytest.mark.parametrize("kind", ["window", "qwen3-next int8"])
+@pytest.mark.parametrize("kind", ["window", "qwen3-next q8"])
 def test_several_ranks_verify_drafts(kind):
     with RankThreads(2) as ranks:
         decoder = ThreadedDecoder(ranks, partial(make_tiny, KINDS[kind]))
         model = TransformerModel(decoder, ByteTokenizer(), "tiny", {})
         check(model, tiny_model(**KINDS[kind]))
-
-
-def test_packed_weights_verify_drafts():
-    config = tiny_config()
-    read = random_weights(config)
-    linears = WholeLinears("int8-channel", table=read(EMBEDDING).__getitem__)
-    model = TransformerModel(Transformer(config, read, linears), ByteTokenizer(), "tiny", {})
-    check(model, tiny_model(weights="int8-channel"))
 
 
 def drafted(model, draft_parents=()):

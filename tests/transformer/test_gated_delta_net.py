@@ -11,11 +11,10 @@ from numpy.testing import assert_allclose
 
 from batcher.errors import InvariantError
 from batcher.transformer.config import DeltaNetSettings
-from batcher.transformer.layers import NOWHERE, TiledLinear
+from batcher.transformer.layers import NOWHERE
 from batcher.transformer.step import KVStore, RecurrentStates, Snapshot, Span, Step
 from batcher.transformer.transformer import GatedDeltaNet
 
-HIDDEN = 24
 LENGTH = 30
 NUM_CELLS = 6
 
@@ -29,27 +28,30 @@ def net_of(*sizes):
     def drawn(*shape):
         return draw.standard_normal(shape, np.float32) * np.float32(0.3)
 
-    def linear(num_out, num_in):
-        weight = drawn(num_out, num_in)
-        return TiledLinear(weight)
-
     heads = (key_heads, value_heads // key_heads)
     return GatedDeltaNet(
         cache=0,
         settings=settings,
         eps=1e-5,
-        qkvz=linear(settings.num_channels + settings.value_size, HIDDEN),
-        ba=linear(2 * value_heads, HIDDEN),
         convolution=drawn(kernel, settings.num_channels) * 3,
         fading=np.exp(drawn(*heads) - 3),
         fading_bias=drawn(*heads),
         norm=1 + drawn(value_dim),
-        output=linear(HIDDEN, settings.value_size),
     )
 
 
 NETS = [net_of(2, 4, 8, 6, 4), net_of(3, 3, 5, 7, 2), net_of(1, 3, 16, 8, 6), net_of(1, 1, 1, 1, 1)]
-INPUTS = [np.random.default_rng(n).standard_normal((LENGTH, HIDDEN), np.float32) for n in range(3)]
+
+
+def inputs_of(net):
+    """Return rows of three sequences: what is projected to queries and so on, then the rest."""
+    sizes = net.settings
+    width = sizes.num_channels + sizes.value_size + 2 * sizes.num_value_heads
+    draw = np.random.default_rng(width)
+    return [draw.standard_normal((LENGTH, width), np.float32) for _ in range(3)]
+
+
+INPUTS = [inputs_of(net) for net in NETS]
 
 
 def states_of(net):
@@ -63,7 +65,9 @@ def states_of(net):
 
 def computed(net, states, spans, x):
     """Return the output of each span of a step, whose inputs are x."""
-    output = net(np.concatenate(x), Step(spans, KVStore(0, 1, 1), states))
+    rows, num_ba = np.concatenate(x), 2 * net.settings.num_value_heads
+    step = Step(spans, KVStore(0, 1, 1), states)
+    output = net(step, rows[:, :-num_ba], rows[:, -num_ba:])
     return np.split(output, np.cumsum([len(part) for part in x])[:-1])
 
 
@@ -76,12 +80,12 @@ def whole(net, x):
     return computed(net, states_of(net), [span(0, len(x), NOWHERE, (len(x), 1))], [x])[0]
 
 
-WHOLE = [[whole(net, x) for x in INPUTS] for net in NETS]
+WHOLE = [[whole(net, x) for x in own] for net, own in zip(NETS, INPUTS, strict=True)]
 
 
 @pytest.mark.parametrize("number", range(len(NETS)))
 def test_a_gated_delta_net_is_its_definition(number):
-    for x, found in zip(INPUTS, WHOLE[number], strict=True):
+    for x, found in zip(INPUTS[number], WHOLE[number], strict=True):
         expected = delta_net_by_definition(NETS[number], x)
         assert np.abs(expected).max() > 0.1
         assert_allclose(found, expected, atol=2e-4)
@@ -98,7 +102,7 @@ def test_whoever_goes_on_from_a_cell_finds_what_was_left_there(number, data):
             source = data.draw(st.sampled_from(sorted(content)))
             sequence, start = content[source]
             if source == NOWHERE:
-                sequence = data.draw(st.integers(0, len(INPUTS) - 1))
+                sequence = data.draw(st.integers(0, len(INPUTS[number]) - 1))
             if start == LENGTH:
                 continue
             most = data.draw(st.sampled_from([1, LENGTH]))
@@ -108,7 +112,7 @@ def test_whoever_goes_on_from_a_cell_finds_what_was_left_there(number, data):
             kept = [*zip(sorted(times), cells, strict=False)]
             content |= {cell: (sequence, start + num) for num, cell in kept}
             spans.append(span(start, num_tokens, source, *kept))
-            x.append(INPUTS[sequence][start : start + num_tokens])
+            x.append(INPUTS[number][sequence][start : start + num_tokens])
             expected.append(WHOLE[number][sequence][start : start + num_tokens])
         if spans:
             for found, part in zip(computed(net, states, spans, x), expected, strict=True):
@@ -141,28 +145,29 @@ def test_a_span_keeps_its_last_states_in_a_cell_of_its_own(kept):
 def test_cells_keep_their_states_and_a_step_needs_some():
     net = NETS[0]
     states = states_of(net)
-    computed(net, states, [span(0, 7, NOWHERE, (7, 2))], [INPUTS[0][:7]])
+    computed(net, states, [span(0, 7, NOWHERE, (7, 2))], [INPUTS[0][0][:7]])
     states.make_room(50)
     assert states.num_cells == 51
     states.make_room(3)
     states.copy(2, 40)
-    found = computed(net, states, [span(7, 4, 40, (4, 40))], [INPUTS[0][7:11]])
+    found = computed(net, states, [span(7, 4, 40, (4, 40))], [INPUTS[0][0][7:11]])
     assert np.array_equal(found[0], WHOLE[0][0][7:11])
     assert not states.delta[0][NOWHERE].any()
     assert not states.convolution[0][NOWHERE].any()
     with pytest.raises(InvariantError, match="no cells for their states"):
-        NETS[0](INPUTS[0], Step([span(0, LENGTH, NOWHERE)], KVStore(0, 1, 1), None))
+        NETS[0](Step([span(0, LENGTH, NOWHERE)], KVStore(0, 1, 1), None), *INPUTS[0][:2])
 
 
 # A gated delta net by its definition: token by token and head by head, in float64.
 
 
 def delta_net_by_definition(net, x):
-    """Return the output [tokens, hidden_size] of x [tokens, hidden_size], all of one sequence."""
+    """Return the output [tokens, value_size] of rows of one sequence."""
     sizes = net.settings
     group = sizes.num_value_heads // sizes.num_key_heads
     channels, betas, decays, gates = [], [], [], []
-    for qkvz, ba in zip(net.qkvz(x).astype(np.float64), net.ba(x).astype(np.float64), strict=True):
+    for row in x.astype(np.float64):
+        qkvz, ba = np.split(row, [-2 * sizes.num_value_heads])
         queries, keys, values, gate, beta, decay = [], [], [], [], [], []
         for head, (wide, narrow) in enumerate(
             zip(np.split(qkvz, sizes.num_key_heads), np.split(ba, sizes.num_key_heads), strict=True)
@@ -203,7 +208,7 @@ def delta_net_by_definition(net, x):
             gate = gates[token][head]
             row.append(recalled * net.norm * gate / (1 + np.exp(-gate)))
         rows.append(np.concatenate(row))
-    return net.output(np.array(rows, np.float32))
+    return np.array(rows, np.float32)
 
 
 def _unit(x):

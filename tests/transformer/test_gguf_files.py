@@ -69,13 +69,13 @@ def test_a_file_gives_what_the_folder_gives_that_it_is_made_of(tmp_path, family,
     style = "interleaved" if family in {"llama", "mixtral"} else "half-split"
     rope = replace(folder.rope, style=style)
     assert checkpoint.config == replace(folder, rope=rope, has_offset_norms=False)
-    assert set(checkpoint.names) == set(tensors)
+    assert set(checkpoint.tensors) == set(tensors)
     for name, tensor in tensors.items():
         is_offset = folder.has_offset_norms and name.endswith("norm.weight")
         expected = tensor + np.float32(is_offset)
         is_exact = kind == "F32" or tensor.ndim == 1
         tolerance = 0 if is_exact else 0.01 * np.abs(expected).max()
-        assert np.abs(checkpoint.read(name) - expected).max() <= tolerance
+        assert np.abs(checkpoint.tensors[name].read() - expected).max() <= tolerance
 
 
 def test_gemma_says_which_of_its_layers_attend_to_all_and_the_largest_has_its_scale(tmp_path):
@@ -231,7 +231,7 @@ def test_a_damaged_header_is_an_error_or_another_model(tmp_path, changes):
     other.write_bytes(damaged)
     with suppress(BatchdecodeError):
         checkpoint = open_checkpoint(other)
-        checkpoint.read(checkpoint.names[-1])
+        [*checkpoint.tensors.values()][-1].read()
         checkpoint.tokenizer.encode("the end")
 
 

@@ -1,7 +1,6 @@
 """Norms, activations and rotary embeddings are what their papers say."""
 
 import cmath
-from math import erf, sqrt
 
 import numpy as np
 import pytest
@@ -11,13 +10,13 @@ from numpy.testing import assert_allclose
 from tiny import attention_by_definition
 
 from batcher.transformer.config import LinearScaling, Llama3Scaling, RopeSettings
+from batcher.transformer.graph import Graph
 from batcher.transformer.layers import (
     KEYS,
     Attention,
     RotaryEmbedding,
-    RowBlocks,
-    gelu_tanh,
-    padded_cells,
+    queries_of,
+    rectangles_of,
     rms_norm,
     sigmoid,
     silu,
@@ -45,37 +44,41 @@ def test_nothing_that_goes_through_exp_overflows(x):
     assert all(part.dtype == np.float32 for part in found)
 
 
-def test_activations_are_close_to_their_definitions():
-    x = np.linspace(-6, 6, 101, dtype=np.float32)
-    expected = [value * (1 + erf(value / sqrt(2))) / 2 for value in x.tolist()]
-    assert_allclose(gelu_tanh(x), expected, atol=2e-3)
-    assert_allclose(soft_cap(np.float32([0.01, -0.01]), 30), [0.01, -0.01], rtol=1e-5)
-    assert_allclose(soft_cap(np.float32([1e6, -1e6]), 30), [30, -30])
+def test_scores_are_capped():
+    graph = Graph()
+    capped = graph.compiled(soft_cap(graph, "x", 30))
+    assert_allclose(capped(None, x=np.float32([0.01, -0.01])), [0.01, -0.01], rtol=1e-5)
+    assert_allclose(capped(None, x=np.float32([1e6, -1e6])), [30, -30])
+
+
+def rotated(settings, x, position):
+    """Return x [heads, head_dim] at a position."""
+    graph, rotary = Graph(), RotaryEmbedding(settings, x.shape[1])
+    program = graph.compiled(rotary.rotated(graph, "x", len(x), "cosines", "sines"))
+    cosines, sines = rotary.angles(np.array([position]))
+    return program(None, x=x.reshape(1, -1), cosines=cosines, sines=sines).reshape(x.shape)
 
 
 @given(st.integers(0, 5000), st.sampled_from(["half-split", "interleaved"]))
 def test_pairs_of_features_are_turned_by_the_position(position, style):
-    rotary = RotaryEmbedding(RopeSettings(theta=100.0, style=style, scaling=None), 8)
-    x = np.random.default_rng(position).standard_normal((1, 3, 8), np.float32)
-    turned = rotary.rotate(x, *rotary.angles(np.array([position])))
+    x = np.random.default_rng(position).standard_normal((3, 8), np.float32)
+    turned = rotated(RopeSettings(theta=100.0, style=style, scaling=None), x, position)
     for pair in range(4):
         first, second = (pair, pair + 4) if style == "half-split" else (2 * pair, 2 * pair + 1)
         turn = cmath.exp(1j * position * 100.0 ** (-2 * pair / 8))
         for head in range(3):
-            expected = complex(x[0, head, first], x[0, head, second]) * turn
-            found = complex(turned[0, head, first], turned[0, head, second])
-            assert abs(found - expected) < 1e-5
+            expected = complex(x[head, first], x[head, second]) * turn
+            assert abs(complex(turned[head, first], turned[head, second]) - expected) < 1e-5
 
 
 @given(st.integers(0, 500), st.sampled_from(["half-split", "interleaved"]))
 def test_what_is_beyond_the_part_that_turns_stays_as_it_is(position, style):
     settings = RopeSettings(theta=100.0, style=style, partial_rotary_factor=0.5)
-    part, whole = RotaryEmbedding(settings, 16), RotaryEmbedding(RopeSettings(100.0, style), 8)
-    x = np.random.default_rng(position).standard_normal((1, 3, 16), np.float32)
-    turned = part.rotate(x, *part.angles(np.array([position])))
-    expected = whole.rotate(x[..., :8], *whole.angles(np.array([position])))
-    assert np.array_equal(turned[..., :8], expected)
-    assert np.array_equal(turned[..., 8:], x[..., 8:])
+    x = np.random.default_rng(position).standard_normal((3, 16), np.float32)
+    turned = rotated(settings, x, position)
+    whole = rotated(RopeSettings(100.0, style), np.ascontiguousarray(x[:, :8]), position)
+    assert_allclose(turned[:, :8], whole, rtol=1e-6, atol=1e-6)
+    assert np.array_equal(turned[:, 8:], x[:, 8:])
 
 
 def test_linear_and_llama_3_scaling_stretch_what_they_should():
@@ -123,13 +126,21 @@ class Filled:
             self.values[cells] = draw.standard_normal((length, KV_HEADS, HEAD), np.float32)
             self.cells.append(cells)
 
+    def attended(self, spans, window, **how):
+        """Return the output of spans (number, start, stop) of sequences in one step."""
+        queries, token = [], 0
+        for number, start, stop in spans:
+            queries += queries_of(token, start, stop, self.cells[number][:stop], window, **how)
+            token += stop - start
+        query = np.concatenate([self.query[number][start:stop] for number, start, stop in spans])
+        rectangles = rectangles_of(queries, window, is_alone=bool(how))
+        return Attention(HEAD**-0.5, window)(query, rectangles, self.keys, self.values)
+
     def whole(self, number, window):
-        cells = padded_cells(self.cells[number])
-        query = self.query[number]
-        return Attention(HEAD**-0.5, window).of_chunk(query, 0, cells, self.keys, self.values)
+        return self.attended([(number, 0, len(self.cells[number]))], window)
 
 
-@pytest.mark.parametrize("length", [1, 2, KEYS - 1, KEYS, KEYS + 1, 3 * KEYS + 5])
+@pytest.mark.parametrize("length", [1, 2, KEYS - 1, KEYS, KEYS + 1, 3 * KEYS + 5, 200])
 @pytest.mark.parametrize("window", [None, 1, 10, KEYS, KEYS + 1])
 def test_attention_is_its_definition(length, window):
     filled = Filled([length], seed=length)
@@ -141,33 +152,19 @@ def test_attention_is_its_definition(length, window):
 
 
 @given(
-    st.lists(st.integers(1, 3 * KEYS), min_size=1, max_size=4),
+    st.lists(st.integers(1, 6 * KEYS), min_size=1, max_size=5),
     WINDOWS,
     st.integers(0, 9),
     st.data(),
 )
 def test_neither_chunks_nor_rows_beside_them_show_in_the_bits(lengths, window, seed, data):
     filled = Filled(lengths, seed)
-    attention = Attention(HEAD**-0.5, window)
     whole = [filled.whole(number, window) for number in range(len(lengths))]
+    spans = []
     for number, length in enumerate(lengths):
         start = data.draw(st.integers(0, length - 1))
-        stop = data.draw(st.integers(start + 1, length))
-        part = attention.of_chunk(
-            filled.query[number][start:stop],
-            start,
-            padded_cells(filled.cells[number][:stop]),
-            filled.keys,
-            filled.values,
-        )
-        assert np.array_equal(part, whole[number][start:stop])
-    positions = np.array([data.draw(st.integers(0, length - 1)) for length in lengths])
-    tables = [
-        padded_cells(own[: position + 1])
-        for own, position in zip(filled.cells, positions, strict=True)
-    ]
-    blocks = RowBlocks(positions, tables, window)
-    query = np.stack([filled.query[n][position] for n, position in enumerate(positions)])
-    rows = attention.of_rows(query, blocks, filled.keys, filled.values)
-    for number, position in enumerate(positions):
-        assert np.array_equal(rows[number], whole[number][position])
+        stop = data.draw(st.sampled_from([start + 1, length]) | st.integers(start + 1, length))
+        spans.append((number, start, stop))
+    parts = [whole[number][start:stop] for number, start, stop in spans]
+    assert np.array_equal(filled.attended(spans, window), np.concatenate(parts))
+    assert np.array_equal(filled.attended(spans, window, most=1), np.concatenate(parts))

@@ -9,8 +9,8 @@ from numpy.testing import assert_allclose
 from test_transformer_model import KINDS, run
 from tiny import attention_by_definition, tiny_model
 
-from batcher.transformer.layers import create_causal_mask
-from batcher.transformer.step import PADDING, Step, batched_attention_with_padding
+from batcher.transformer.layers import batched_attention_with_padding, create_causal_mask
+from batcher.transformer.step import PADDING
 
 SCHEDULES = [
     {},
@@ -33,24 +33,17 @@ def test_padding_that_is_not_a_number_shows_nowhere(kind, monkeypatch):
     ragged, _ = run(tiny_model(**KINDS[kind]), 9, max_batch_tokens=40)
     model = tiny_model(**KINDS[kind], layout="padded")
     decoder = model._decoder
-    embedding, num_padding = decoder._embedding, 0
+    inputs_of, num_padding = decoder._inputs, 0
 
-    def embedded(token_ids):
+    def inputs(step):
         nonlocal num_padding
-        rows = embedding(token_ids)
-        is_padding = model_step[0].own_cells[0] == PADDING
-        rows[is_padding] = np.nan
+        given = inputs_of(step)
+        is_padding = step.own_cells[0] == PADDING
+        given["x"][is_padding] = np.nan
         num_padding += is_padding.sum()
-        return rows
+        return given
 
-    model_step = []
-
-    def step_of(*parts):
-        model_step[:] = [Step(*parts)]
-        return model_step[0]
-
-    monkeypatch.setattr(decoder, "_embedding", embedded)
-    monkeypatch.setattr("batcher.transformer.transformer.Step", step_of)
+    monkeypatch.setattr(decoder, "_inputs", inputs)
     with np.errstate(invalid="ignore"):
         padded, _ = run(model, 9, max_batch_tokens=40)
     assert padded == ragged

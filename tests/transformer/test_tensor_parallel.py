@@ -21,14 +21,10 @@ from batcher.errors import InvariantError, LostModelError
 from batcher.models.checkpoints import load_transformer
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.config import TransformerSettings
-from batcher.transformer.layers import TiledLinear, WholeLinears
-from batcher.transformer.ranks import (
-    ColumnParallelLinears,
-    PeerGoneError,
-    RankProcesses,
-    exact_boundaries,
-    reference_of,
-)
+from batcher.transformer.graph import Graph
+from batcher.transformer.ranks import PeerGoneError, RankProcesses
+from batcher.transformer.stored import StoredTensor
+from batcher.transformer.weights import Weights
 
 TINY = Path(__file__).parents[2] / "samples" / "tiny.gguf"
 ODD = {"hidden_size": 47, "num_heads": 3, "num_kv_heads": 1, "intermediate_size": 37}
@@ -54,91 +50,32 @@ def test_what_is_gathered_are_all_rows(world_size, width, num_rows, capacity, da
             assert all(np.array_equal(each, whole) for each in found)
 
 
+def product_of(kind, weights, x, group=None):
+    """Return x times the weights of all names; `weights`: arrays by name."""
+    stored = {
+        name: StoredTensor("F32", weight.shape, weight.ravel().view(np.uint8))
+        for name, weight in weights.items()
+    }
+    graph = Graph()
+    product = Weights(stored, kind, group).product(graph, "x", *weights)
+    return graph.compiled(product)(None, x=x)
+
+
 @examples(60)
 @given(
-    st.sampled_from(["fp32", "int8", "int8-channel"]),
+    st.sampled_from(["fp32", "q8"]),
     st.integers(1, 5),
-    st.integers(1, 90),
+    st.lists(st.integers(1, 90), min_size=1, max_size=3),
     st.integers(1, 70),
     st.integers(1, 40),
-    st.booleans(),
 )
-def test_a_product_of_several_ranks_is_that_of_one(
-    kind, world_size, num_out, num_in, num_rows, has_bias
-):
-    weight, x = drawn(num_out, num_in), drawn(num_rows, num_in, seed=1)
-    bias = drawn(num_out, seed=2) if has_bias else None
-    expected = WholeLinears(kind).linear(weight, bias)(x)
-
-    def of_rank(group):
-        return ColumnParallelLinears(kind, group, is_fast=False).linear(weight, bias)(x)
-
+def test_a_product_of_several_ranks_is_that_of_one(kind, world_size, sizes, num_in, num_rows):
+    weights = {str(num): drawn(num_out, num_in, seed=num) for num, num_out in enumerate(sizes)}
+    x = drawn(num_rows, num_in, seed=9)
+    expected = product_of(kind, weights, x)
     with RankThreads(world_size) as ranks:
-        assert all(np.array_equal(found, expected) for found in ranks.map(of_rank))
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    "shape", [(960, 576), (576, 576), (3072, 576), (576, 1536), (2048, 256), (1411, 300)]
-)
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_columns_are_cut_where_bits_are_equal_and_ranks_have_about_as_many(shape, world_size):
-    with RankThreads(world_size) as ranks:
-        reference = reference_of(shape)
-        found = ranks.map(lambda group: exact_boundaries(shape, reference, group))
-        assert len({*found}) == 1
-        assert np.diff(found[0]).max() <= shape[0] / world_size + 192
-    weight, x = drawn(*shape), drawn(40, shape[1], seed=1)
-    whole = TiledLinear(weight)(x)
-    for first, end in zip(found[0], found[0][1:], strict=False):
-        part = TiledLinear(weight[first:end])(x)
-        assert np.array_equal(part, whole[:, first:end])
-
-
-def test_columns_are_cut_where_bits_are_equal_if_that_is_nowhere_too():
-    true = reference_of((50, 20))
-    other = true + 1
-    with RankThreads(2) as ranks, pytest.raises(InvariantError, match="other bits"):
-        ranks.map(lambda group: exact_boundaries((50, 20), other, group))
-    true = reference_of((50, 20))
-
-    class Fussy(TiledLinear):
-        def __call__(self, x):
-            return super().__call__(x) + (0 if len(self._weight) in {0, 50} else 1)
-
-    with RankThreads(3) as ranks, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("batcher.transformer.ranks.TiledLinear", Fussy)
-        found = ranks.map(lambda group: exact_boundaries((50, 20), true, group))
-        assert len({*found}) == 1
-        assert sorted(np.diff(found[0])) == [0, 0, 50]
-
-
-def test_ranks_hold_no_more_than_their_columns():
-    table = drawn(100, 8)
-
-    def held(group):
-        linears = ColumnParallelLinears("fp32", group, is_fast=True)
-        embedding, head = linears.tied(table)
-        return embedding._own, head._own._weight
-
-    with RankThreads(4) as ranks:
-        for rows, columns in ranks.map(held):
-            assert rows.base is None  # else the others would be kept, too
-            assert rows.shape == (25, 8)
-            assert np.shares_memory(rows, columns)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 30])
-def test_rows_of_a_table_are_looked_up_where_they_are(world_size):
-    table, token_ids = drawn(20, 4), np.array([19, 0, 7, 7, 10, 3, 19])
-
-    def look_up(group):
-        linears = ColumnParallelLinears("int8", group, is_fast=False)
-        return linears.embedding(table)(token_ids)
-
-    with RankThreads(world_size) as ranks:
-        for rows in ranks.map(look_up):
-            assert np.array_equal(rows, table[token_ids])
+        found = ranks.map(lambda group: product_of(kind, weights, x, group))
+        assert all(np.array_equal(each, expected) for each in found)
 
 
 SOME = [REQUESTS[index] for index in (0, 3, 5, -1)]
@@ -150,7 +87,7 @@ def as_model(decoder):
 
 CASES = [
     pytest.param(kind, world_size, marks=() if is_light else pytest.mark.heavy)
-    for name, kind in (KINDS | {"odd": ODD, "odd-int8": ODD | {"weights": "int8"}}).items()
+    for name, kind in (KINDS | {"odd": ODD, "odd-q8": ODD | {"weights": "q8"}}).items()
     for world_size in (1, 2, 4)
     for is_light in [(name, world_size) in {("plain", 2), ("gemma3", 2), ("odd", 4)}]
 ]
@@ -213,7 +150,7 @@ def test_processes_come_to_the_same_and_one_that_is_killed_ends_all():
 
 
 def test_what_nobody_needs_any_more_ends():
-    make = partial(make_tiny, {"weights": "int8"})
+    make = partial(make_tiny, {"weights": "q8"})
     decoder = RankProcesses(tiny_config(), make, 1, lambda *_: None)
     pids = [process.pid for process in decoder._processes]
     assert all(map(is_there, pids))

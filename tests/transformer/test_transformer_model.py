@@ -25,9 +25,10 @@ from batcher.models.transformer import TransformerModel
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
 from batcher.transformer.config import DeltaNetSettings
-from batcher.transformer.layers import WholeLinears
+from batcher.transformer.graph import _Session
 from batcher.transformer.step import OWN_BLOCK_SIZE, cache_groups
 from batcher.transformer.transformer import Transformer
+from batcher.transformer.weights import Weights
 
 
 def requests():
@@ -196,6 +197,37 @@ def test_states_are_not_turned_back_and_prompts_not_empty():
     assert "needs a token to begin with" in results[0].error.message
 
 
+class OddRun:
+    """Computes rows in another way where there are fewer than `least`, or for each number."""
+
+    def __init__(self, run, least):
+        self._run, self._least = run, least
+
+    def __call__(self, outputs, inputs):
+        found = self._run(outputs, inputs)
+        if "cells" in inputs:  # attention
+            return found
+        num_rows = len(next(iter(inputs.values())))
+        kernel = num_rows if self._least is None else num_rows < self._least
+        return [array * np.float32(1 + kernel / 8) for array in found]
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3-next q8"])
+@pytest.mark.parametrize("least", [2, 9, 40])
+def test_a_runtime_that_minds_the_number_of_rows_shows_in_no_bit(kind, least, monkeypatch):
+    make = _Session.__init__
+
+    def odd(self, *arguments):
+        make(self, *arguments)
+        self._run = OddRun(self._run, None if least > 16 else least)
+
+    monkeypatch.setattr(_Session, "__init__", odd)
+    asked = REQUESTS[:4]
+    model = tiny_model(**KINDS[kind])
+    assert model._decoder._body.least_rows == {2: 2, 9: 16, 40: None}[least]
+    assert run(model, 3, asked)[0] == run(model, 4, asked, max_batch_tokens=20)[0]
+
+
 # We compute what transformers did of tiny models; tests/parity/golden_transformers.py asked it.
 
 
@@ -210,7 +242,7 @@ def test_every_architecture_is_there():
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["fields"]["architectures"][0])
 def test_logits_and_tokens_are_those_of_transformers(case, tmp_path):
     checkpoint = open_checkpoint(write_named(tmp_path, case["fields"]))
-    transformer = Transformer(checkpoint.config, checkpoint.read, WholeLinears())
+    transformer = Transformer(checkpoint.config, Weights(checkpoint.tensors))
     logits = logits_after_each(transformer, GOLDEN_PROMPT)[-1]
     assert_allclose(logits, case["logits"], atol=1e-4)
 

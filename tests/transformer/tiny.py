@@ -1,7 +1,7 @@
 """Tiny transformers of every kind with random weights, and attention by its definition."""
 
 import numpy as np
-from tiny_checkpoints import random_weights
+from tiny_checkpoints import random_stored
 
 from batcher import ByteTokenizer
 from batcher.models.transformer import TransformerModel
@@ -11,8 +11,8 @@ from batcher.transformer.config import (
     RopeSettings,
     TransformerConfig,
 )
-from batcher.transformer.layers import WholeLinears
 from batcher.transformer.transformer import Transformer
+from batcher.transformer.weights import Weights
 
 HIDDEN, HEAD, VOCABULARY, WIDE = 48, 8, 256, 80
 QWEN3_NEXT = {
@@ -65,9 +65,8 @@ KINDS = {  # of caches, of weights and of what follows attention
         ),
     },
     "qwen3-next": QWEN3_NEXT,
-    "qwen3-next int8": {**QWEN3_NEXT, "weights": "int8-channel"},
-    "int8": {"weights": "int8"},
-    "int8-channel": {"weights": "int8-channel"},
+    "qwen3-next q8": {**QWEN3_NEXT, "weights": "q8"},
+    "q8": {"weights": "q8"},
 }
 
 
@@ -89,10 +88,9 @@ def tiny_config(**changes):
     return TransformerConfig(**fields | changes)
 
 
-def tiny_model(*, weights="fp32", is_fast=False, layout="ragged", **changes):
+def tiny_model(*, weights="fp32", layout="ragged", **changes):
     config = tiny_config(**changes)
-    read = random_weights(config)
-    transformer = Transformer(config, read, WholeLinears(weights, is_fast=is_fast), layout)
+    transformer = Transformer(config, Weights(random_stored(config), weights), layout)
     return TransformerModel(transformer, ByteTokenizer(), "tiny", {}, layout=layout)
 
 
