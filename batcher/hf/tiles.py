@@ -245,7 +245,7 @@ class TileCache:
         if num_slots:
             pool = None if self._device.type == "cpu" else torch.cuda.graph_pool_handle()
             self._tiles = {size: _Tile(self, size, pool) for size in reversed(decoder.sizes)}
-            sizes = (decoder.num_rows,) if decoder.num_rows else decoder.sizes[:2]
+            sizes = (decoder.num_rows,) if decoder.num_rows else decoder.sizes[:3]
             self._heads = {size: _Head(decoder, size, pool) for size in sizes}
 
     def _grow(self, num_blocks: int) -> None:

@@ -20,10 +20,11 @@ from hf_models import PAGED, VOCAB, generated, random_model  # noqa: E402 - as a
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - as above
 from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402 - as above
 
-from batcher import BatchdecodeError, Engine, Request, load_model  # noqa: E402 - as above
+from batcher import BatchdecodeError, ByteTokenizer, Engine, Request, load_model  # noqa: E402 - as above
 from batcher.errors import ModelError  # noqa: E402 - as above
 from batcher.events import PreemptEvent  # noqa: E402 - as above
 from batcher.hf import loading, tiles  # noqa: E402 - as above
+from batcher.hf.model import Sizes, parts_of  # noqa: E402 - as above
 from batcher.models import tiles as models_tiles  # noqa: E402 - as above
 from batcher.models.base import Batch, Chunk, free_kv_bytes_of  # noqa: E402 - as above
 from batcher.models.tiles import TileModel  # noqa: E402 - as above
@@ -549,3 +550,25 @@ def test_a_cache_stays_if_it_is_large_enough(exact_models, monkeypatch):
     assert made.pop() == (5, 10, 8)
     model.allocate(5)
     assert made[1:] == [(5, None, 64)]
+
+
+def test_tiles_that_are_not_exact_have_more_sizes(folders):
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folders["gemma 3"])
+    asked = [{"prompt": prompt, "max_tokens": 30} for prompt in prompts(Random(0))]
+    expected = [generated(theirs, fields["prompt"], 30) for fields in asked]
+    sizes = Sizes(VOCAB, 160, ())
+    decoder = tiles.TileDecoder(parts_of(theirs), sizes, is_exact=False)
+    assert [*decoder.sizes_of(9)] == [64]
+    assert [*decoder.sizes_of(1500)] == [1024, 1024]
+    model = TileModel(decoder, ByteTokenizer(), "fast", {})
+    found = results_of(model, asked, schedule={"max_batch_tokens": 20})
+    assert [result.tokens for result in found] == expected
+
+
+def test_trees_of_drafts_are_refused(exact_models):
+    with pytest.raises(BatchdecodeError, match="no model with recurrent layers or in tiles can"):
+        results_of(
+            exact_models["llama"],
+            [],
+            speculation=SpeculationSettings(draft="ngram", draft_tree="2x2"),
+        )
