@@ -92,15 +92,30 @@ def alike(value, distance):
 
 
 @pytest.mark.heavy
-def test_verify_proves_it_with_log_probabilities():
+@pytest.mark.parametrize("weights", ["fp32", "q8", "q4"])
+def test_verify_proves_it_with_log_probabilities(tmp_path, weights):
     requests = [json.loads(line) for line in REQUESTS.read_text().splitlines()]
     assert any("logprobs" in request for request in requests)
-    for weights in ("fp32", "q8"):
-        settings = ["--settings", 16, "--json", "--weights", weights]
-        done = batchdecode("verify", REQUESTS, "--model", TINY, *settings)
-        proof = json.loads(done.stdout)
-        assert proof["is_proven"]
-        assert proof["exercised"]["preemptions"] > 0
+    requests = [request for request in requests if isinstance(request.get("prompt"), str)]
+    (tmp_path / "in").write_bytes(lines_of(*requests))
+    model = write_gguf(tmp_path / "four.gguf", kind="Q4_1") if weights == "q4" else TINY
+    settings = ["--settings", 100, "--json", "--weights", weights]
+    done = batchdecode("verify", tmp_path / "in", "--model", model, *settings)
+    proof = json.loads(done.stdout)
+    assert proof["is_proven"]
+    assert proof["exercised"]["preemptions"] > 0
+
+
+def test_4_bits_are_never_made(tmp_path):
+    done = run("--weights", "q4")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {TINY}: --weights q4 needs a file with blocks of 4 bits (Q4_0 or Q4_1); "
+        "--weights q8 works for every checkpoint\n"
+    )
+    model = write_gguf(tmp_path / "four.gguf", kind="Q4_0")
+    (tmp_path / "in").write_bytes(lines_of({"id": "a", "prompt": "the", "max_tokens": 3}))
+    assert run("--weights", "q4", model=model, requests=tmp_path / "in").returncode == 0
 
 
 def test_weights_that_are_no_numbers_are_damage_found_while_loading(tmp_path):
