@@ -25,7 +25,7 @@ from batcher.transformer.config import (
     config_of,
     tensor_specs,
 )
-from batcher.transformer.layers import FloatArray, IntArray, quantize_weights_int8
+from batcher.transformer.layers import LARGEST, FloatArray, IntArray, quantize_weights_int8
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_TEXT = 256 * 2**20  # the largest tokenizer.json has 35 MB
@@ -163,7 +163,7 @@ class StoredTensor(Struct, frozen=True, eq=False):
         """
         num_out, num_in = self.shape
         none = np.empty((num_out, 0), np.float32)
-        if self.kind != "Q8_0" and (weights == "q8" or self.kind not in FOUR_BITS):
+        if self.kind != "Q8_0" and self.kind not in FOUR_BITS:
             padded = np.pad(self.read(), ((0, 0), (0, -num_in % BLOCK)))
             integers, scales = quantize_weights_int8(padded.reshape(-1, BLOCK), per_channel=True)
             packed = integers.view(np.uint8).reshape(num_out, -1, BLOCK) ^ np.uint8(MIDDLE)
@@ -174,11 +174,18 @@ class StoredTensor(Struct, frozen=True, eq=False):
             return Blocks(stored[..., 2:] ^ np.uint8(MIDDLE), scales, none)
         both = stored[..., -BLOCK // 2 :]  # a byte has the numbers i and i + 16
         numbers = np.concatenate([both & 15, both >> 4], -1)
-        packed = numbers[..., 0::2] | numbers[..., 1::2] << 4
-        if self.kind == "Q4_0":
-            return Blocks(packed, scales, none)
-        minimums = stored[..., 2:4].copy().view("<f2")[..., 0].astype(np.float32)
-        return Blocks(packed, scales, minimums + 8 * scales)
+        minimums = -8 * scales
+        if self.kind == "Q4_1":
+            minimums = stored[..., 2:4].copy().view("<f2")[..., 0].astype(np.float32)
+        if weights == "q4":
+            packed = numbers[..., 0::2] | numbers[..., 1::2] << 4
+            return Blocks(packed, scales, minimums + 8 * scales if self.kind == "Q4_1" else none)
+        ends = np.stack([numbers.min(-1), numbers.max(-1)]) * scales + minimums
+        wide = np.abs(ends).max(0) / np.float32(LARGEST)  # scales of 8 bits
+        wide[wide == 0] = 1
+        shares = numbers * (scales / wide)[..., None]
+        shares += (minimums / wide + MIDDLE)[..., None]
+        return Blocks(np.rint(shares, out=shares).astype(np.uint8), wide, none)
 
 
 def stored_size(kind: str, shape: tuple[int, ...]) -> int:

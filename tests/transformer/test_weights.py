@@ -102,6 +102,15 @@ def test_blocks_of_a_file_are_kept_as_they_are(kind):
     assert_allclose(found.reshape(6, 96), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_blocks_of_4_bits_widen_to_the_nearest_of_8(kind):
+    tensor = stored(kind, (6, 96))
+    blocks, expected = tensor.blocks("q8"), tensor.read().reshape(6, 3, BLOCK)
+    assert_allclose(blocks.scales, np.abs(expected).max(-1) / 127, rtol=1e-5)
+    found = (blocks.packed - 128.0) * blocks.scales[..., None]
+    assert (np.abs(found - expected) <= blocks.scales[..., None] * 0.501).all()
+
+
 def test_weights_of_several_formats_are_multiplied_together():
     tensors = [stored("Q4_1", (5, 64)), stored("F32", (3, 64)), stored("Q4_0", (4, 64), seed=1)]
     x = drawn(9, 64, seed=3)
