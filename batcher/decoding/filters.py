@@ -127,18 +127,43 @@ class SamplingParams(Request, frozen=True, kw_only=True, eq=True, cache_hash=Tru
             return not self.has_processed_logprobs
         if self.top_k:
             return self.top_k < num_top
-        return self.min_p > 0 and self.top_p == self.typical_p == 1
+        has_top_p = self.top_p < 1 and self.temperature <= 1
+        return self.typical_p == 1 and (has_top_p or (self.min_p > 0 and self.top_p == 1))
 
-    def needs_more(self, logits: FloatArray) -> NDArray[np.bool_]:
-        """Return [rows] whether tokens beyond the largest `logits` [rows, width] may matter."""
+    def needs_more(self, logits: FloatArray, log_sums: Floats) -> NDArray[np.bool_]:
+        """Return [rows] whether tokens beyond the largest `logits` [rows, width] may matter.
+
+        log_sums: [rows], as in TopLogits.
+        """
         lowest = logits.min(axis=-1)
-        if self.is_greedy:
-            return np.zeros(len(logits), np.bool_)
-        if self.top_k:  # ties at the end included
-            kth = np.partition(logits, -self.top_k, axis=-1)[:, -self.top_k]
-            return np.asarray(lowest >= kth)
-        falls = lowest.astype(np.float64) - logits.max(axis=-1)
-        return np.asarray(falls / self.temperature >= np.log(self.min_p))
+        needs: NDArray[np.bool_] = np.zeros(len(logits), np.bool_)
+        if self.top_k and not self.is_greedy:  # ties at the end included
+            needs = lowest >= np.partition(logits, -self.top_k, axis=-1)[:, -self.top_k]
+        elif self.top_p < 1 and not self.is_greedy:
+            # the nucleus is certain if it is the same for the least and the most mass of all tokens
+            weights = np.exp(temper(logits.astype(np.float64), self.temperature))
+            sums = -np.sort(-weights, axis=-1).cumsum(axis=-1)
+            beyond = self.mass_beyond(logits, log_sums)[:, None]
+            most = sums[:, -1:] + beyond
+            least = most if self.temperature == 1 else sums[:, -1:]
+            num_kept = (sums < self.top_p * most + most * DOUBT).sum(axis=-1)
+            num_least = (sums < self.top_p * least - most * DOUBT).sum(axis=-1)
+            needs = (num_kept != num_least) | (num_kept >= logits.shape[-1])
+        elif not self.is_greedy:
+            falls = lowest.astype(np.float64) - logits.max(axis=-1)
+            needs = falls / self.temperature >= np.log(self.min_p)
+        return needs
+
+    def mass_beyond(self, logits: FloatArray, log_sums: Floats) -> Floats:
+        """Return [rows] the most that tokens beyond the largest logits have, if the first has 1."""
+        if self.top_k or self.top_p == 1 or self.is_greedy:
+            return np.zeros(len(logits))
+        raw = temper(logits.astype(np.float64), 1)
+        highest = logits.max(axis=-1).astype(np.float64)
+        beyond = np.maximum(np.exp(log_sums - highest) - np.exp(raw).sum(axis=-1), 0)
+        lowest = np.maximum(raw.min(axis=-1), LOWEST)  # not infinite
+        sharpened: Floats = beyond * np.exp(lowest * (1 / self.temperature - 1))
+        return sharpened
 
 
 def needs_cumulative(request: Request) -> bool:
@@ -278,6 +303,7 @@ class SeenTokens:
 # in bits, 2 * tau at first, which moves after each token towards the one for a surprise of tau.
 
 LOWEST = np.finfo(np.float32).min
+DOUBT = 1e-9  # share of a sum, more than rounding changes
 BLOCK = 1 << 14  # numbers that fit into a processor's cache
 CHUNKS_PER_CANDIDATE = 4  # more take longer to find the bound, fewer make it looser
 WIDE = 1 << 12  # numbers from which only those near a cut are sorted
@@ -383,12 +409,15 @@ def keep_top_k(logits: Floats, top_k: int | IntArray) -> None:
     np.copyto(logits, -np.inf, where=logits < cut)
 
 
-def keep_top_p(logits: Floats, top_p: float) -> None:
-    """Keep the fewest that have `top_p` of the probability (Holtzman et al. 2020, 3.1)."""
+def keep_top_p(logits: Floats, top_p: float, beyond: Floats | None = None) -> None:
+    """Keep the fewest that have `top_p` of the probability (Holtzman et al. 2020, 3.1).
+
+    beyond: [rows] the mass of less likely tokens that are not among `logits`, if the first has 1.
+    """
     if top_p >= 1:
         return
-    if logits.shape[-1] < WIDE:
-        _keep_sorted_top_p(logits, top_p)
+    if logits.shape[-1] < WIDE or beyond is not None:
+        _keep_sorted_top_p(logits, top_p, beyond)
         return
     for row in logits:
         weights = np.exp(row - row.max())
@@ -410,9 +439,11 @@ def keep_top_p(logits: Floats, top_p: float) -> None:
         row[head[kept]] = scores[kept]
 
 
-def _keep_sorted_top_p(logits: Floats, top_p: float) -> None:
+def _keep_sorted_top_p(logits: Floats, top_p: float, beyond: Floats | None = None) -> None:
     ascending = np.sort(logits, axis=-1)
     mass = np.exp(ascending - ascending[:, -1:]).cumsum(axis=-1)
+    if beyond is not None:
+        mass += beyond[:, None]
     num_dropped = (mass[:, :-1] <= (1 - top_p) * mass[:, -1:]).sum(axis=-1)
     rows = np.arange(len(logits))
     cut = ascending[rows, num_dropped]

@@ -166,25 +166,26 @@ def draw(
     states: DrawStates,
     params: SamplingParams,
     drafts: Sequence[DrawnDraft | None] = (),
-    of_columns: IntArray | None = None,
+    top: TopLogits | None = None,
 ) -> DrawnTokens:
     """Return one token of each row of `logits` [rows, vocab].
 
-    drafts: those to verify. of_columns: the token ids of the columns, [rows, width], ascending, if
-    these are not the vocabulary.
+    drafts: those to verify. top: set if `logits` are only its largest ones.
     """
     drawn = DrawnTokens(np.zeros(len(logits), np.int64), states.mu.copy(), {})
     for candidates in _narrow(logits, params):
         rows, token_ids, scores = candidates
-        if of_columns is not None:
-            token_ids = np.take_along_axis(of_columns[rows], token_ids, axis=-1)
+        beyond: Floats | None = None
+        if top is not None:
+            token_ids = np.take_along_axis(top.token_ids[rows], token_ids, axis=-1)
+            beyond = params.mass_beyond(top.logits[rows], top.log_sums[rows])
         own = DrawStates(states.keys[rows], states.positions[rows], states.mu[rows])
         if params.is_greedy:
             columns: IntArray = scores.argmax(axis=-1)
         else:
             scores = filters.temper(scores, params.temperature)
             tempered = scores.copy() if params.mirostat else scores
-            _filter(scores, own.mu, params)
+            _filter(scores, own.mu, params, beyond)
             drawn_from = scores
             if drafts:
                 noise = acceptance_noise(own.keys, own.positions)
@@ -225,7 +226,9 @@ def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
     return filters.all_candidates(logits)
 
 
-def _filter(scores: Floats, mu: Floats, params: SamplingParams) -> None:
+def _filter(
+    scores: Floats, mu: Floats, params: SamplingParams, beyond: Floats | None = None
+) -> None:
     """Drop tokens in the order of transformers; vLLM applies min_p first."""
     if params.mirostat == 1:
         logprobs = -np.sort(filters.surprises(scores), axis=-1) * np.log(2)
@@ -233,7 +236,7 @@ def _filter(scores: Floats, mu: Floats, params: SamplingParams) -> None:
     elif params.mirostat:
         filters.keep_below(scores, mu)
     else:
-        filters.keep_top_p(scores, params.top_p)
+        filters.keep_top_p(scores, params.top_p, beyond)
         if params.min_p > 0:  # Nguyen et al. 2024
             cut = scores.max(axis=-1, keepdims=True) + np.log(params.min_p)
             np.copyto(scores, -np.inf, where=scores < cut)
@@ -517,7 +520,7 @@ class Sampler:
                 states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
                 cells = [*zip(slots.tolist(), states.positions.tolist(), strict=True)]
                 drafts = [self._drafts.get(cell) for cell in cells] if self._drafts else ()
-                drawn = draw(edited, states, params, drafts, own and own.token_ids)
+                drawn = draw(edited, states, params, drafts, own)
                 if self._drafted is not None:
                     drawn_from = probabilities(edited, states.mu, params).astype(np.float32)
                     made = map(DrawnDraft, drawn.tokens.tolist(), drawn_from)
@@ -574,7 +577,7 @@ class Sampler:
             at = places[slots]
             needs_more = np.zeros(len(slots), np.bool_)
             if top.logits.shape[-1] < self._vocab_size:
-                needs_more = group.params.needs_more(top.logits[at])
+                needs_more = group.params.needs_more(top.logits[at], top.log_sums[at])
             if needs_more.any():
                 yield group, slots[needs_more], top.whole(at[needs_more]), None
             if not needs_more.all():

@@ -199,7 +199,7 @@ def test_the_largest_logits_choose_as_all_of_them_do(folders, monkeypatch, num_t
         {"temperature": 0.7, "min_p": 0.3, "logprobs": 5, "logprobs_mode": "processed"},
         {"temperature": 1.5, "top_k": 5, "n": 2, "best_of": 3},
         {},
-        {"temperature": 1.0, "top_p": 0.9},  # these have all logits
+        {"temperature": 0.8, "top_p": 0.7, "logprobs": 1},  # these have all logits
         {"temperature": 1.0, "top_k": 5, "frequency_penalty": 0.5},
     ]
     asked = [

@@ -468,6 +468,9 @@ NARROW = [
     SamplingParams(temperature=1.7, top_k=6, num_logprobs=3, has_processed_logprobs=True),
     SamplingParams(temperature=0.5, min_p=0.3),
     SamplingParams(temperature=2.0, min_p=0.01, num_logprobs=1),
+    SamplingParams(temperature=1.0, top_p=0.6, num_logprobs=1),
+    SamplingParams(temperature=1.0, top_p=0.3, min_p=0.2),
+    SamplingParams(temperature=0.6, top_p=0.8, num_logprobs=3, has_processed_logprobs=True),
 ]
 
 
@@ -475,7 +478,7 @@ def top_logits(logits, num):
     """Return the largest logits of rows, of equal ones those of the lower ids."""
     token_ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, :num], axis=-1)
     with np.errstate(invalid="ignore"):
-        log_sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
+        log_sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1) * (1 + 1e-15))
     largest = np.take_along_axis(logits, token_ids, axis=-1)
     return TopLogits(token_ids, largest, log_sums, lambda rows: logits[rows])
 
@@ -485,7 +488,8 @@ def top_logits(logits, num):
 def test_the_largest_logits_choose_what_all_logits_choose(seed, num_top, num_digits):
     rng = np.random.default_rng(seed)
     logits = language_like(rng, len(NARROW) + 1, 60).round(num_digits)  # many ties
-    logits[0, 3] = rng.choice([0, NAN, INF])
+    logits[:, : rng.choice([0, 0, 30, 55])] = -INF
+    logits[0, 59] = rng.choice([0, NAN, INF])
     whole, narrow = (Sampler(len(logits), 60, Letters(60)) for _ in range(2))
     for slot, params in enumerate([*NARROW, SAMPLED]):
         row = SamplingRow(params, slot, [])
@@ -505,7 +509,8 @@ def test_the_largest_logits_choose_what_all_logits_choose(seed, num_top, num_dig
     "params",
     [
         SAMPLED,
-        SamplingParams(temperature=1.0, top_p=0.9),
+        SamplingParams(temperature=1.1, top_p=0.9),
+        SamplingParams(temperature=1.0, top_p=0.9, typical_p=0.9),
         SamplingParams(temperature=1.0, top_k=10),
         SamplingParams(temperature=1.0, top_k=3, bad_words=("a",)),
         SamplingParams(temperature=1.0, top_k=3, repetition_penalty=1.1),
