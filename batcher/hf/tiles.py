@@ -293,7 +293,9 @@ class TileCache:
         self._move(*(np.array(moves).T + self.first_cell))
 
     def _move(self, *cells: IntArray) -> None:
-        sources, targets = (torch.from_numpy(each).to(self._device) for each in cells)
+        sources, targets = (
+            torch.from_numpy(each).to(self._device, non_blocking=True) for each in cells
+        )
         for store in (self.keys, self.values):
             store[:, targets] = store[:, sources]
 
@@ -536,7 +538,7 @@ def _captured(compute: Callable[[], None], device: torch.device, pool: Any) -> C
             for _ in range(2):  # libraries choose and load their kernels in the first calls
                 compute()
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
             compute()
     replay: Callable[[], None] = graph.replay
     return replay
