@@ -225,7 +225,7 @@ class TileCache:
     token that is computed ahead and whose block is not known yet. Then come the blocks.
 
     made_for: slots, blocks and tokens in a block that were asked for.
-    num_blocks: how many there are. first_cell: of block 0.
+    num_blocks: how many there are. max_blocks: there can be, None on a CPU. first_cell: of block 0.
     keys, values: [layers of a group, cells, kv_heads, features].
     tables: for each group of layers [blocks of a row, num_slots] int32, as in Pages.
     """
@@ -263,6 +263,7 @@ class TileCache:
         tables = np.zeros(shape, np.int32)
         tables[:, : self._tables.shape[1]] = self._tables
         self._tables, self.num_blocks = tables, num_blocks
+        self.max_blocks = None if self._device.type == "cpu" else num_blocks
         self.tables = torch.from_numpy(tables).to(self._device, copy=True)
 
     def make_room(self, num_blocks: int) -> None:
@@ -275,8 +276,8 @@ class TileCache:
             return
         if self._device.type != "cpu":
             raise ModelError(
-                f"all {self.num_blocks:,} KV blocks of {self.block_size} tokens on {self._device} "
-                "are in use: set --kv-memory auto, or a smaller --batch"
+                f"{self._device} has only {self.num_blocks:,} KV blocks: "
+                "set --kv-memory auto, or a smaller --batch"
             )
         self._grow(max(num_blocks, 2 * self.num_blocks))
 

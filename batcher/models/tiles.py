@@ -122,6 +122,7 @@ class TileModel(DecoderModel):
     def allocate(self, num_slots: int) -> None:
         self._own: OwnTables | None = OwnTables(num_slots, self._decoder.cache_groups)
         self._begin(num_slots, None, OWN_BLOCK_SIZE)
+        self._own.max_blocks = self._cache.max_blocks
 
     def twin(self) -> Self:
         twin = super().twin()

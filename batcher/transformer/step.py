@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batcher.errors import InvariantError
+from batcher.errors import InvariantError, ModelError
 from batcher.events import Layout
 from batcher.transformer.config import DeltaNetSettings, TransformerConfig
 from batcher.transformer.layers import (
@@ -213,10 +213,14 @@ NO_BLOCK = -1
 
 
 class OwnTables:
-    """Block tables of each slot for each group of layers, over a growing number of blocks."""
+    """Block tables of each slot for each group of layers, over a growing number of blocks.
+
+    max_blocks: the most there can be, or None.
+    """
 
     def __init__(self, num_slots: int, groups: Sequence[CacheGroup]) -> None:
         self.num_blocks = 0
+        self.max_blocks: int | None = None
         self._groups = groups
         self._free: list[int] = []
         self._tables: list[list[list[int]]] = [[[] for _ in groups] for _ in range(num_slots)]
@@ -237,12 +241,18 @@ class OwnTables:
                     passed -= 1
             if group.is_recurrent:
                 table.extend([NO_BLOCK] * (num_blocks - 1 - len(table)))
-            table.extend([self._take() for _ in range(num_blocks - len(table))])
+            while len(table) < num_blocks:
+                table.append(self._take())
         return tables
 
     def _take(self) -> int:
         if self._free:
             return self._free.pop()
+        if self.num_blocks == self.max_blocks:
+            raise ModelError(
+                f"all {self.num_blocks:,} KV blocks that fit are in use: "
+                "set --kv-memory auto, or a smaller --batch"
+            )
         self.num_blocks += 1
         return self.num_blocks - 1
 

@@ -439,8 +439,31 @@ def test_a_cache_on_a_device_does_not_grow(folders, monkeypatch):
     cache = model.inner._cache
     cache.make_room(3)
     monkeypatch.setattr(cache, "_device", CUDA)
-    with pytest.raises(ModelError, match="all 3 KV blocks of 64 tokens on cuda:0 are in use"):
+    with pytest.raises(ModelError, match="cuda:0 has only 3 KV blocks: set"):
         cache.make_room(4)
+
+
+def test_rows_that_find_no_block_fail_and_free_theirs(folders, monkeypatch):
+    model = load_model(f"hf:{folders['llama']}", exact=True)
+    begin = TileModel._begin
+
+    def has_three_blocks(self, *sizes):
+        begin(self, *sizes)
+        self._cache.max_blocks = 3
+
+    monkeypatch.setattr(TileModel, "_begin", has_three_blocks)
+    engine = Engine(model, 2)
+    asked = [{"prompt": [5] * 50, "max_tokens": 90}] * 2  # two blocks of 64 tokens, then a third
+    asked += [{"prompt": [number], "max_tokens": 70} for number in (6, 7, 8)]
+    requests = [Request(id=str(n), ignore_eos=True, **fields) for n, fields in enumerate(asked)]
+    results = {result.id: result for result in drained(engine, requests).results}
+    for name in "01":
+        assert results[name].error.message.endswith(
+            "all 3 KV blocks that fit are in use: set --kv-memory auto, or a smaller --batch"
+        )
+    assert len(results["4"].tokens) == 70
+    again = Request(id="long", prompt=[9] * 150, max_tokens=9, ignore_eos=True)  # three blocks
+    assert not drained(engine, [again]).results[0].error
 
 
 def test_weights_that_do_not_fit_are_an_error(monkeypatch):
