@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import rms_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from batcher.errors import BatchdecodeError, ModelError
+from batcher.errors import BatchdecodeError, ModelError, describe
 from batcher.hf.model import (
     AttentionCall,
     ModelParts,
@@ -529,17 +529,25 @@ def _captured(compute: Callable[[], None], device: torch.device, pool: Any) -> C
     """Return a function that replays `compute`; on a CPU, `compute` itself.
 
     pool: of memory that several graphs share, since none runs while another does.
+
+    Raises:
+        TileError: a kernel cannot be compiled, or not be captured.
     """
     if device.type == "cpu":
         return compute
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-    with torch.inference_mode(), torch.cuda.device(device):
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # libraries choose and load their kernels in the first calls
+    try:
+        with torch.inference_mode(), torch.cuda.device(device):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):  # libraries choose and load their kernels in the first calls
+                    compute()
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            compute()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise TileError(f"its kernels were not captured: {describe(error)}") from error
     replay: Callable[[], None] = graph.replay
     return replay

@@ -354,6 +354,20 @@ def test_a_size_whose_bits_differ_is_not_used(folders, monkeypatch):
     assert model._decoder.sizes == (32,)
 
 
+def test_a_model_that_is_not_captured_runs_kernel_by_kernel(folders, monkeypatch):
+    def fails(*_):
+        raise tiles.TileError("its kernels were not captured: why")
+
+    monkeypatch.setattr(tiles, "_captured", fails)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folders["gemma 3"])
+    model = load_model(f"hf:{folders['gemma 3']}", exact=True)
+    assert model.settings["untiled"] == "its kernels were not captured: why"
+    asked = [{"prompt": prompt, "max_tokens": 20} for prompt in prompts(Random(0))]
+    assert [result.tokens for result in results_of(model, asked)] == [
+        generated(theirs, fields["prompt"], 20) for fields in asked
+    ]
+
+
 def test_exact_and_fast_at_once_are_an_error(folders):
     with pytest.raises(BatchdecodeError, match="--exact cannot be used with --fast-math"):
         load_model(f"hf:{folders['llama']}", exact=True, fast_math=True)
