@@ -194,7 +194,7 @@ Plot = Annotated[
 Force = Annotated[bool, flag(OUTPUT, "Overwrite a file that is not empty.")]
 Color = Annotated[
     Literal["auto", "always", "never"],
-    option(DISPLAY, "Colors: auto (on a terminal), always or never.", "WHEN"),
+    option(DISPLAY, "Colours: auto (on a terminal), always or never.", "WHEN"),
 ]
 Live = Literal["auto", "always", "plain", "never"]
 SloLimits = Annotated[
@@ -422,7 +422,7 @@ def scheduling_group(
     kinds["kv_memory"] = _optional(
         str,
         panel or SCHEDULING,
-        "Memory for KV blocks, such as 2GB or 512MiB, or `auto` for 90 % of what is free; sets "
+        "Memory for KV blocks, such as 2GB or 512MiB, or auto for 90% of what is free; sets "
         "--kv-blocks for a model with a known size per token.",
         "SIZE",
         callback=num_bytes,

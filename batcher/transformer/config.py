@@ -32,14 +32,14 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: Annotated[
         WeightKind,
-        "weight format: `fp32` as stored, `q8` in blocks of 8 bits, several times faster, or `q4` "
-        "for files with blocks of 4 bits",
+        "weight format: `fp32` (as stored), `q8` (blocks of 8 bits, several times faster), or `q4` "
+        "(for files with blocks of 4 bits)",
         TransformerSetting(metavar="KIND"),
     ] = "fp32"
     max_context: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CONTEXT)] | None,
-        "context limit of a checkpoint in tokens (prompt + output); at most and by default the "
-        "checkpoint's own limit",
+        "context limit of a checkpoint in tokens (prompt + output); the default and the "
+        "maximum are the checkpoint's own limit",
         TransformerSetting(metavar="N"),
     ] = None
     session_overflow: Annotated[
@@ -99,7 +99,7 @@ class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
     trust_remote_code: Annotated[
         bool,
-        "allow an `hf:` model to run Python code of its own; otherwise such a model is refused",
+        "allow an `hf:` model to run its own Python code; otherwise such a model is refused",
         TransformerSetting(),
     ] = False
     max_context: Annotated[

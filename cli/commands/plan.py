@@ -66,7 +66,10 @@ def _axes(*, as_lists: bool) -> OptionGroup:
         text = help_of(setting, more, default=setting.shown(setting.default))
         is_common = setting.is_common
         kinds[name] = kind(SCHEDULING, text, setting.metavar, common=is_common, complete=name)
-    text = "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [default: constant:1]"
+    text = (
+        "Duration of a step: a profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  "
+        "[default: constant:1]"
+    )
     kinds["profile"] = kind(TIME, text, "NAME", common=True, complete="profile")
     text = "Number of replicas with these settings.  [default: 1]"
     kinds["replicas"] = kind(FLEET, text, "N", common=True)
@@ -118,7 +121,7 @@ class CompareOptions(SimulationOptions):
         float | None,
         option(
             OUTPUT,
-            "Minimum gain from doubling the batch; less marks the knee.  [default: 0.1]",
+            "Minimum gain from doubling the batch; a smaller gain marks the knee.  [default: 0.1]",
             "SHARE",
             min=0,
             max=1,
@@ -135,7 +138,9 @@ class CompareOptions(SimulationOptions):
             complete="column",
         ),
     ] = None
-    json: Annotated[bool, flag(OUTPUT, "Print a JSON line for each cell.", common=True)] = False
+    json: Annotated[bool, flag(OUTPUT, "Print a JSON line for each combination.", common=True)] = (
+        False
+    )
     csv: Annotated[bool, flag(OUTPUT, "Print the table as CSV.")] = False
 
 

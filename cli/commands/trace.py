@@ -184,7 +184,7 @@ def why(
 
 def diff(
     a: Annotated[str, argument(_INPUT_WORDS, "A")],
-    b: Annotated[str, argument("The run to compare with A: any of these.", "B")],
+    b: Annotated[str, argument("The run to compare with A, in one of the same forms.", "B")],
     *,
     top: Annotated[int, option(OUTPUT, "Show the N outputs that changed most.", "N", min=0)] = 10,
     json: Annotated[bool, flag(OUTPUT, "Print everything as JSON.")] = False,

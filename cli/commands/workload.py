@@ -32,7 +32,7 @@ from ..run.input import InputError, open_input
 from ..run.problems import say
 from ..screen.terminal import counted
 
-ARRIVALS, SIZES = "Arrivals", "Lengths: a number or a distribution"
+ARRIVALS, SIZES = "Arrivals", "Lengths (a number or a distribution)"
 SESSIONS = "Prefixes and sessions"
 DISTRIBUTIONS = (
     "Distributions: N, constant:N, uniform:LOW,HIGH, normal:MEAN,STD, lognormal:MEDIAN,SIGMA, "
@@ -50,7 +50,7 @@ def _options() -> OptionGroup:
         kinds[name] = Annotated[kind | None, option(panel, text, value, *short, **more)]
 
     factor = {"min": 1e-6, "max": 1e6}
-    text = "Number of requests.  [default: 1000, all of a trace]"
+    text = "Number of requests.  [default: 1000; for a trace, all]"
     add("requests", int, ARRIVALS, text, "N", "-n", min=1, common=True)
     text = (
         "Mean rate: requests per second, or sessions per second with --turns.  "
