@@ -138,9 +138,7 @@ class CompareOptions(SimulationOptions):
             complete="column",
         ),
     ] = None
-    json: Annotated[bool, flag(OUTPUT, "Print a JSON line for each combination.", common=True)] = (
-        False
-    )
+    json: Annotated[bool, flag(OUTPUT, "Print a JSON line per combination.", common=True)] = False
     csv: Annotated[bool, flag(OUTPUT, "Print the table as CSV.")] = False
 
 
