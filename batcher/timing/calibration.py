@@ -141,6 +141,7 @@ KINDS = ("decode only", "prompt only", "mixed")
 SHARES = (10.0, 1.0, 1.0)
 _FEW = 10  # steps of a kind: with fewer, each weighs as if there were as many; one may be odd
 _SAME = 1e-9  # of the loss: a smaller gain is rounding, and fewer columns are better
+_NUM_FITS = 3  # the last two change little
 _HELD_OUT = 5  # every fifth step is held out
 _NUM_CANDIDATES = 48  # for the crossing of w and f*T
 _NUM_REFINEMENTS = 24
@@ -256,20 +257,32 @@ def relative_errors(terms: Terms, log: StepLog, experts: Experts | None = None) 
 
 
 def fit_terms(log: StepLog, experts: Experts | None = None) -> Terms:
-    """Return the terms, in milliseconds, with the least squares of weighted relative errors."""
+    """Return the terms, in milliseconds, with the least squares of weighted relative errors.
+
+    Errors are relative to the predicted time, which a first fit gives: relative to the measured
+    one, slow steps would count less, and the terms would predict too little in all.
+    """
     every = -(-log.num_steps // _STEPS_FOR_CROSSING)
     some = log.part(slice(None, None, every))
     shares = np.linspace(0, 1, _NUM_CANDIDATES)
     places = [0.0, *np.unique(np.quantile(some.num_tokens, shares)).tolist()]
     crossing = _least(lambda place: _fit(some, place, experts)[1], places)
-    t0, f, g, d, h, e, *x = (_fit(log, crossing, experts)[0] * _MS).tolist()
-    terms = {"t0": t0, "w": f * crossing, "f": f, "g": g, "d": d, "h": h, "e": e}
-    terms |= dict(zip(("x",), x, strict=False))
+    expected = log.seconds
+    for _ in range(_NUM_FITS):
+        t0, f, g, d, h, e, *x = (_fit(log, crossing, experts, expected)[0] * _MS).tolist()
+        terms = {"t0": t0, "w": f * crossing, "f": f, "g": g, "d": d, "h": h, "e": e}
+        terms |= dict(zip(("x",), x, strict=False))
+        expected = np.maximum(predicted_seconds(terms, log, experts), log.seconds.min())
     return {term: float(f"{value:.{_DIGITS}g}") for term, value in terms.items()}
 
 
-def _fit(log: StepLog, crossing: float, experts: Experts | None) -> tuple[Any, float]:
-    """Return (all terms but w [6, with x 7] in seconds, the loss) if w is f * crossing."""
+def _fit(
+    log: StepLog, crossing: float, experts: Experts | None, expected: Any = None
+) -> tuple[Any, float]:
+    """Return (all terms but w [6, with x 7] in seconds, the loss) if w is f * crossing.
+
+    expected: [steps] seconds that errors are relative to; by default those measured.
+    """
     parts = [
         np.ones(log.num_steps),
         np.maximum(crossing, log.num_tokens),
@@ -282,7 +295,9 @@ def _fit(log: StepLog, crossing: float, experts: Experts | None) -> tuple[Any, f
         parts.append(share_of_experts(log, experts))
     columns = np.column_stack(parts)
     scales = np.sqrt(weights_of(log))
-    return fit_nonnegative(columns * (scales / log.seconds)[:, None], scales)
+    expected = log.seconds if expected is None else expected
+    weights = scales / expected
+    return fit_nonnegative(columns * weights[:, None], log.seconds * weights)
 
 
 def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:

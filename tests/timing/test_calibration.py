@@ -97,6 +97,18 @@ def test_errors_are_what_they_say():
     assert "1,000 steps" in fit.errors.describe()
 
 
+@pytest.mark.parametrize("noise", [0.3, 0.6])
+def test_slow_steps_of_a_noisy_log_count_in_full(noise):
+    log = made_log(SMOOTH, 1000, 0)
+    factors = np.random.default_rng(0).lognormal(0, noise, log.num_steps)
+    noisy = StepLog(
+        log.num_tokens, log.num_sequences, log.kv_read, log.prefill_work, log.seconds * factors
+    )
+    errors = fit_steps(noisy, "log").errors
+    assert abs(errors.replayed) < 0.02
+    assert all(abs(kind.replayed) < 0.05 for kind in errors.by_kind)
+
+
 def test_held_out_steps_have_no_part_in_the_fit_they_judge():
     log = made_log(SMOOTH, 400, 0)
     seconds = log.seconds.copy()
