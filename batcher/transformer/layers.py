@@ -4,7 +4,7 @@ Each works on the last axis alone, so that no row depends on other rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial, reduce
 from math import pi
 from typing import NamedTuple
 
@@ -116,12 +116,17 @@ class RotaryEmbedding:
 # Queries of different sequences are padded to rectangles. A masked key adds exactly 0, so padding
 # changes no bit. The keys of a query begin where those of its block of QUERIES do, wherever a chunk
 # begins; so its terms are added in one order.
+#
+# The runtime adds a long sum in parts of at least _TERMS. Their size depends on the shape of the
+# product, and on how many threads share its columns. So sums that may differ are divided here.
 
 KEYS = 32  # rectangles are padded to multiples of it
 QUERIES = 64  # of one sequence at most, consecutive and aligned
 _SMALL = 4096  # queries times keys: padding up to here is cheaper than another call
 _PADDING = 1.25  # limit of a larger rectangle, in parts of what it holds
 _MAX_KEYS = 2**16  # of several rows at once, to bound memory
+_TERMS = 128
+_FACTOR = 2.0  # of products: without one, a single row is added in another order
 
 NOWHERE = 0  # the cell of missing positions: its keys and values are zeros
 
@@ -228,8 +233,7 @@ class Attention:
     """
 
     def __init__(self, scale: float, window: int | None, softcap: float | None = None) -> None:
-        self.window = window
-        self._program = _attention(scale, softcap)
+        self.window, self._scale, self._softcap = window, scale, softcap
 
     def __call__(
         self,
@@ -245,32 +249,85 @@ class Attention:
         output = np.empty(query.shape, np.float32)
         num_kv_heads, head_dim = keys.shape[1:]
         group = query.shape[1] // num_kv_heads
+        part_size = _part_size(head_dim)
         lines = {"keys": keys.reshape(-1, head_dim), "values": values.reshape(-1, head_dim)}
         for rectangle in rectangles:
             num_rows, num_queries = rectangle.tokens.shape
             by_head = query[rectangle.tokens].reshape(num_rows, num_queries, num_kv_heads, -1)
-            attended = self._program(
+            num_whole = (rectangle.cells.shape[1] - 1) // part_size * part_size
+            if num_queries * group >= head_dim:  # threads share queries, not columns
+                num_whole = 0
+            program = _attention(self._scale, self._softcap, head_dim, has_parts=num_whole > 0)
+            whole = {"whole": np.array([num_whole])} if num_whole else {}
+            attended = program(
                 None,
                 **lines,
+                **whole,
                 query=by_head.swapaxes(1, 2).reshape(num_rows, num_kv_heads, -1, head_dim),
                 cells=rectangle.index(num_kv_heads),
                 mask=rectangle.mask if num_queries == 1 else rectangle.mask.repeat(group, 2),
             )
+            if num_whole:
+                attended = reduce(np.add, attended.swapaxes(0, 2)).swapaxes(0, 1)
+            attended /= np.float32(_FACTOR)
             attended = attended.reshape(num_rows, num_kv_heads, num_queries, -1).swapaxes(1, 2)
             attended = attended.reshape(num_rows, num_queries, -1, head_dim)
             output[rectangle.tokens[rectangle.is_there]] = attended[rectangle.is_there]
         return output
 
 
+def _part_size(head_dim: int) -> int:
+    """Return how many keys the runtime adds in one part if no threads share the columns."""
+    num_columns = min(max(1 << (head_dim - 1).bit_length(), 16), _TERMS)
+    return _TERMS * _TERMS // num_columns
+
+
 @cache
-def _attention(scale: float, softcap: float | None) -> Program:
-    graph = Graph()
-    keys, values = (graph.op("Gather", name, "cells") for name in ("keys", "values"))
-    scores = graph.op("FusedMatMul", "query", keys, transB=1, alpha=scale)
+def _attention(scale: float, softcap: float | None, head_dim: int, *, has_parts: bool) -> Program:
+    """Return the program of _FACTOR times the output [rows, kv_heads, queries, head_dim].
+
+    has_parts: give the sums of parts of the first `whole` keys, and of the rest, [rows, kv_heads,
+    parts, queries, head_dim].
+    """
+    graph, query, rest = Graph(), "query", "cells"
+    first, end, axis = (graph.constant([number]) for number in (0, np.iinfo(np.int64).max, -1))
+    part_size = _part_size(head_dim)
+    if scale == 1:
+        query, scale = graph.op("Div", query, graph.constant(np.float32(_FACTOR))), _FACTOR
+    keys = graph.op("Gather", "keys", "cells")
+    if has_parts:
+        rest = graph.op("Slice", "cells", "whole", end, axis)
+        whole = graph.op("Slice", "cells", first, "whole", axis)
+        whole = graph.op("Reshape", whole, graph.constant([0, 0, -1, part_size]))
+        whole = graph.op("Gather", "values", whole)
+    values = graph.op("Gather", "values", rest)  # late, it would take a fifth longer
+    num_parts = -(-head_dim // _TERMS)
+    pairs: Iterable[Sequence[Value]] = [(query, keys)]
+    if num_parts > 1:
+        split = (
+            graph.ops("Split", num_parts, x, axis=-1, num_outputs=num_parts) for x in (query, keys)
+        )
+        pairs = zip(*split, strict=True)
+    products = [graph.op("FusedMatMul", *pair, transB=1, alpha=scale) for pair in pairs]
+    scores = reduce(partial(graph.op, "Add"), products)
     if softcap is not None:
         scores = soft_cap(graph, scores, softcap)
     shares = graph.op("Softmax", graph.op("Add", scores, "mask"))
-    return graph.compiled(graph.op("MatMul", shares, values), integers=("cells",))
+    if not has_parts:
+        output = graph.op("FusedMatMul", shares, values, alpha=_FACTOR)
+        return graph.compiled(output, integers=("cells",))
+    by_part = graph.op("Slice", shares, first, "whole", axis)
+    by_part = graph.op("Reshape", by_part, graph.constant([0, 0, 0, -1, part_size]))
+    by_part = graph.op("Transpose", by_part, perm=[0, 1, 3, 2, 4])
+    shares = graph.op("Slice", shares, "whole", end, axis)
+    last = graph.op("FusedMatMul", shares, values, alpha=_FACTOR)
+    output = graph.op(
+        "Concat",
+        graph.op("FusedMatMul", by_part, whole, alpha=_FACTOR),
+        graph.op("Unsqueeze", last, graph.constant([2])),
+        axis=2,
+    )
+    return graph.compiled(output, integers=("cells", "whole"))
 
 
 def soft_cap(graph: Graph, x: Value, cap: float) -> Value:

@@ -105,25 +105,28 @@ def test_linear_and_llama_3_scaling_stretch_what_they_should():
 
 
 HEADS, KV_HEADS, HEAD = 6, 2, 8
+SIZES = [(1, 1, 128), (1, 1, 64), (3, 3, 10), (8, 1, 256), (8, 1, 130), (2, 1, 80), (8, 1, 16)]
 WINDOWS = st.none() | st.integers(1, 3 * KEYS)
 
 
 class Filled:
     """Sequences whose keys and values lie scattered among cells full of NaN."""
 
-    def __init__(self, lengths, seed):
+    def __init__(self, lengths, seed, sizes=(HEADS, KV_HEADS, HEAD), scale=HEAD**-0.5):
+        heads, kv_heads, head_dim = sizes
+        self.scale = scale
         draw = np.random.default_rng(seed)
         num_cells = 1 + 2 * sum(lengths)
-        self.keys = np.full((num_cells, KV_HEADS, HEAD), np.nan, np.float32)
+        self.keys = np.full((num_cells, kv_heads, head_dim), np.nan, np.float32)
         self.values = self.keys.copy()
         self.keys[0] = self.values[0] = 0
         free = 1 + draw.permutation(num_cells - 1)
         self.cells = []
-        self.query = [draw.standard_normal((n, HEADS, HEAD), np.float32) * 3 for n in lengths]
+        self.query = [draw.standard_normal((n, heads, head_dim), np.float32) * 3 for n in lengths]
         for length in lengths:
             cells, free = free[:length], free[length:]
-            self.keys[cells] = draw.standard_normal((length, KV_HEADS, HEAD), np.float32)
-            self.values[cells] = draw.standard_normal((length, KV_HEADS, HEAD), np.float32)
+            self.keys[cells] = draw.standard_normal((length, kv_heads, head_dim), np.float32)
+            self.values[cells] = draw.standard_normal((length, kv_heads, head_dim), np.float32)
             self.cells.append(cells)
 
     def attended(self, spans, window, **how):
@@ -134,9 +137,9 @@ class Filled:
             token += stop - start
         query = np.concatenate([self.query[number][start:stop] for number, start, stop in spans])
         rectangles = rectangles_of(queries, window, is_alone=bool(how))
-        return Attention(HEAD**-0.5, window)(query, rectangles, self.keys, self.values)
+        return Attention(self.scale, window)(query, rectangles, self.keys, self.values)
 
-    def whole(self, number, window):
+    def whole(self, number, window=None):
         return self.attended([(number, 0, len(self.cells[number]))], window)
 
 
@@ -168,3 +171,29 @@ def test_neither_chunks_nor_rows_beside_them_show_in_the_bits(lengths, window, s
     parts = [whole[number][start:stop] for number, start, stop in spans]
     assert np.array_equal(filled.attended(spans, window), np.concatenate(parts))
     assert np.array_equal(filled.attended(spans, window, most=1), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("scale", [0.3, 1.0])
+def test_no_size_of_heads_lets_neighbours_show_in_the_bits(sizes, scale):
+    lengths = [40, 130, 300, 700, 1300]
+    filled = Filled(lengths, 1, sizes, scale)
+    whole = [filled.whole(number) for number in range(len(lengths))]
+    draw = np.random.default_rng(2)
+    for num_queries in (1, 1, 2, 5, 30):
+        spans = [(number, n - num_queries, n) for number, n in enumerate(lengths)]
+        alone = [whole[number][start:stop] for number, start, stop in spans]
+        for span, expected in zip(spans, alone, strict=True):
+            assert np.array_equal(filled.attended([span], None), expected), span
+        several = draw.permutation(len(spans))[: draw.integers(2, 6)]
+        found = filled.attended([spans[number] for number in several], None)
+        assert np.array_equal(found, np.concatenate([alone[number] for number in several]))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_long_sums_are_complete(sizes):
+    filled = Filled([600], 3, sizes, sizes[2] ** -0.5)
+    cells = filled.cells[0]
+    expected = attention_by_definition(filled.query[0], filled.keys[cells], filled.values[cells])
+    assert_allclose(filled.whole(0), expected, atol=1e-5, rtol=1e-4)
+    assert_allclose(filled.attended([(0, 599, 600)], None), expected[-1:], atol=1e-5, rtol=1e-4)
