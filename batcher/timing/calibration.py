@@ -266,7 +266,7 @@ def fit_terms(log: StepLog, experts: Experts | None = None) -> Terms:
     some = log.part(slice(None, None, every))
     shares = np.linspace(0, 1, _NUM_CANDIDATES)
     places = [0.0, *np.unique(np.quantile(some.num_tokens, shares)).tolist()]
-    crossing = _least(lambda place: _fit(some, place, experts)[1], places)
+    crossing = _least(lambda place: _fit(some, place, experts, some.seconds)[1], places)
     expected = log.seconds
     for _ in range(_NUM_FITS):
         t0, f, g, d, h, e, *x = (_fit(log, crossing, experts, expected)[0] * _MS).tolist()
@@ -277,11 +277,11 @@ def fit_terms(log: StepLog, experts: Experts | None = None) -> Terms:
 
 
 def _fit(
-    log: StepLog, crossing: float, experts: Experts | None, expected: Any = None
+    log: StepLog, crossing: float, experts: Experts | None, expected: Any
 ) -> tuple[Any, float]:
     """Return (all terms but w [6, with x 7] in seconds, the loss) if w is f * crossing.
 
-    expected: [steps] seconds that errors are relative to; by default those measured.
+    expected: [steps] seconds that errors are relative to.
     """
     parts = [
         np.ones(log.num_steps),
@@ -295,7 +295,6 @@ def _fit(
         parts.append(share_of_experts(log, experts))
     columns = np.column_stack(parts)
     scales = np.sqrt(weights_of(log))
-    expected = log.seconds if expected is None else expected
     weights = scales / expected
     return fit_nonnegative(columns * weights[:, None], log.seconds * weights)
 
