@@ -124,7 +124,7 @@ KEYS = 32  # rectangles are padded to multiples of it
 QUERIES = 64  # of one sequence at most, consecutive and aligned
 _SMALL = 4096  # queries times keys: padding up to here is cheaper than another call
 _PADDING = 1.25  # limit of a larger rectangle, in parts of what it holds
-_MAX_KEYS = 2**16  # of several rows at once, to bound memory
+_MAX_KEYS, _MAX_SCORES = 2**16, 2**18  # of several rows at once, to bound memory
 _TERMS = 128
 _FACTOR = 2.0  # of products: without one, a single row is added in another order
 
@@ -216,7 +216,8 @@ def rectangles_of(
     for row in rows:
         own, num_keys = own + row.num_queries * len(row.cells), max(num_keys, len(row.cells))
         num_rows = len(parts[-1]) + 1 if parts else 0
-        is_small = num_rows * num_keys * row.num_queries <= max(_SMALL, own * _PADDING)
+        size = num_rows * num_keys * row.num_queries
+        is_small = size <= max(_SMALL, own * _PADDING) and size <= _MAX_SCORES
         if parts and is_small and num_rows * num_keys <= _MAX_KEYS and not is_alone:
             parts[-1].append(row)
         else:

@@ -190,6 +190,15 @@ def test_no_size_of_heads_lets_neighbours_show_in_the_bits(sizes, scale):
         assert np.array_equal(found, np.concatenate([alone[number] for number in several]))
 
 
+def test_the_scores_of_long_prompts_are_computed_in_small_parts():
+    length = 3000
+    for rows in (1, 9):
+        queries = [*queries_of(0, 0, length, np.arange(1, 1 + length), None)] * rows
+        rectangles = rectangles_of(queries, None)
+        assert max(rectangle.mask.size for rectangle in rectangles) <= 2**18
+        assert sum(rectangle.mask.size for rectangle in rectangles) < 0.7 * rows * length**2
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_long_sums_are_complete(sizes):
     filled = Filled([600], 3, sizes, sizes[2] ** -0.5)
