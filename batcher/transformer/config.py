@@ -32,7 +32,7 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: Annotated[
         WeightKind,
-        "weight format: `fp32` (as stored), `q8` (blocks of 8 bits, several times faster), or `q4` "
+        "weight format: `fp32` (as stored), `q8` (blocks of 8 bits, faster and smaller), or `q4` "
         "(for files with blocks of 4 bits)",
         TransformerSetting(metavar="KIND"),
     ] = "fp32"
