@@ -221,15 +221,9 @@ def load_transformer(
         )
     with about(path):
         weights = Weights(checkpoint.tensors, settings.weights, watch)
-        decoder = Transformer(checkpoint.config, weights, settings.layout)
-    described = {  # must be equal when a run resumes
-        name: value
-        for name, value in to_builtins(settings).items()
-        if name != "layout"  # it shows in no bit
-    } | {"checkpoint": checkpoint.digest()}
-    return TransformerModel(
-        decoder, checkpoint.tokenizer, spec, described, settings.max_context, settings.layout
-    )
+        decoder = Transformer(checkpoint.config, weights)
+    described = to_builtins(settings) | {"checkpoint": checkpoint.digest()}
+    return TransformerModel(decoder, checkpoint.tokenizer, spec, described, settings.max_context)
 
 
 def cache_size_of(spec: str) -> CacheSize:

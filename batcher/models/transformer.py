@@ -10,13 +10,11 @@ such a model continues from the token before its drafts.
 
 from collections.abc import Iterable, Iterator
 from copy import copy
-from itertools import groupby
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
 from batcher.errors import InvariantError
-from batcher.events import Layout
 from batcher.models.base import (
     Batch,
     Chunk,
@@ -139,7 +137,6 @@ class TransformerModel(DecoderModel):
 
     cache_windows: how far back each group of layers reads, see `cache_windows_of`.
     kv_bytes_per_token: bytes of keys and values of a token, in all groups.
-    layout: of the decoder; padded, decoding rows and chunks are computed separately.
     recomputes_drafts: whether it has recurrent layers; if not, it also verifies_trees.
     """
 
@@ -154,14 +151,12 @@ class TransformerModel(DecoderModel):
         name: str,
         settings: dict[str, Any],
         max_context: int | None = None,
-        layout: Layout = "ragged",
     ) -> None:
         self._groups, self._cache_size = decoder.cache_groups, decoder.cache_size
         self.cache_windows = tuple(group.window for group in self._groups)
         self.kv_bytes_per_token = self._cache_size.per_token
         self.recomputes_drafts = any(group.is_recurrent for group in self._groups)
         self.verifies_trees = not self.recomputes_drafts
-        self.layout: Layout = layout
         super().__init__(decoder, tokenizer, name, settings, max_context)
         self.allocate(0)
 
@@ -255,16 +250,8 @@ class TransformerModel(DecoderModel):
         )
         if not rows:
             return ModelOutput(self._tokens, failed, logits, draft_logits=draft_logits)
-        parts = [rows]
-        if self.layout == "padded":
-            parts = [[*part] for _, part in groupby(rows, lambda row: row.chunk is None)]
-        outputs = [
-            self._decoder.forward(
-                [span for row in part for span in row.spans], self._store, self._states
-            )
-            for part in parts
-        ]
-        hidden = outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
+        spans = [span for row in rows for span in row.spans]
+        hidden = self._decoder.forward(spans, self._store, self._states)
         ends = np.cumsum([row.num_tokens for row in rows])
         chunk_logits = {
             row.slot: self._logits_of(hidden[end - row.num_tokens : end])

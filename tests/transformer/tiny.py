@@ -88,10 +88,10 @@ def tiny_config(**changes):
     return TransformerConfig(**fields | changes)
 
 
-def tiny_model(*, weights="fp32", layout="ragged", **changes):
+def tiny_model(*, weights="fp32", **changes):
     config = tiny_config(**changes)
-    transformer = Transformer(config, Weights(random_stored(config), weights), layout)
-    return TransformerModel(transformer, ByteTokenizer(), "tiny", {}, layout=layout)
+    transformer = Transformer(config, Weights(random_stored(config), weights))
+    return TransformerModel(transformer, ByteTokenizer(), "tiny", {})
 
 
 def attention_by_definition(query, keys, values, window=None):
