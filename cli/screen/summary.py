@@ -72,7 +72,6 @@ class RunFiles(NamedTuple):
 
     results: str | None = None
     trace: str | None = None
-    report: str | None = None
     numbers: str | None = None
     timeseries: str | None = None
     metrics: str | None = None
