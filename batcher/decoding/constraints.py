@@ -63,9 +63,6 @@ class VocabularyIndex:
     def bytes_of(self, token_id: int) -> bytes:
         return self._bytes_of[token_id] if token_id < len(self._bytes_of) else b""
 
-    def is_proper_prefix(self, text: bytes) -> bool:
-        return self._starting_with(text).stop > self._equal_to(text).stop
-
     def next_tokens(self, text: bytes) -> IntArray:
         """Return the tokens that an output starting with `text` can begin with.
 
@@ -94,7 +91,7 @@ class VocabularyIndex:
             tail = text + tail
             if not text or len(tail) >= self.max_length:
                 break
-            if self.is_proper_prefix(tail):
+            if self._starting_with(tail).stop > self._equal_to(tail).stop:  # a longer token
                 num_kept, forced = place, tail
         return list(prompt_tokens[:num_kept]), forced
 

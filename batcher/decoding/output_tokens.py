@@ -37,7 +37,9 @@ class OutputTokens:
     def append(self, tokens: IntArray) -> None:
         """Append one step's tokens: [num_slots]; slots that are not open are ignored."""
         if self.row == self._page_steps:
-            self._start_over()
+            for slot in self.first_rows:
+                self._put_aside(slot, 0)
+            self.row, self._has_gaps = 0, False
         self.page[self.row] = tokens
         self.row += 1
 
@@ -83,11 +85,6 @@ class OutputTokens:
         first -= len(tokens)
         in_page = self.page[first + max(start, len(tokens)) : first + max(stop, len(tokens)), slot]
         return tokens[start:stop] + array("q", in_page.tobytes())
-
-    def _start_over(self) -> None:
-        for slot in self.first_rows:
-            self._put_aside(slot, 0)
-        self.row, self._has_gaps = 0, False
 
     def _put_aside(self, slot: int, next_row: int) -> "array[int]":
         first_row, aside = self.first_rows[slot], self.aside.get(slot)

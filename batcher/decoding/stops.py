@@ -243,12 +243,8 @@ class Trie:
 
     def begun(self, node: int) -> Iterator[tuple[Pattern, int]]:
         """Yield the patterns begun at `node`, each with its matched length; longest first."""
-        for suffix in self._suffixes(node):
-            yield from self._begun[suffix]
-
-    def _suffixes(self, node: int) -> Iterator[int]:
         while node:
-            yield node
+            yield from self._begun[node]
             node = self._fallback[node]
 
     def next_nodes(self) -> IntArray:

@@ -89,14 +89,13 @@ def compare(
     *,
     growth: float,
     num_jobs: int = 1,
-    small: int = SMALL,
     on_done: Callable[[float], object] = lambda _: None,
 ) -> list[GridCell]:
     """Return the outcome of each deployment of `grid`, in its order.
 
     The answer does not depend on `num_jobs`, the number of processes.
-    growth: minimum gain of a doubled batch before the knee.  small: with fewer samples no process
-    is started.  on_done: called with the number of deployments done.
+    growth: minimum gain of a doubled batch before the knee.  on_done: called with the number of
+    deployments done.
 
     Raises:
         BatchdecodeError: all settings contradict, or a process was killed.
@@ -105,7 +104,7 @@ def compare(
     places = [place for place, problem in enumerate(problems) if problem is None]
     if not places:
         raise BatchdecodeError(f"no combination of settings is valid: {problems[0]}")
-    if question.workload.num_samples * len(places) < small:
+    if question.workload.num_samples * len(places) < SMALL:
         num_jobs = 1
     with WorkerProcesses(measure, question, num_jobs) as workers:
         measured = workers.answers([grid[place] for place in places], on_done)

@@ -68,10 +68,6 @@ def encode_schema(kind: Kind) -> str:
     return json.dumps(make_schema(kind), indent=2, ensure_ascii=False) + "\n"
 
 
-def _plain(words: str) -> str:
-    return _LINK.sub(r"\1", words)
-
-
 # -- requests --------------------------------------------------------------------------------------
 
 
@@ -81,7 +77,7 @@ def _describe(definitions: dict[str, Schema]) -> None:
             properties = definitions[record.__name__]["properties"]
             if name != "prompt" and record is not Transition:
                 properties[name] = _nullable(properties[name])
-            properties[name]["description"] = _plain(field.words)
+            properties[name]["description"] = _LINK.sub(r"\1", field.words)
     on = definitions["Transition"]["properties"]["on"]
     properties = definitions["Request"]["properties"]
     text, ids = on["anyOf"]

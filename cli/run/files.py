@@ -182,11 +182,6 @@ def stdout_sink() -> Sink:
     return FileSink(io.FileIO(stdout_descriptor(), "w", closefd=False), "stdout")
 
 
-def stdout_json_sink() -> Sink:
-    sink = stdout_sink()
-    return TerminalJson(sink.write) if os.isatty(stdout_descriptor()) else sink
-
-
 class OutFile:
     """An output file: grown with `open` or replaced whole with `replace`; entering it locks it.
 
@@ -546,7 +541,10 @@ def print_text(text: str) -> None:
 
 def print_json(answer: object) -> None:
     """Print an answer for programs to stdout, as indented JSON."""
-    stdout_json_sink().write(msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
+    sink = stdout_sink()
+    if os.isatty(stdout_descriptor()):
+        sink = TerminalJson(sink.write)
+    sink.write(msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
 
 
 @contextmanager

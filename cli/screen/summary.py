@@ -94,12 +94,6 @@ def marks_in(encoding: str) -> Marks:
     return UNICODE if can_print(encoding, "".join(UNICODE)) else ASCII
 
 
-def idle_causes(summary: Summary) -> dict[str, str]:
-    too_few = "too few free or no line yet" if summary.workers else "too few free"
-    causes = {"tail": "tail drain", "arrivals": "waiting for arrivals"}
-    return causes | {"empty_queue": "empty queue", "too_few": too_few}
-
-
 def render_summary(
     summary: Summary,
     files: RunFiles,
@@ -342,7 +336,10 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
 
 def _idle_shares(summary: Summary) -> str:
     total = summary.busy_slot_steps + summary.idle_slot_steps
-    counts = {text: summary.idle.get(cause, 0) for cause, text in idle_causes(summary).items()}
+    too_few = "too few free or no line yet" if summary.workers else "too few free"
+    texts = {"tail": "tail drain", "arrivals": "waiting for arrivals"}
+    texts |= {"empty_queue": "empty queue", "too_few": too_few}
+    counts = {text: summary.idle.get(cause, 0) for cause, text in texts.items()}
     counts["blocked"] = sum(summary.idle.get(cause, 0) for cause in BLOCKED_CAUSES)
     causes = [f"{percent(count, total)} {text}" for text, count in counts.items() if count]
     whole = f"{percent(summary.idle_slot_steps, total)} = " if len(causes) > 1 else ""

@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
-from command_runs import run_command
+from command_client import ask
 from command_server import command_line
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +32,34 @@ def batchdecode(*arguments, cwd=None, stdin=b"", **environment):
     done.stderr = done.stderr.decode()
     assert "Traceback" not in done.stderr
     return done
+
+
+def run_command(arguments, folder, environment, stdin, timeout):
+    """Run a command of the server to its end, without a process for its client."""
+    *_, path = command_line()
+    (its_in, ours_in), (ours_out, its_out), (ours_err, its_err) = (os.pipe() for _ in range(3))
+    its = [its_in, its_out, its_err]
+    try:
+        connection = ask(path, (*arguments,), folder, environment, its)
+    finally:
+        for descriptor in its:
+            os.close(descriptor)
+    with ThreadPoolExecutor(3) as threads, connection, connection.makefile() as answers:
+        threads.submit(write_all, ours_in, stdin)
+        said = [threads.submit(read_all, descriptor) for descriptor in (ours_out, ours_err)]
+        connection.settimeout(timeout)
+        _, status = answers.readline(), int(answers.readline())
+        return subprocess.CompletedProcess([*arguments], status, *(each.result() for each in said))
+
+
+def write_all(descriptor, content):
+    with suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as pipe:
+        pipe.write(content)
+
+
+def read_all(descriptor):
+    with os.fdopen(descriptor, "rb") as pipe:
+        return pipe.read()
 
 
 def on_a_full_disk():

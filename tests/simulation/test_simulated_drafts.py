@@ -3,7 +3,6 @@
 from random import Random
 
 import pytest
-from assumed_drafter import AssumedDrafter
 from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +15,57 @@ from batcher.models.simulated import SimulatedSettings
 from batcher.planning.simulator import AssumedDrafts
 from batcher.planning.workload import Turns, workload_of
 from batcher.settings import SchedulingSettings
-from batcher.speculation.settings import DEFAULT_DRAFT_TOKENS, expected_speedup, expected_tokens
+from batcher.speculation.settings import (
+    DEFAULT_DRAFT_TOKENS,
+    Proposal,
+    expected_speedup,
+    expected_tokens,
+)
 from batcher.timing.step_time import ConstantStepTime
+
+ANY = 17  # a token: nobody asks for those behind the end of an output
+
+
+class AssumedDrafter:
+    """A drafter whose drafts are right exactly where a simulation assumes they are.
+
+    It knows what rows will be given, by the first token of their prompts, and where it is wrong.
+    """
+
+    def __init__(self, workload, drafts):
+        self._drafts = drafts
+        self._jobs = {}
+        for job in workload.jobs:
+            (piece,) = job.prompt
+            assert piece.tokens is not None
+            assert job.output.tokens is not None
+            self._jobs[piece.tokens[0]] = job, len(piece.tokens), list(job.output.tokens)
+        assert len(self._jobs) == len(workload.jobs)
+        self._rows = {}
+
+    def open(self, slot, tokens):
+        first = tokens[0]
+        self._rows[slot] = first, len(tokens) - self._jobs[first][1]
+
+    def extend(self, given):
+        for slot, tokens in given.items():
+            first, num_given = self._rows[slot]
+            self._rows[slot] = first, num_given + len(tokens)
+
+    def propose(self, num_wanted):
+        proposed = {}
+        for slot, num in num_wanted.items():
+            first, place = self._rows[slot]
+            job, _, output = self._jobs[first]
+            coming = (output[place:] + [ANY] * num)[:num]
+            for number in range(num):
+                if not self._drafts.num_accepted(job, place + number, 1):
+                    coming[number] = 3 if coming[number] != 3 else 4
+            proposed[slot] = Proposal(coming)
+        return proposed
+
+    def close(self, slot, *, has_ended):
+        del has_ended, self._rows[slot]
 
 
 def drafted_requests(random, *, may_stop=True):
