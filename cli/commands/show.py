@@ -108,8 +108,6 @@ def show_trace(options: "TraceOptions") -> int:
     for name, value in (("speed", options.speed), ("from", options.from_step)):
         if value is not None:
             raise BatchdecodeError(f"--{name} needs --play")
-    if options.axis is not None and options.format != "svg":
-        raise BatchdecodeError("--axis needs --format svg")
     if options.open and options.format != "html":
         raise BatchdecodeError("--open needs --format html")
     kind: type[Timeline] = Timeline
@@ -140,12 +138,6 @@ def show_trace(options: "TraceOptions") -> int:
                     _, metrics, events = _observed(events)
                 timeline = kind.from_events(events)
                 timeline.check_integrity()
-        num_workers = timeline.run.workers
-        if options.axis == "seconds" and num_workers > 1:
-            raise BatchdecodeError(
-                f"--axis seconds: each of the {num_workers} workers of {source.name} has its own "
-                "clock; use --format chrome"
-            )
         selection = _selection_of(timeline, options)
         summary = None if metrics is None else metrics.summary()
         output = options.output
@@ -289,7 +281,7 @@ def _view_lines(
             raise BatchdecodeError(
                 f"--width {width}: an svg is {WIDTHS[0]} to {WIDTHS[-1]:,} pixels wide"
             )
-        picture = render_svg(timeline, selection, width=width, unit=options.axis or "steps")
+        picture = render_svg(timeline, selection, width=width)
         lines: Iterable[bytes] = picture.splitlines(keepends=True)
     else:
         lines = ENCODERS[name](timeline, selection)
@@ -327,7 +319,7 @@ def _gantt(
 
 
 def _play(options: "TraceOptions") -> int:
-    for name in ("format", "width", "axis", "slot", "output", "force", "open"):
+    for name in ("format", "width", "slot", "output", "force", "open"):
         if getattr(options, name):
             raise BatchdecodeError(f"--{name} does not work with --play, which shows every slot")
     path, source = open_twice(options.input)

@@ -99,10 +99,6 @@ class TraceOptions:
             min=40,
         ),
     ] = None
-    axis: Annotated[
-        Literal["steps", "seconds"] | None,
-        option(DISPLAY, "Horizontal axis of the svg: steps or seconds.", "UNIT"),
-    ] = None
     play: Annotated[
         bool,
         flag(PLAYER, "Play the run in this terminal, step by step; ? lists the keys.", common=True),

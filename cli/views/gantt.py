@@ -127,14 +127,10 @@ def fitted_label(label: str, num_cells: int, cut: str) -> str:
     return cut_middle(label, num_cells, cut) if num_cells >= MIN_CUT_CELLS else ""
 
 
-def tick_interval(fewest: float, min_exponent: int = 0) -> tuple[float, int]:
-    """Return the first of 1, 2, 5, 10, 20, ... that is at least `fewest`, and its exponent."""
-    return next(
-        (base * 10.0**exponent, exponent)
-        for exponent in count(min_exponent)
-        for base in (1, 2, 5)
-        if base * 10.0**exponent >= fewest
-    )
+def tick_interval(fewest: float) -> int:
+    """Return the first of 1, 2, 5, 10, 20, ... that is at least `fewest`."""
+    intervals: Iterator[int] = (base * 10**exponent for exponent in count() for base in (1, 2, 5))
+    return next(interval for interval in intervals if interval >= fewest)
 
 
 # -- which slots to show, where there are more slots than rows -----------------------------------
@@ -469,7 +465,7 @@ def axis(scale: Scale, glyphs: ChartGlyphs) -> tuple[str, str]:
     line = [glyphs.line] * scale.num_cells
     widest = len(str(scale.steps.stop)) + MIN_TICK_GAP
     fewest_steps = max(MIN_TICK_CELLS, widest) * len(scale.steps) / scale.num_cells
-    interval = int(tick_interval(fewest_steps)[0])
+    interval = tick_interval(fewest_steps)
     first, free = scale.steps.start, 0
     for step in (first, *range(first - first % interval + interval, scale.steps.stop, interval)):
         cell, number = scale.first_cell(step), str(step)

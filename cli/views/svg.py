@@ -7,8 +7,7 @@ do not know `prefers-color-scheme` show the light colours, on their own ground.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from batcher.trace.run import SlotSpan, SpanEnding
@@ -128,25 +127,18 @@ def text_width(text: str) -> float:
 
 # -- steps onto pixels ---------------------------------------------------------------------------
 
-Axis = Literal["steps", "seconds"]
 MIN_TICK_WIDTH = 60  # pixels
 
 
-class TimeAxis:
-    """Maps `steps`, or their seconds on the engine's clock, to pixels between left and right."""
+class StepAxis:
+    """Maps `steps` to pixels between left and right."""
 
-    def __init__(self, timeline: Timeline, steps: range, width: float, unit: Axis) -> None:
-        self.steps, self.unit = steps, unit
+    def __init__(self, steps: range, width: float) -> None:
+        self.steps = steps
         self.left, self.right = NAME_WIDTH, width - FIGURE_WIDTH
-        figures = timeline.figures
-        self._start_of = float if unit == "steps" else figures.start_of
-        self._end_before = float if unit == "steps" else figures.end_before
-        self.first = self._start_of(steps.start)
-        self.last = max(self._end_before(steps.stop), self.first + 1e-9)
 
     def place(self, start: int, end: int) -> tuple[float, float]:
-        start, end = max(start, self.steps.start), min(end, self.steps.stop)
-        return self._at(self._start_of(start)), self._at(self._end_before(end))
+        return self._at(max(start, self.steps.start)), self._at(min(end, self.steps.stop))
 
     def levels(self, stretches: Iterator[Stretch]) -> list[tuple[float, float, int]]:
         """Return (left, right, count) of stretches; those in one pixel keep the highest count."""
@@ -161,16 +153,14 @@ class TimeAxis:
         return levels
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        width = max(MIN_TICK_WIDTH, (len(f"{self.last:,.0f}") + 2) * CELL_WIDTH)
-        fewest = (self.last - self.first) * width / (self.right - self.left)
-        interval, exponent = tick_interval(fewest, -6 if self.unit == "seconds" else 0)
-        number = ceil(self.first / interval - 1e-9)
-        while number * interval <= self.last:
-            yield self._at(number * interval), f"{number * interval:,.{max(0, -exponent)}f}"
-            number += 1
+        first, last = self.steps.start, self.steps.stop
+        width = max(MIN_TICK_WIDTH, (len(f"{last:,}") + 2) * CELL_WIDTH)
+        interval = tick_interval(len(self.steps) * width / (self.right - self.left))
+        for step in range(-(-first // interval) * interval, last + 1, interval):
+            yield self._at(step), f"{step:,}"
 
-    def _at(self, moment: float) -> float:
-        share = (moment - self.first) / (self.last - self.first)
+    def _at(self, step: int) -> float:
+        share = (step - self.steps.start) / max(len(self.steps), 1)
         return self.left + share * (self.right - self.left)
 
 
@@ -191,7 +181,7 @@ ENDING_WORDS: dict[SpanEnding, str] = {
 
 
 def draw_bar(
-    drawing: Drawing, axis: TimeAxis, span: SlotSpan, row: SvgRow, label: str, style: str
+    drawing: Drawing, axis: StepAxis, span: SlotSpan, row: SvgRow, label: str, style: str
 ) -> None:
     left, right = axis.place(span.start, span.end)
     right -= min(1, (right - left) / 4)  # a gap to the next
@@ -273,12 +263,11 @@ class Panel:
         selection: Selection,
         steps: range,
         width: int,
-        unit: Axis,
         *,
         may_have_bars: bool,
     ) -> None:
         self._timeline, self._request_ids = timeline, selection.request_ids
-        self.axis = axis = TimeAxis(timeline, steps, width, unit)
+        self.axis = axis = StepAxis(steps, width)
         slots = timeline.columns(selection)
         shown = Selection(start=steps.start, stop=steps.stop, slots=frozenset(slots))
         most = MAX_BARS * -(-len(slots) // MAX_ROWS) if may_have_bars else 0
@@ -328,8 +317,7 @@ class Panel:
         tops = (top + AXIS_HEIGHT + number * (height + GAP) for number in range(len(busy)))
         rows = [SvgRow(row_top, height) for row_top in tops]
         bottom = rows[-1].bottom + len(lanes) * (LANE_HEIGHT + 2 * GAP)
-        unit = axis.unit.removesuffix("s")
-        drawing.add("text", "quiet right", unit, x=NAME_WIDTH - 24, y=top + 11)
+        drawing.add("text", "quiet right", "step", x=NAME_WIDTH - 24, y=top + 11)
         drawing.add("text", "quiet", "busy", x=axis.right + 10, y=top + 11)
         for place, number in axis.ticks():
             drawing.add("path", "grid", d=f"M{px(place)} {px(top + 15)}V{px(bottom)}")
@@ -418,11 +406,7 @@ BAR_CELLS = 1.5  # more steps fit as bars than in a gantt of characters
 
 
 def render_svg(
-    timeline: Timeline,
-    selection: Selection = EVERYTHING,
-    *,
-    width: int = DEFAULT_WIDTH,
-    unit: Axis = "steps",
+    timeline: Timeline, selection: Selection = EVERYTHING, *, width: int = DEFAULT_WIDTH
 ) -> bytes:
     """Return the gantt of `timeline` as an SVG, with an overview of a long run."""
     drawing = Drawing()
@@ -443,7 +427,7 @@ def render_svg(
         drawing.add("text", "text title", line, x=MARGIN, y=top)
         top += LINE_HEIGHT
     if timeline.spans:
-        top = _draw_steps(drawing, timeline, selection, width, unit, top)
+        top = _draw_steps(drawing, timeline, selection, width, top)
     else:
         top -= LINE_HEIGHT
     size = px(width), px(top + MARGIN + LINE_HEIGHT / 2)
@@ -455,16 +439,16 @@ def render_svg(
 
 
 def _draw_steps(
-    drawing: Drawing, timeline: Timeline, selection: Selection, width: int, unit: Axis, top: float
+    drawing: Drawing, timeline: Timeline, selection: Selection, width: int, top: float
 ) -> float:
     """Draw the overview, the close-up and the legend below `top`, and return their bottom."""
     num_cells = int((width - NAME_WIDTH - FIGURE_WIDTH) / CELL_WIDTH * BAR_CELLS)
     zoom, reasons = choose_zoom(timeline, selection, num_cells)
-    panel = Panel(timeline, selection, zoom, width, unit, may_have_bars=True)
+    panel = Panel(timeline, selection, zoom, width, may_have_bars=True)
     whole = range(timeline.num_steps)
     what = [f"steps {zoom.start:,} to {zoom.stop - 1:,}"] if zoom != whole else []
     if zoom != whole and selection.start is None and selection.stop is None:
-        overview = Panel(timeline, selection, whole, width, unit, may_have_bars=False)
+        overview = Panel(timeline, selection, whole, width, may_have_bars=False)
         bottom = overview.draw(drawing, top)
         left, right = overview.axis.place(zoom.start, zoom.stop)
         top = bottom + LINK_HEIGHT

@@ -99,7 +99,6 @@ def test_steps_are_a_slice():
         ({"run_options": {"batch": 4}}, "--batch needs requests, but .* is a trace"),
         ({"format": "svg", "width": 319}, "--width 319: an svg is 320 to 8,000 pixels wide"),
         ({"format": "svg", "width": 8001}, "--width 8001: an svg is 320 to 8,000 pixels wide"),
-        ({"format": "gantt", "axis": "steps"}, "--axis needs --format svg"),
     ],
 )
 def test_what_is_not_there_is_refused(shown, design_trace, options, complaint):
