@@ -3,15 +3,12 @@
 What a row comes to, and what it would come to after each draft, is that of its tokens alone.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from drafted_trees import is_line, random_parents, way_to
 
 from batcher.models.base import NO_SLOTS, Batch, Chunk, Pages, moves_along
 
 NUM_SLOTS = 5
-Scores = Callable[[list[int], list[list[int]]], np.ndarray]
 
 
 class Row:

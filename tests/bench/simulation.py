@@ -25,7 +25,7 @@ PROFILE, KV_BLOCKS, BUDGET, NUM_SLOTS = "rtx4090_llama3.1-8b", 2588, 2048, 256
 LIMITED = SchedulingSettings(kv_blocks=KV_BLOCKS, prefix_cache=False, max_batch_tokens=BUDGET)
 CACHED = SchedulingSettings(kv_blocks=KV_BLOCKS, max_batch_tokens=BUDGET)
 UNLIMITED = SchedulingSettings(max_batch_tokens=BUDGET)
-AZURE, MOONCAKE = "AzureLLMInferenceTrace_conv.csv", "mooncake_synthetic_trace.jsonl"
+AZURE = "AzureLLMInferenceTrace_conv.csv"
 LOG = "vllm_rtx4090_llama3.1-8b_requests.jsonl"
 TARGETS = {
     "ttft mean": "3 %",

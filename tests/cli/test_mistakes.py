@@ -15,7 +15,6 @@ REQUESTS = ROOT / "samples" / "requests.jsonl"
 WHAT_IF = ROOT / "samples" / "what-if"
 LOG = ROOT / "samples" / "timing" / "requests.jsonl"
 PRICES = ROOT / "samples" / "timing" / "prices.yaml"
-FACTOR = "a number from 0.000001 to 1,000,000"
 SHARE = "a number from 0 to 86,400"
 INTERVAL = "from 0.000001 to 86,400"
 

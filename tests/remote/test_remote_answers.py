@@ -177,7 +177,6 @@ LOGPROBS = [  # a choice: the tokens and the logprobs
 
 REFUSED = {"error": "refusal", "text": "", "refusal": "I cannot."}
 LACKING = {"error": "server-error", "text": "a", "logprobs": None}
-STOPPED = {"text": "a", "stop_reason": 8}
 OTHER_CALLS = ended(
     {"tool_calls": [call("sh", "ls", kind="custom", index=0, id="1", type="custom")]},
     {"function_call": {"name": "f", "arguments": '{"a"'}},

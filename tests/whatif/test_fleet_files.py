@@ -36,7 +36,6 @@ replicas:
   - {name: large, count: 1, batch: 8, kv_blocks: 100}
   - {name: small, count: 2, batch: 2, max_batch_tokens: 16, prefix_cache: off}
 """
-LINK = "transfer: {gbytes_per_s: 1}"
 PREFILL = "{count: 2, role: prefill, kv_blocks: 100}"
 DECODE = "{count: 1, role: decode, kv_blocks: 100, batch: 4}"
 TWO = "replicas: [{count: 2}]"
