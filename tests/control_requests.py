@@ -61,6 +61,7 @@ WEIGHTS = st.fixed_dictionaries(
         "logit_bias": st.just({"48": 5.0, "3": -100.0}),
         "bad_words": st.just(["door", "r. "]),
         "min_tokens": st.integers(1, 6),
+        "allowed_token_ids": st.just([0, 48, *range(60, 110)]),
     },
 )
 STOPS = st.fixed_dictionaries(
@@ -84,6 +85,7 @@ MORE = st.fixed_dictionaries(
     {},
     optional={
         "logprobs": st.sampled_from([0, 3]),
+        "logprobs_mode": st.just("processed"),
         "prompt_logprobs": st.sampled_from([0, 2]),
         "echo": st.booleans(),
         "include_stop_str_in_output": st.booleans(),
@@ -103,6 +105,8 @@ def control_fields(draw):
     fields |= draw(MORE) | draw(WEIGHTS) | draw(STOPS)
     if choice is BEAMS:
         fields.pop("logprobs", None)
+    if "logprobs" not in fields:
+        fields.pop("logprobs_mode", None)
     if draw(st.booleans()):
         fields |= {"max_tokens": 14} | draw(CONSTRAINTS) | {"ignore_eos": False}
     elif fields["prompt"] and draw(st.booleans()):

@@ -11,6 +11,7 @@ from hypothesis import currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
 from ledger import LedgerModel
 from msgspec.structs import replace
+from narrow_model import NarrowModel
 from reference import english_requests, tiny_model, tiny_requests
 from scheduling_settings import BLOCK_SIZES, blocks_needed, scheduling_settings, sharing, step_times
 from soaking import kept
@@ -125,6 +126,12 @@ def test_a_model_that_attends_to_its_pages_gives_the_same(case):
 @settings(examples(15), derandomize=True)
 def test_a_model_is_told_of_every_token_once(case):
     check(case, LedgerModel, SimulatedModel)
+
+
+@given(cases(control_requests()), st.sampled_from([6, 60, 600]))
+@settings(examples(100), derandomize=True)
+def test_the_largest_logits_choose_the_same(case, num_top):
+    check(case, lambda: NarrowModel(num_top), SimulatedModel)
 
 
 class UnpagedModel(LedgerModel):

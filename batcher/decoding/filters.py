@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batcher.decoding.logprobs import Floats, log_softmax
 from batcher.decoding.stops import END, Exit, StopAutomaton, StopReader
-from batcher.models.base import FloatArray, IntArray, bytes_of
+from batcher.models.base import HIGHEST, FloatArray, IntArray, bytes_of
 from batcher.request import REQUEST_FIELDS, SAMPLING_FIELDS, PromptInput, Request
 from batcher.tokens import Tokens
 
@@ -116,13 +116,14 @@ class SamplingParams(Request, frozen=True, kw_only=True, eq=True, cache_hash=Tru
         has_raw = self.num_logprobs is not None and not self.has_processed_logprobs
         return has_raw or self.needs_cumulative
 
-    def is_narrow(self, num_top: int) -> bool:
+    def is_narrow(self, num_top: int, *, is_constrained: bool = False) -> bool:
         """Return whether the `num_top` largest logits are nearly always enough."""
+        if (self.num_logprobs or 0) > num_top or self.mirostat or self.cfg_scale != 1:
+            return False
         edits = (self.logit_bias, self.bad_words, self.min_tokens, self.has_penalties)
-        if any(edits) or self.allowed_token_ids is not None or self.cfg_scale != 1:
-            return False
-        if (self.num_logprobs or 0) > num_top or self.mirostat:
-            return False
+        is_edited = is_constrained or any(edits) or self.allowed_token_ids is not None
+        if is_edited and self.num_logprobs and not self.has_processed_logprobs:
+            return False  # the largest edited logits may lack the largest raw ones
         if self.is_greedy:
             return not self.has_processed_logprobs
         if self.top_k:
@@ -139,6 +140,7 @@ class SamplingParams(Request, frozen=True, kw_only=True, eq=True, cache_hash=Tru
         needs: NDArray[np.bool_] = np.zeros(len(logits), np.bool_)
         if self.top_k and not self.is_greedy:  # ties at the end included
             needs = lowest >= np.partition(logits, -self.top_k, axis=-1)[:, -self.top_k]
+            needs &= lowest > -np.inf  # or no others are left
         elif self.top_p < 1 and not self.is_greedy:
             # the nucleus is certain if it is the same for the least and the most mass of all tokens
             weights = np.exp(temper(logits.astype(np.float64), self.temperature))
@@ -195,7 +197,7 @@ class Group:
     """Rows with equal settings, all beams or none, and the arrays made of their settings.
 
     is_narrow: see SamplingRow.
-    is_refused: [vocab], None if all ids are allowed.
+    is_allowed: [vocab], None if all ids are allowed.
     can_edit: whether the settings may change any logit.
     remembers: whether earlier tokens of a row change its logits.
     """
@@ -212,13 +214,13 @@ class Group:
         self.params, self.is_beam, self.bad_words = params, is_beam, bad_words
         self.is_narrow = is_narrow
         self.members: set[int] = set()
-        self.slots: IntArray | None = None  # the members, ascending, or not computed yet
+        self._slots: IntArray | None = None  # computed when needed
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self.bias = np.array([value for _, value in params.logit_bias], np.float32)
-        self.is_refused: NDArray[np.bool_] | None = None
+        self.is_allowed: NDArray[np.bool_] | None = None
         if params.allowed_token_ids is not None:
-            self.is_refused = np.ones(vocab_size, np.bool_)
-            self.is_refused[list(params.allowed_token_ids)] = False
+            self.is_allowed = np.zeros(vocab_size, np.bool_)
+            self.is_allowed[list(params.allowed_token_ids)] = True
         self.remembers = params.has_penalties or bad_words is not None
         self.can_edit = bool(
             self.remembers
@@ -227,29 +229,19 @@ class Group:
             or params.allowed_token_ids is not None
         )
 
+    @property
+    def slots(self) -> IntArray:
+        """The members, ascending."""
+        if self._slots is None:
+            self._slots = np.array(sorted(self.members), np.int64)
+        return self._slots
 
-# Penalties for repetition, and guidance.
+    def forget_slots(self) -> None:
+        """Compute `slots` again, since the members have changed."""
+        self._slots = None
 
-HIGHEST = np.finfo(np.float32).max  # limit of penalized logits, which are finite
 
-
-def penalize(
-    logits: FloatArray, seen: tuple[IntArray, IntArray, IntArray], params: SamplingParams
-) -> None:
-    """Penalize tokens that a row already has, in place.
-
-    logits: [rows, vocab].
-    seen: row, token id and number of times it was generated, of every token of a row; 0 for tokens
-    of the prompt. Repetition (Keskar et al. 2019, CTRL, section 4.1) counts all of them, frequency
-    and presence (OpenAI) only generated ones.
-    """
-    rows, token_ids, counts = seen
-    values = logits[rows, token_ids].astype(np.float64)
-    with np.errstate(over="ignore"):  # HIGHEST cuts an infinite one
-        repetition = params.repetition_penalty
-        values = np.where(values < 0, values * repetition, values / repetition)
-        values -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-        logits[rows, token_ids] = np.minimum(values, HIGHEST)
+# Guidance, and the tokens that penalties count.
 
 
 def guide(logits: FloatArray, negative: FloatArray, scale: float) -> FloatArray:

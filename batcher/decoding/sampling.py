@@ -22,11 +22,10 @@ from batcher.decoding.filters import (
     SeenTokens,
     Vocabulary,
     guide,
-    penalize,
 )
 from batcher.decoding.logprobs import Floats, as_told, log_softmax, token_logprob
 from batcher.errors import Failure, InvariantError
-from batcher.models.base import FloatArray, IntArray, Tokenizer, TopLogits
+from batcher.models.base import FloatArray, IntArray, LogitEdits, Tokenizer, TopLogits
 from batcher.result import TokenLogprob
 from batcher.splitmix64 import GAMMA, MASK, Bits, mix, mix_in_place
 from batcher.tokens import Tokens
@@ -270,7 +269,6 @@ def _choose(scores: Floats, token_ids: IntArray, states: DrawStates) -> IntArray
 
 MAX_BAD_WORDS = 32  # lists, least recently used dropped
 NONE_LEFT = "the settings of the request allow no token"
-_IMPOSSIBLE = np.float32(-np.inf)
 NONE = -1  # no partner, or no mask
 KEPT_MEMORY = 1 << 24  # bytes, more than a step allocates for one row
 
@@ -386,6 +384,17 @@ class Sampler:
                 self._logit_rows[slots] = np.arange(len(slots))
         return self._slots
 
+    def edits(self, masks: Masks | None) -> LogitEdits | None:
+        """Return the edits of rows in `narrow_slots`, before their step, or None."""
+        self._wanted_slots()
+        found = []
+        for group in self._groups.values():
+            if group.is_narrow and (group.can_edit or masks is not None):
+                edits = self._edits_of(group, group.slots, masks)
+                if edits is not None:
+                    found.append(edits.at(self._logit_rows[group.slots]))
+        return LogitEdits(*map(np.concatenate, zip(*found, strict=True))) if found else None
+
     def open(self, slot: int, row: SamplingRow) -> None:
         """Open a row in `slot`, and its partner's slot."""
         if (row.partner is None) != (row.params.cfg_scale == 1):
@@ -407,7 +416,7 @@ class Sampler:
         if entry is not None:
             row, group = entry
             group.members.discard(slot)
-            group.slots = None
+            group.forget_slots()
             if not group.members:
                 del self._groups[row.params, row.is_beam, row.is_narrow]
             self._rows[slot] = None
@@ -467,7 +476,7 @@ class Sampler:
         logits: [len(self.slots), vocab] in the order of `slots`; unchanged.
         skip: slots whose rows have no usable logits, because the model failed them.
         some: [rows] the only slots to sample, without partners; the logits are [rows, vocab] then.
-        top: of `narrow_slots`.
+        top: of `narrow_slots`, after their `edits`.
         """
         wanted = self.slots if some is None else some
         places = self._logit_rows
@@ -480,31 +489,28 @@ class Sampler:
         tokens: IntArray = np.zeros(len(self._rows), np.int64)
         maxima = logits.max(axis=-1) if len(logits) else np.zeros(0, np.float32)  # NaN if any is
         if top is not None:
-            of_top = np.where(np.isnan(top.log_sums), np.nan, top.logits.max(axis=-1))
-            maxima = np.concatenate([maxima, of_top])
+            maxima = np.concatenate([maxima, top.raw_log_sums])  # as finite as the largest
             wanted = np.concatenate([wanted, self.narrow_slots])
         sampled = Sampled(tokens, self._failures(maxima, wanted, skip), {}, {})
         out = [*skip, *sampled.failed]
-        mask_rows = np.full(len(self._rows), NONE)
-        if masks is not None:
-            mask_rows[masks.slots] = np.arange(len(masks.slots))
-        for group, of_slots, of_raw, own in self._parts(logits, places, out, some, top):
-            params, slots, raw = group.params, of_slots, of_raw
+        for group, of_slots, of_raw, of_top in self._parts(logits, places, out, some, top):
+            params, slots, raw, own = group.params, of_slots, of_raw, of_top
             if group.is_beam:
                 with np.errstate(over="ignore"):
                     raw = log_softmax(raw).astype(np.float32)
-            negative = None
+            edited = raw
             if params.cfg_scale != 1:
-                negative = logits[places[self._partners[slots]]]
-            edited = self._edit(group, slots, raw, negative, masks, mask_rows[slots])
+                edited = guide(raw, logits[places[self._partners[slots]]], params.cfg_scale)
+            if own is not None:
+                edited = own.logits
+            elif (edits := self._edits_of(group, slots, masks)) is not None:
+                edited = edits.apply(edited)
             if group.is_beam:  # all may be impossible
                 sampled.beam_scores.update(zip(slots.tolist(), edited, strict=True))
                 continue
             chosen: IntArray | None = None
             if params.is_greedy and not params.has_processed_logprobs:
                 chosen = edited.argmax(axis=-1)
-                if own is not None:
-                    chosen = own.token_ids[np.arange(len(slots)), chosen]
             if edited is not raw:
                 at = np.arange(len(edited))
                 largest = edited.max(-1) if chosen is None else edited[at, chosen]
@@ -514,8 +520,11 @@ class Sampler:
                     sampled.failed.update(dict.fromkeys(slots[~is_left].tolist(), failure))
                     slots, raw, edited = slots[is_left], raw[is_left], edited[is_left]
                     chosen = None if chosen is None else chosen[is_left]
+                    own = None if own is None else own.of(is_left.nonzero()[0])
             if not len(slots):
                 continue
+            if chosen is not None and own is not None:
+                chosen = own.token_ids[np.arange(len(slots)), chosen]
             if chosen is None:
                 states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
                 cells = [*zip(slots.tolist(), states.positions.tolist(), strict=True)]
@@ -534,7 +543,7 @@ class Sampler:
                 for place, (slot, token) in enumerate(pairs):
                     column = token
                     if own is not None:
-                        logprobs = raw[place].astype(np.float64) - own.log_sums[place]
+                        logprobs = raw[place].astype(np.float64) - own.raw_log_sums[place]
                         token_ids = own.token_ids[place]
                         column = int(token_ids.searchsorted(token))
                     else:
@@ -563,8 +572,6 @@ class Sampler:
         Arguments as in `sample`; places: by slot; out: slots without a token.
         """
         for group in self._groups.values():
-            if group.slots is None:
-                group.slots = np.array(sorted(group.members), np.int64)
             slots = group.slots[~np.isin(group.slots, out)] if out else group.slots
             if some is not None:
                 slots = slots[np.isin(slots, some)]
@@ -577,12 +584,13 @@ class Sampler:
             at = places[slots]
             needs_more = np.zeros(len(slots), np.bool_)
             if top.logits.shape[-1] < self._vocab_size:
-                needs_more = group.params.needs_more(top.logits[at], top.log_sums[at])
+                with np.errstate(invalid="ignore"):  # of rows without any token
+                    needs_more = group.params.needs_more(top.logits[at], top.log_sums[at])
             if needs_more.any():
                 yield group, slots[needs_more], top.whole(at[needs_more]), None
             if not needs_more.all():
                 own = top.of(at[~needs_more])
-                yield group, slots[~needs_more], own.logits, own
+                yield group, slots[~needs_more], own.raw_logits, own
 
     def probabilities(self, slot: int, logits: FloatArray) -> Floats:
         """Return [vocab] the distribution of the next token of the row in `slot`; logits: [vocab].
@@ -594,7 +602,8 @@ class Sampler:
             raise InvariantError(f"slot {slot} has no row")
         [row, group] = entry
         slots, raw = np.array([slot]), np.asarray(logits[None], np.float32)
-        edited = self._edit(group, slots, raw, None, None, np.array([NONE]))
+        edits = self._edits_of(group, slots, None)
+        edited = raw if edits is None else edits.apply(raw)
         found: Floats = probabilities(edited, self._mu[slots], row.params)[0]
         return found
 
@@ -649,7 +658,7 @@ class Sampler:
                 bad_words=self._bad_words(words) if words else None,
             )
         group.members.add(slot)
-        group.slots = None
+        group.forget_slots()
         self._rows[slot] = row, group
         self._partners[slot] = NONE if row.partner is None else row.partner
         self._set_wanted(slot, row, is_wanted=True)
@@ -685,56 +694,56 @@ class Sampler:
                 failed[slot] = Failure(partner.code, f"negative prompt: {partner.message}")
         return failed
 
-    def _edit(
-        self,
-        group: Group,
-        slots: IntArray,
-        raw: FloatArray,
-        negative: FloatArray | None,
-        masks: Masks | None,
-        mask_rows: IntArray,
-    ) -> FloatArray:
-        """Return the logits from which tokens of the group are chosen; `raw` itself if unchanged.
+    def _edits_of(self, group: Group, slots: IntArray, masks: Masks | None) -> LogitEdits | None:
+        """Return the edits of rows of the group, numbered as in `slots`, or None.
 
-        negative: logits of the partners.
-        mask_rows: [slots] index of a row's mask in `masks`, or NONE.
-
-        The order is that of Hugging Face and vLLM: guidance, constraint, allowed ids, bad words,
-        min_tokens, bias, then the penalties.
+        The order is that of Hugging Face and vLLM: constraint, allowed ids, bad words, min_tokens,
+        bias, then the penalties.
         """
-        params = group.params
-        is_masked = mask_rows != NONE
-        logits = raw
-        if negative is not None:
-            logits = guide(raw, negative, params.cfg_scale)
-        elif group.can_edit:
-            logits = raw.copy()
-        if masks is not None and is_masked.all():
-            logits = np.where(masks.allowed.take(mask_rows, 0), logits, _IMPOSSIBLE)
-        elif masks is not None and is_masked.any():
-            logits = logits.copy()
-            allowed = masks.allowed[mask_rows[is_masked]]
-            logits[is_masked] = np.where(allowed, logits[is_masked], _IMPOSSIBLE)
-        if group.can_edit:
-            if group.is_refused is not None:
-                logits[:, group.is_refused] = -np.inf
-            if group.bad_words is not None:
-                completes = group.bad_words.completes(self._bad_word_states[slots].tolist())
-                np.copyto(logits, -np.inf, where=completes)
-            # the stop ids of rows below min_tokens, unless a constraint leaves only those
-            for at in (self._positions[slots] < params.min_tokens).nonzero()[0]:
-                entry = self._rows[slots[at]]
-                if entry is not None:
-                    stops = [id_ for id_ in entry[0].stop_token_ids if id_ < self._vocab_size]
-                    before = logits[at, stops]
-                    logits[at, stops] = -np.inf
-                    if is_masked[at] and logits[at].max() == -np.inf:
-                        logits[at, stops] = before
-            if len(group.bias):
-                logits[:, group.bias_ids] += group.bias
-            if params.has_penalties:
-                penalize(logits, self._seen.of(slots), params)
-        return logits
+        mask_rows = np.full(len(slots), NONE)
+        if masks is not None:
+            places = np.full(len(self._rows), NONE)
+            places[masks.slots] = np.arange(len(masks.slots))
+            mask_rows = places[slots]
+        params, is_masked = group.params, mask_rows != NONE
+        if not group.can_edit and not is_masked.any():
+            return None
+        is_short = self._positions[slots] < params.min_tokens
+        always = group.is_allowed is not None or group.bad_words is not None
+        (masked,) = (is_masked | is_short | always).nonzero()
+        allowed = np.ones((len(masked), self._vocab_size), np.bool_)
+        if masks is not None:
+            allowed[is_masked[masked]] = masks.allowed[mask_rows[is_masked]]
+        if group.is_allowed is not None:
+            allowed &= group.is_allowed
+        if group.bad_words is not None:
+            allowed &= ~group.bad_words.completes(self._bad_word_states[slots].tolist())
+        # the stop ids of rows below min_tokens, unless a constraint leaves only those
+        for at in is_short[masked].nonzero()[0]:
+            entry = self._rows[slots[masked[at]]]
+            if entry is not None:
+                stops = [id_ for id_ in entry[0].stop_token_ids if id_ < self._vocab_size]
+                before = allowed[at, stops]
+                allowed[at, stops] = False
+                if is_masked[masked[at]] and not allowed[at].any():
+                    allowed[at, stops] = before
+        num_biases = len(slots) * len(group.bias)
+        bias_rows = np.arange(len(slots)).repeat(len(group.bias))
+        penalized = slots if params.has_penalties else slots[:0]
+        rows, token_ids, counts = self._seen.of(penalized)
+        repetition = np.full(len(rows), params.repetition_penalty, np.float64)
+        reduction = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        return LogitEdits(
+            masked,
+            allowed,
+            bias_rows,
+            np.resize(group.bias_ids, num_biases),
+            np.resize(group.bias, num_biases),
+            rows,
+            token_ids,
+            repetition,
+            reduction.astype(np.float64),
+        )
 
     def _remember(self, group: Group, slots: IntArray, tokens: IntArray) -> None:
         if group.params.has_penalties:

@@ -357,8 +357,8 @@ class ModelRunner:
         """
         batch, rows, pages = self.batch, self.rows, self.pages
         output: ModelOutput | None
-        if rows is not None:
-            batch.logit_slots, batch.top_slots = rows.sampler.slots, rows.sampler.narrow_slots
+        if rows is not None and is_decoding:
+            rows.ask(batch)
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
         try:

@@ -31,6 +31,7 @@ from batcher.engine.sequence import Decoded, Generated, Sequence, Suspended
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
 from batcher.models.base import (
+    Batch,
     FloatArray,
     IntArray,
     Model,
@@ -95,6 +96,7 @@ class RowDecoder:
         self.takes_plain = model.gives == "logits" or is_streaming or may_speculate
         self.vocab_size = model.vocab_size or 0
         self.sampler = Sampler(num_slots, self.vocab_size, model.tokenizer)
+        self._masks: Masks | None = None  # of the next step
         self._states: dict[int, RowState] = {}  # by slot, of rows that are not plain
         self._searches: dict[int, BeamSearch] = {}  # by the slot of the first beam
         self._streamed: list[TokenEvent] = []
@@ -160,8 +162,9 @@ class RowDecoder:
                 partner=first.others[0].slot if first.others and not is_beam else None,
                 is_beam=is_beam,
             )
-            if self._num_top and not is_beam and not constraint:
-                is_narrow = sampling.params.is_narrow(self._num_top)
+            if self._num_top and not is_beam:
+                is_constrained = constraint is not None
+                is_narrow = sampling.params.is_narrow(self._num_top, is_constrained=is_constrained)
                 sampling = sampling._replace(is_narrow=is_narrow)
             self.sampler.open(slot, sampling)
         if row is None:
@@ -282,6 +285,14 @@ class RowDecoder:
 
     # -- a step ----------------------------------------------------------------------------------
 
+    def ask(self, batch: Batch) -> None:
+        """State the rows whose logits the next step needs, and how a model edits them."""
+        sampler = self.sampler
+        batch.logit_slots, batch.top_slots = sampler.slots, sampler.narrow_slots
+        if not sampler.is_idle:
+            self._masks = self.masks_of(self.constraints_of(self._states))
+        batch.edits = sampler.edits(self._masks) if batch.top_slots.size else None
+
     def decode(self, output: ModelOutput, failed: dict[int, Failure], step: int) -> Decoded:
         """Choose the tokens of `step` and write them to the model's output.
 
@@ -312,14 +323,14 @@ class RowDecoder:
                 if slots.size:
                     raise InvariantError("the model gave no logits")
                 logits = np.zeros((0, self.vocab_size), np.float32)
-            constraints = self.constraints_of(self._states if some is None else some)
-            masks = self.masks_of(constraints)
+            masks = self._masks if some is None else self.masks_of(self.constraints_of(some))
             sampled = sampler.sample(logits, masks, skip, None if some is None else slots, top)
             if top is not None:
                 slots = np.concatenate([slots, sampler.narrow_slots])
             tokens[slots] = sampled.tokens[slots]
             for slot, failure in sampled.failed.items():
-                why = constraints[slot].failure if slot in constraints else None
+                state = self._states.get(slot)
+                why = state.constraint.failure if state and state.constraint else None
                 told = failure if why is None else Failure("constraint-error", why)
                 failed.setdefault(first_slots.get(slot, slot), told)
             for slot, logprob in sampled.logprobs.items():

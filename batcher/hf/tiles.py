@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import rms_norm
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -408,12 +409,18 @@ class TileCache:
 
     @torch.inference_mode()
     def choose(
-        self, hidden: torch.Tensor, rows: IntArray, top_rows: IntArray, num_top: int
+        self,
+        hidden: torch.Tensor,
+        rows: IntArray,
+        top_rows: IntArray,
+        num_top: int,
+        edits: Any = None,
     ) -> tuple[IntArray, FloatArray, tuple[Any, ...]]:
         """Return the likeliest token after each of `hidden`, and logits of some rows.
 
         rows: ascending indices in `hidden` of rows whose logits leave the device, as float32.
         top_rows: the same of rows of which only `num_top` leave it, as in TopLogits.
+        edits: LogitEdits of these rows, numbered as in `hidden`, or None.
         """
         tokens, logits = [], []
         tops: list[tuple[torch.Tensor, ...]] = []
@@ -427,30 +434,66 @@ class TileCache:
             if len(own):
                 logits.append(self._to_host(head.logits[own]))
             if len(own_top):
-                sums = head.logits.double().logsumexp(-1)[own_top]  # of a fixed number of rows
-                values = head.logits[own_top]
-                tops.append((*_largest(values, num_top), sums, values))
+                raw = edited = head.logits
+                raw_sums = sums = raw.double().logsumexp(-1)  # of a fixed number of rows
+                if edits is not None:
+                    places = np.arange(len(hidden)) - begin
+                    places[(places < 0) | (places >= num_rows)] = -1
+                    edited = _edited(raw, edits.at(places))
+                    sums = edited.double().logsumexp(-1)
+                ids, values = _largest(edited[own_top], num_top)
+                own_raw = raw[own_top]
+                of_raw = own_raw.gather(1, ids), raw_sums[own_top], own_raw
+                tops.append((ids, values, sums[own_top], *of_raw))
         of_tops = [torch.cat(parts) for parts in zip(*tops, strict=True)]
-        on_host = [self._to_host(part) for part in of_tops[:3]]
+        on_host = [self._to_host(part) for part in of_tops[:5]]
         chosen: IntArray = torch.cat(tokens).cpu().numpy()  # it waits for the copies, too
         found = [part.float().numpy() for part in logits]
         none = np.zeros((0, self.decoder.config.vocab_size), np.float32)
 
         def whole(indices: IntArray) -> FloatArray:
-            lines = of_tops[3][torch.from_numpy(indices).to(self._device)]
+            lines = of_tops[5][torch.from_numpy(indices).to(self._device)]
             all_logits: FloatArray = lines.float().cpu().numpy()
             return all_logits
 
         top: tuple[Any, ...] = ()
         if on_host:
-            ids, values, sums = on_host
-            top = ids.numpy(), values.float().numpy(), sums.numpy(), whole
+            ids, values, sums, raw_values, raw_sums = on_host
+            top = ids.numpy(), values.float().numpy(), sums.numpy()
+            top += raw_values.float().numpy(), raw_sums.numpy(), whole
         return chosen, np.concatenate(found) if found else none, top
 
     def _to_host(self, numbers: torch.Tensor) -> torch.Tensor:
         is_pinned = self._device.type != "cpu"  # otherwise the copy takes four times as long
         host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=is_pinned)
         return host.copy_(numbers, non_blocking=True)
+
+
+def _edited(logits: torch.Tensor, edits: Any) -> torch.Tensor:
+    """Return edited logits as float32, to the bit as LogitEdits.apply does."""
+    device, vocab_size = logits.device, logits.shape[1]
+    packed = np.packbits(edits.allowed, axis=1, bitorder="little")
+    eights = [edits.mask_rows, *edits[2:4], *edits[5:]]  # bytes of a number: first, to be aligned
+    parts: list[NDArray[Any]] = [*eights, edits.bias, packed]
+    every_byte = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
+    sent = torch.from_numpy(np.concatenate(every_byte))
+    if device.type != "cpu":
+        sent = sent.pin_memory().to(device, non_blocking=True)
+    on_device, begin = [], 0
+    for part in parts:
+        own = sent[begin : begin + part.nbytes]
+        on_device.append(own.view(torch.from_numpy(part).dtype).view(part.shape))
+        begin += part.nbytes
+    mask_rows, bias_rows, bias_ids, rows, ids, repetition, reduction, bias, bits = on_device
+    edited = logits.to(torch.float32, copy=True)
+    is_allowed = bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1
+    is_refused = is_allowed.flatten(1)[:, :vocab_size] == 0
+    edited[mask_rows] = edited[mask_rows].masked_fill(is_refused, -torch.inf)
+    edited[bias_rows, bias_ids] += bias
+    values = edited[rows, ids].double()
+    values = torch.where(values < 0, values * repetition, values / repetition) - reduction
+    edited[rows, ids] = values.clamp(max=torch.finfo(torch.float32).max).float()
+    return edited
 
 
 def _largest(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:

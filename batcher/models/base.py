@@ -111,15 +111,17 @@ class Batch:
     own token for them is ignored.
     top_slots: the same of slots for which the largest logits are enough; empty unless the model
     has `num_top_logits`.
+    edits: changes to the logits of rows in `top_slots`, before the largest are found; None without.
     pages: None unless the model is paged and the engine pages.
     """
 
-    __slots__ = ("_is_yielding", "chunks", "logit_slots", "pages", "tokens", "top_slots")
+    __slots__ = ("_is_yielding", "chunks", "edits", "logit_slots", "pages", "tokens", "top_slots")
 
     def __init__(self, num_slots: int, pages: Pages | None = None) -> None:
         self.chunks: list[Chunk] = []
         self.tokens: IntArray = np.zeros(num_slots, np.int64)
         self.logit_slots = self.top_slots = NO_SLOTS
+        self.edits: LogitEdits | None = None
         self.pages = pages
         self._is_yielding = bytearray(num_slots)  # by slot, whether its row yields
 
@@ -172,29 +174,84 @@ class Batch:
     def standing_still(self) -> Iterator[None]:
         """Compute only chunks inside: no row yields, and `tokens` is restored at the end."""
         is_yielding, tokens = self._is_yielding, self.tokens.copy()
-        wanted = self.logit_slots, self.top_slots
+        wanted = self.logit_slots, self.top_slots, self.edits
         self._is_yielding = bytearray(len(is_yielding))
         self.logit_slots = self.top_slots = NO_SLOTS
+        self.edits = None
         try:
             yield
         finally:
             self._is_yielding, self.tokens = is_yielding, tokens
-            self.logit_slots, self.top_slots = wanted
+            self.logit_slots, self.top_slots, self.edits = wanted
+
+
+HIGHEST = np.finfo(np.float32).max  # limit of edited logits, which are finite
+
+
+class LogitEdits(NamedTuple):
+    """Changes to the logits of some rows, in the order of the fields. `apply` defines them.
+
+    mask_rows: [masks] the rows that have a mask. allowed: [masks, vocab], other tokens become -inf.
+    bias_rows, bias_ids, bias: [biases] rows and token ids, and float32 numbers to add.
+    penalty_rows, penalty_ids, repetition, reduction: [penalties] rows and token ids, and float64
+    numbers: positive logits are divided by `repetition`, negative ones multiplied. Then `reduction`
+    is subtracted.
+
+    No pair of row and token occurs twice among the biases, or among the penalties.
+    """
+
+    mask_rows: IntArray
+    allowed: NDArray[np.bool_]
+    bias_rows: IntArray
+    bias_ids: IntArray
+    bias: FloatArray
+    penalty_rows: IntArray
+    penalty_ids: IntArray
+    repetition: NDArray[np.float64]
+    reduction: NDArray[np.float64]
+
+    def apply(self, logits: FloatArray) -> FloatArray:
+        """Return edited logits; logits: [rows, vocab] float32, unchanged."""
+        edited = logits.copy()
+        if self.mask_rows.size:
+            masked = np.where(self.allowed, edited[self.mask_rows], np.float32(-np.inf))
+            edited[self.mask_rows] = masked
+        edited[self.bias_rows, self.bias_ids] += self.bias
+        if self.penalty_rows.size:
+            values = edited[self.penalty_rows, self.penalty_ids].astype(np.float64)
+            with np.errstate(over="ignore"):  # HIGHEST cuts an infinite one
+                penalized = np.where(values < 0, values * self.repetition, values / self.repetition)
+                penalized = np.minimum(penalized - self.reduction, HIGHEST)
+                edited[self.penalty_rows, self.penalty_ids] = penalized
+        return edited
+
+    def at(self, places: IntArray) -> "LogitEdits":
+        """Return the edits of each row i for row `places[i]` instead; -1 drops them."""
+        found: list[NDArray[Any]] = []
+        for fields in (self[:2], self[2:5], self[5:]):
+            rows = places[fields[0]]
+            is_kept = rows >= 0
+            found += [rows[is_kept], *(field[is_kept] for field in fields[1:])]
+        return LogitEdits(*found)
 
 
 class TopLogits(NamedTuple):
-    """The largest logits of some rows; of equal ones, those of the lower ids.
+    """The largest logits of some rows after `Batch.edits`; of equal ones, those of the lower ids.
 
     token_ids: [rows, num_top_logits] int64, ascending in each row; as many as the vocabulary has if
     these are fewer. logits: the same shape, float32.
-    log_sums: [rows] float64, log(sum(exp)) of all logits of a row; NaN if a logit is NaN.
-    whole: takes indices of rows, and returns all their logits [indices, vocab] float32; valid until
-    the next call of the model.
+    log_sums: [rows] float64, log(sum(exp)) of all edited logits of a row, which does not overflow.
+    raw_logits, raw_log_sums: logits of the same tokens, and the sum, without edits. The sum is NaN
+    if a logit of the row is NaN.
+    whole: takes indices of rows, and returns all their logits [indices, vocab] float32 without
+    edits; valid until the next call of the model.
     """
 
     token_ids: IntArray
     logits: FloatArray
     log_sums: NDArray[np.float64]
+    raw_logits: FloatArray
+    raw_log_sums: NDArray[np.float64]
     whole: Callable[[IntArray], FloatArray]
 
     def of(self, rows: IntArray) -> "TopLogits":
@@ -203,7 +260,10 @@ class TopLogits(NamedTuple):
         def whole(indices: IntArray) -> FloatArray:
             return self.whole(rows[indices])
 
-        return TopLogits(self.token_ids[rows], self.logits[rows], self.log_sums[rows], whole)
+        of_raw = self.raw_logits[rows], self.raw_log_sums[rows]
+        return TopLogits(
+            self.token_ids[rows], self.logits[rows], self.log_sums[rows], *of_raw, whole
+        )
 
 
 @dataclass(frozen=True, slots=True)

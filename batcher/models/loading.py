@@ -194,8 +194,8 @@ class CheckedModel:
         return ModelOutput(tokens, failed, logits, checked_scores, after_drafts, top)
 
     def _checked_top(self, top: TopLogits | None, num_rows: int) -> TopLogits:
-        shapes = [part.shape for part in top[:3]] if top else []
-        if not top or len(top.log_sums) != num_rows or shapes[0] != shapes[1]:
+        shapes = [part.shape for part in top[:5]] if top else []
+        if not top or shapes[2:] != [(num_rows,), shapes[0], (num_rows,)] or shapes[0] != shapes[1]:
             raise ModelError(f"{self.name} returned largest logits {shapes} for {num_rows} rows")
         return top
 

@@ -194,8 +194,11 @@ class TileModel(DecoderModel):
             own = hidden if at.size == len(hidden) else hidden[at]
             top_rows = chosen.searchsorted(np.maximum(tops, chosen[0]))  # any for failed slots
             rows = np.unique(top_rows)
+            edits = batch.edits
+            if edits is not None:
+                edits = edits.at(np.where(tops >= 0, top_rows, -1))
             tokens, logits, top = self._cache.choose(
-                own, chosen.searchsorted(needed), rows, self.num_top_logits
+                own, chosen.searchsorted(needed), rows, self.num_top_logits, edits
             )
             self._tokens[yields] = tokens[chosen.searchsorted(step.lasts[yields])]
             if tops.size:
@@ -203,7 +206,7 @@ class TileModel(DecoderModel):
         elif tops.size:  # of failed rows alone
             none = np.zeros((len(tops), 1), np.float32)
             ids, sums = none.astype(np.int64), none[:, 0].astype(np.float64)
-            top_logits = TopLogits(ids, none, sums, lambda rows: none[rows])
+            top_logits = TopLogits(ids, none, sums, none, sums, lambda rows: none[rows])
 
         def logits_at(tokens: IntArray) -> FloatArray | None:
             if not tokens.size or np.array_equal(tokens, needed):  # without a copy

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from narrow_model import top_logits
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel, decode
 from batcher.errors import ModelError
@@ -10,7 +11,6 @@ from batcher.models.base import (
     Chunk,
     ModelOutput,
     Pages,
-    TopLogits,
     can_verify,
     can_verify_trees,
 )
@@ -314,10 +314,8 @@ class Narrow:
         if output.logits is None:
             return output
         logits = output.logits[order.argsort()]
-        rows = logits[num_whole : len(logits) - self._num_rows]
-        ids = np.sort(np.argsort(-rows, axis=1, kind="stable")[:, :8], axis=1)
-        sums = np.log(np.exp(rows.astype(float)).sum(axis=1))
-        top = TopLogits(ids, np.take_along_axis(rows, ids, 1), sums, lambda at: rows[at])
+        top = top_logits(logits[num_whole:], 8, batch.edits)
+        top = top.of(np.arange(len(batch.top_slots) - self._num_rows))
         return ModelOutput(output.tokens, logits=logits[:num_whole], top_logits=top)
 
 

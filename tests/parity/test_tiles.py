@@ -7,6 +7,7 @@ from contextlib import suppress
 from random import Random
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from engine_runs import drained, of_kind
 from examples import examples
@@ -26,7 +27,7 @@ from batcher.events import PreemptEvent  # noqa: E402 - as above
 from batcher.hf import loading, tiles  # noqa: E402 - as above
 from batcher.hf.model import Sizes, parts_of  # noqa: E402 - as above
 from batcher.models import tiles as models_tiles  # noqa: E402 - as above
-from batcher.models.base import Batch, Chunk, free_kv_bytes_of  # noqa: E402 - as above
+from batcher.models.base import Batch, Chunk, LogitEdits, free_kv_bytes_of  # noqa: E402 - as above
 from batcher.models.tiles import TileModel  # noqa: E402 - as above
 from batcher.settings import SchedulingSettings  # noqa: E402 - as above
 from batcher.speculation.settings import SpeculationSettings  # noqa: E402 - as above
@@ -191,6 +192,9 @@ def test_drafts_beams_and_scores_are_those_without_a_batch(folder):
 @pytest.mark.parametrize("num_top", [10, 60])
 def test_the_largest_logits_choose_as_all_of_them_do(folders, monkeypatch, num_top):
     model = load_model(f"hf:{folders['llama']}", exact=True, dtype="bfloat16")
+    for each in (model, model.inner):  # for constraints
+        monkeypatch.setattr(each, "eos_token_id", VOCAB - 1)
+        monkeypatch.setattr(each, "tokenizer", ByteTokenizer())
     settings = [
         {"logprobs": 3},
         {"temperature": 1.0, "top_k": 8, "top_p": 0.9},
@@ -199,12 +203,18 @@ def test_the_largest_logits_choose_as_all_of_them_do(folders, monkeypatch, num_t
         {"temperature": 0.7, "min_p": 0.3, "logprobs": 5, "logprobs_mode": "processed"},
         {"temperature": 1.5, "top_k": 5, "n": 2, "best_of": 3},
         {},
-        {"temperature": 0.8, "top_p": 0.7, "logprobs": 1},  # these have all logits
-        {"temperature": 1.0, "top_k": 5, "frequency_penalty": 0.5},
+        {"temperature": 0.8, "top_p": 0.7, "logprobs": 1},
+        {"temperature": 1.0, "top_k": 5, "frequency_penalty": 0.5, "logprobs": 0},
+        {"repetition_penalty": 1.4, "logit_bias": {"30": 5.0, "31": -3.0}},
+        {"temperature": 0.9, "top_k": 6, "bad_words": ["b"], "regex": "([a-f][a-c ]?)+"},
+        {"choice": ["one", "two of them"]},
+        {"temperature": 1.0, "min_p": 0.1, "allowed_token_ids": [*range(40, 90)], "min_tokens": 3},
+        {"temperature": 1.0, "logit_bias": {"30": 5.0}},  # these have all logits
+        {"logprobs": 2, "presence_penalty": 0.5},
     ]
     asked = [
-        {"prompt": prompt, "max_tokens": 12, "seed": 3, **fields}
-        for prompt, fields in zip(prompts(Random(3)), settings, strict=True)
+        {"prompt": prompt, "max_tokens": 12, "seed": 3, "ignore_eos": False, **fields}
+        for prompt, fields in zip(2 * prompts(Random(3)), settings, strict=False)
     ]
     told, largest = [], tiles._largest
     used = []
@@ -219,6 +229,38 @@ def test_the_largest_logits_choose_as_all_of_them_do(folders, monkeypatch, num_t
         )
     assert told[0] == told[1]
     assert {*used} == {num_top}
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@examples(200)
+def test_the_device_edits_logits_to_the_bit_as_documented(seed):
+    rng = np.random.default_rng(seed)
+    vocab_size, num_rows = int(rng.integers(1, 70)), 5
+    logits = rng.choice([0.0, -0.0, -np.inf, 3e38, -3e38, 1e-40, 1.5, -2.25], (5, vocab_size))
+    logits = np.where(rng.random(logits.shape) < 0.5, logits, rng.normal(0, 9, logits.shape))
+    logits = torch.from_numpy(logits.astype(np.float32)).to(
+        torch.float32 if seed % 2 else torch.bfloat16
+    )
+
+    def cells():
+        return (rng.random((num_rows, vocab_size)) < rng.choice([0, 0.3, 1])).nonzero()
+
+    masked = rng.permutation(num_rows)[: rng.integers(0, num_rows + 1)]
+    biased, penalized = cells(), cells()
+    edits = LogitEdits(
+        masked,
+        rng.random((len(masked), vocab_size)) < 0.5,
+        *biased,
+        rng.normal(0, 50, len(biased[0])).astype(np.float32),
+        *penalized,
+        rng.choice([1.0, 0.7, 1.3, 1e-3, 10.0], len(penalized[0])),
+        rng.choice([0.0, 0.1, -2.0, 77.7], len(penalized[0])),
+    )
+    expected = edits.apply(logits.float().numpy())
+    before = logits.clone()
+    found = tiles._edited(logits, edits).numpy()
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+    assert torch.equal(logits, before)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from narrow_model import top_logits
 from sampling_rows import Letters, drawn_from, language_like, one_step, start
 
 from batcher.decoding import filters
 from batcher.decoding.filters import BadWords, SamplingParams, Vocabulary
 from batcher.decoding.sampling import Masks, Sampled, Sampler, SamplingRow, row_key
 from batcher.errors import Failure, InvariantError
-from batcher.models.base import TopLogits
 from batcher.result import LOWEST_LOGPROB, TokenLogprob, TopLogprob
 
 NAN, INF = math.nan, math.inf
@@ -471,16 +471,19 @@ NARROW = [
     SamplingParams(temperature=1.0, top_p=0.6, num_logprobs=1),
     SamplingParams(temperature=1.0, top_p=0.3, min_p=0.2),
     SamplingParams(temperature=0.6, top_p=0.8, num_logprobs=3, has_processed_logprobs=True),
+    SamplingParams(temperature=1.0, top_k=3, bad_words=("a", "b")),
+    SamplingParams(temperature=1.0, top_k=3, repetition_penalty=1.3, presence_penalty=-1.0),
+    SamplingParams(temperature=0.9, min_p=0.1, logit_bias=((3, 4.0), (4, -9.0)), min_tokens=2),
+    SamplingParams(temperature=1.0, top_p=0.5, allowed_token_ids=(1, 2, 58), num_logprobs=0),
+    SamplingParams(min_tokens=2, frequency_penalty=0.7, needs_cumulative=True),
+    SamplingParams(
+        temperature=1.5,
+        top_k=5,
+        repetition_penalty=0.6,
+        num_logprobs=2,
+        has_processed_logprobs=True,
+    ),
 ]
-
-
-def top_logits(logits, num):
-    """Return the largest logits of rows, of equal ones those of the lower ids."""
-    token_ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, :num], axis=-1)
-    with np.errstate(invalid="ignore"):
-        log_sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1) * (1 + 1e-15))
-    largest = np.take_along_axis(logits, token_ids, axis=-1)
-    return TopLogits(token_ids, largest, log_sums, lambda rows: logits[rows])
 
 
 @given(seed=st.integers(0, 2**32 - 1), num_top=st.integers(7, 40), num_digits=st.integers(0, 3))
@@ -490,19 +493,25 @@ def test_the_largest_logits_choose_what_all_logits_choose(seed, num_top, num_dig
     logits = language_like(rng, len(NARROW) + 1, 60).round(num_digits)  # many ties
     logits[:, : rng.choice([0, 0, 30, 55])] = -INF
     logits[0, 59] = rng.choice([0, NAN, INF])
+    logits[14] = np.maximum(logits[14] * np.float32(1e37), -3e38)  # penalties cut what is too much
+    slots = np.flatnonzero(rng.random(len(logits)) < 0.4)
+    masks = Masks(slots, rng.random((len(slots), 60)) < rng.choice([0.02, 0.1, 0.5, 1.0]))
     whole, narrow = (Sampler(len(logits), 60, Letters(60)) for _ in range(2))
     for slot, params in enumerate([*NARROW, SAMPLED]):
-        row = SamplingRow(params, slot, [])
+        row = SamplingRow(params, slot, rng.integers(0, 60, 5).tolist(), (0, 59, 60))
+        is_narrow = params.is_narrow(num_top, is_constrained=slot in slots)
         whole.open(slot, row)
-        narrow.open(slot, row._replace(is_narrow=params.is_narrow(num_top)))
-    assert narrow.slots.tolist() == [len(NARROW)]
-    assert narrow.narrow_slots.tolist() == [*range(len(NARROW))]
+        narrow.open(slot, row._replace(is_narrow=is_narrow))
+        has_raw = params.num_logprobs and not params.has_processed_logprobs
+        assert is_narrow == (slot < len(NARROW) and not (slot in slots and has_raw))
     for _ in range(3):
-        expected = whole.sample(logits, skip=[1])
-        found = narrow.sample(logits[-1:], skip=[1], top=top_logits(logits[:-1], num_top))
+        expected = whole.sample(logits, masks, [1])
+        top = top_logits(logits[narrow.narrow_slots], num_top, narrow.edits(masks))
+        found = narrow.sample(logits[narrow.slots], masks, [1], top=top)
         assert found.tokens.tolist() == expected.tokens.tolist()
         assert found.failed == expected.failed
         assert found.logprobs == expected.logprobs
+        assert narrow._cumulative.tolist() == whole._cumulative.tolist()
 
 
 @pytest.mark.parametrize(
@@ -512,11 +521,11 @@ def test_the_largest_logits_choose_what_all_logits_choose(seed, num_top, num_dig
         SamplingParams(temperature=1.1, top_p=0.9),
         SamplingParams(temperature=1.0, top_p=0.9, typical_p=0.9),
         SamplingParams(temperature=1.0, top_k=10),
-        SamplingParams(temperature=1.0, top_k=3, bad_words=("a",)),
-        SamplingParams(temperature=1.0, top_k=3, repetition_penalty=1.1),
-        SamplingParams(temperature=1.0, top_k=3, logit_bias=((3, 4.0),)),
-        SamplingParams(temperature=1.0, top_k=3, min_tokens=2),
-        SamplingParams(temperature=1.0, top_k=3, allowed_token_ids=(1, 2)),
+        SamplingParams(bad_words=("a",), num_logprobs=1),
+        SamplingParams(repetition_penalty=1.1, num_logprobs=1),
+        SamplingParams(logit_bias=((3, 4.0),), num_logprobs=1),
+        SamplingParams(min_tokens=2, num_logprobs=1),
+        SamplingParams(allowed_token_ids=(1, 2), num_logprobs=1),
         SamplingParams(temperature=1.0, top_k=3, cfg_scale=1.5),
         SamplingParams(temperature=1.0, top_k=3, mirostat=2),
         SamplingParams(num_logprobs=11),
