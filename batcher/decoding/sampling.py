@@ -664,8 +664,8 @@ class Sampler:
         self._set_wanted(slot, row, is_wanted=True)
 
     def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
-        self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted
-        self._is_narrow[slot] = row.is_narrow
+        slots = [slot] if row.partner is None else [slot, row.partner]
+        self._is_wanted[slots], self._is_narrow[slots] = is_wanted, row.is_narrow
         self._slots = None
 
     def _failures(
@@ -708,25 +708,31 @@ class Sampler:
         params, is_masked = group.params, mask_rows != NONE
         if not group.can_edit and not is_masked.any():
             return None
-        is_short = self._positions[slots] < params.min_tokens
         always = group.is_allowed is not None or group.bad_words is not None
-        (masked,) = (is_masked | is_short | always).nonzero()
-        allowed = np.ones((len(masked), self._vocab_size), np.bool_)
-        if masks is not None:
-            allowed[is_masked[masked]] = masks.allowed[mask_rows[is_masked]]
+        (masked,) = (is_masked | always).nonzero()
+        if masks is not None and is_masked[masked].all():
+            allowed = masks.allowed.take(mask_rows[masked], 0)
+        else:
+            allowed = np.ones((len(masked), self._vocab_size), np.bool_)
+            if masks is not None:
+                allowed[is_masked[masked]] = masks.allowed[mask_rows[is_masked]]
         if group.is_allowed is not None:
             allowed &= group.is_allowed
         if group.bad_words is not None:
             allowed &= ~group.bad_words.completes(self._bad_word_states[slots].tolist())
         # the stop ids of rows below min_tokens, unless a constraint leaves only those
-        for at in is_short[masked].nonzero()[0]:
-            entry = self._rows[slots[masked[at]]]
-            if entry is not None:
-                stops = [id_ for id_ in entry[0].stop_token_ids if id_ < self._vocab_size]
-                before = allowed[at, stops]
-                allowed[at, stops] = False
-                if is_masked[masked[at]] and not allowed[at].any():
-                    allowed[at, stops] = before
+        refused: list[tuple[int, int]] = []
+        for at in (self._positions[slots] < params.min_tokens).nonzero()[0].tolist():
+            entry, row = self._rows[slots[at]], masked.searchsorted(at)
+            stops = (
+                [id_ for id_ in entry[0].stop_token_ids if id_ < self._vocab_size] if entry else []
+            )
+            if is_masked[at]:
+                num_allowed = np.count_nonzero(allowed[row])
+                if num_allowed == np.count_nonzero(allowed[row, stops]):
+                    continue
+            refused += [(at, stop) for stop in stops]
+        refused_rows, refused_ids = np.array(refused, np.int64).reshape(-1, 2).T
         num_biases = len(slots) * len(group.bias)
         bias_rows = np.arange(len(slots)).repeat(len(group.bias))
         penalized = slots if params.has_penalties else slots[:0]
@@ -736,6 +742,8 @@ class Sampler:
         return LogitEdits(
             masked,
             allowed,
+            refused_rows,
+            refused_ids,
             bias_rows,
             np.resize(group.bias_ids, num_biases),
             np.resize(group.bias, num_biases),

@@ -434,33 +434,33 @@ class TileCache:
             if len(own):
                 logits.append(self._to_host(head.logits[own]))
             if len(own_top):
-                raw = edited = head.logits
-                raw_sums = sums = raw.double().logsumexp(-1)  # of a fixed number of rows
-                if edits is not None:
+                raw = head.logits[own_top]
+                raw_sums = head.logits.double().logsumexp(-1)[own_top]  # of a fixed number of rows
+                if edits is None:
+                    tops.append((raw, *_largest(raw, num_top), raw_sums))
+                else:
                     places = np.arange(len(hidden)) - begin
                     places[(places < 0) | (places >= num_rows)] = -1
-                    edited = _edited(raw, edits.at(places))
-                    sums = edited.double().logsumexp(-1)
-                ids, values = _largest(edited[own_top], num_top)
-                own_raw = raw[own_top]
-                of_raw = own_raw.gather(1, ids), raw_sums[own_top], own_raw
-                tops.append((ids, values, sums[own_top], *of_raw))
+                    edited = _edited(head.logits, edits.at(places))
+                    sums = edited.double().logsumexp(-1)[own_top]
+                    ids, values = _largest(edited[own_top], num_top)
+                    tops.append((raw, ids, values, sums, raw.gather(1, ids).float(), raw_sums))
         of_tops = [torch.cat(parts) for parts in zip(*tops, strict=True)]
-        on_host = [self._to_host(part) for part in of_tops[:5]]
+        on_host = [self._to_host(part) for part in of_tops[1:]]
         chosen: IntArray = torch.cat(tokens).cpu().numpy()  # it waits for the copies, too
         found = [part.float().numpy() for part in logits]
         none = np.zeros((0, self.decoder.config.vocab_size), np.float32)
 
         def whole(indices: IntArray) -> FloatArray:
-            lines = of_tops[5][torch.from_numpy(indices).to(self._device)]
+            lines = of_tops[0][torch.from_numpy(indices).to(self._device)]
             all_logits: FloatArray = lines.float().cpu().numpy()
             return all_logits
 
         top: tuple[Any, ...] = ()
         if on_host:
-            ids, values, sums, raw_values, raw_sums = on_host
-            top = ids.numpy(), values.float().numpy(), sums.numpy()
-            top += raw_values.float().numpy(), raw_sums.numpy(), whole
+            ids, *values_and_sums = (part.numpy() for part in on_host)
+            repeated = values_and_sums if edits is None else ()  # they are the raw ones
+            top = (ids, *values_and_sums, *repeated, whole)
         return chosen, np.concatenate(found) if found else none, top
 
     def _to_host(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -473,10 +473,13 @@ def _edited(logits: torch.Tensor, edits: Any) -> torch.Tensor:
     """Return edited logits as float32, to the bit as LogitEdits.apply does."""
     device, vocab_size = logits.device, logits.shape[1]
     packed = np.packbits(edits.allowed, axis=1, bitorder="little")
-    eights = [edits.mask_rows, *edits[2:4], *edits[5:]]  # bytes of a number: first, to be aligned
+    eights = [edits.mask_rows, *edits[2:6], *edits[7:]]  # bytes of a number: first, to be aligned
     parts: list[NDArray[Any]] = [*eights, edits.bias, packed]
     every_byte = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
+    edited = logits.to(torch.float32, copy=True)
     sent = torch.from_numpy(np.concatenate(every_byte))
+    if not len(sent):
+        return edited
     if device.type != "cpu":
         sent = sent.pin_memory().to(device, non_blocking=True)
     on_device, begin = [], 0
@@ -484,11 +487,12 @@ def _edited(logits: torch.Tensor, edits: Any) -> torch.Tensor:
         own = sent[begin : begin + part.nbytes]
         on_device.append(own.view(torch.from_numpy(part).dtype).view(part.shape))
         begin += part.nbytes
-    mask_rows, bias_rows, bias_ids, rows, ids, repetition, reduction, bias, bits = on_device
-    edited = logits.to(torch.float32, copy=True)
+    mask_rows, *of_refused, bias_rows, bias_ids = on_device[:5]
+    rows, ids, repetition, reduction, bias, bits = on_device[5:]
     is_allowed = bits[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1
     is_refused = is_allowed.flatten(1)[:, :vocab_size] == 0
     edited[mask_rows] = edited[mask_rows].masked_fill(is_refused, -torch.inf)
+    edited[tuple(of_refused)] = -torch.inf
     edited[bias_rows, bias_ids] += bias
     values = edited[rows, ids].double()
     values = torch.where(values < 0, values * repetition, values / repetition) - reduction
@@ -507,7 +511,7 @@ def _largest(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor
     behind = 2**32 - 1 - torch.arange(logits.shape[1], device=logits.device)
     largest = (ordered | behind).topk(min(num, logits.shape[1])).values
     ids = (2**32 - 1 - (largest & (2**32 - 1))).sort().values
-    return ids, logits.gather(1, ids)
+    return ids, logits.gather(1, ids).float()
 
 
 class _Tile:

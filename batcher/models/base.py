@@ -192,6 +192,7 @@ class LogitEdits(NamedTuple):
     """Changes to the logits of some rows, in the order of the fields. `apply` defines them.
 
     mask_rows: [masks] the rows that have a mask. allowed: [masks, vocab], other tokens become -inf.
+    refused_rows, refused_ids: [refused] rows and token ids that become -inf, too.
     bias_rows, bias_ids, bias: [biases] rows and token ids, and float32 numbers to add.
     penalty_rows, penalty_ids, repetition, reduction: [penalties] rows and token ids, and float64
     numbers: positive logits are divided by `repetition`, negative ones multiplied. Then `reduction`
@@ -202,6 +203,8 @@ class LogitEdits(NamedTuple):
 
     mask_rows: IntArray
     allowed: NDArray[np.bool_]
+    refused_rows: IntArray
+    refused_ids: IntArray
     bias_rows: IntArray
     bias_ids: IntArray
     bias: FloatArray
@@ -212,10 +215,13 @@ class LogitEdits(NamedTuple):
 
     def apply(self, logits: FloatArray) -> FloatArray:
         """Return edited logits; logits: [rows, vocab] float32, unchanged."""
-        edited = logits.copy()
-        if self.mask_rows.size:
-            masked = np.where(self.allowed, edited[self.mask_rows], np.float32(-np.inf))
-            edited[self.mask_rows] = masked
+        if np.array_equal(self.mask_rows, np.arange(len(logits))):  # often, and faster
+            edited = np.where(self.allowed, logits, np.float32(-np.inf))
+        else:
+            edited = logits.copy()
+            for row, allowed in zip(self.mask_rows.tolist(), self.allowed, strict=True):
+                edited[row, ~allowed] = -np.inf
+        edited[self.refused_rows, self.refused_ids] = -np.inf
         edited[self.bias_rows, self.bias_ids] += self.bias
         if self.penalty_rows.size:
             values = edited[self.penalty_rows, self.penalty_ids].astype(np.float64)
@@ -228,7 +234,7 @@ class LogitEdits(NamedTuple):
     def at(self, places: IntArray) -> "LogitEdits":
         """Return the edits of each row i for row `places[i]` instead; -1 drops them."""
         found: list[NDArray[Any]] = []
-        for fields in (self[:2], self[2:5], self[5:]):
+        for fields in (self[:2], self[2:4], self[4:7], self[7:]):
             rows = places[fields[0]]
             is_kept = rows >= 0
             found += [rows[is_kept], *(field[is_kept] for field in fields[1:])]

@@ -246,10 +246,11 @@ def test_the_device_edits_logits_to_the_bit_as_documented(seed):
         return (rng.random((num_rows, vocab_size)) < rng.choice([0, 0.3, 1])).nonzero()
 
     masked = rng.permutation(num_rows)[: rng.integers(0, num_rows + 1)]
-    biased, penalized = cells(), cells()
+    refused, biased, penalized = cells(), cells(), cells()
     edits = LogitEdits(
         masked,
         rng.random((len(masked), vocab_size)) < 0.5,
+        *refused,
         *biased,
         rng.normal(0, 50, len(biased[0])).astype(np.float32),
         *penalized,

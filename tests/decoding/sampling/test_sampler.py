@@ -514,6 +514,15 @@ def test_the_largest_logits_choose_what_all_logits_choose(seed, num_top, num_dig
         assert narrow._cumulative.tolist() == whole._cumulative.tolist()
 
 
+def test_a_partner_has_all_logits_whichever_row_had_its_slot():
+    sampler = Sampler(2, 60, Letters(60))
+    sampler.open(1, SamplingRow(GREEDY, 1, [], is_narrow=True))
+    assert sampler.narrow_slots.tolist() == [1]
+    sampler.close(1)
+    sampler.open(0, SamplingRow(SamplingParams(cfg_scale=2.0), 0, [], partner=1))
+    assert sampler.slots.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     "params",
     [
