@@ -13,6 +13,7 @@ from engine_runs import drained, of_kind
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from narrow_model import top_logits
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -219,16 +220,39 @@ def test_the_largest_logits_choose_as_all_of_them_do(folders, monkeypatch, num_t
     told, largest = [], tiles._largest
     used = []
     monkeypatch.setattr(tiles, "_largest", lambda *given: used.append(given[1]) or largest(*given))
-    for number in (0, num_top):
+    for number, batch_size in ((0, 4), (num_top, 4), (num_top, 20)):  # 20: more than a head takes
         monkeypatch.setattr(TileModel, "num_top_logits", number)
         told.append(
             [
                 (result.tokens, result.logprobs, result.cumulative_logprob)
-                for result in results_of(model, asked, 4, {"max_batch_tokens": 16})
+                for result in results_of(model, asked, batch_size, {"max_batch_tokens": 40})
             ]
         )
-    assert told[0] == told[1]
+    assert told[0] == told[1] == told[2]
     assert {*used} == {num_top}
+
+
+def test_edits_of_a_row_that_fails_reach_no_other_row(folders):
+    model = load_model(f"hf:{folders['llama']}", exact=True, max_context=20).inner
+    model.allocate(40)
+    rng, batch, num_rows = np.random.default_rng(0), Batch(40), 37
+    for slot in range(num_rows):
+        batch.join(Chunk(slot, [5] * (21 if slot % 5 == 0 else slot % 3 + 1), 0))
+    batch.top_slots = np.arange(num_rows)
+    rows, none = np.arange(num_rows), np.zeros(0, np.int64)
+    cells = rows, rows + 7
+    allowed = rng.random((num_rows, VOCAB)) < 0.5
+    biases = *cells, rng.normal(0, 5, num_rows).astype(np.float32)
+    penalties = *cells, np.full(num_rows, 1.5), np.full(num_rows, 0.25)
+    batch.edits = LogitEdits(rows, allowed, none, none, *biases, *penalties)
+    output = model.forward(batch)
+    assert [*output.failed] == [*range(0, num_rows, 5)]
+    found = output.top_logits.of(np.delete(rows, [*output.failed]))
+    raw = np.zeros((num_rows, VOCAB), np.float32)
+    raw[np.delete(rows, [*output.failed])] = found.whole(np.arange(len(found.logits)))
+    expected = top_logits(raw, 256, batch.edits).of(np.delete(rows, [*output.failed]))
+    for part, other in zip(found[:5], expected[:5], strict=True):
+        assert part == pytest.approx(other, rel=1e-12)
 
 
 @given(seed=st.integers(0, 2**32 - 1))
