@@ -698,7 +698,8 @@ class Sampler:
         """Return the edits of rows of the group, numbered as in `slots`, or None.
 
         The order is that of Hugging Face and vLLM: constraint, allowed ids, bad words, min_tokens,
-        bias, then the penalties.
+        bias, then the penalties. Repetition (Keskar et al. 2019, CTRL, section 4.1) counts all
+        tokens of a row, frequency and presence (OpenAI) only generated ones.
         """
         mask_rows = np.full(len(slots), NONE)
         if masks is not None:
@@ -724,9 +725,8 @@ class Sampler:
         refused: list[tuple[int, int]] = []
         for at in (self._positions[slots] < params.min_tokens).nonzero()[0].tolist():
             entry, row = self._rows[slots[at]], masked.searchsorted(at)
-            stops = (
-                [id_ for id_ in entry[0].stop_token_ids if id_ < self._vocab_size] if entry else []
-            )
+            stop_ids = entry[0].stop_token_ids if entry else ()
+            stops = [id_ for id_ in stop_ids if id_ < self._vocab_size]
             if is_masked[at]:
                 num_allowed = np.count_nonzero(allowed[row])
                 if num_allowed == np.count_nonzero(allowed[row, stops]):
