@@ -325,8 +325,8 @@ class ModelRunner:
         if start and self.pages is None and (start == row.num_cached_tokens or row in self._lost):
             start = 0
             self._lost.discard(row)
-        known, num_prompt = row.known_tokens(start, stop), row.num_prompt_tokens
-        chunk = Chunk(row.slot, known, start, num_prompt=num_prompt)
+        known = row.known_tokens(start, stop)
+        chunk = Chunk(row.slot, known, start)
         scores = None if row.more is None else row.more.prompt_logprobs
         if scores is None or not scores.wants(start, start + len(known)):
             return chunk

@@ -124,7 +124,7 @@ class Speculator:
             if not can_verify_trees(model):
                 raise BatchdecodeError(
                     f"--draft-tree needs a model that verifies trees: {model.name} cannot "
-                    "(no model with recurrent layers or in tiles can)"
+                    "(models with recurrent layers and `hf:` models cannot); use --draft-tokens"
                 )
             self._num_drafts = self._shape.size
         self._drafter = self._make_drafter(speculation.draft, model)

@@ -4,56 +4,21 @@ A model looks up the function `ATTENTION` by name, like those of transformers; t
 has the tokens and cells of the current call.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from inspect import signature, unwrap
-from typing import Any, NamedTuple, Protocol, cast
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._pytree import tree_map
 from transformers import AttentionInterface
 
 from batcher.errors import BatchdecodeError, describe
-from batcher.transformer.layers import NOWHERE, FloatArray, IntArray
-from batcher.transformer.step import (
-    NUM_FIXED,
-    PADDING,
-    CacheGroup,
-    CacheSize,
-    KVStore,
-    RecurrentStates,
-    Span,
-    attention_groups,
-    num_kv_layers,
-)
-
-
-class TensorStore(KVStore):
-    """A KVStore on a device, in a dtype.
-
-    key, value: [heads, features] examples of each layer, for shape and dtype.
-    has_versions: whether a cell keeps two, [cells, 2, heads, features]; behind the keys of layers
-    are then [cells, 2] integers, zeros at first, on the CPU; see LongRope.
-    """
-
-    def __init__(
-        self, num_layers: int, key: torch.Tensor, value: torch.Tensor, *, has_versions: bool
-    ) -> None:
-        self._num_cells = NUM_FIXED
-        shape = (NUM_FIXED, 2) if has_versions else (NUM_FIXED,)
-        self.keys: list[Any] = [key.new_zeros(*shape, *key.shape) for _ in range(num_layers)]
-        self.values: list[Any] = [value.new_zeros(*shape, *value.shape) for _ in range(num_layers)]
-        if has_versions:
-            self.keys.append(torch.zeros(shape, dtype=torch.long))
-
-    def _grown(self, old: Any, num_cells: int) -> Any:
-        new = old.new_zeros(num_cells, *old.shape[1:])
-        new[: len(old)] = old
-        return new
-
+from batcher.transformer.layers import FloatArray
 
 ATTENTION = "batchdecode"
 
@@ -297,238 +262,40 @@ def is_close(found: torch.Tensor, expected: torch.Tensor, num_apart: int = 0) ->
     return bool(is_same.sum() >= len(is_same) - num_apart)
 
 
-# LongRoPE: the length of a sequence selects short or long factors of its positions.
-#
-# transformers lets the longest sequence of a call choose the factors for all of them. Here each
-# token has those that `generate` chooses for its row alone: long ones if the prompt has more than
-# `switch` tokens, or at positions from `switch` on.
-#
-# When a row passes the switch, `generate` restarts Phi-3 and its relatives: it computes all tokens
-# anew, as a prompt, with long factors. Other models keep the keys of their short prompts. So keys
-# and values have two versions: as of tokens in a prompt longer than the switch, or not. Rows that
-# share a block may need different ones. Each cell has room for both and knows its token. A version
-# that a row lacks is computed in the forward that needs it.
+# LongRoPE and dynamic RoPE: transformers lets the longest sequence of a call choose the factors of
+# all positions. Here the context of the model chooses them, as in vLLM. So the factors of a token
+# depend on no other token.
 
-_KIND = "longrope"
 _SWITCH = "original_max_position_embeddings"
 
 
-class LongRopeError(BatchdecodeError):
-    """The factors of a model would have to switch."""
-
-    def __init__(self, switch: int) -> None:
-        super().__init__(
-            "LongRoPE switches its factors only in models that run together, and without windows: "
-            f"give --max-context {switch}, up to which it does not switch"
-        )
-
-
-def switch_of(body: nn.Module) -> int | None:
-    """Return the longest sequence with short factors; None without LongRoPE."""
-    switches = []
-    for module in body.modules():
-        if _has_long_rope(module):
-            kinds = module.config.rope_parameters
-            kinds = {"": kinds} if "rope_type" in kinds else kinds  # or by kinds of layers
-            switches += [kind[_SWITCH] for kind in kinds.values() if kind["rope_type"] == _KIND]
-    return min(switches, default=None)
-
-
-def _has_long_rope(module: Any) -> bool:
+def _rope_types(module: Any) -> set[str]:
     kinds = getattr(module, "rope_type", None)
-    return _KIND in (kinds.values() if isinstance(kinds, dict) else [kinds])
+    return {*kinds.values()} if isinstance(kinds, dict) else {str(kinds)}  # or by kinds of layers
 
 
-class LongRope:
-    """The LongRoPE factors of every token; it changes the body.
-
-    switch: the longest sequence with short factors.
-    """
-
-    def __init__(self, model: Any, body: nn.Module, switch: int) -> None:
-        self._switch = switch
-        prepare = unwrap(type(model).prepare_inputs_for_generation)
-        self._restarts = _SWITCH in prepare.__code__.co_names  # it drops the cache there
-        self._is_long = torch.zeros(0, dtype=torch.bool)
-        for module in body.modules():
-            if _has_long_rope(module):
-                module.forward = self._by_token(module.forward)
-
-    def _by_token(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-
-        def turned(x: torch.Tensor, position_ids: torch.Tensor, **given: Any) -> Any:
-            is_long = self._is_long
-            short = forward(x, position_ids.masked_fill(is_long, 0), **given)
-            beyond = pad(position_ids, (0, 1), value=self._switch)  # so that it chooses long ones
-            long = [part[..., :-1, :] for part in forward(x, beyond, **given)]
-            pairs = zip(long, short, strict=True)
-            return tuple(torch.where(is_long[:, None], *pair) for pair in pairs)
-
-        return turned
-
-    def choose(self, spans: Sequence[Span], positions: torch.Tensor) -> None:
-        """Set the factors of the tokens of the next forward, at `positions` [tokens]."""
-        is_long = np.repeat(
-            [span.num_prompt > self._switch for span in spans],
-            [len(span.token_ids) for span in spans],
-        )
-        self._is_long = torch.from_numpy(is_long).to(positions.device)
-        self._is_long |= positions >= self._switch
-
-    def versions(self, spans: Sequence[Span], store: TensorStore) -> Iterator[tuple[Span, bool]]:
-        """Yield the spans to compute, in the cells of their version, and whether they are new.
-
-        Recomputed spans come before the tokens that read them.
-        """
-        tokens = store.keys[-1].numpy().reshape(-1)  # [2 * cells] token + 1 of each that is there
-        for span in [part for whole in spans for part in self._split(whole)]:
-            cells = 2 * span.cells[0] + (span.num_prompt > self._switch)
-            past, own = cells[: span.start], cells[span.start :]
-            is_there = tokens[past] > 0
-            if not is_there.all():
-                first = int(is_there.argmin())
-                lacking = past[first:]
-                tokens[lacking] = np.maximum(tokens[lacking], tokens[lacking ^ 1])
-                yield Span(tokens[lacking] - 1, first, [past], num_prompt=span.num_prompt), False
-            tokens[own], tokens[own ^ 1] = np.add(span.token_ids, 1), 0
-            yield span._replace(cells=[cells]), True
-
-    def _split(self, span: Span) -> Iterator[Span]:
-        """Yield the parts of a span before and after a restart."""
-        num_tokens, num_before = len(span.token_ids), self._switch - span.start
-        if not self._restarts or span.num_prompt > self._switch or num_before >= num_tokens:
-            yield span
-            return
-        if num_before > 0:
-            cells = [span.cells[0][: self._switch]]
-            yield span._replace(token_ids=span.token_ids[:num_before], cells=cells)
-        begin = max(num_before, 0)
-        yield span._replace(
-            token_ids=span.token_ids[begin:], start=span.start + begin, num_prompt=self._switch + 1
-        )
+def fix_factors(body: nn.Module, context: int) -> None:
+    """Let modules of LongRoPE and dynamic RoPE look up the factors of a whole context."""
+    for module in body.modules():
+        if _rope_types(module) & {"longrope", "dynamic"}:
+            found: dict[tuple[Any, ...], Any] = {}
+            setattr(module, "forward", partial(_factors_of, module.forward, context, found))  # noqa: B010 - for mypy, forward is a method
 
 
-NUM_GATHERED = 4096  # keys of several rows at once, which fit into the processor's cache
-UNBOUNDED = 2**62
-
-
-class _Part(NamedTuple):
-    """Tokens whose attention is computed at once: single tokens of several sequences, or a span.
-
-    places: of the tokens in the step. cells: [sequences, keys] that they see.
-    mask: visible keys, broadcast to [sequences, 1, tokens, keys]; None if single tokens see all, or
-    a span is plainly causal.
-    """
-
-    is_single: bool
-    places: torch.Tensor | slice
-    cells: torch.Tensor
-    mask: torch.Tensor | None
-
-
-class RaggedStep:
-    """Spans of several sequences, concatenated.
-
-    Single tokens, as of decoding rows, are computed together: the keys and values of several
-    sequences are gathered and padded. Longer spans are computed one by one.
-
-    groups: layers that read the same. num_gathered: keys of several rows computed together; 0
-    computes every token alone, so that no bit depends on other rows.
-    token_ids, positions: [tokens].
-    """
-
-    def __init__(
-        self,
-        spans: Sequence[Span],
-        store: TensorStore,
-        groups: Sequence[CacheGroup],
-        num_gathered: int,
-    ) -> None:
-        self._store, self._device = store, store.keys[0].device
-        sizes = [len(span.token_ids) for span in spans]
-        starts = [(span.start, span.start + size) for span, size in zip(spans, sizes, strict=True)]
-        self.token_ids = self._tensor(np.concatenate([span.token_ids for span in spans]))
-        self.positions = self._tensor(np.concatenate([np.arange(*each) for each in starts]))
-        self._own: list[torch.Tensor] = []
-        self._parts: list[list[_Part]] = []
-        self._group_of: dict[int, tuple[int, int]] = {}
-        for number, group in enumerate(groups):
-            self._group_of |= {layer: (number, at) for at, layer in enumerate(group.layers)}
-            own = [span.cells[number][span.start :] for span in spans]
-            self._own.append(self._tensor(np.concatenate(own)))
-            seen: list[tuple[int, int, int, IntArray]] = []  # place, start, stop, cells up to it
-            place = 0
-            for span, (start, stop) in zip(spans, starts, strict=True):
-                cells = span.cells[number]
-                if num_gathered:
-                    seen.append((place, start, stop, cells))
-                else:
-                    seen += [(place + at - start, at, at + 1, cells) for at in range(start, stop)]
-                place += stop - start
-            self._parts.append([*self._parts_of(seen, group.window, num_gathered)])
-
-    def _tensor(self, numbers: IntArray) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(numbers, np.int64)).to(self._device)
-
-    def _parts_of(
-        self, seen: Sequence[tuple[int, int, int, IntArray]], window: int | None, num_gathered: int
-    ) -> Iterator[_Part]:
-        """Yield longer spans, then single tokens in groups that see about as many keys."""
-        rows = []
-        for place, start, stop, cells in seen:
-            first = 0 if window is None else max(start + 1 - window, 0)
-            if stop - start == 1:
-                rows.append((place, cells[first:stop]))
-                continue
-            mask = None
-            if start or (window is not None and stop > window):
-                positions = torch.arange(start, stop, device=self._device)[:, None]
-                keys = torch.arange(first, stop, device=self._device)
-                mask = keys <= positions
-                if window is not None:
-                    mask &= keys > positions - window
-            places = slice(place, place + stop - start)
-            yield _Part(False, places, self._tensor(cells[None, first:stop]), mask)  # noqa: FBT003 - a field
-        rows.sort(key=lambda row: len(row[1]))
-        while rows:
-            num_rows = 1
-            while num_rows < len(rows) and (num_rows + 1) * len(rows[num_rows][1]) <= num_gathered:
-                num_rows += 1
-            lengths = np.array([len(cells) for _, cells in rows[:num_rows]])
-            cells = np.full((num_rows, int(lengths[-1])), NOWHERE)
-            is_there = np.arange(cells.shape[1]) < lengths[:, None]
-            cells[is_there] = np.concatenate([cells for _, cells in rows[:num_rows]])
-            mask = None
-            if not is_there.all():
-                mask = torch.from_numpy(is_there).to(self._device)[:, None, None]
-            at = self._tensor(np.array([place for place, _ in rows[:num_rows]]))
-            yield _Part(True, at, self._tensor(cells), mask)  # noqa: FBT003 - as above
-            del rows[:num_rows]
-
-    def attend(self, layer: int, call: AttentionCall) -> torch.Tensor:
-        group, at = self._group_of[layer]
-        kept = self._store.keys[at], self._store.values[at]
-        keys, values = (part.view(-1, *part.shape[-2:]) for part in kept)  # or two in each cell
-        keys[self._own[group]] = call.key
-        values[self._own[group]] = call.value
-        output = call.query.new_empty(*call.query.shape[:2], values.shape[-1])
-        for is_single, places, cells, mask in self._parts[group]:
-            query = call.query[places].unsqueeze(1 if is_single else 0)
-            is_causal = mask is None and not is_single
-            attended = call.of(query, keys[cells], values[cells], mask, is_causal=is_causal)
-            output[places] = attended.flatten(0, 1)
-        return output
-
-
-# A model of transformers as a CausalModel: one ragged forward over all tokens of a step.
-#
-# torch adds products in an order that depends on the number of rows. An exact decoder computes
-# tokens in tiles of one size, and their attention token by token. It is tested when made whether
-# other tokens in a tile change a bit, as with experts.
-
-_TILES = (16, 1)  # tokens: enough for fast products, or one
-_NUM_TRIED = 24  # tokens
-_NUM_ROWS = 16  # rows for which weights are arranged; products may have any number
+def _factors_of(
+    forward: Callable[..., Any],
+    context: int,
+    found: dict[tuple[Any, ...], Any],
+    x: torch.Tensor,
+    position_ids: torch.Tensor,
+    *kind: str,
+    **named: str,
+) -> Any:
+    """Return the factors of positions [1, tokens]; found: those of all, by the kind of layers."""
+    key = (*kind, *named.values())
+    if key not in found:
+        found[key] = forward(x, torch.arange(context, device=x.device)[None], *kind, **named)
+    return tree_map(lambda part: part.index_select(1, position_ids[0]), found[key])
 
 
 class Sizes(NamedTuple):
@@ -539,124 +306,7 @@ class Sizes(NamedTuple):
     eos_token_ids: tuple[int, ...]
 
 
-class HFDecoder:
-    """A CausalModel of a causal language model of transformers.
-
-    is_exact: no bit of a row may depend on other rows.
-    tile: tokens computed at a time; None for all of a step.
-
-    Raises:
-        LongRopeError: layers have windows, and factors that may switch.
-        BatchdecodeError: even single tokens are not reproducible.
-    """
-
-    def __init__(self, parts: ModelParts, sizes: Sizes, *, is_exact: bool = False) -> None:
-        self.config = sizes
-        self.tile: int | None = None
-        self._parts = parts
-        pack_linears(self._parts.body)
-        pack_linears(self._parts.head)
-        calls = self._parts.calls
-        self._call = calls[0]
-        windows = {layer: call.window for layer, call in calls.items()}
-        self.cache_groups = attention_groups(windows, sizes.max_position_embeddings)
-        self._long_rope: LongRope | None = None
-        switch = switch_of(self._parts.body)
-        if switch is not None and switch < sizes.max_position_embeddings:
-            if self.cache_groups[0].window is not None or len(self.cache_groups) > 1:
-                raise LongRopeError(switch)
-            self._long_rope = LongRope(parts.head, parts.body, switch)
-        kept = (self._call.key, self._call.value)
-        self._num_kept = num_kv_layers(self.cache_groups)  # layers that a block has room for
-        cell = self._num_kept * sum(part[0].numel() * part.element_size() for part in kept)
-        cell *= 1 if self._long_rope is None else 2
-        self.cache_size = CacheSize(len(self.cache_groups) * cell, cell, 0)
-        self._num_gathered = NUM_GATHERED if kept[0].device.type == "cpu" else UNBOUNDED
-        if is_exact:
-            self.tile = next((tile for tile in _TILES if self._is_exact_in(tile)), None)
-            if self.tile is None:
-                raise BatchdecodeError("--exact: torch computes the same token in several ways")
-
-    def _is_exact_in(self, tile: int) -> bool:
-        self.tile, store, num_groups = tile, self.new_store(), len(self.cache_groups)
-        store.make_room(2 * _NUM_TRIED)
-        ids = np.arange(_NUM_TRIED) % self.config.vocab_size
-        cells = np.array(store.cells([0, 1], _NUM_TRIED, 2 * _NUM_TRIED))
-        own, others = np.split(cells, 2)
-        span = Span(ids.tolist(), 0, [own] * num_groups)
-        other = Span(ids[:5:-3].tolist(), 0, [others[: len(ids[:5:-3])]] * num_groups)
-        alone, together = self.forward([span], store), self.forward([other, span], store)
-        return bool(torch.equal(alone, together[len(other.token_ids) :]))
-
-    def new_store(self) -> TensorStore:
-        has_versions = self._long_rope is not None
-        return TensorStore(
-            self._num_kept, self._call.key[0], self._call.value[0], has_versions=has_versions
-        )
-
-    def new_states(self) -> None:
-        """Return None: no layer is recurrent."""
-
-    @torch.inference_mode()
-    def forward(
-        self, spans: Sequence[Span], store: KVStore, _states: RecurrentStates | None = None
-    ) -> Any:
-        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, a tensor."""
-        if self._long_rope is None:
-            return self._computed(spans, store)
-        hidden: list[torch.Tensor] = []
-        group: list[Span] = []
-        for span, is_new in self._long_rope.versions(spans, cast(TensorStore, store)):
-            group.append(span)
-            if not is_new:  # at most one per forward, since they may be long
-                hidden.append(self._computed(group, store)[: -len(span.token_ids)])
-                group = []
-        return torch.cat([*hidden, self._computed(group, store)])
-
-    def _computed(self, spans: Sequence[Span], store: KVStore) -> torch.Tensor:
-        num_tokens = sum(len(span.token_ids) for span in spans)
-        tiles = [spans] if self.tile is None else [*_tiles(spans, self.tile)]
-        return torch.cat([self._hidden(tile, store) for tile in tiles])[:num_tokens]
-
-    def _hidden(self, spans: Sequence[Span], store: KVStore) -> torch.Tensor:
-        own = cast(TensorStore, store)  # see new_store
-        num_gathered = self._num_gathered if self.tile is None else 0
-        step = RaggedStep(spans, own, self.cache_groups, num_gathered)
-        if self._long_rope is not None:
-            self._long_rope.choose(spans, step.positions)
-        return body_output(self._parts.body, step.token_ids, step.positions, step)[0]
-
-    @torch.inference_mode()
-    def logits(self, hidden: Any) -> FloatArray:
-        num_rows = len(hidden)
-        if self.tile is not None:
-            missing = hidden.new_zeros(-num_rows % self.tile, hidden.shape[1])
-            hidden = torch.cat([hidden, missing])
-        parts = hidden.split(self.tile or num_rows)
-        logits = torch.cat([head_output(self._parts, part) for part in parts])[:num_rows]
-        found: FloatArray = logits.float().cpu().numpy()
-        return found
-
-
-def _tiles(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
-    """Yield spans of `size` tokens in all at a time, the last of them padded."""
-    tile: list[Span] = []
-    room = size
-    for span in spans:
-        begin = 0
-        while begin < len(span.token_ids):
-            end = min(begin + room, len(span.token_ids))
-            cells = [own[: span.start + end] for own in span.cells]
-            ids, start = span.token_ids[begin:end], span.start + begin
-            tile.append(Span(ids, start, cells, num_prompt=span.num_prompt))
-            room -= end - begin
-            begin = end
-            if room == 0:
-                yield tile
-                tile, room = [], size
-    if tile:
-        nowhere = [np.array([PADDING]) for _ in tile[0].cells]
-        yield tile + [Span([0], 0, nowhere)] * room
+_NUM_ROWS = 16  # rows for which weights are arranged; products may have any number
 
 
 class PackedLinear(nn.Module):
@@ -722,14 +372,21 @@ class WholeDecoder:
     is_exact: compute each token alone, so that no bit depends on the chunks of a prompt.
 
     Raises:
-        LongRopeError: its factors may switch.
-        BatchdecodeError: it has no cache, or its cache changes the logits.
+        BatchdecodeError: it has no cache, its cache changes the logits, or it would mix the factors
+            of LongRoPE.
     """
 
     def __init__(self, model: Any, sizes: Sizes, *, is_exact: bool) -> None:
-        switch = switch_of(model)
-        if switch is not None and switch < sizes.max_position_embeddings:
-            raise LongRopeError(switch)
+        for module in model.modules():
+            if "longrope" in _rope_types(module):
+                kinds = module.config.rope_parameters
+                kinds = [kinds] if "rope_type" in kinds else kinds.values()
+                switch = min(kind[_SWITCH] for kind in kinds if kind["rope_type"] == "longrope")
+                if switch < sizes.max_position_embeddings:
+                    raise BatchdecodeError(
+                        "LongRoPE switches its factors, and a cache would mix them: give "
+                        f"--max-context {switch}, up to which it does not switch"
+                    )
         self.config = sizes
         self._model, self._kind = model, type(model).__name__
         self._known = signature(model.forward).parameters

@@ -2,7 +2,8 @@
 
 Prompt tokens and decoding rows share a tile; what is missing is padding. A tile reads its tokens
 from tensors that stay where they are. So a GPU records its kernels once, as a CUDA graph, and one
-launch replays them all. On a CPU the same code runs kernel by kernel.
+launch replays them all. On a CPU the same code runs kernel by kernel, as do models whose shapes
+depend on their tokens.
 
 In an exact model no bit of a token depends on other tokens:
 
@@ -32,23 +33,29 @@ from batcher.hf.model import (
     Recorder,
     Sizes,
     body_output,
+    fix_factors,
     head_output,
     pack_linears,
-    switch_of,
 )
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.step import CacheSize, attention_groups, num_kv_layers
 
-_NUM_ROWS = {"cpu": 16, "cuda": 128}  # of an exact product: reading the weights takes longer
-_EXACT_SIZES = {"cpu": (16,), "cuda": (128, 256)}  # tokens of a tile, ascending
+# Tokens of tiles, ascending. Exact ones are tried in turn. Their products have as many rows as the
+# first tile: reading the weights takes longer.
+_EXACT_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "cpu": ((16,),),
+    "cuda": ((128, 256), (128,)),
+}
+_BY_TOKEN = (1,)
 _FAST_SIZES = (8, 64, 256, 1024)
+_NUM_GATHERED = 4096  # keys that are read at once on a CPU, which fit into its cache
 _NUM_TRIED = 12  # tokens
 _FIELDS = 4  # of a token: id, position, slot and length; behind them its cell in each group
 _SHARE = 0.5  # of the free memory of a device, for rows without a limit
 
 
-class TileError(Exception):
-    """The reason why a model cannot be computed in tiles."""
+class TileError(BatchdecodeError):
+    """The reason why the kernels of a tile cannot be captured."""
 
 
 class _FixedShapes(TorchDispatchMode):
@@ -64,23 +71,31 @@ class _FixedShapes(TorchDispatchMode):
 class TileDecoder:
     """The weights of a model that is computed in tiles.
 
+    is_exact: whether to try exact tiles first, and at last whether they are exact.
+    is_slow: whether these may have one token, which works for experts, too.
     sizes: tokens of a tile, ascending. num_rows: of an exact product; None if not exact.
-
-    Raises:
-        TileError: its computation is not the same for all tokens.
+    uncaptured: the reason why it is computed kernel by kernel, or None.
+    inexact: the reason why it has no exact tiles, if it has none.
     """
 
-    def __init__(self, parts: ModelParts, sizes: Sizes, *, is_exact: bool) -> None:
+    def __init__(
+        self, parts: ModelParts, sizes: Sizes, *, is_exact: bool, is_slow: bool = False
+    ) -> None:
         self.config, self.parts, self.call = sizes, parts, parts.calls[0]
         self.device = device = self.call.query.device
-        switch = switch_of(parts.body)
-        if switch is not None and switch < sizes.max_position_embeddings:
-            raise TileError("its LongRoPE factors switch")
-        positions = torch.arange(_NUM_TRIED, device=device)
-        with torch.no_grad(), _FixedShapes():  # in inference mode it would not see every call
-            ids = positions % sizes.vocab_size
-            self.hidden = body_output(parts.body, ids, positions, Recorder(positions))[0]
-            self.logits = head_output(parts, self.hidden)
+        fix_factors(parts.body, sizes.max_position_embeddings)
+        self.hidden, self.logits = self._compute_some()
+        self._exact_sizes = [*_EXACT_SIZES[device.type]] if is_exact else []
+        self.uncaptured: str | None = None
+        self.inexact = "torch computes the same token in several ways"
+        try:
+            with _FixedShapes():
+                self._compute_some()
+        except TileError as reason:
+            self.uncaptured = self.inexact = str(reason)
+            self._exact_sizes = []  # the products of experts have other rows in each tile
+        if is_slow:
+            self._exact_sizes.append(_BY_TOKEN)
         windows = {layer: call.window for layer, call in parts.calls.items()}
         self.cache_groups = attention_groups(windows, sizes.max_position_embeddings)
         self.num_kept = num_kv_layers(self.cache_groups)  # layers that a block has room for
@@ -91,22 +106,28 @@ class TileDecoder:
         if device.type != "cpu":
             try:
                 from batcher.hf.attention import paged_attention  # noqa: PLC0415 - needs Triton
-            except ImportError as error:
-                raise TileError("Triton is not installed") from error
-            self.attend = paged_attention
-        self.sizes = _EXACT_SIZES[device.type] if is_exact else _FAST_SIZES
-        self.num_rows = _NUM_ROWS[device.type] if is_exact else None
+
+                self.attend = paged_attention
+            except ImportError:
+                self.uncaptured = "Triton is not installed"
         _fuse_norms(parts.body)
         for part in (parts.body, parts.head):
             pack_linears(part)
-            if self.num_rows is not None:
-                _compute_in_pieces(part, self.num_rows)
+            _compute_in_pieces(part, self)
+        self.choose_sizes()
 
-    def drop_largest_size(self) -> None:
-        """Compute smaller tiles from now on; raise a TileError without any."""
-        self.sizes = self.sizes[:-1]
-        if not self.sizes:
-            raise TileError("torch computes the same token in several ways")
+    @torch.no_grad()  # in inference mode _FixedShapes would not see every call
+    def _compute_some(self) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(_NUM_TRIED, device=self.device)
+        ids = positions % self.config.vocab_size
+        hidden = body_output(self.parts.body, ids, positions, Recorder(positions))[0]
+        return hidden, head_output(self.parts, hidden)
+
+    def choose_sizes(self) -> None:
+        """Compute in the next exact tiles; after the last of them, in fast ones."""
+        self.is_exact = bool(self._exact_sizes)
+        self.sizes = self._exact_sizes.pop(0) if self.is_exact else _FAST_SIZES
+        self.num_rows = self.sizes[0] if self.is_exact else None
 
     def sizes_of(self, num_tokens: int) -> Iterator[int]:
         """Yield the sizes of tiles for a number of tokens; the last one may be padded."""
@@ -132,6 +153,17 @@ class TileDecoder:
         Raises:
             BatchdecodeError: they do not fit into the memory of the device.
         """
+        try:
+            return self._new_cache(num_slots, num_blocks, block_size)
+        except TileError as reason:
+            if self.uncaptured is not None:
+                if self.attend is reference_attention:
+                    raise
+                self.attend = reference_attention  # the kernels of Triton fail, too
+            self.uncaptured = str(reason)
+        return self.new_cache(num_slots, num_blocks, block_size)
+
+    def _new_cache(self, num_slots: int, num_blocks: int | None, block_size: int) -> "TileCache":
         if num_slots == 0 or self.device.type == "cpu":
             return TileCache(self, num_slots, 0, block_size)
         block_bytes, free = self.cache_size.of_block(block_size), self.num_free_bytes() or 0
@@ -163,19 +195,28 @@ def _fuse_norms(module: nn.Module) -> None:
                 setattr(child, "forward", fused)  # noqa: B010 - for mypy, forward is a method
 
 
-def _compute_in_pieces(module: nn.Module, num_rows: int) -> None:
+def _compute_in_pieces(module: nn.Module, decoder: TileDecoder) -> None:
     """Let linear layers compute products of `num_rows` rows each."""
     for child in module.modules():
         if isinstance(child, nn.Linear | PackedLinear):
-            setattr(child, "forward", partial(_in_pieces, child.forward, num_rows))  # noqa: B010 - as above
+            setattr(child, "forward", partial(_in_pieces, child.forward, decoder))  # noqa: B010 - as above
 
 
 def _in_pieces(
-    forward: Callable[[torch.Tensor], torch.Tensor], num_rows: int, x: torch.Tensor
+    forward: Callable[[torch.Tensor], torch.Tensor], decoder: TileDecoder, x: torch.Tensor
 ) -> torch.Tensor:
-    if x.shape[-2] <= num_rows:
+    num_rows = decoder.num_rows
+    if num_rows is None or x.shape[-2] <= num_rows:
         return forward(x)
     return torch.cat([forward(part) for part in x.split(num_rows, -2)], -2)
+
+
+class _Reads(NamedTuple):
+    """What some tokens read: cells [tokens, keys], of which `mask` is visible, or all."""
+
+    tokens: torch.Tensor
+    cells: torch.Tensor
+    mask: torch.Tensor | None
 
 
 class Where(NamedTuple):
@@ -193,29 +234,45 @@ class Where(NamedTuple):
     first_cell: int
     block_size: int
 
-    def cells(self, window: int | None) -> list[torch.Tensor | None]:
-        """Return the cells that each token reads; None for padding."""
-        tables, size, found = self.tables.numpy(), self.block_size, []
-        for slot, length, own in zip(*(part.tolist() for part in self[1:4]), strict=True):
-            at = np.arange(max(length - (window or length), 0), length)
-            cells = self.first_cell + tables[at[:-1] // size, slot].astype(np.int64) * size
-            cells = np.append(cells + at[:-1] % size, own)
-            found.append(torch.from_numpy(cells) if length else None)
+    def reads(self, window: int | None, num_gathered: int) -> list[_Reads]:
+        """Return what the tokens read, without padding.
+
+        num_gathered: cells that several tokens read at once; 0 for each token alone.
+        """
+        tables, size, device = self.tables.cpu().numpy(), self.block_size, self.slots.device
+        slots, lengths, own_cells = (part.cpu().numpy() for part in self[1:4])
+        num_read = np.minimum(lengths, window or lengths)
+        tokens, found = [*np.argsort(num_read, kind="stable")[(num_read == 0).sum() :]], []
+        while tokens:
+            num = 1
+            while num < len(tokens) and (num + 1) * num_read[tokens[num]] <= num_gathered:
+                num += 1
+            own, tokens = np.array(tokens[:num]), tokens[num:]
+            widest = num_read[own[-1]]
+            at = lengths[own, None] - widest + np.arange(widest)
+            blocks = tables[np.maximum(at[:, :-1], 0) // size, slots[own, None]].astype(np.int64)
+            cells = self.first_cell + blocks * size + at[:, :-1] % size
+            cells = np.concatenate([cells, own_cells[own, None]], 1)
+            is_read = at >= (lengths - num_read)[own, None]
+            cells[~is_read] = 0
+            mask = None if is_read.all() else torch.from_numpy(is_read).to(device)[:, None, None]
+            at_tokens, at_cells = (torch.from_numpy(part).to(device) for part in (own, cells))
+            found.append(_Reads(at_tokens, at_cells, mask))
         return found
 
 
 def reference_attention(
-    call: AttentionCall,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    cells: Sequence[torch.Tensor | None],
+    call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, reads: Sequence[_Reads]
 ) -> torch.Tensor:
-    """Return the same as `paged_attention`, token by token; zeros for padding."""
+    """Return the same as `paged_attention`; zeros for padding."""
     output = call.query.new_zeros(*call.query.shape[:2], values.shape[2])
-    for token, own in enumerate(cells):
-        if own is not None:
-            query = call.query[token][None, None]
-            output[token] = call.of(query, keys[own][None], values[own][None], None)[0, 0]
+    for tokens, cells, mask in reads:
+        query = call.query[tokens][:, None]
+        parts = (  # faster than an index
+            part.index_select(0, cells.flatten()).view(*cells.shape, *part.shape[1:])
+            for part in (keys, values)
+        )
+        output[tokens] = call.of(query, *parts, mask)[:, 0]
     return output
 
 
@@ -523,6 +580,7 @@ class _Tile:
     def __init__(self, cache: TileCache, size: int, pool: Any) -> None:
         decoder = cache.decoder
         self._cache, self._body, self._attend = cache, decoder.parts.body, decoder.attend
+        self._num_gathered = 0 if decoder.is_exact else _NUM_GATHERED
         self._where: dict[int, Any] = {}  # by group, the same for all its layers
         groups = decoder.cache_groups
         self._group_of = {
@@ -533,7 +591,7 @@ class _Tile:
         num_fields = _FIELDS + len(groups)
         self.inputs = torch.zeros(num_fields, size, dtype=torch.long, device=decoder.device)
         self.hidden = decoder.hidden.new_zeros(size, decoder.hidden.shape[1])
-        self.run = _captured(self._compute, decoder.device, pool)
+        self.run = _captured(self._compute, decoder, pool)
 
     def _compute(self) -> None:
         self._where.clear()
@@ -548,9 +606,10 @@ class _Tile:
         if group not in self._where:
             sizes = cache.first_cell, cache.block_size
             of_tokens = self.inputs[2], self.inputs[3], own
-            where = Where(cache.tables[group], *of_tokens, *sizes)
-            is_reference = self._attend is reference_attention
-            self._where[group] = where.cells(call.window) if is_reference else where
+            where: Any = Where(cache.tables[group], *of_tokens, *sizes)
+            if self._attend is reference_attention:
+                where = where.reads(call.window, self._num_gathered)
+            self._where[group] = where
         return self._attend(call, keys, values, self._where[group])
 
 
@@ -565,21 +624,22 @@ class _Head:
         self.hidden = decoder.hidden.new_zeros(size, decoder.hidden.shape[1])
         self.logits = decoder.logits.new_zeros(size, decoder.logits.shape[1])
         self.tokens = torch.zeros(size, dtype=torch.long, device=decoder.device)
-        self.run = _captured(self._compute, decoder.device, pool)
+        self.run = _captured(self._compute, decoder, pool)
 
     def _compute(self) -> None:
         self.logits.copy_(head_output(self._parts, self.hidden))
         self.tokens.copy_(self.logits.argmax(-1))
 
 
-def _captured(compute: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
-    """Return a function that replays `compute`; on a CPU, `compute` itself.
+def _captured(compute: Callable[[], None], decoder: TileDecoder, pool: Any) -> Callable[[], None]:
+    """Return a function that replays `compute`; `compute` itself if it cannot be captured.
 
     pool: of memory that several graphs share, since none runs while another does.
 
     Raises:
         TileError: a kernel cannot be compiled, or not be captured.
     """
+    device = decoder.device
     if device.type == "cpu":
         return compute
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
@@ -590,6 +650,8 @@ def _captured(compute: Callable[[], None], device: torch.device, pool: Any) -> C
                 for _ in range(2):  # libraries choose and load their kernels in the first calls
                     compute()
             torch.cuda.current_stream().wait_stream(stream)
+            if decoder.uncaptured is not None:
+                return compute
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 compute()
     except torch.OutOfMemoryError:

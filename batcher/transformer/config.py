@@ -74,14 +74,14 @@ class HFSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     exact: Annotated[
         bool,
-        "compute an `hf:` model in fixed tiles of tokens; outputs are identical in every batch "
-        "(default on a GPU)",
+        "refuse an `hf:` model whose outputs are not identical in every batch, and compute experts "
+        "one token at a time",
         TransformerSetting(),
     ] = False
     fast_math: Annotated[
         bool,
-        "compute an `hf:` model on a GPU in products of several sizes; the last bits then depend "
-        "on the batch",
+        "compute an `hf:` model in products of several sizes; the last bits then depend on the "
+        "batch",
         TransformerSetting(),
     ] = False
     trust_remote_code: Annotated[

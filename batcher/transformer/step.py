@@ -136,10 +136,7 @@ class KVStore:
             return
         self._num_cells = num_new = num_old + max(num_missing, num_old)
         for store in (self.keys, self.values):
-            store[:] = [self._grown(old, num_new) for old in store]
-
-    def _grown(self, old: FloatArray, num_cells: int) -> FloatArray:
-        return _grown(old, num_cells)
+            store[:] = [_grown(old, num_new) for old in store]
 
     def cells(self, table: list[int], block_size: int, num_tokens: int) -> IntArray:
         """Return the cells [num_tokens] of the first tokens of a sequence with this block table.
@@ -289,7 +286,6 @@ class Span(NamedTuple):
     snapshots: the states to keep, ascending; the last are those before the drafts. A later span in
     the step may start from them.
     num_drafts: how many of the last tokens are drafts.
-    num_prompt: prompt tokens of the sequence.
     """
 
     token_ids: Sequence[int]
@@ -298,7 +294,6 @@ class Span(NamedTuple):
     source: int = NOWHERE
     snapshots: Sequence[Snapshot] = ()
     num_drafts: int = 0
-    num_prompt: int = 0
 
 
 def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
@@ -314,11 +309,10 @@ def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
                 np.concatenate([own, cells[span.start + np.array(path)]])
                 for own, cells in zip(past, span.cells, strict=True)
             ],
-            num_prompt=span.num_prompt,
         )
         for path in paths
     ]
-    first = Span(span.token_ids[:num_known], span.start, past, num_prompt=span.num_prompt)
+    first = Span(span.token_ids[:num_known], span.start, past)
     return [first, *drafts]
 
 

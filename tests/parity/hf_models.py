@@ -1,8 +1,20 @@
 """Tiny models of transformers with random weights, of every kind that is computed differently."""
 
+from random import Random
+
 import torch
 import transformers
+from engine_runs import drained
 
+from batcher import Engine, Request
+from batcher.settings import SchedulingSettings
+
+SCHEDULES = {
+    "plain": {},
+    "chunks": {"max_batch_tokens": 7, "prefill_order": "prefill-first"},
+    "few blocks": {"kv_blocks": 80, "block_size": 4, "max_batch_tokens": 12},
+    "prefix cache": {"prefix_cache": True, "block_size": 4, "long_prefill_threshold": 5},
+}
 VOCAB = 300
 SIZES = {
     "vocab_size": VOCAB,
@@ -162,3 +174,33 @@ def generated(model, prompt, max_tokens, **settings):
             **{"eos_token_id": None, "pad_token_id": 0, **settings},
         )
     return tokens[0, len(prompt) :].tolist()
+
+
+def be_quiet():
+    torch.set_num_threads(1)  # of tiny products several only wait for each other
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def prompts(draw=None, lengths=(3, 17, 9, 30, 1, 12, 50)):
+    draw = draw or Random(0)
+    shared = [draw.randrange(3, VOCAB) for _ in range(8)]
+    drawn = [[draw.randrange(3, VOCAB) for _ in range(length)] for length in lengths]
+    return [*drawn, shared + drawn[0], shared + drawn[1]]
+
+
+def run_of(model, requests, batch_size=3, schedule=None, speculation=None):
+    settings = SchedulingSettings(**(schedule or {}))
+    engine = Engine(model, batch_size, settings=settings, speculation=speculation)
+    asked = [
+        Request(**{"id": str(number), "ignore_eos": True, **fields})
+        for number, fields in enumerate(requests)
+    ]
+    run = drained(engine, asked)
+    assert not [result.error for result in run.results if result.error]
+    run.results.sort(key=lambda result: (int(result.id), result.index))
+    return run
+
+
+def results_of(*given, **more):
+    return run_of(*given, **more).results

@@ -4,138 +4,64 @@ import functools
 import json
 import shutil
 import socket
-from random import Random
 from threading import Thread
 
 import pytest
 from consoles import ROOT
-from engine_runs import drained
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hf_models import PAGED, ROPES, ROW_BY_ROW, SIZES, SWITCH, VOCAB, generated, random_model  # noqa: E402 - as above
+from hf_models import (  # noqa: E402 - as above
+    ROPES,
+    ROW_BY_ROW,
+    SCHEDULES,
+    SIZES,
+    SWITCH,
+    be_quiet,
+    generated,
+    prompts,
+    random_model,
+    results_of,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402 - as above
 
-from batcher import BatchdecodeError, Engine, Request, decode, load_model  # noqa: E402 - as above
-from batcher.models.transformer import SlotModel, TransformerModel  # noqa: E402 - as above
-from batcher.settings import SchedulingSettings  # noqa: E402 - as above
-from batcher.speculation.settings import SpeculationSettings  # noqa: E402 - as above
-
-NUM_TOKENS = 64
-LENGTHS = (3, 17, 9, 30, 1, 12)
-SCHEDULES = {
-    "plain": {},
-    "chunks": {"max_batch_tokens": 7, "prefill_order": "prefill-first"},
-    "few blocks": {"kv_blocks": 80, "block_size": 4, "max_batch_tokens": 12},
-    "prefix cache": {"prefix_cache": True, "block_size": 4, "long_prefill_threshold": 5},
-}
+from batcher import BatchdecodeError, Request, decode, load_model  # noqa: E402 - as above
+from batcher.models.transformer import SlotModel  # noqa: E402 - as above
 
 
 @pytest.fixture(autouse=True)
 def _alone_and_quiet():
-    torch.set_num_threads(1)  # of tiny products several only wait for each other
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    be_quiet()
 
 
-def prompts():
-    draw = Random(0)
-    begin = [draw.randrange(3, VOCAB) for _ in range(8)]
-    drawn = [[draw.randrange(3, VOCAB) for _ in range(length)] for length in LENGTHS]
-    return [*drawn, begin + drawn[0], begin + drawn[1]]
-
-
-def results_of(model, requests, schedule, speculation=None):
-    engine = Engine(model, 3, settings=SchedulingSettings(**schedule), speculation=speculation)
-    asked = [Request(id=str(n), ignore_eos=True, **more) for n, more in enumerate(requests)]
-    results = drained(engine, asked).results
-    assert not [result.error for result in results if result.error]
-    return sorted(results, key=lambda result: (int(result.id), result.index))
-
-
-def decoded(model, schedule, speculation=None, max_tokens=NUM_TOKENS):
-    asked = [{"prompt": prompt, "max_tokens": max_tokens} for prompt in prompts()]
-    return [result.tokens for result in results_of(model, asked, schedule, speculation)]
-
-
-@pytest.fixture(params=[*PAGED, *ROW_BY_ROW])
-def saved(request, tmp_path):
-    model = random_model(request.param)
-    model.save_pretrained(tmp_path)
-    num_tokens = NUM_TOKENS if request.param in PAGED else 16  # one row after the other takes long
-    expected = [generated(model, prompt, num_tokens) for prompt in prompts()]
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_tokens_of_rows_are_those_that_generate_gives(name, tmp_path):
+    theirs = random_model(name)
+    theirs.save_pretrained(tmp_path)
+    model = load_model(f"hf:{tmp_path}")
+    assert isinstance(model.inner, SlotModel)
+    asked = [{"prompt": prompt, "max_tokens": 16} for prompt in prompts()]
+    expected = [generated(theirs, fields["prompt"], 16) for fields in asked]
     assert len({token for tokens in expected for token in tokens}) > 20
-    return request.param, tmp_path, expected
-
-
-def test_tokens_are_those_that_generate_gives(saved):
-    name, folder, expected = saved
-    model = load_model(f"hf:{folder}")
-    assert isinstance(model.inner, TransformerModel if name in PAGED else SlotModel)
     for schedule in SCHEDULES.values():
-        assert decoded(model, schedule, max_tokens=len(expected[0])) == expected, schedule
+        found = results_of(model, asked, schedule=schedule)
+        assert [result.tokens for result in found] == expected, schedule
 
 
 def test_every_kind_of_rope_is_tried():
     assert {*ROPE_INIT_FUNCTIONS} <= {*ROPES}
 
 
-LONG = [name for name in ROPES if "longrope" in name]
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_rows_that_share_blocks_have_their_own_factors(name, tmp_path):
-    model = random_model(name)
-    model.save_pretrained(tmp_path)
-    read = load_model(f"hf:{tmp_path}")
-    short = prompts()[1]  # passes the switch
-    others = [short + generated(model, short, 20), short[:5]]
-    asked = [
-        {"prompt": prompt, "max_tokens": 30, "arrival_time": 40.0 * number}
-        for number, prompt in enumerate([short, *others, short])
-    ]
-    found = results_of(read, asked, {"prefix_cache": True, "block_size": 4})
-    assert [result.tokens for result in found] == [
-        generated(model, request["prompt"], 30) for request in asked
-    ]
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_drafts_beams_and_scores_know_the_factors_of_each_token(name, tmp_path):
-    model = random_model(name)
-    model.save_pretrained(tmp_path)
-    read = load_model(f"hf:{tmp_path}", exact=True)
-    expected = [generated(model, prompt, 30) for prompt in prompts()]
-    for draft in (f"hf:{tmp_path}", "ngram"):
-        speculation = SpeculationSettings(draft=draft)
-        assert decoded(read, {}, speculation, max_tokens=30) == expected
-    long, chunks = prompts()[1] * 2, {"max_batch_tokens": 5}
-    asked = [
-        {"prompt": long, "max_tokens": 2, "prompt_logprobs": 0},
-        {"prompt": long[:17], "max_tokens": 20, "num_beams": 2},
-        {"prompt": long[:17], "max_tokens": 20, "n": 2, "temperature": 1, "seed": 1},
-    ]
-    whole, parts = (results_of(read, asked, schedule) for schedule in ({}, chunks))
-    assert [result.tokens for result in whole] == [result.tokens for result in parts]
-    with torch.no_grad():
-        logits = model(torch.tensor([long])).logits[0].log_softmax(-1)
-    expected = [logits[at, token].item() for at, token in enumerate(long[1:])]
-    for results in (whole, parts):
-        found = [of_token.logprob for of_token in results[0].prompt_logprobs[1:]]
-        assert found == pytest.approx(expected, abs=1e-3)
-
-
-@pytest.mark.parametrize("name", ["longrope of phi 3", "bamba"])
-def test_factors_of_a_model_with_windows_or_row_by_row_may_not_switch(name, tmp_path):
+def test_factors_of_a_model_row_by_row_may_not_switch(tmp_path):
     rope = ROPES["longrope"][1]["rope_parameters"] | {"partial_rotary_factor": 1.0}
-    random_model(name, sliding_window=8, rope_parameters=rope).save_pretrained(tmp_path)
+    theirs = random_model("bamba", rope_parameters=rope)
+    theirs.save_pretrained(tmp_path)
     with pytest.raises(BatchdecodeError, match=f"give --max-context {SWITCH}, up to which"):
         load_model(f"hf:{tmp_path}")
     read = load_model(f"hf:{tmp_path}", max_context=SWITCH)
-    asked = [{"prompt": [3, 4], "max_tokens": 9}]
-    expected = generated(transformers.AutoModelForCausalLM.from_pretrained(tmp_path), [3, 4], 9)
-    assert results_of(read, asked, {})[0].tokens == expected
+    found = results_of(read, [{"prompt": [3, 4], "max_tokens": 9}])
+    assert found[0].tokens == generated(theirs, [3, 4], 9)
 
 
 @pytest.mark.parametrize(
@@ -176,15 +102,6 @@ def test_a_vocabulary_may_be_smaller_than_what_is_tried_at_first(tmp_path):
     asked = [Request(prompt=[3, 5], max_tokens=9, ignore_eos=True)]
     found = decode(asked, model=f"hf:{tmp_path}")
     assert found[0].tokens == generated(model, [3, 5], 9)
-
-
-def test_drafts_of_any_kind_change_no_token(tmp_path):
-    model = random_model("gemma 3")
-    model.save_pretrained(tmp_path)
-    expected = [generated(model, prompt, NUM_TOKENS) for prompt in prompts()]
-    target = load_model(f"hf:{tmp_path}")
-    for draft in (f"hf:{tmp_path}", "ngram"):
-        assert decoded(target, {}, SpeculationSettings(draft=draft)) == expected
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "qwen3 with experts", "qwen3-next"])

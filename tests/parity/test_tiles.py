@@ -18,7 +18,18 @@ from narrow_model import top_logits
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hf_models import PAGED, VOCAB, generated, random_model  # noqa: E402 - as above
+from hf_models import (  # noqa: E402 - as above
+    PAGED,
+    SCHEDULES,
+    SWITCH,
+    VOCAB,
+    be_quiet,
+    generated,
+    prompts,
+    random_model,
+    results_of,
+    run_of,
+)
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - as above
 from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402 - as above
 
@@ -33,65 +44,56 @@ from batcher.models.tiles import TileModel  # noqa: E402 - as above
 from batcher.settings import SchedulingSettings  # noqa: E402 - as above
 from batcher.speculation.settings import SpeculationSettings  # noqa: E402 - as above
 
-UNTILED = {
-    "dynamic": "its shapes depend on its tokens",
-    "qwen3 with experts": "its shapes depend on its tokens",
-    "gpt-oss": "its shapes depend on its tokens",
-} | {name: "its LongRoPE factors switch" for name in PAGED if "longrope" in name}
-SCHEDULES = {
-    "plain": {},
-    "chunks": {"max_batch_tokens": 7, "prefill_order": "prefill-first"},
-    "few blocks": {"kv_blocks": 80, "block_size": 4, "max_batch_tokens": 12},
-    "prefix cache": {"prefix_cache": True, "block_size": 4, "long_prefill_threshold": 5},
-}
+BY_TOKEN = {"qwen3 with experts", "gpt-oss", "longrope of phi 3.5 with experts"}
+"""With other experts for each token; computed one token at a time to be exact."""
 
 
 @pytest.fixture(autouse=True)
 def _alone_and_quiet(monkeypatch):
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    monkeypatch.setitem(tiles._EXACT_SIZES, "cpu", (16, 48))  # several, as on a GPU
-
-
-def prompts(draw, lengths=(3, 17, 9, 30, 1, 12, 50)):
-    shared = [draw.randrange(3, VOCAB) for _ in range(8)]
-    drawn = [[draw.randrange(3, VOCAB) for _ in range(length)] for length in lengths]
-    return [*drawn, shared + drawn[0], shared + drawn[1]]
-
-
-def run_of(model, requests, batch_size=3, schedule=None, speculation=None):
-    settings = SchedulingSettings(**(schedule or {}))
-    engine = Engine(model, batch_size, settings=settings, speculation=speculation)
-    asked = [
-        Request(**{"id": str(number), "ignore_eos": True, **fields})
-        for number, fields in enumerate(requests)
-    ]
-    run = drained(engine, asked)
-    assert not [result.error for result in run.results if result.error]
-    run.results.sort(key=lambda result: (int(result.id), result.index))
-    return run
-
-
-def results_of(*given, **more):
-    return run_of(*given, **more).results
+    be_quiet()
+    monkeypatch.setitem(tiles._EXACT_SIZES, "cpu", ((16, 48),))  # several, as on a GPU
 
 
 @pytest.mark.parametrize("name", PAGED)
 def test_tokens_are_those_that_generate_gives(name, tmp_path):
+    """Beyond the switch of LongRoPE all prompts have the factors of long ones."""
     theirs = random_model(name)
     theirs.save_pretrained(tmp_path)
-    model = load_model(f"hf:{tmp_path}", exact=True)
-    if name in UNTILED:
-        assert model.settings["untiled"].startswith(UNTILED[name])
-        return
-    assert isinstance(model.inner, TileModel)
-    assert model.settings["exact"]
-    asked = [{"prompt": prompt, "max_tokens": 40} for prompt in prompts(Random(0))]
+    given = prompts()
+    if "longrope" in name:
+        given = [prompt * (1 + SWITCH // len(prompt)) for prompt in given]
+    asked = [{"prompt": prompt, "max_tokens": 40} for prompt in given]
     expected = [generated(theirs, fields["prompt"], 40) for fields in asked]
-    for schedule in SCHEDULES.values():
-        found = results_of(model, asked, schedule=schedule)
-        assert [result.tokens for result in found] == expected, schedule
+    assert len({token for tokens in expected for token in tokens}) > 20
+    for settings in ({}, {"exact": True}, {"fast_math": True}):
+        model = load_model(f"hf:{tmp_path}", **settings)
+        assert isinstance(model.inner, TileModel)
+        is_exact = settings == {"exact": True} or (not settings and name not in BY_TOKEN)
+        assert model.settings["exact"] == is_exact
+        assert ("uncaptured" in model.settings) == (name in BY_TOKEN)
+        assert ("inexact" in model.settings) == (not settings and name in BY_TOKEN)
+        schedules = {"plain": {}} if "fast_math" in settings else SCHEDULES
+        for schedule in schedules.values():
+            if name in BY_TOKEN and settings and schedule:
+                continue
+            found = results_of(model, asked, schedule=schedule)
+            assert [result.tokens for result in found] == expected, (settings, schedule)
+        if not settings and name not in BY_TOKEN:
+            assert model.inner._decoder.sizes == (16, 48)
+
+
+@pytest.mark.parametrize("name", [name for name in PAGED if "longrope" in name])
+def test_a_context_up_to_the_switch_has_short_factors(name, tmp_path):
+    theirs = random_model(name)
+    theirs.save_pretrained(tmp_path)
+    model = load_model(f"hf:{tmp_path}", max_context=SWITCH)
+    asked = [{"prompt": prompt, "max_tokens": 10} for prompt in prompts(lengths=(3, 17, 9))]
+    found = results_of(model, [*asked, {"prompt": asked[0]["prompt"], "max_tokens": 99}])
+    assert [result.tokens for result in found[:-1]] == [
+        generated(theirs, fields["prompt"], 10)[: SWITCH - len(fields["prompt"])]
+        for fields in asked
+    ]
+    assert found[-1].tokens == generated(theirs, asked[0]["prompt"], SWITCH - 3)
 
 
 @pytest.fixture(scope="module")
@@ -416,23 +418,43 @@ def test_a_size_whose_bits_differ_is_not_used(folders, monkeypatch):
 
     monkeypatch.setattr(tiles.TileCache, "compute", noting)
     monkeypatch.setattr(tiles.TileCache, "choose", differs_in_large_tiles)
-    monkeypatch.setitem(tiles._EXACT_SIZES, "cpu", (32, 48))
+    monkeypatch.setitem(tiles._EXACT_SIZES, "cpu", ((32, 48), (32,)))
     model = load_model(f"hf:{folders['llama']}", exact=True).inner
     assert model._decoder.sizes == (32,)
 
 
 def test_a_model_that_is_not_captured_runs_kernel_by_kernel(folders, monkeypatch):
-    def fails(*_):
-        raise tiles.TileError("its kernels were not captured: why")
+    """Triton fails, too, so that the reference computes attention."""
+    captured, attended = tiles._captured, []
+
+    def fails(compute, decoder, pool):
+        if decoder.uncaptured is None:
+            decoder.attend = lambda *_: pytest.fail("Triton's kernels fail")
+        if decoder.attend is not tiles.reference_attention:
+            raise tiles.TileError("its kernels were not captured: why")
+        attended.append(decoder.uncaptured)
+        return captured(compute, decoder, pool)
 
     monkeypatch.setattr(tiles, "_captured", fails)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folders["gemma 3"])
-    model = load_model(f"hf:{folders['gemma 3']}", exact=True)
-    assert model.settings["untiled"] == "its kernels were not captured: why"
+    model = load_model(f"hf:{folders['gemma 3']}")
+    assert model.settings["uncaptured"] == "its kernels were not captured: why"
+    assert model.settings["exact"]
     asked = [{"prompt": prompt, "max_tokens": 20} for prompt in prompts(Random(0))]
     assert [result.tokens for result in results_of(model, asked)] == [
         generated(theirs, fields["prompt"], 20) for fields in asked
     ]
+    assert attended
+
+
+def test_a_model_without_exact_tiles_is_fast_or_refused(folders, monkeypatch):
+    monkeypatch.setattr(TileModel, "_has_equal_bits", lambda _self: False)
+    model = load_model(f"hf:{folders['llama']}")
+    reason = "torch computes the same token in several ways"
+    assert (model.settings["exact"], model.settings["inexact"]) == (False, reason)
+    assert model.inner._decoder.sizes == tiles._FAST_SIZES
+    with pytest.raises(BatchdecodeError, match=f"--exact: {reason}"):
+        load_model(f"hf:{folders['llama']}", exact=True)
 
 
 def test_exact_and_fast_at_once_are_an_error(folders):
@@ -464,7 +486,9 @@ for number, (heads, kv_heads, key_dim, value_dim, window, softcap, size) in enum
     call = AttentionCall(query, query, query, key_dim**-0.5, window, softcap, sinks)
     where = Where(tables, slots, lengths, own, 3, size)
     found = paged_attention(call, keys, values, where)
-    expected = reference_attention(call, keys, values, where.cells(window))
+    expected = reference_attention(call, keys, values, where.reads(window, 0))
+    gathered = reference_attention(call, keys, values, where.reads(window, 200))
+    assert torch.allclose(gathered, expected, atol=1e-5), number
     assert torch.allclose(found, expected, atol=1e-5), number
     alone = AttentionCall(query[1:2], *(query,) * 2, key_dim**-0.5, window, softcap, sinks)
     one = where._replace(slots=slots[1:2], lengths=lengths[1:2], own_cells=own[1:2])
@@ -623,7 +647,7 @@ def test_a_tile_can_be_captured(name, tmp_path, monkeypatch):
     monkeypatch.setattr(tiles, "_captured", captured)
     monkeypatch.setattr(tiles.TileDecoder, "new_cache", new_cache)
     monkeypatch.setattr(tiles, "reference_attention", fixed_attention)
-    monkeypatch.setattr(tiles.Where, "cells", lambda self, _window: self)
+    monkeypatch.setattr(tiles.Where, "reads", lambda self, *_: self)
     monkeypatch.setattr(models_tiles, "_PATIENCE", 2)
     model = load_model(f"hf:{tmp_path}", exact=True, max_context=96)
     assert model.inner._decoder.sizes == (16, 48)
@@ -670,7 +694,7 @@ def test_tiles_that_are_not_exact_have_more_sizes(folders):
 
 
 def test_trees_of_drafts_are_refused(exact_models):
-    with pytest.raises(BatchdecodeError, match="no model with recurrent layers or in tiles can"):
+    with pytest.raises(BatchdecodeError, match="`hf:` models cannot.; use --draft-tokens"):
         results_of(
             exact_models["llama"],
             [],
