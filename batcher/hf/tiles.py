@@ -268,11 +268,11 @@ def reference_attention(
     output = call.query.new_zeros(*call.query.shape[:2], values.shape[2])
     for tokens, cells, mask in reads:
         query = call.query[tokens][:, None]
-        parts = (  # faster than an index
+        own_keys, own_values = (  # faster than an index
             part.index_select(0, cells.flatten()).view(*cells.shape, *part.shape[1:])
             for part in (keys, values)
         )
-        output[tokens] = call.of(query, *parts, mask)[:, 0]
+        output[tokens] = call.of(query, own_keys, own_values, mask)[:, 0]
     return output
 
 
