@@ -175,8 +175,8 @@ def queries_of(
 class Rectangle:
     """Queries of several sequences, padded to equal numbers of queries and keys.
 
-    tokens: [rows, queries] the index of each query in the step. is_there: the same, False for
-    padding. cells: [rows, keys]. mask: [rows, 1, queries, keys], -inf for hidden keys.
+    tokens: [rows, queries] the index of each query in the step, -1 for padding.
+    cells: [rows, keys]. mask: [rows, 1, queries, keys], -inf for hidden keys.
     """
 
     def __init__(self, rows: Sequence[Queries], window: int | None) -> None:
@@ -184,9 +184,8 @@ class Rectangle:
         num_keys = -(-max(len(row.cells) for row in rows) // KEYS) * KEYS
         steps, keys = np.arange(num_queries), np.arange(num_keys)
         sizes = np.array([row.num_queries for row in rows])
-        self.is_there: NDArray[np.bool_] = steps < sizes[:, None]
         self.tokens: IntArray = np.array([row.token for row in rows])[:, None] + steps
-        self.tokens[~self.is_there] = 0
+        self.tokens[steps >= sizes[:, None]] = -1
         self.cells: IntArray = np.full((len(rows), num_keys), NOWHERE)
         for line, row in zip(self.cells, rows, strict=True):
             line[: len(row.cells)] = row.cells
@@ -247,7 +246,7 @@ class Attention:
 
         keys, values: [cells, kv_heads, head_dim].
         """
-        output = np.empty(query.shape, np.float32)
+        output = np.empty((len(query) + 1, *query.shape[1:]), np.float32)  # the last: of padding
         num_kv_heads, head_dim = keys.shape[1:]
         group = query.shape[1] // num_kv_heads
         part_size = _part_size(head_dim)
@@ -272,9 +271,8 @@ class Attention:
                 attended = reduce(np.add, attended.swapaxes(0, 2)).swapaxes(0, 1)
             attended /= np.float32(_FACTOR)
             attended = attended.reshape(num_rows, num_kv_heads, num_queries, -1).swapaxes(1, 2)
-            attended = attended.reshape(num_rows, num_queries, -1, head_dim)
-            output[rectangle.tokens[rectangle.is_there]] = attended[rectangle.is_there]
-        return output
+            output[rectangle.tokens] = attended.reshape(num_rows, num_queries, -1, head_dim)
+        return output[:-1]
 
 
 def _part_size(head_dim: int) -> int:
