@@ -4,15 +4,14 @@ A run is in the page as packed lines of JSON, which assets/run.js reads: ["run",
 ["spans", {"slot": [...], "+start": [...]}] for rows of a table, with a list for each column.  A
 column with a + has the differences from row to row.
 
-Text of a run is only in the file as base64, or escaped, and the content security policy allows the
-scripts of the page alone.  Memory grows with what waits or runs at once, not with the
+Text of a run is only in the file as base64, or escaped by `report`, and the content security policy
+allows the scripts of the page alone.  Memory grows with what waits or runs at once, not with the
 length of the run.
 """
 
 import base64
-import html
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from heapq import merge
@@ -27,6 +26,7 @@ from msgspec.structs import replace
 from batcher.events import Event, FinishEvent, RejectEvent
 from batcher.explaining.story import StoryWords, admissions_of, outline, story_of, waits_of
 from batcher.page import START
+from batcher.page.report import escaped
 from batcher.result import FinishReason
 from batcher.trace.run import RequestTimeline, is_follower
 from batcher.trace.timeline import SortedRecords, Timeline
@@ -104,13 +104,13 @@ def encode_run(
     timelines: Sequence[PageTimeline],
     facts: "PageFacts",
     words: StoryWords,
-    above: str,
+    *report: str,
 ) -> Iterator[bytes]:
-    """Return the page of the run at `path`; timelines: its workers.  above: see encode_page."""
+    """Return the page of the run at `path`; timelines: its workers.  report: see encode_page."""
     name = path.rpartition("/")[2]
     names = [f"{name}, worker {worker}" for worker in range(len(timelines))]
     names = names if len(names) > 1 else [name]
-    return encode_page(map(PageRun, names, timelines), facts, words, name, above)
+    return encode_page(map(PageRun, names, timelines), facts, words, name, *report)
 
 
 class Opening(Struct, frozen=True, omit_defaults=True):
@@ -130,10 +130,11 @@ class PageDifference(Struct, frozen=True):
 
 
 class PageFacts(Struct, frozen=True):
-    """Facts in addition to the runs."""
+    """Facts in addition to the runs; is_part: whether the page is part of a longer document."""
 
     opening: Opening = Opening()
     diff: PageDifference | None = None
+    is_part: bool = False
 
 
 def encode_page(
@@ -142,8 +143,9 @@ def encode_page(
     words: StoryWords,
     title: str,
     above: str = "",
+    below: str = "",
 ) -> Iterator[bytes]:
-    """Yield the file in pieces: a run, its workers, or two runs; above: HTML before them."""
+    """Yield the file in pieces: a run, its workers, or two runs; above, below: HTML around them."""
     scripts = {name: _asset(name) for name in SCRIPTS}
     style, licence = _asset("page.css"), _asset("d3.LICENSE")
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src " + " ".join(
@@ -159,7 +161,7 @@ def encode_page(
             f"<title>{escaped(title)} - batchdecode</title>\n<style>{style}</style>\n</head>\n"
             f"<body>\n{above}"
             '<main id="page"><noscript><p>The timeline needs JavaScript, which is off in this '
-            f"browser.</p></noscript></main>\n"
+            f"browser.</p></noscript></main>\n{below}"
         ).encode()
     )
     yield b'<script type="text/plain" id="facts">' + base64.b64encode(_encoder.encode(facts))
@@ -172,17 +174,6 @@ def encode_page(
     for script in scripts.values():
         yield f"<script>{script}</script>\n".encode()
     yield b"</body>\n</html>\n"
-
-
-def render_key_numbers(numbers: Mapping[str, str]) -> str:
-    """Return the HTML of the numbers at the top of a page; numbers: texts by their titles."""
-    cells = (f"<div><dt>{escaped(t)}</dt><dd>{escaped(n)}</dd></div>" for t, n in numbers.items())
-    return f'<dl class="numbers">{"".join(cells)}</dl>\n'
-
-
-def escaped(text: str) -> str:
-    visible = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-    return html.escape("".join(visible))
 
 
 @cache

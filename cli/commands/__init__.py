@@ -30,7 +30,7 @@ COMMANDS = {
     "train": "Train a small Llama on texts, or a draft model for one; needs the extra `train`.",
     "draft diagnose": "Show why the drafts of a model are rejected, position by position.",
     "schema": "Print the JSON Schema of a request, a result or a line of a trace.",
-    "completion": "Print the completion script for a shell.",
+    "completion": "Print the completion script for a shell, or install it.",
     "help": "Open a page of the manual, or list the pages.",
 }
 _MODULES = {"compare": "plan", "calibrate": "profiles", "schema": "help"}

@@ -255,12 +255,8 @@ def _view_lines(
     name = options.format or ("gantt" if to_terminal else "spans")
     if summary is not None:
         from batcher.metrics.summary import unit_of  # noqa: PLC0415 - as for a gantt, below
-        from batcher.page.page import (  # noqa: PLC0415 - as above
-            Opening,
-            PageFacts,
-            encode_run,
-            render_key_numbers,
-        )
+        from batcher.page.page import Opening, PageFacts, encode_run  # noqa: PLC0415 - as above
+        from batcher.page.report import render_key_numbers  # noqa: PLC0415 - as above
 
         from ..screen.summary import key_numbers  # noqa: PLC0415 - as above
 

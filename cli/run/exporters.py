@@ -1,11 +1,11 @@
-"""Prometheus metrics and the time series of a run.
+"""Prometheus metrics, the time series and the report of a run.
 
 Metrics are served and written by their own threads, which the run waits for only at its end.
 """
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from threading import Event as Flag
 from threading import Thread
@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Self
 from msgspec.structs import astuple
 
 from batcher.errors import BatchdecodeError
+from batcher.events import RunEvent
+from batcher.metrics.summary import Summary, unit_of
 from batcher.metrics.times import SeriesRow, TimeSeries, with_one_interval
 
 from ..errors import WriteError, reason_of
-from .files import OutFile, OutputError, Sink
+from ..screen.summary import BLOCKED_CAUSES, idle_causes, key_numbers
+from .files import OutFile, OutputError, Sink, write_lines
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector, WorkersCollector
+    from batcher.page.page import PageTimeline
 
 WRITE_SECONDS = 5.0  # between two versions of the metrics file
 
@@ -135,3 +139,27 @@ class SeriesWriter:
             self._has_header = True
         writer.writerows((number, *astuple(row))[first:end] for number, row in rows)
         self._sink.write(text.getvalue().encode())
+
+
+def write_report(
+    file: OutFile,
+    timelines: "Sequence[PageTimeline]",
+    summary: Summary,
+    run: RunEvent,
+    source_name: str,
+) -> None:
+    """Write the HTML report of a finished or interrupted run; timelines: of its workers."""
+    from batcher.page.page import PageFacts, encode_run  # noqa: PLC0415 - plain runs do without
+    from batcher.page.report import render_report  # noqa: PLC0415 - as above
+
+    from ..views.story_text import PAGE_WORDS  # noqa: PLC0415 - as above
+
+    for timeline in timelines:
+        timeline.close()
+    name = source_name.rpartition("/")[2]
+    numbers = key_numbers(summary, unit_of(summary, is_timed=bool(run.step_time)))
+    blocked = {reason: f"blocked: {cause}" for reason, cause in BLOCKED_CAUSES.items()}
+    report = render_report(summary, run, name, numbers, idle_causes(summary) | blocked)
+    facts = PageFacts(is_part=True)
+    with file.replace() as sink:
+        write_lines(encode_run(source_name, timelines, facts, PAGE_WORDS, *report), sink)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event, TokenEvent
+from batcher.page import is_page_start
 from batcher.requests.results import encode_tokens
 from batcher.trace.files import encode_events, is_trace_start
 
@@ -31,6 +32,7 @@ from .files import (
     Sink,
     TerminalJson,
     UploadedResults,
+    check_can_open,
     check_distinct,
     check_replaceable,
     check_writable,
@@ -54,6 +56,7 @@ MAX_EVENTS = 1000  # held back at most
 _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # recognizes files that a run has written
     "--trace": is_trace_start,
     "--summary-json": re.compile(rb'\{\s*"requests":').match,
+    "--report": is_page_start,
     "--metrics-file": re.compile(b"# HELP (vllm:|batchdecode_)").match,
     "--timeseries": re.compile(b"(worker,)?time,steps,running,").match,
 }
@@ -182,6 +185,7 @@ def opened_run(options: RunOptions, stop: StopSignals) -> Iterator[OpenRun]:
     named = {
         "--trace": options.trace,
         "--summary-json": None if options.summary_json == STDOUT else options.summary_json,
+        "--report": options.report,
         "--metrics-file": options.metrics_file,
         "--timeseries": options.timeseries,
     }
@@ -246,6 +250,8 @@ def _check_files(
             f"--metrics-file {shown(options.metrics_file)}: must be a local file, for the node "
             "exporter of this machine"
         )
+    if options.open:
+        check_can_open(options.report)
     for name, path in (*outputs, *named.items()):
         if path is not None:
             check_writable(path)

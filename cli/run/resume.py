@@ -231,7 +231,7 @@ class Resumption:
 
 def conclude_finished(resumption: Resumption, options: RunOptions) -> int | None:
     """Return the exit status of a run that has nothing left to do, else None."""
-    more = options.trace, options.summary_json, options.timeseries, options.otel
+    more = options.trace, options.summary_json, options.report, options.timeseries, options.otel
     if options.is_exposed or options.stats or any(output is not None for output in more):
         return None  # that needs decoding again
     earlier = resumption.earlier

@@ -1,7 +1,7 @@
 """`batchdecode run`: an engine or workers, and the list of sinks that take what they yield.
 
-A sink takes the events of each step: the trace, the numbers, the live view, spans and the run over
-time.  Results are written after the events of their step.
+A sink takes the events of each step: the trace, the numbers, the live view, spans, the run over
+time and the report.  Results are written after the events of their step.
 """
 
 import gc
@@ -61,6 +61,7 @@ from .urls import shown
 if TYPE_CHECKING:
     from batcher.metrics.summary import RunMetrics, Summary
     from batcher.metrics.times import TimeSeries
+    from batcher.page.page import PageTimeline
 
     from .resume import EarlierResults
     from .workers import InputLines, Transport, Workers
@@ -219,6 +220,14 @@ def _with_lock(lock: AbstractContextManager[object], take: EventSink) -> EventSi
     return take_locked
 
 
+def _one_by_one(take: Callable[[Event], object]) -> EventSink:
+    def take_each(events: Sequence[Event]) -> None:
+        for event in events:
+            take(event)
+
+    return take_each
+
+
 class Run:
     """A run that is ready to begin: its loop, and the sinks of what the loop yields.
 
@@ -266,7 +275,7 @@ class Run:
             series = SeriesWriter(sink, options.timeseries_interval, len(all_series))
             all_series = list(series.all_series)
         self._metrics: RunMetrics | None = None
-        is_asked = not options.quiet or options.summary_json or series
+        is_asked = not options.quiet or options.summary_json or options.report or series
         if is_exposed or is_asked:
             limits = options.limits
             metrics = loop.open_metrics(limits, all_series, view.fold, is_watched=is_exposed)
@@ -278,8 +287,8 @@ class Run:
                 observe = collector.observe
                 closing.callback(observe, ())  # counts the last steps
             sinks.append(_with_lock(lock, observe))
-        if (fold := view.fold) is not None and not isinstance(loop, Loop):
-            sinks.append(_with_lock(view.lock, lambda events: [*map(fold.take, events)]))
+        if view.fold is not None and not isinstance(loop, Loop):
+            sinks.append(_with_lock(view.lock, _one_by_one(view.fold.take)))
         if opened.spans is not None:
             sinks.append(opened.spans.take)
         if series is not None:
@@ -287,6 +296,12 @@ class Run:
             sinks.append(lambda _events: write_known())
             closing.callback(series.close)
             closing.callback(lambda: metrics.close(max(loop.num_steps)))
+        self._timeline: PageTimeline | None = None
+        if options.report is not None:
+            from batcher.page import page  # noqa: PLC0415 - few runs need it
+
+            self._timeline = page.PageTimeline()
+            sinks.append(_one_by_one(self._timeline.add))
         if self._trace is not None:
             closing.callback(self._trace.close)
         self._sinks = sinks
@@ -453,19 +468,19 @@ class Run:
                 from batcher.metrics.summary import with_wall_clock  # noqa: PLC0415 - few need it
 
                 summary = with_wall_clock(summary, elapsed)
-            failure: Exception | None = None
-            try:
-                if options.summary_json is not None:
-                    from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - as above
-
-                    with output_sink(opened.files.get("--summary-json")) as sink:
-                        sink.write(encode_summary(summary))
-            except (WriteError, OutputError) as error:
-                failure = error
+            failures: dict[str, Exception] = {}
+            for option, is_given, write in (
+                ("--summary-json", options.summary_json is not None, self._write_summary),
+                ("--report", self._timeline is not None, self._write_report),
+            ):
+                try:
+                    if is_given:
+                        write(summary)
+                except (WriteError, OutputError) as error:
+                    failures[option] = error
             if not options.quiet:
-                has_numbers = options.summary_json != STDOUT and failure is None
-                hint = self._show_summary(summary, elapsed, has_numbers=has_numbers)
-            if failure is not None:
+                hint = self._show_summary(summary, failures, elapsed)
+            for failure in failures.values():
                 raise failure
         if opened.spans is not None:
             opened.spans.close(loop.num_steps)
@@ -476,9 +491,28 @@ class Run:
             remark = "requests failed because they had to wait longer than --max-wait"
             command = partial(self._command, "--retry-failed")
             self._tell(remark, "continue later with: ", command)
+        if options.open:
+            opened.files["--report"].show_in_browser()
         return hint
 
-    def _show_summary(self, summary: "Summary", elapsed: float, *, has_numbers: bool) -> str | None:
+    def _write_summary(self, summary: "Summary") -> None:
+        from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - few runs have one
+
+        with output_sink(self._opened.files.get("--summary-json")) as sink:
+            sink.write(encode_summary(summary))
+
+    def _write_report(self, summary: "Summary") -> None:
+        from .exporters import write_report  # noqa: PLC0415 - few runs need it
+
+        timeline, opened = self._timeline, self._opened
+        if timeline is not None:
+            timelines = [timeline] if isinstance(self._loop, Loop) else timeline.workers
+            run, name = self._setup.run_event(), opened.requests.name
+            write_report(opened.files["--report"], timelines, summary, run, name)
+
+    def _show_summary(
+        self, summary: "Summary", failures: dict[str, Exception], elapsed: float
+    ) -> str | None:
         from ..screen.summary import (  # noqa: PLC0415 - a quiet run does without
             NOT_TOLD,
             BytesPerToken,
@@ -498,9 +532,11 @@ class Run:
             elif model.replaced:
                 names = ", ".join(model.replaced)
                 remark = f"  model {model.served_model} was used instead of {names}\n"
+        has_numbers = options.summary_json != STDOUT and "--summary-json" not in failures
         paths = (
             self._opened.results.name,
             options.trace,
+            None if "--report" in failures else options.report,
             options.summary_json if has_numbers else None,
             options.timeseries,
             options.metrics_file,

@@ -124,6 +124,8 @@ class RunOptions(RequestOptions):
             "FILE",
         ),
     ] = None
+    report: Annotated[str | None, output_file("Write an HTML report for a browser.")] = None
+    open: Annotated[bool, flag(OUTPUT, "Open the report in a browser at the end.")] = False
     slo: SloLimits = None
     metrics_port: Annotated[
         str | None,
@@ -284,6 +286,7 @@ class RunOptions(RequestOptions):
                 self.retry_failed and not self.resume,
                 "--retry-failed needs --resume: it retries the failed requests of an earlier run",
             ),
+            (self.open and self.report is None, "--open needs --report FILE"),
             (
                 self.timeseries_interval is not None and self.timeseries is None,
                 "--timeseries-interval needs --timeseries FILE",

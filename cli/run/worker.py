@@ -166,7 +166,7 @@ Told = tuple[int, Report | Died]
 
 
 def wants_events(options: RunOptions) -> bool:
-    readers = (options.trace, options.otel, options.timeseries)
+    readers = (options.trace, options.report, options.otel, options.timeseries)
     is_read = any(each is not None for each in (*readers, options.summary_json))
     return is_read or options.is_exposed or not options.quiet
 

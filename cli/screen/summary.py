@@ -72,6 +72,7 @@ class RunFiles(NamedTuple):
 
     results: str | None = None
     trace: str | None = None
+    report: str | None = None
     numbers: str | None = None
     timeseries: str | None = None
     metrics: str | None = None
@@ -92,6 +93,12 @@ ASCII = Marks("*", "x", "!", ", ")
 
 def marks_in(encoding: str) -> Marks:
     return UNICODE if can_print(encoding, "".join(UNICODE)) else ASCII
+
+
+def idle_causes(summary: Summary) -> dict[str, str]:
+    too_few = "too few free or no line yet" if summary.workers else "too few free"
+    causes = {"tail": "tail drain", "arrivals": "waiting for arrivals"}
+    return causes | {"empty_queue": "empty queue", "too_few": too_few}
 
 
 def render_summary(
@@ -336,10 +343,7 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
 
 def _idle_shares(summary: Summary) -> str:
     total = summary.busy_slot_steps + summary.idle_slot_steps
-    too_few = "too few free or no line yet" if summary.workers else "too few free"
-    texts = {"tail": "tail drain", "arrivals": "waiting for arrivals"}
-    texts |= {"empty_queue": "empty queue", "too_few": too_few}
-    counts = {text: summary.idle.get(cause, 0) for cause, text in texts.items()}
+    counts = {text: summary.idle.get(cause, 0) for cause, text in idle_causes(summary).items()}
     counts["blocked"] = sum(summary.idle.get(cause, 0) for cause in BLOCKED_CAUSES)
     causes = [f"{percent(count, total)} {text}" for text, count in counts.items() if count]
     whole = f"{percent(summary.idle_slot_steps, total)} = " if len(causes) > 1 else ""

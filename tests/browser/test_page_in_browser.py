@@ -181,6 +181,9 @@ def test_keys_wheel_and_drag_move_in_time_before_anything_is_clicked(show):
     tab = show(page_of(long_run()))
     tab.keyboard.press("+")
     assert tab.evaluate(width) == pytest.approx(20)
+    tab = show(page_of(long_run(), is_part=True))
+    tab.keyboard.press("+")
+    assert tab.evaluate(width) == 40
     tab = show(page_of(long_run()))
     domain = "page.view.x.domain()"
     canvas = tab.locator("canvas[role=application]")
@@ -220,11 +223,12 @@ def test_keys_wheel_and_drag_move_in_time_before_anything_is_clicked(show):
     assert tab.evaluate("document.activeElement.id") == "find"
 
 
-def test_the_chart_fills_the_window_whatever_its_size(show):
-    numbers = "<h1>report</h1><dl class='numbers'><div><dt>steps</dt><dd>40</dd></div></dl>"
+@pytest.mark.parametrize("is_part", [False, True])
+def test_the_chart_fills_the_window_whatever_its_size(show, is_part):
+    report = "<h1>report</h1><dl class='numbers'><div><dt>steps</dt><dd>40</dd></div></dl>"
     canvas = "document.querySelector('canvas[role=application]').getBoundingClientRect().bottom"
     for events in (long_run(), events_of(PLAIN)):
-        tab = show(page_of(events, numbers))
+        tab = show(page_of(events, report, is_part=is_part))
         for width, height in ((1280, 800), (1280, 1200), (700, 900), (1900, 700)):
             tab.set_viewport_size({"width": width, "height": height})
             panel = tab.locator(".panel").bounding_box()
@@ -287,6 +291,23 @@ def test_two_runs_go_in_step_and_both_tell_of_the_chosen_request(show):
     assert tab.evaluate(starts) == [12, 27]
 
 
+def test_a_report_has_its_timeline_in_it_and_scrolls_past_it(show):
+    report = "<article class='report'><h1>What it came to</h1></article>"
+    tab = show(page_of(long_run(), report, is_part=True))
+    assert tab.inner_text("h1") == "What it came to"
+    domain = tab.evaluate("page.view.x.domain()")
+    tab.locator("canvas[role=application]").hover()
+    tab.mouse.wheel(0, -200)
+    assert tab.evaluate("page.view.x.domain()") == domain
+    tab.keyboard.down("Control")
+    tab.mouse.wheel(0, -200)
+    tab.keyboard.up("Control")
+    assert tab.evaluate("page.view.x.domain()") != domain
+    tab.emulate_media(media="print")
+    assert not tab.is_visible(".controls")
+    assert tab.is_visible("canvas[role=application]")
+
+
 def test_what_is_shown_is_within_the_run_also_where_it_cannot_be_shown_closer(show):
     tab = show(page_of(short_run(["a", "b", "c", "d"])))
     for request in range(4):
@@ -314,7 +335,7 @@ def test_paper_is_light_and_the_screen_is_as_it_was_after_it(show):
 
 def test_where_scripts_are_off_the_page_says_what_is_missing(browser, tmp_path):
     path = tmp_path / "page.html"
-    path.write_bytes(page_of(long_run(), "<h1>What it came to</h1>"))
+    path.write_bytes(page_of(long_run(), "<h1>What it came to</h1>", is_part=True))
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(path.as_uri())

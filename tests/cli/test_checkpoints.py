@@ -222,9 +222,11 @@ def test_a_text_that_skips_the_chat_template_is_warned_of_once(tmp_path, rows, o
 @pytest.mark.parametrize(("model", "is_real"), [(TINY, True), ("simulated", False)])
 def test_a_run_of_a_real_model_reports_seconds_and_tokens_per_second(tmp_path, model, is_real):
     (tmp_path / "in").write_bytes(lines_of({"prompt": [5, 6], "max_tokens": 3, "ignore_eos": True}))
-    done = run("--summary-json", tmp_path / "s.json", model=model, requests=tmp_path / "in")
+    files = ["--summary-json", tmp_path / "s.json", "--report", tmp_path / "r.html"]
+    done = run(*files, model=model, requests=tmp_path / "in")
     wall = json.loads((tmp_path / "s.json").read_text()).get("wall")
-    assert (wall is not None) == ("wall clock" in done.stderr) == is_real
+    page = (tmp_path / "r.html").read_text().partition("<h2>Timeline")[0]
+    assert (wall is not None) == ("wall clock" in done.stderr) == ("tokens/s" in page) == is_real
     if is_real:
         assert 3 / wall["tokens_per_second"] == pytest.approx(wall["seconds"], abs=0.001)
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -107,17 +108,74 @@ ASK = (
 )
 
 
-def test_bash_offers_words(environment):  # the shell that asked
-    words = run_in("bash", f'eval "$(batchdecode completion; true)"\n{ASK}', environment)
+def test_bash_offers_words(environment):
+    words = run_in("bash", f'eval "$(batchdecode completion bash)"\n{ASK}', environment)
     assert words.split() == ["compare", "completion"]
 
 
+def test_bash_finds_the_installed_script(folder, environment):
+    start = folder / ".bashrc"
+    start.write_text("export MINE=1")  # without a line break
+    for report in (f"added a line to {start}\n", f"{start} loads it already\n"):
+        shown = run_in("bash", "batchdecode completion --install; true", environment)
+        assert report in shown  # of the shell that asked
+        path = folder / ".local/share/bash-completion/completions/batchdecode"
+        assert f"wrote {path}\n" in shown
+        assert shown.endswith(f" source {path}\n")
+    assert start.read_text().count("\n") == 2
+    words = run_in("bash", f'source ~/.bashrc; echo "$MINE"\n{ASK}', environment)
+    assert words.split() == ["1", "compare", "completion"]
+    path.unlink()
+    assert run_in("bash", "source ~/.bashrc; complete -p", environment) == ""
+
+
+@pytest.mark.parametrize(
+    ("shell", "variables", "script", "start"),
+    [
+        (
+            "bash",
+            {"XDG_DATA_HOME": "a b"},
+            "a b/bash-completion/completions/batchdecode",
+            ".bashrc",
+        ),
+        ("zsh", {}, ".local/share/zsh/site-functions/_batchdecode", ".zshrc"),
+        (
+            "zsh",
+            {"XDG_DATA_HOME": "data", "ZDOTDIR": "dots"},
+            "data/zsh/site-functions/_batchdecode",
+            "dots/.zshrc",
+        ),
+        ("fish", {}, ".config/fish/completions/batchdecode.fish", None),
+        ("fish", {"XDG_CONFIG_HOME": "c"}, "c/fish/completions/batchdecode.fish", None),
+    ],
+    ids=str,
+)
+def test_each_shell_has_its_files(tmp_path, shell, variables, script, start):
+    found = {name: str(tmp_path / path) for name, path in variables.items()}
+    for _ in range(2):
+        done = batchdecode("completion", shell, "--install", HOME=str(tmp_path), **found)
+        assert done.returncode == 0
+        files = {path for path in tmp_path.rglob("*") if path.is_file()}
+        assert files == {tmp_path / name for name in (script, start) if name}
+        assert (tmp_path / script).read_bytes() == batchdecode("completion", shell).stdout
+        if start is not None:
+            text = (tmp_path / start).read_text()
+            name = shlex.quote(str(tmp_path / script))
+            assert text == f"[ -f {name} ] && source {name}\n"
+
+
+def test_relative_folders_do_not_count(tmp_path):
+    batchdecode("completion", "zsh", "--install", HOME=str(tmp_path), XDG_DATA_HOME="x", ZDOTDIR="")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".local", ".zshrc"]
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_zsh_and_fish_load_the_script(shell, environment):
+def test_zsh_and_fish_load_the_installed_script(shell, environment):
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")
+    run_in(shell, f"batchdecode completion {shell} --install", environment)
     ask = {
-        "zsh": 'eval "$(batchdecode completion zsh)"; echo $_comps[batchdecode]',
-        "fish": "batchdecode completion fish | source; complete -C 'batchdecode comp'",
+        "zsh": "source ~/.zshrc; echo $_comps[batchdecode]",
+        "fish": "complete -C 'batchdecode comp'",
     }[shell]
     assert "comp" in run_in(shell, ask, environment)

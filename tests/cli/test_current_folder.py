@@ -68,7 +68,7 @@ HELPED = {  # these start processes
     "compare": ["compare", "many.jsonl", "-b", "2,3", "--jobs", 2],
 }
 ALONE = {
-    "run": ["run", "requests.jsonl", "-o", "out", "--trace", "b.gz", "--force"],
+    "run": ["run", "requests.jsonl", "-o", "out", "--report", "a", "--trace", "b.gz", "--force"],
     "file url": ["run", SAMPLES.as_uri() + "/requests.jsonl"],
     "trace": ["trace", "requests.jsonl", "--format", "html"],
     "verify": ["verify", "requests.jsonl"],

@@ -56,26 +56,19 @@ def test_a_page_has_all_spans_and_shows_what_is_selected(traces):
 
 
 def numbers_of(page):
-    """Return the numbers at the top of a page."""
+    """Return the numbers at the top of a page or a report."""
     return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.decode()))
 
 
-def test_a_page_has_each_worker(traces):
-    run = ["run", "in.jsonl", "-q", "-b", 2, "--workers", 2, "--trace", "workers.trace"]
-    assert batchdecode(*run, cwd=traces).returncode == 0
-    spans = batchdecode("trace", "workers.trace", "--format", "spans", cwd=traces).stdout
-    command = ["trace", "workers.trace", "--format", "html"]
-    _, shown = parts_of(batchdecode(*command, cwd=traces).stdout)
-    names = [each["run"]["name"] for each in shown]
-    assert names == ["workers.trace, worker 0", "workers.trace, worker 1"]
-    assert sum(len(spans_of(each)) for each in shown) == spans.count(b"\n") == 30
-
-
 @pytest.mark.parametrize("options", [[], ["--profile", "rtx4090_llama3.1-8b"]])
-def test_a_page_begins_with_the_numbers_of_the_summary(traces, options):
+def test_a_page_and_a_report_begin_with_the_numbers_of_the_summary(traces, options):
     command = ["trace", "in.jsonl", "-b", "2", *options, "--format"]
     page = numbers_of(batchdecode(*command, "html", cwd=traces).stdout)
     text = " ".join(batchdecode(*command, "summary", cwd=traces).stdout.decode().split())
+    files = ["-o", "out", "--report", "r.html", "--force"]
+    run = batchdecode("run", "in.jsonl", "-q", "-b", "2", *options, *files, cwd=traces)
+    assert run.returncode == 0
+    assert numbers_of((traces / "r.html").read_bytes()) == page
     assert list(page) == ["requests", "steps", "slots", "tokens", "queue", "ttft", "e2e", "idle"]
     assert page["requests"] == "30 ok"
     assert text.startswith(f"✓ 30 ok {page['steps'].split()[0]} steps · 2 slots · ")
@@ -94,16 +87,21 @@ def opened(tmp_path):
     return str(script), lambda: log.read_text().splitlines() if log.exists() else []
 
 
-OPEN = ["trace", "2.trace", "--format", "html", "-o", "open.html", "--open"]
+OPEN = {
+    "page": ["trace", "2.trace", "--format", "html", "-o", "open.html", "--open"],
+    "report": ["run", "in.jsonl", "-q", "--report", "open.html", "--open"],
+}
 
 
-def test_open_shows_the_file_in_a_browser(traces, opened):
+@pytest.mark.parametrize("kind", OPEN)
+def test_open_shows_the_file_in_a_browser(traces, opened, kind):
     browser, urls = opened
-    done = batchdecode(*OPEN, cwd=traces, BROWSER=browser)
+    (traces / "open.html").unlink(missing_ok=True)
+    done = batchdecode(*OPEN[kind], cwd=traces, BROWSER=browser)
     assert done.returncode == 0, done.stderr
     assert urls() == [(traces / "open.html").as_uri()]
     assert parts_of((traces / "open.html").read_bytes())[1]
-    done = batchdecode(*OPEN, "--force", cwd=traces, BROWSER="/bin/false")
+    done = batchdecode(*OPEN[kind], "--force", cwd=traces, BROWSER="/bin/false")
     assert (done.returncode, urls()[1:]) == (0, [])
     assert "warning: no browser opened open.html: open it yourself, or set BROWSER (with %s " in (
         done.stderr
@@ -131,6 +129,8 @@ def test_open_without_output_writes_a_temporary_file(traces, tmp_path, opened):
         ("trace 2.trace --format html --open", "--open needs a terminal as stdout, or -o FILE"),
         ("trace 2.trace --format html --open -o a.gz", "does not end in .gz, not a.gz"),
         ("trace 2.trace --format html --open -o /dev/stdout", "regular file"),
+        ("run in.jsonl --open", "--open needs --report FILE"),
+        ("run in.jsonl --report /dev/null --open", "regular file"),
     ],
 )
 def test_open_is_refused_before_anything_runs(traces, opened, command, message):
@@ -140,9 +140,10 @@ def test_open_is_refused_before_anything_runs(traces, opened, command, message):
     assert message in done.stderr
 
 
-def test_open_needs_a_browser(traces, tmp_path):
+@pytest.mark.parametrize("kind", OPEN)
+def test_open_needs_a_browser(traces, tmp_path, kind):
     nothing = {"PATH": str(tmp_path), "BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
-    done = batchdecode(*OPEN, "--force", cwd=traces, **nothing)
+    done = batchdecode(*OPEN[kind], "--force", cwd=traces, **nothing)
     assert (done.returncode, done.stdout) == (2, b"")
     assert "--open found no browser: set BROWSER to the command that starts one" in done.stderr
 

@@ -19,7 +19,7 @@ from cli.signals import StopSignals
 @pytest.fixture
 def running(tmp_path):
     (tmp_path / "in").write_bytes(lines_of(*workload(60)))
-    files = ["-o", "out", "--trace", "trace", "--summary-json", "numbers"]
+    files = ["-o", "out", "--trace", "trace", "--report", "report"]
     process = start("run", "in", *files, "-q", "--step-delay", "0.005", cwd=tmp_path)
     while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
         time.sleep(0.005)
@@ -106,18 +106,18 @@ def test_a_prompt_in_the_command_to_continue_stays_as_it_is(tmp_path):
     assert words == [*run, "--step-delay", "0.3", "--resume=repair", ""]
 
 
-def test_a_summary_does_not_take_the_place_of_another_file(tmp_path, running):
-    replace_by_another(tmp_path / "numbers")
+def test_a_report_does_not_take_the_place_of_another_file(tmp_path, running):
+    replace_by_another(tmp_path / "report")
     stderr = running.communicate()[1].decode()
     assert running.returncode == 1
-    assert stderr == "error: cannot write numbers: another file has taken its place\n"
-    assert (tmp_path / "numbers").read_text() == "another file"
+    assert stderr == "error: cannot write report: another file has taken its place\n"
+    assert (tmp_path / "report").read_text() == "another file"
 
 
 def test_a_lock_ends_with_a_run_that_is_killed(tmp_path, running):
     running.kill()
     running.communicate()
-    again = ["-o", "out", "-q", "--trace", "trace", "--summary-json", "numbers", "--resume"]
+    again = ["-o", "out", "-q", "--trace", "trace", "--report", "report", "--resume"]
     assert batchdecode("run", "in", *again, cwd=tmp_path).returncode == 0
     assert (tmp_path / "out").read_bytes().count(b"\n") == 60
 

@@ -12,6 +12,7 @@ from process import ROOT, batchdecode, lines_of, start, workload
 REQUESTS = lines_of(*workload(5))
 OPTIONS = [
     ("--trace", "t.jsonl.gz"),
+    ("--report", "r.html"),
     ("--summary-json", "s.json"),
     ("--timeseries", "series.csv"),
 ]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from emulated_run import Screen
 from examples import mostly_heavy
+from page_reader import parts_of, shown_spans, spans_of
 from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start, workload
 
 from cli.signals import STEPPING_ASIDE, STOPPING, Interrupted, StopSignals
@@ -101,7 +102,7 @@ def test_ctrl_c_during_imports_ends_the_command_without_a_word(tmp_path, module)
 def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path):
     (tmp_path / "in put.jsonl").write_bytes(LONG)
     arguments = ["run", "in put.jsonl", "-o", "out", "--trace", "trace", "--step-delay", "0.01"]
-    files = ["--timeseries", "series", "--timeseries-interval", "1"]
+    files = ["--report", "report", "--timeseries", "series", "--timeseries-interval", "1"]
     process = start(*arguments, *files, cwd=tmp_path)
     while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
         time.sleep(0.01)
@@ -118,6 +119,9 @@ def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path):
     events = [json.loads(line) for line in (tmp_path / "trace").read_bytes().splitlines()]
     assert sum(event["event"] == "finish" for event in events) == len(results)
     assert events[-1]["event"] != "end"
+    spans = batchdecode("trace", "trace", "--format", "spans", cwd=tmp_path).stdout
+    _, [shown] = parts_of((tmp_path / "report").read_bytes())
+    assert spans_of(shown) == shown_spans(spans.splitlines()) != []
     rows = list(csv.DictReader((tmp_path / "series").read_text().splitlines()))
     assert sum(int(row["steps"]) for row in rows) == len(rows) > 0
 
@@ -251,7 +255,7 @@ BLOCKED = {  # fifo: nobody has opened it; stalled: nobody reads it
     "a trace to a fifo": ["-q", "-o", "out", "--trace", "fifo"],
     "a trace": ["-q", "-o", "out", "--trace", "stalled"],
     "a trace of workers": ["-q", "-o", "out", "--trace", "stalled", "--workers", "2"],
-    "numbers to a fifo": ["-q", "-o", "out", "--summary-json", "fifo"],
+    "a report": ["-q", "-o", "out", "--report", "fifo"],
     "messages": ["-o", "out", "--step-delay", "0.001", "--live", "never"],
     "a picture": ["-o", "out", "--step-delay", "0.001", "--live", "always"],
 }

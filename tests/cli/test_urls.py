@@ -265,7 +265,7 @@ def test_outputs_at_urls_are_those_in_files(shelf, tmp_path, ending, more):
     for place in ("here", shelf.url):
         names = {"-o": "out.jsonl", "--trace": "trace.jsonl", "--timeseries": "series.csv"}
         paths = [each for o, name in names.items() for each in (o, f"{place}/{name}{ending}")]
-        done = shelf("-q", "--summary-json", f"{place}/numbers", *paths, *more)
+        done = shelf("-q", "--report", f"{place}/report.html", *paths, *more)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", "")
     found = sorted(path.name for path in (tmp_path / "here").iterdir())
     assert found == sorted(path.name for path in (tmp_path / "there").iterdir())
@@ -307,7 +307,7 @@ def test_results_of_an_input_that_breaks_off_are_kept(shelf, tmp_path):
     assert not (tmp_path / "there").exists()
 
 
-@pytest.mark.parametrize("option", ["--trace", "--summary-json"])
+@pytest.mark.parametrize("option", ["--trace", "--report", "--summary-json"])
 def test_other_files_that_cannot_be_uploaded_are_kept(shelf, tmp_path, option):
     done = shelf("-q", "-o", "out.jsonl", option, f"{shelf.url}/file", SHELF_FAULT="broken@file")
     (kept,) = kept_in((tmp_path / "tmp").resolve())

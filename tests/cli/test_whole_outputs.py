@@ -2,7 +2,7 @@
 
 import pytest
 from examples import mostly_heavy
-from process import ROOT, batchdecode, on_a_full_disk, start
+from process import COMMAND, ROOT, batchdecode, on_a_full_disk, start
 
 SAMPLES = ROOT / "samples"
 BLOCK_BYTES = 1024  # of `ulimit -f`
@@ -12,6 +12,7 @@ COMMANDS = {
     "a picture": f"trace {SAMPLES}/requests.jsonl --format svg --force -o OUT.svg",
     "a trace for Perfetto": f"trace {SAMPLES}/requests.jsonl --format chrome --force -o OUT",
     "a difference": f"trace diff {SAMPLES}/requests.jsonl - --html --force -o OUT.html",
+    "a report": f"run {SAMPLES}/requests.jsonl -q --report OUT.html --force",
     "numbers": f"run {SAMPLES}/requests.jsonl -q --summary-json OUT --force",
     "numbers for Prometheus": f"run {SAMPLES}/tiny.jsonl -q --metrics-file OUT --force",
     "a plot": f"compare {SAMPLES}/requests.jsonl --batch 1,2,4 --plot OUT.svg --force",
@@ -45,14 +46,17 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, command):
 
 
 def test_the_summary_lists_no_file_that_could_not_be_written(tmp_path):
-    command = ["run", SAMPLES / "requests.jsonl", "--summary-json", "s.json"]
-    process = start(*command, cwd=tmp_path, command=on_a_full_disk())
+    files = ["--report", "r.html", "--summary-json", "s.json"]
+    command = ["run", SAMPLES / "tiny.jsonl", *files]
+    process = start(
+        *command, cwd=tmp_path, command=["bash", "-c", 'ulimit -f 8; "$@"', "-", *COMMAND]
+    )
     stderr = process.communicate()[1].decode()
     assert process.returncode == 1
-    assert "27 ok" in stderr
-    assert "numbers: s.json" not in stderr
-    assert "error: cannot write s.json: File too large" in stderr
-    assert [*tmp_path.iterdir()] == []
+    assert "numbers: s.json" in stderr
+    assert "report: r.html" not in stderr
+    assert "error: cannot write r.html: File too large" in stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["s.json"]
 
 
 def test_a_workload_whose_source_is_bad_leaves_what_was_there(tmp_path):

@@ -1,4 +1,4 @@
-"""What is told of a run of several workers: metrics, spans and the live view."""
+"""What is told of a run of several workers: metrics, spans and a report."""
 
 import json
 import re
@@ -6,8 +6,10 @@ from itertools import count
 
 import pytest
 from examples import mostly_heavy
+from page_reader import parts_of, spans_of
 from process import batchdecode, lines_of, workload
 from prometheus_client.parser import text_string_to_metric_families
+from test_report import Cells, assert_is_nearly, leaves
 from test_run_workers import options_of, run_inner
 from test_spans import collector  # noqa: F401 - a fixture
 
@@ -142,6 +144,30 @@ def test_each_request_is_a_trace_whoever_dies(tmp_path, collector, kill_share): 
                 roots[told["gen_ai.request.id"].string_value] = span.trace_id, tokens
     found = {name: (*slots[trace], tokens) for name, (trace, tokens) in roots.items()}
     assert found == expected
+
+
+def test_a_report_has_the_numbers_and_all_slots(tmp_path):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(40)))
+    report, numbers, trace = (tmp_path / name for name in ("r.html", "s.json", "t.jsonl"))
+    options = options_of(
+        tmp_path, report=str(report), summary_json=str(numbers), trace=str(trace), quiet=False
+    )
+    run_inner(options)
+    page, cells = report.read_bytes(), Cells(report.read_bytes()).texts
+    summary = json.loads(numbers.read_bytes())
+    for path, value in leaves(summary):
+        if path in cells:
+            assert_is_nearly(value, cells[path])
+        else:  # zeros are left out, and distributions of zeros
+            assert value in (0, None, [], {}) or path.endswith(".count"), path
+    done = batchdecode("trace", trace, "--format", "html", "-o", tmp_path / "t.html")
+    assert done.returncode == 0
+    _, shown = parts_of(page)
+    _, of_trace = parts_of((tmp_path / "t.html").read_bytes())
+    assert b"tail drain" in page
+    assert b"ttft, " not in page
+    assert len(shown) == 3
+    assert list(map(spans_of, shown)) == list(map(spans_of, of_trace))
 
 
 @pytest.mark.parametrize(("live", "shown"), [("always", "w2 slot 11"), ("plain", "✓ 40 ok")])

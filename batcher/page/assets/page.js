@@ -6,6 +6,7 @@ const LEAST_STEPS = 8; // visible at the closest zoom
 class Page {
   constructor(place, runs, facts) {
     this.facts = facts;
+    this.isPart = facts.is_part; // of a longer document, in which the wheel scrolls
     this.view = new View(runs, () => this.draw());
     this.controls = new Controls(this, this.view);
     this.tip = element("div", { class: "tip", role: "tooltip", hidden: true });
@@ -31,7 +32,7 @@ class Page {
     this.select(null);
     this.resize();
     this.open(facts.opening ?? {});
-    this.charts[0].canvas.focus();
+    if (!this.isPart) this.charts[0].canvas.focus();
   }
 
   open({ steps, requests, slots }) {
@@ -44,7 +45,8 @@ class Page {
 
   listen() {
     const { view, stage } = this;
-    const zooms = ({ shiftKey, altKey }) => !shiftKey && !altKey;
+    const zooms = ({ shiftKey, altKey, ctrlKey, metaKey }) =>
+      !shiftKey && !altKey && (!this.isPart || ctrlKey || metaKey);
     this.zoom = d3
       .zoom()
       .filter((event) => (event.type === "wheel" ? zooms(event) : !event.button))
@@ -242,7 +244,7 @@ class Page {
     };
     const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (action) this.act(action, event);
-    else if (event.target === document.body) this.onChartKey(this.charts[0], event);
+    else if (event.target === document.body && !this.isPart) this.onChartKey(this.charts[0], event);
   }
 
   act(action, event) {
