@@ -181,6 +181,15 @@ def test_who_shares_what_was_not_computed_fails_and_nobody_else(*, is_attentive)
     assert results["other"].tokens == alone.tokens
 
 
+def test_a_row_whose_settings_allow_no_token_fails_alone():
+    [zero] = SimulatedModel().tokenizer.encode("0")
+    none_left = Request(id="bad", prompt=BAD.prompt, allowed_token_ids=[zero], bad_words=["0"])
+    alone = results_of(SimulatedModel(), [GOOD])["good"]
+    results = results_of(SimulatedModel(), [none_left, GOOD])
+    assert results["bad"].error.code == "constraint-error"
+    assert results["good"].tokens == alone.tokens
+
+
 def test_who_finds_blocks_later_or_has_a_cache_of_its_own_computes_what_failed():
     later = Request(id="later", prompt=GOOD.prompt, max_tokens=5, ignore_eos=True, arrival_time=3.0)
     alone = results_of(SimulatedModel(), [GOOD])["good"]

@@ -532,11 +532,14 @@ class Engine(DrivenEngine):
     def _with_sharers(
         self, failed: Mapping[int, Failure], scheduled: SchedulerOutput[Sequence]
     ) -> dict[int, Failure]:
-        """Add the rows that share blocks which a failed row has not computed."""
+        """Add the rows that share blocks which a failed row has not computed.
+
+        A row that is left without an allowed token has computed them.
+        """
         all_failed, first_of = dict(failed), self._batch.first_of
         for row, num_tokens in scheduled.num_scheduled_tokens.items():
             failure = all_failed.get(first_of(row).slot)  # in order: sharers are shared
-            if failure is not None:
+            if failure is not None and failure.code != "constraint-error":
                 why = f"it shares its first tokens with request {row.id!r}, which failed"
                 for sharer in self.scheduler.sharing(row, num_tokens):
                     other = Failure(failure.code, f"{why}: {failure.message}")
