@@ -4,8 +4,10 @@ Checkpoints are .gguf files, or folders with config.json and safetensors: data o
 Tensors are checked by name and shape when opened, and read when used.
 """
 
+import ctypes
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, files
@@ -218,6 +220,8 @@ def load_transformer(
     with about(path):
         weights = Weights(checkpoint.tensors, settings.weights, watch)
         decoder = Transformer(checkpoint.config, weights)
+    with suppress(OSError, AttributeError):  # glibc keeps the freed copies, of up to 150 MiB
+        ctypes.CDLL(None).malloc_trim(0)
     described = to_builtins(settings) | {"checkpoint": checkpoint.digest()}
     return TransformerModel(decoder, checkpoint.tokenizer, spec, described, settings.max_context)
 
