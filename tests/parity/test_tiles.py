@@ -1,9 +1,11 @@
 """Models of transformers in tiles: the tokens of `generate`, and the same bits in any batch."""
 
+import json
 import os
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
@@ -163,6 +165,22 @@ def test_logprobs_are_equal_to_the_bit_in_a_hundred_mixtures(folder):
             expected = told[int(result.id)]
             assert [(result.tokens, result.logprobs)] == expected, (number, batch_size, schedule)
     assert num_preemptions or model.inner.cache_windows == (8,)  # which holds few blocks
+
+
+def test_verify_proves_it(folders, tmp_path):
+    lines = [
+        {"prompt": prompt, "max_tokens": 9, "ignore_eos": True, "logprobs": 2}
+        for prompt in prompts(Random(2))
+    ]
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tool = Path(sys.executable).with_name("batchdecode")
+    model = f"hf:{folders['llama']}"
+    command = [tool, "verify", requests, "--model", model, "--exact", "--settings", "40", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    proof = json.loads(done.stdout)
+    assert proof["is_proven"]
+    assert proof["exercised"]["preemptions"] > 0
 
 
 def test_drafts_beams_and_scores_are_those_without_a_batch(folder):
