@@ -26,6 +26,7 @@ RetryReason = Literal["overload", "connection", "timeout", "answer"]
 ConcurrencyReason = Literal["overload", "success"]
 SpeculateReason = Literal["gain", "cost", "failure"]
 Role = Literal["sample", "beam", "negative"]
+Layout = Literal["ragged", "padded", "remote"]
 EndReason = FinishReason | Literal["unused", "lost"]
 RestartReason = Literal["killed", "exited", "lost"]
 
@@ -43,8 +44,8 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
 
     scheduling: SchedulingSettings that differ from the default, without the policy.
     step_time: the name of a StepTime and its settings; {} if a step lasts 1.0.
-    layout: "remote" if a server answers each row in its own time, so that a row receives the tokens
-    of its ReceiveEvents.
+    layout: "padded" if the model computes padding; "remote" if a server answers each row in its own
+    time, so that a row receives the tokens of its ReceiveEvents.
     speculation: the drafter, see SpeculationSettings; {} without drafts.
     workers: engines that decode the input in parallel, each with `batch` slots.
     defaults: of request fields, where they are not the usual ones.
@@ -57,7 +58,7 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     settings: dict[str, Any]
     scheduling: dict[str, Any] = {}
     step_time: dict[str, Any] = {}
-    layout: Literal["ragged", "remote", "padded"] = "ragged"  # padded: in older traces
+    layout: Layout = "ragged"
     speculation: dict[str, Any] = {}
     workers: int = 1
     defaults: dict[str, Any] = {}
@@ -181,11 +182,12 @@ class BlockedEvent(SampleEvent, frozen=True):
 class StepsEvent(_Event, frozen=True):
     """What each step from `step` on computed: lists of equal length, one item per step.
 
-    Written if steps do not always last 1.0, or if blocks or tokens are limited; it may follow lines
-    of later steps.  ends: end times.  decodes: rows that computed one generated token.  prefills:
-    other computed tokens.  rows: all computed rows.  blocks: held blocks.
+    Written if steps do not always last 1.0, if blocks or tokens are limited, or if the layout is
+    padded; it may follow lines of later steps.  ends: end times.  decodes: rows that computed one
+    generated token.  prefills: other computed tokens.  rows: all computed rows.  blocks: held
+    blocks.
     prefill_padding, decode_padding: padding positions that equally long rows would compute, or
-    read.
+    read; in a padded layout those of prefills are computed.
     drafts: the drafts among `prefills`; only if there are any.
     Only for wall times, in seconds: how long the step took; kv_read, prefill_work: as in StepTime.
     """

@@ -53,6 +53,7 @@ from batcher.models.base import (
     eos_token_ids_of,
     join_bytes,
     kv_block_bytes_of,
+    layout_of,
     special_encoder_of,
 )
 from batcher.models.loading import as_model, cache_windows_of
@@ -156,8 +157,9 @@ class Engine(DrivenEngine):
             strict_constraints=strict_constraints,
         )
         self._is_streaming, self._is_checked = is_streaming, is_checked
-        self._typecode = typecode_of(model.vocab_size)
+        self._layout, self._typecode = layout_of(model), typecode_of(model.vocab_size)
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)
+        is_measured |= self._layout == "padded"
         self._stats = StepStats(self.scheduler, clock) if is_measured else None
         self._speculator: Speculator | None = None
         if speculation is not None:
@@ -778,6 +780,7 @@ class Engine(DrivenEngine):
             settings=self._model.settings,
             scheduling=self.settings.beside_policy,
             step_time=self._clock.settings,
+            layout=self._layout,
             speculation={} if self._speculator is None else self._speculator.settings,
             defaults=dict(self.capabilities.defaults),
         )

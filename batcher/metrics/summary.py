@@ -61,9 +61,10 @@ def shown(kind: Callable[[], T]) -> T:
 
 
 class Positions(Totals):
-    """Computed positions."""
+    """Computed positions, those with padding included."""
 
     total: int = 0
+    padding: int = 0
 
 
 class Constraints(Totals):
@@ -403,7 +404,7 @@ class RunMetrics:
         # Steps events count positions.  In a run without them a sequence computes its first tokens
         # in the step of its admission, and in each later step its newest token, the tokens that a
         # constraint forced after it, and drafts.
-        self._has_steps = False
+        self._has_steps = self._is_padded = False
         self._num_begun = 0  # first tokens that were not cached, less one per admission
         self._num_jumped = 0
         self._last_jumps: dict[tuple[str, int], tuple[int, int]] = {}  # the step, and the tokens
@@ -519,8 +520,8 @@ class RunMetrics:
         counted, numbers = self.counted, self.counted.numbers
         self.run = run
         numbers.batch = self._slots.num_slots = run.batch
-        is_plain = is_untimed(run)
-        self._has_steps = not is_plain
+        self._is_padded, is_plain = run.layout == "padded", is_untimed(run)
+        self._has_steps = self._is_padded or not is_plain
         has_readers = self._slo is not None or self._series is not None
         if not is_plain or has_readers or counted.outputs is not None:
             self._begin_times(run)
@@ -591,7 +592,9 @@ class RunMetrics:
             case SpeculateEvent():
                 speculation.changes[event.reason] += 1
             case StepsEvent():
-                numbers.positions.total += sum(event.decodes) + sum(event.prefills)
+                padding = sum(event.prefill_padding) if self._is_padded else 0
+                numbers.positions.padding += padding
+                numbers.positions.total += sum(event.decodes) + sum(event.prefills) + padding
                 if self.fold.drafts.num_drafted:
                     speculation.add(event, self._end)
                 if event.ends:

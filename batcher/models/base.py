@@ -18,6 +18,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError, Failure
+from batcher.events import Layout
 from batcher.foreign import attribute_of, calling
 from batcher.request import MAX_ANSWER, TO_THE_END
 from batcher.tokens import Tokens
@@ -489,6 +490,12 @@ def eos_token_ids_of(model: Model) -> tuple[int, ...]:
     """Return the tokens that end a text: `eos_token_id`, and others of its `eos_token_ids`."""
     first, others = model.eos_token_id, told(model, "eos_token_ids", ())
     return tuple(dict.fromkeys([*others] if first is None else [first, *others]))
+
+
+def layout_of(model: Model) -> Layout:
+    """Return "padded" if that is the `layout` of a model, else "ragged"."""
+    layout = told(model, "layout", None)
+    return "padded" if type(layout) is str and layout == "padded" else "ragged"
 
 
 def bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:

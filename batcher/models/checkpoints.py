@@ -219,11 +219,19 @@ def load_transformer(
         )
     with about(path):
         weights = Weights(checkpoint.tensors, settings.weights, watch)
-        decoder = Transformer(checkpoint.config, weights)
-    with suppress(OSError, AttributeError):  # glibc keeps the freed copies, of up to 150 MiB
+        decoder = Transformer(checkpoint.config, weights, settings.layout)
+    with suppress(OSError, AttributeError):  # glibc keeps the freed copies: 120 MiB of float32
         ctypes.CDLL(None).malloc_trim(0)
-    described = to_builtins(settings) | {"checkpoint": checkpoint.digest()}
-    return TransformerModel(decoder, checkpoint.tokenizer, spec, described, settings.max_context)
+    described = {  # must be equal when a run resumes
+        name: value
+        for name, value in to_builtins(settings).items()
+        if name != "layout"  # it shows in no bit
+    } | {"checkpoint": checkpoint.digest()}
+    model = TransformerModel(
+        decoder, checkpoint.tokenizer, spec, described, settings.max_context
+    )
+    model.layout = settings.layout
+    return model
 
 
 def cache_size_of(spec: str) -> CacheSize:

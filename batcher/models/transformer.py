@@ -10,11 +10,13 @@ such a model continues from the token before its drafts.
 
 from collections.abc import Iterable, Iterator
 from copy import copy
+from itertools import groupby
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
 from batcher.errors import InvariantError
+from batcher.events import Layout
 from batcher.models.base import (
     Batch,
     Chunk,
@@ -141,11 +143,13 @@ class TransformerModel(DecoderModel):
 
     cache_windows: how far back each group of layers reads, see `cache_windows_of`.
     kv_bytes_per_token: bytes of keys and values of a token, in all groups.
+    layout: of the decoder; padded, decoding rows and chunks are computed separately.
     recomputes_drafts: whether it has recurrent layers; if not, it also verifies_trees.
     """
 
     is_paged = True
     verifies_drafts = True
+    layout: Layout = "ragged"
     _decoder: CausalModel
 
     def _prepare(self) -> None:
@@ -242,8 +246,16 @@ class TransformerModel(DecoderModel):
         )
         if not rows:
             return ModelOutput(self._tokens, failed, logits, draft_logits=draft_logits)
-        spans = [span for row in rows for span in row.spans]
-        hidden = self._decoder.forward(spans, self._store, self._states)
+        parts = [rows]
+        if self.layout == "padded":
+            parts = [[*part] for _, part in groupby(rows, lambda row: row.chunk is None)]
+        outputs = [
+            self._decoder.forward(
+                [span for row in part for span in row.spans], self._store, self._states
+            )
+            for part in parts
+        ]
+        hidden = outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
         ends = np.cumsum([row.num_tokens for row in rows])
         chunk_logits = {
             row.slot: self._logits_of(hidden[end - row.num_tokens : end])

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from batcher.errors import BatchdecodeError
+from batcher.events import Layout
 from batcher.fields import FieldFacts, fields_of
 
 # -- settings --------------------------------------------------------------------------------------
@@ -46,6 +47,12 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
         "turns (`drop-oldest`)",
         TransformerSetting(metavar="KIND"),
     ] = "error"
+    layout: Annotated[
+        Layout,
+        "layout of a step: `ragged` (each row has its own length), or `padded` (to the longest "
+        "row)",
+        TransformerSetting(metavar="LAYOUT"),
+    ] = "ragged"
 
 
 TRANSFORMER_SETTINGS: dict[str, TransformerSetting] = fields_of(TransformerSettings)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from batcher.errors import InvariantError, ModelError
+from batcher.events import Layout
 from batcher.transformer.config import DeltaNetSettings, TransformerConfig
 from batcher.transformer.layers import (
     NOWHERE,
@@ -113,7 +114,7 @@ def num_kv_layers(groups: Sequence[CacheGroup]) -> int:
     return 0 if first.is_recurrent else len(first.layers)
 
 
-PADDING = NOWHERE + 1  # the cell written by the padding of a tile, never read
+PADDING = NOWHERE + 1  # the cell written by padding, never read
 NUM_FIXED = PADDING + 1  # cells before those of block 0
 
 
@@ -319,6 +320,11 @@ def spans_of_tree(span: Span, paths: Sequence[Sequence[int]]) -> list[Span]:
 class Step:
     """Spans of several sequences, concatenated, and their cells.
 
+    Padded, all spans are as long as the longest. The padding follows the tokens of all spans: it
+    attends to its sequence, writes into an unused cell, changes no states and no bit of other
+    tokens, and is dropped.
+
+    num_tokens: without padding.
     token_ids, positions: [tokens]. own_cells: for each group of layers with attention [tokens], the
     cells of their keys and values.
     is_alone: compute the attention of each query alone.
@@ -330,15 +336,24 @@ class Step:
         spans: Sequence[Span],
         store: KVStore,
         states: RecurrentStates | None,
+        layout: Layout = "ragged",
         *,
         is_alone: bool = False,
     ) -> None:
         self.store, self.states = store, states
+        self.num_tokens = sum(len(span.token_ids) for span in spans)
         self.waves = (
             []
             if states is None
             else [*waves_of(spans, states.kernel_size, states.num_computed_together)]
         )
+        longest = max(len(span.token_ids) for span in spans)
+        for span in [*spans] if layout == "padded" else ():
+            num_missing = longest - len(span.token_ids)
+            if num_missing:
+                cells = [np.concatenate([own, np.full(num_missing, NOWHERE)]) for own in span.cells]
+                behind = Span([0] * num_missing, span.start + len(span.token_ids), cells)
+                spans = [*spans, behind]
         sizes = [len(span.token_ids) for span in spans]
         self.positions: IntArray = np.concatenate(
             [
@@ -354,6 +369,8 @@ class Step:
             np.concatenate([own[span.start :] for own, span in zip(every, spans, strict=True)])
             for every in groups
         ]
+        for own_cells in self.own_cells:
+            own_cells[self.num_tokens :] = PADDING
         self._spans, self._is_alone = spans, is_alone
         self._rectangles: dict[tuple[int, int | None], list[Rectangle]] = {}
 

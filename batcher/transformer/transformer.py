@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from batcher.errors import InvariantError
+from batcher.events import Layout
 from batcher.transformer.config import (
     EXPERT_NAMES,
     PARTS,
@@ -298,7 +299,7 @@ class GatedDeltaNet:
         strength, fading = np.split(groups, 2, axis=2)
         decay = np.exp(-self.fading * softplus(fading + self.fading_bias))
         strength, decay = sigmoid(strength)[..., None, None], decay[..., None, None]
-        recalled = np.empty_like(gate)
+        recalled = np.zeros_like(gate)  # no wave includes padding
         for wave in step.waves:
             past = convolution[wave.sources].swapaxes(0, 1).reshape(-1, channels.shape[1])
             inputs = np.concatenate([past, channels[wave.rows]])
@@ -385,10 +386,15 @@ _LEAST_ROWS = (1, 2, 16, None)  # to try in this order
 
 
 class Transformer:
-    """A CausalModel computed by ONNX Runtime."""
+    """A CausalModel computed by ONNX Runtime.
 
-    def __init__(self, config: TransformerConfig, weights: Weights) -> None:
-        self.config = config
+    layout: of steps.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, weights: Weights, layout: Layout = "ragged"
+    ) -> None:
+        self.config, self._weights, self._layout = config, weights, layout
         self.cache_groups, self.cache_size = cache_groups(config), cache_size(config)
         self._embedding = weights.tensors[EMBEDDING]
         builder, num_compared = Builder(config, weights, self.cache_groups), 0
@@ -417,9 +423,9 @@ class Transformer:
     def forward(
         self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None = None
     ) -> FloatArray:
-        step = Step(spans, store, states, is_alone=self._body.least_rows is None)
+        step = Step(spans, store, states, self._layout, is_alone=self._body.least_rows is None)
         hidden: FloatArray = self._body(step, **self._inputs(step))
-        return hidden
+        return hidden[: step.num_tokens]
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         logits: FloatArray = self._head(None, x=hidden)

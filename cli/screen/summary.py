@@ -289,8 +289,10 @@ def _groups(summary: Summary, kv_bytes: BytesPerToken, unit: Unit) -> Iterator[l
     parts.append(reasons and f"steps blocked: {reasons}")
     positions, done = summary.positions, summary.computed
     if positions.total:
-        parts.append(f"computed {counted(positions.total, 'position')}")
-    if done is not None and done.right_padding:
+        share = percent(positions.padding, positions.total)
+        padding = f"{positions.padding:,} padding ({share})" if positions.padding else "no padding"
+        parts.append(f"computed {counted(positions.total, 'position')}, {padding}")
+    if done is not None and done.right_padding and not positions.padding:
         share = percent(done.right_padding, done.prefill_tokens)
         parts.append(f"right padding would add {share} to prefills")
     yield parts

@@ -154,6 +154,26 @@ def settings_in(trace):
     return json.loads(trace.read_text().splitlines()[0])["settings"]
 
 
+def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
+    options = ["-o", "out", "--trace", "t", "--summary-json", "s", "--force"]
+    found = []
+    for layout in (["--layout", "padded"], []):
+        assert run(*options, *layout, cwd=tmp_path).returncode == 0
+        header = json.loads((tmp_path / "t").read_text().splitlines()[0])
+        summary = json.loads((tmp_path / "s").read_text())
+        found.append((header.get("layout"), (tmp_path / "out").read_bytes(), summary["positions"]))
+    (padded, results, cost), (ragged, same_results, no_cost) = found
+    assert (padded, ragged, results) == ("padded", None, same_results)
+    assert no_cost == {"total": cost["total"] - cost["padding"], "padding": 0}
+    assert cost["padding"] > 0
+    whole = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out").write_bytes(b"".join(whole[:-1]))
+    resumed = run("-o", "out", "--resume", "--layout", "padded", cwd=tmp_path)
+    assert resumed.returncode == 0
+    assert sorted((tmp_path / "out").read_bytes().splitlines(keepends=True)) == sorted(whole)
+    assert "padding (" in resumed.stderr
+
+
 @pytest.mark.parametrize(
     ("begun", "resumed", "why"),
     [

@@ -56,7 +56,7 @@ def test_six_lines_tell_of_a_run_and_no_word_is_broken():
         "  queue p50 160 p99 360   ttft p50 161 p99 361   e2e p50 240 p99 500  (steps)",
         "  idle: 27.9% = 0.2% tail drain, 27.7% empty queue",
         "  any schedule needs at least 652 steps; this one took 38.5% more",
-        "  computed 1,391 positions",
+        "  computed 1,391 positions, no padding",
         "  results.jsonl (22)   trace: batchdecode trace run.trace.jsonl",
     ]
     rest = {"is_complete": False, "num_unread": 1200}
@@ -187,7 +187,7 @@ def test_seconds_take_the_place_of_steps_where_steps_are_not_alike_or_promised()
         "  throughput 1 outputs/s, 2 output tokens/s",
         "  goodput 50.0% of outputs (0.5/s) within ttft 0.5 s, tpot 50 ms",
         "  missed: 1 ttft",
-        "  computed 12 positions   right padding would add 40.0% to prefills",
+        "  computed 12 positions, no padding   right padding would add 40.0% to prefills",
     ]
     assert lines_of(timed_summary(None), is_timed=False)[2:5] == [
         "  queue p50 0 p99 0.3 steps   ttft p50 0.2 p99 2 steps   tpot 0.05 steps",
@@ -217,7 +217,7 @@ def test_what_was_limited_has_lines_of_its_own():
         "  kv 93% used, 100% at most   12 preemptions recomputed 4,096 tokens",
         "  prefix hits 61%",
         "  token budget 45% used, full in 1,234 steps   steps blocked: KV 30, budget 12",
-        "  computed 12 positions",
+        "  computed 12 positions, no padding",
     ]
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from reference import english_requests
 
 from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
+from batcher.events import Layout
 from batcher.metrics.summary import Positions, RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
@@ -29,17 +30,27 @@ LIMITED = [
 
 
 class CountingModel(SimulatedModel):
-    """The simulated model; it counts what it is to compute."""
+    """The simulated model; it counts what it is to compute, as long rows as a layout makes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout) -> None:
         super().__init__()
-        self.positions = Positions()
+        self.layout = layout
+        self.num_tokens = self.num_positions = 0
 
     def forward(self, batch: Batch) -> ModelOutput:
         sizes = [len(chunk.token_ids) for chunk in batch.chunks]
         num_decoding = len({*batch.slots.tolist()} - {chunk.slot for chunk in batch.chunks})
-        self.positions.total += num_decoding + sum(sizes)
+        self.num_tokens += num_decoding + sum(sizes)
+        self.num_positions += num_decoding
+        if self.layout == "padded":
+            self.num_positions += max(sizes, default=0) * len([size for size in sizes if size])
+        else:
+            self.num_positions += sum(sizes)
         return super().forward(batch)
+
+    @property
+    def positions(self) -> Positions:
+        return Positions(total=self.num_positions, padding=self.num_positions - self.num_tokens)
 
 
 def counted(
@@ -75,6 +86,7 @@ def counted(
 
 @given(
     st.lists(control_requests() | english_requests(), min_size=1, max_size=6),
+    st.sampled_from(["ragged", "padded"]),
     st.just(PLAIN) | st.sampled_from(LIMITED),
     st.integers(4, 6),
     st.integers(0, 3),
@@ -84,9 +96,9 @@ def counted(
 )
 @examples(90)
 def test_positions_are_those_that_the_model_computes(
-    drawn, settings, batch_size, steps_between, abort_after, break_off_after, speculation
+    drawn, layout, settings, batch_size, steps_between, abort_after, break_off_after, speculation
 ) -> None:
-    model = CountingModel()
+    model = CountingModel(layout)
     requests = [
         replace(request, id=f"r{number}", arrival_time=float(number * steps_between))
         for number, request in enumerate(drawn)
@@ -98,7 +110,7 @@ def test_positions_are_those_that_the_model_computes(
         batch_size=batch_size,
         abort_after=abort_after,
         break_off_after=break_off_after,
-        speculation=speculation,
+        speculation=speculation if layout == "ragged" else None,
     )
     assert found == model.positions
 
@@ -122,27 +134,33 @@ BEAMS = Request(prompt=[7] * 4, num_beams=3, max_tokens=4, ignore_eos=True)
     ],
 )
 def test_positions_of_one_request(request_: Request, computed: int) -> None:
-    model = CountingModel()
-    assert counted(model, [request_]) == Positions(total=computed)
+    model = CountingModel("ragged")
+    assert counted(model, [request_]) == Positions(total=computed, padding=0)
     assert model.positions.total == computed
 
 
 @pytest.mark.parametrize("stop", [{"abort_after": [1]}, {"break_off_after": 1}])
 def test_what_is_forced_in_the_last_step_is_not_computed(stop: dict) -> None:
-    model = CountingModel()
-    assert counted(model, [FORCED], **stop) == model.positions == Positions(total=6)
+    model = CountingModel("ragged")
+    assert counted(model, [FORCED], **stop) == model.positions == Positions(total=6, padding=0)
 
 
 def test_a_sample_that_finds_the_prompt_of_another_computes_less_where_there_are_drafts() -> None:
-    model = CountingModel()
+    model = CountingModel("ragged")
     several = Request(prompt=[7] * 20, n=3, temperature=1.0, max_tokens=3, ignore_eos=True)
     found = counted(model, [several], batch_size=2, speculation=DRAFTS)
     assert found == model.positions
 
 
 def test_who_is_aborted_stands_still_in_no_later_step() -> None:
-    model, settings = CountingModel(), LIMITED[2]
+    model, settings = CountingModel("ragged"), LIMITED[2]
     decoding = [Request(prompt=[7] * 4, max_tokens=14, ignore_eos=True)]
     long = [Request(prompt=[8] * 40, max_tokens=2, arrival_time=3)]
     found = counted(model, decoding + long, settings, abort_after=[3], speculation=DRAFTS)
     assert found == model.positions
+
+
+def test_a_padded_step_is_as_wide_as_its_longest_chunk() -> None:
+    requests = [Request(prompt=[7] * size, max_tokens=2, ignore_eos=True) for size in (3, 10, 5)]
+    model = CountingModel("padded")
+    assert counted(model, requests) == model.positions == Positions(total=33, padding=12)

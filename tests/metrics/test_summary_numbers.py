@@ -48,7 +48,7 @@ def test_the_numbers_of_the_example_of_the_design():
         idle_slot_steps=4,
         busy_share=0.714286,
         idle={"tail": 4, "arrivals": 0, "empty_queue": 0, "too_few": 0},
-        positions=Positions(total=26),
+        positions=Positions(total=26, padding=0),
         jumps=0,
         jumped_tokens=0,
         forks=0,

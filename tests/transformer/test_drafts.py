@@ -71,6 +71,11 @@ def test_drafts_are_verified_to_the_bit(kind):
     check(tiny_model(**KINDS[kind]), tiny_model(**KINDS[kind]))
 
 
+@pytest.mark.parametrize("kind", mostly_heavy(["plain", "gemma3", "qwen3-next"], "gemma3"))
+def test_drafts_are_padded_as_other_tokens_are(kind):
+    check(tiny_model(**KINDS[kind], layout="padded"), tiny_model(**KINDS[kind]))
+
+
 def drafted(model, draft_parents=()):
     """Return a batch of a row of 6 tokens in blocks of 4, with 3 drafts; and what came of it."""
     model.allocate_pages(1, 9, 4)

@@ -15,8 +15,6 @@ from batcher.transformer.layers import (
     KEYS,
     Attention,
     RotaryEmbedding,
-    batched_attention_with_padding,
-    create_causal_mask,
     queries_of,
     rectangles_of,
     rms_norm,
@@ -208,39 +206,3 @@ def test_long_sums_are_complete(sizes):
     expected = attention_by_definition(filled.query[0], filled.keys[cells], filled.values[cells])
     assert_allclose(filled.whole(0), expected, atol=1e-5, rtol=1e-4)
     assert_allclose(filled.attended([(0, 599, 600)], None), expected[-1:], atol=1e-5, rtol=1e-4)
-
-
-@given(st.lists(st.integers(1, 150), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 9))
-def test_attention_with_padding_is_its_definition(lengths, num_queries, seed):
-    draw, longest = np.random.default_rng(seed), max(lengths)
-    query = draw.standard_normal((len(lengths), num_queries, 6, 8), np.float32)
-    key = draw.standard_normal((len(lengths), longest, 2, 8), np.float32)
-    value = draw.standard_normal((len(lengths), longest, 2, 8), np.float32)
-    for number, length in enumerate(lengths):
-        key[number, length:] = value[number, length:] = np.nan
-    found = batched_attention_with_padding(query, key, value, np.array(lengths))
-    alone = [
-        batched_attention_with_padding(
-            query[n : n + 1], key[n : n + 1, :length], value[n : n + 1, :length], np.array([length])
-        )[0]
-        for n, length in enumerate(lengths)
-    ]
-    assert np.array_equal(found, np.stack(alone))
-    for number, length in enumerate(lengths):
-        own = key[number, :length], value[number, :length]
-        for place in range(num_queries):
-            expected = attention_by_definition(query[number, place : place + 1], *own)
-            assert_allclose(found[number, place], expected[0], atol=2e-6, rtol=2e-5)
-
-
-def test_attention_with_padding_takes_one_head_and_masks_the_future():
-    draw = np.random.default_rng(0)
-    query, key, value = draw.standard_normal((3, 2, 5, 8), np.float32)
-    found = batched_attention_with_padding(query, key, value, np.array([5, 3]))
-    heads = [x[:, :, None] for x in (query, key, value)]
-    assert found.shape == (2, 5, 8)
-    assert np.array_equal(found, batched_attention_with_padding(*heads, np.array([5, 3]))[:, :, 0])
-    hidden = float("-inf")
-    mask = create_causal_mask(3, 2)
-    assert mask.tolist() == [[[0, hidden, hidden], [0, 0, hidden], [0, 0, 0]]] * 2
-    assert create_causal_mask(0, 2).shape == (2, 0, 0)

@@ -88,10 +88,10 @@ def tiny_config(**changes):
     return TransformerConfig(**fields | changes)
 
 
-def tiny_model(*, weights="fp32", **changes):
+def tiny_model(*, weights="fp32", layout="ragged", **changes):
     config = tiny_config(**changes)
-    transformer = Transformer(config, Weights(random_stored(config), weights))
-    return TransformerModel(transformer, ByteTokenizer(), "tiny", {})
+    transformer = Transformer(config, Weights(random_stored(config), weights), layout)
+    return TransformerModel(transformer, ByteTokenizer(), "tiny", {}, layout=layout)
 
 
 def attention_by_definition(query, keys, values, window=None):
