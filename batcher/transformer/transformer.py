@@ -132,7 +132,9 @@ class Builder:
                 normed = self._reshaped(self.norm(by_head, f"{prefix}{name}"), 0, -1)
             angles = f"cosines{number}", f"sines{number}"
             turned.append(rotary.rotated(graph, normed, num_heads, *angles))
-        attended = graph.call(SelfAttention(layer, self._groups, config), *turned, value)
+        attended = graph.call(
+            SelfAttention(layer, self._groups, config, self.weights), *turned, value
+        )
         if gate is not None:
             attended = graph.op("Mul", attended, graph.op("Sigmoid", gate))
         return self.product(attended, f"{prefix}o_proj")
@@ -192,14 +194,21 @@ class Builder:
 
 
 class SelfAttention:
-    """The attention of a layer over the keys and values of a step."""
+    """The attention of a layer over the keys and values of a step.
 
-    def __init__(self, layer: int, groups: Sequence[CacheGroup], config: TransformerConfig) -> None:
+    With ranks, each computes some heads.
+    """
+
+    def __init__(
+        self, layer: int, groups: Sequence[CacheGroup], config: TransformerConfig, weights: Weights
+    ) -> None:
         [self._group] = [number for number, one in enumerate(groups) if layer in one.layers]
         self._cache = groups[self._group].layers.index(layer)  # of those in the store
         scale = config.attention_scale or config.head_dim**-0.5
         self._attention = Attention(scale, config.window_of(layer), config.attention_softcap)
-        self._head_dim = config.head_dim
+        self._head_dim, self._ranks = config.head_dim, weights.group
+        self._own = weights.own_heads(config.num_kv_heads)
+        self._num_each = config.num_heads // config.num_kv_heads
 
     def __call__(
         self, step: Step, query: FloatArray, key: FloatArray, value: FloatArray
@@ -208,14 +217,22 @@ class SelfAttention:
 
         Keys and values of all tokens are written before any is read.
         """
-        queries, new_keys, new_values = (
-            x.reshape(len(query), -1, self._head_dim) for x in (query, key, value)
-        )
+        num_tokens, own = len(query), self._own
+        by_head = [x.reshape(num_tokens, -1, self._head_dim) for x in (query, key, value)]
         keys, values = step.store.update(
-            self._cache, step.own_cells[self._group], new_keys, new_values
+            self._cache, step.own_cells[self._group], by_head[1][:, own], by_head[2][:, own]
         )
+        queries = by_head[0][:, own.start * self._num_each : own.stop * self._num_each]
         rectangles = step.rectangles(self._group, self._attention.window)
-        return self._attention(queries, rectangles, keys, values).reshape(query.shape)
+        attended = self._attention(queries, rectangles, keys, values) if queries.size else queries
+        attended = attended.reshape(num_tokens, -1)
+        if self._ranks is None:
+            return attended
+        width = self._num_each * self._head_dim
+        boundaries = [
+            width * head for head in self._ranks.boundaries(key.shape[1] // self._head_dim)
+        ]
+        return self._ranks.all_gather(attended.T, boundaries).T
 
 
 class Experts:
@@ -359,7 +376,7 @@ class ModelSizes(Protocol):
 
 
 class CausalModel(Protocol):
-    """A model that computes hidden states and logits.
+    """A model that computes hidden states and logits, in any process.
 
     cache_groups: layers that share a block table. cache_size: bytes of its store and states.
     """
@@ -386,7 +403,7 @@ _LEAST_ROWS = (1, 2, 16, None)  # to try in this order
 
 
 class Transformer:
-    """A CausalModel computed by ONNX Runtime.
+    """A CausalModel in this process.
 
     layout: of steps.
     """
@@ -413,8 +430,8 @@ class Transformer:
         self._find_least_rows([self._body, self._head, *builder.experts], num_compared)
 
     def new_store(self) -> KVStore:
-        num_layers = num_kv_layers(self.cache_groups)
-        return KVStore(num_layers, self.config.num_kv_heads, self.config.head_dim)
+        own = self._weights.own_heads(self.config.num_kv_heads)
+        return KVStore(num_kv_layers(self.cache_groups), own.stop - own.start, self.config.head_dim)
 
     def new_states(self) -> RecurrentStates | None:
         delta_net = self.config.delta_net
@@ -472,4 +489,9 @@ class Transformer:
         hidden = self._embedding.read_rows(np.array(ids[:3]))
         found[0].append(self.logits(hidden))
         found[1].append(np.concatenate([self.logits(hidden[:1]), self.logits(hidden[1:])]))
-        return all(map(np.array_equal, *found))
+        is_exact = all(map(np.array_equal, *found))
+        group = self._weights.group
+        if group is None:
+            return is_exact
+        vote = np.full((1, 1), is_exact, np.float32)  # all ranks go the same way
+        return bool(group.all_gather(vote, range(group.world_size + 1)).all())

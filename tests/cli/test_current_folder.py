@@ -12,7 +12,7 @@ from examples import mostly_heavy
 from process import ENVIRONMENT, ROOT, start
 
 SAMPLES = ROOT / "samples"
-TINY = ["--model", SAMPLES / "tiny.gguf"]
+TINY = ["--model", SAMPLES / "tiny.gguf", "--tensor-parallel", 2]
 SCRIPT = "from cli.main import main\nif __name__ == '__main__':\n    main()\n"
 MODULE = [sys.executable, "-m", "batchdecode"]
 CHOICE = {"prompt": "a", "choice": ["yes", "no"]}

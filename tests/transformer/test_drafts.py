@@ -3,21 +3,28 @@
 What a row comes to, and what it would come to after each draft, is that of its tokens alone.
 """
 
+from functools import partial
 from random import Random
 
 import numpy as np
 import pytest
 from examples import mostly_heavy
 from paged_rows import PagedRows
+from rank_threads import RankThreads, ThreadedDecoder, make_tiny
 from tiny import KINDS, tiny_model
 
-from batcher import BatchdecodeError, Engine
+from batcher import BatchdecodeError, ByteTokenizer, Engine
 from batcher.engine import speculating as drafting
 from batcher.errors import InvariantError
 from batcher.models.base import Batch, Chunk, Pages, can_verify, can_verify_trees, moves_along
+from batcher.models.transformer import TransformerModel
 from batcher.speculation.settings import SpeculationSettings
 
 NOTHING = np.zeros(0, np.int64)
+
+
+def parts_of(kept):
+    return [*kept.parts.values()] if hasattr(kept, "parts") else [kept]
 
 
 def scores_of(model, tokens):
@@ -44,11 +51,13 @@ def spoil(rows):
     every = model._store.cells([*range(pages.num_blocks)], size, size * pages.num_blocks)
     moved = model._store.cells([source for source, _ in pages.moves], 1, len(pages.moves))
     cells = np.setdiff1d(every, np.concatenate([*known, moved]))
-    for layer in (*model._store.keys, *model._store.values):
-        layer[cells] = np.nan
+    for store in parts_of(model._store):
+        for layer in (*store.keys, *store.values):
+            layer[cells] = np.nan
     blocks = np.setdiff1d(np.arange(pages.num_blocks), np.concatenate(known_blocks))
-    for layer in (*model._states.delta, *model._states.convolution) if is_recurrent else ():
-        layer[1 + blocks] = np.nan
+    for states in parts_of(model._states) if is_recurrent else ():
+        for layer in (*states.delta, *states.convolution):
+            layer[1 + blocks] = np.nan
 
 
 def check(model, reference):
@@ -76,6 +85,14 @@ def test_drafts_are_padded_as_other_tokens_are(kind):
     check(tiny_model(**KINDS[kind], layout="padded"), tiny_model(**KINDS[kind]))
 
 
+@pytest.mark.parametrize("kind", ["window", "qwen3-next q8"])
+def test_several_ranks_verify_drafts(kind):
+    with RankThreads(2) as ranks:
+        decoder = ThreadedDecoder(ranks, partial(make_tiny, KINDS[kind]))
+        model = TransformerModel(decoder, ByteTokenizer(), "tiny", {})
+        check(model, tiny_model(**KINDS[kind]))
+
+
 def drafted(model, draft_parents=()):
     """Return a batch of a row of 6 tokens in blocks of 4, with 3 drafts; and what came of it."""
     model.allocate_pages(1, 9, 4)
@@ -86,13 +103,17 @@ def drafted(model, draft_parents=()):
     return batch, model.forward(batch)
 
 
-def test_what_is_accepted_of_a_tree_is_what_a_row_goes_on_from():
-    model = tiny_model()
-    alone = scores_of(tiny_model(), [1, 2, 3, 4, 5, 6, 8, 10])[-1]
+def logits_behind_a_tree(model):
     batch, _ = drafted(model, (5, 5, 6))
     batch.pages.moves = moves_along([7], batch.chunks[0], batch.pages)
     batch.chunks, batch.logit_slots = [Chunk(0, [10], 7)], batch.slots
-    assert (model.forward(batch).logits[0] == alone).all()
+    return model.forward(batch).logits[0]
+
+
+def test_what_is_accepted_of_a_tree_is_what_a_row_goes_on_from():
+    model = tiny_model()
+    alone = scores_of(tiny_model(), [1, 2, 3, 4, 5, 6, 8, 10])[-1]
+    assert (logits_behind_a_tree(model) == alone).all()
 
 
 @pytest.mark.parametrize("position", [7, 8, 9])

@@ -99,7 +99,7 @@ def run(model, batch_size, requests=REQUESTS, *, scarcity=None, speculation=None
     found = {}
     num_preempted = 0
     while engine.has_work:
-        if engine.scheduler.kv_cache is not None:
+        if engine.scheduler.kv_cache is not None and hasattr(model._store, "keys"):
             plant_nans(engine, model)
         outcome = engine.step()
         num_preempted += sum(isinstance(event, PreemptEvent) for event in outcome.events)
