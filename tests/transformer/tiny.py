@@ -91,7 +91,9 @@ def tiny_config(**changes):
 def tiny_model(*, weights="fp32", layout="ragged", **changes):
     config = tiny_config(**changes)
     transformer = Transformer(config, Weights(random_stored(config), weights), layout)
-    return TransformerModel(transformer, ByteTokenizer(), "tiny", {}, layout=layout)
+    model = TransformerModel(transformer, ByteTokenizer(), "tiny", {})
+    model.layout = layout
+    return model
 
 
 def attention_by_definition(query, keys, values, window=None):
