@@ -190,6 +190,25 @@ def test_a_row_whose_settings_allow_no_token_fails_alone():
     assert results["good"].tokens == alone.tokens
 
 
+class NoNumberAfterAToken(SimulatedModel):
+    """Computes every row, and gives NaN after a prompt with BAD_TOKEN in it."""
+
+    def forward(self, batch):
+        output = super().forward(batch)
+        bad = [chunk.slot for chunk in batch.chunks if BAD_TOKEN in chunk.token_ids]
+        if output.logits is not None:
+            output.logits[np.isin(batch.logit_slots, bad)] = np.nan
+        return output
+
+
+def test_a_row_whose_logits_are_no_numbers_fails_alone():
+    bad, good = (replace(request, temperature=1.0) for request in (BAD, GOOD))
+    alone = results_of(SimulatedModel(), [good])["good"]
+    results = results_of(NoNumberAfterAToken(), [bad, good])
+    assert results["bad"].error.message == "step 0: a logit is not a number"
+    assert results["good"].tokens == alone.tokens
+
+
 def test_who_finds_blocks_later_or_has_a_cache_of_its_own_computes_what_failed():
     later = Request(id="later", prompt=GOOD.prompt, max_tokens=5, ignore_eos=True, arrival_time=3.0)
     alone = results_of(SimulatedModel(), [GOOD])["good"]

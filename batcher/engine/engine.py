@@ -502,8 +502,8 @@ class Engine(DrivenEngine):
         batch, runner, clock = self._batch, self._runner, self._clock
         events = self._events
         slots, failed, step, now = batch.slots, decoded.failed, clock.step, clock.now
-        if failed and scheduled.num_scheduled_tokens and runner.pages is not None:
-            failed = self._with_sharers(failed, scheduled)
+        if decoded.uncomputed and scheduled.num_scheduled_tokens and runner.pages is not None:
+            failed = self._with_sharers(decoded, scheduled)
         jumps: dict[Sequence, int] = {}  # extra tokens
         for slot, tokens in decoded.jumps.items():
             first = slots[slot]
@@ -532,21 +532,19 @@ class Engine(DrivenEngine):
                 runner.record_jump(first, step)
 
     def _with_sharers(
-        self, failed: Mapping[int, Failure], scheduled: SchedulerOutput[Sequence]
+        self, decoded: Decoded, scheduled: SchedulerOutput[Sequence]
     ) -> dict[int, Failure]:
-        """Add the rows that share blocks which a failed row has not computed.
-
-        A row that is left without an allowed token has computed them.
-        """
-        all_failed, first_of = dict(failed), self._batch.first_of
+        """Return all failures: also of rows that share blocks which a failed row lacks."""
+        first_of = self._batch.first_of
+        uncomputed = {slot: decoded.failed[slot] for slot in decoded.uncomputed}
         for row, num_tokens in scheduled.num_scheduled_tokens.items():
-            failure = all_failed.get(first_of(row).slot)  # in order: sharers are shared
-            if failure is not None and failure.code != "constraint-error":
+            failure = uncomputed.get(first_of(row).slot)  # in order: sharers are shared
+            if failure is not None:
                 why = f"it shares its first tokens with request {row.id!r}, which failed"
                 for sharer in self.scheduler.sharing(row, num_tokens):
                     other = Failure(failure.code, f"{why}: {failure.message}")
-                    all_failed.setdefault(first_of(sharer).slot, other)
-        return all_failed
+                    uncomputed.setdefault(first_of(sharer).slot, other)
+        return uncomputed | decoded.failed
 
     def _finish(
         self,

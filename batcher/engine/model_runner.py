@@ -384,7 +384,8 @@ class ModelRunner:
             if is_decoding and pages.moved:  # keep the positions of rows that stand still
                 pages.moved = {}
         if output is None or not is_decoding:
-            return Decoded(failed=failed) if failed else NOTHING_DECODED
+            uncomputed = frozenset(failed)
+            return Decoded(failed=failed, uncomputed=uncomputed) if failed else NOTHING_DECODED
         batch.tokens = tokens = output.tokens
         if rows is not None and rows.is_busy:
             decoded = rows.decode(output, failed, step)
@@ -393,7 +394,9 @@ class ModelRunner:
             return decoded
         self.tokens.append(tokens)
         stopped = self.stops.advance(tokens)
-        return Decoded(stopped, failed) if stopped or failed else NOTHING_DECODED
+        if not stopped and not failed:
+            return NOTHING_DECODED
+        return Decoded(stopped, failed, uncomputed=frozenset(failed))
 
     def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
         """Return the model's failures by the slot of each group's first row."""

@@ -298,7 +298,7 @@ class RowDecoder:
 
         failed: failures of the model, by the slot of each group's first row.
         """
-        self._step, decoded = step, Decoded(failed=failed)
+        self._step, decoded = step, Decoded(failed=failed, uncomputed=frozenset(failed))
         self.give(output.tokens, output.logits, decoded, output.failed, top=output.top_logits)
         return decoded
 

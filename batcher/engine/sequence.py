@@ -80,6 +80,7 @@ class Decoded(Struct, frozen=True):
     Groups are named by the slots of their first rows.
 
     stopped: rows that ended with a stop.  failed: rows without a token.
+    uncomputed: those among them that the model has not computed.
     jumps: the tokens of rows that received several.
     forks: (source, target) of beams: target continues from the state of source.
     num_accepted: accepted drafts, by row.
@@ -94,6 +95,7 @@ class Decoded(Struct, frozen=True):
     num_accepted: dict[int, int] = {}
     given: dict[int, list[int]] = {}
     ways: dict[int, list[int]] = {}
+    uncomputed: frozenset[int] = frozenset()
 
 
 NOTHING_DECODED = Decoded()
