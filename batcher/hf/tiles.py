@@ -47,7 +47,7 @@ _EXACT_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "cuda": ((128, 256), (128,)),
 }
 _BY_TOKEN = (1,)
-_FAST_SIZES = (8, 64, 256, 1024)
+_FAST_SIZES = {"cpu": (1, 4, 16, 64, 256), "cuda": (8, 64, 256, 1024)}
 _NUM_GATHERED = 4096  # keys that are read at once on a CPU, which fit into its cache
 _NUM_TRIED = 12  # tokens
 _FIELDS = 4  # of a token: id, position, slot and length; behind them its cell in each group
@@ -126,7 +126,8 @@ class TileDecoder:
     def choose_sizes(self) -> None:
         """Compute in the next exact tiles; after the last of them, in fast ones."""
         self.is_exact = bool(self._exact_sizes)
-        self.sizes = self._exact_sizes.pop(0) if self.is_exact else _FAST_SIZES
+        fast_sizes = _FAST_SIZES[self.device.type]
+        self.sizes = self._exact_sizes.pop(0) if self.is_exact else fast_sizes
         self.num_rows = self.sizes[0] if self.is_exact else None
 
     def sizes_of(self, num_tokens: int) -> Iterator[int]:
