@@ -236,10 +236,8 @@ def defaults_group(panel: str = DECODING) -> OptionGroup:
         ("seed", "Seed"),
     ):
         numbers = cast(Range, REQUEST_FIELDS[name].range)
-        kind, words = (
-            int if numbers.is_integer else float,
-            f"{text} for requests that do not set it.",
-        )
+        kind = int if numbers.is_integer else float
+        words = f"{text} for requests that do not set it."
         limits = {"min": numbers.smallest, "max": numbers.largest}
         kinds[name] = _optional(kind, panel, words, "N", **limits)
     text = "Treat special tokens written in messages and prompts as special, not as text."

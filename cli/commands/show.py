@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from batcher.page.page import PageTimeline
 
     from ..views.player import InteractiveTerminal, Player
-    from .trace import TraceOptions
+    from .trace import TraceOptions, WhyOptions
 
 STDIN = "-"
 FEW_NAMES = 8  # which a message lists all
@@ -349,10 +349,7 @@ def _player(
     return Player(
         recording,
         source.name.rpartition("/")[2],
-        terminal.output,
-        terminal.keyboard,
-        terminal.display,
-        terminal.glyphs,
+        terminal,
         span=StepRange(window[0], window[-1]),
         step=first,
         speed=options.speed or DEFAULT_SPEED,
@@ -371,18 +368,10 @@ class _Events:
         return events_of(self.path, self.source, {})
 
 
-def show_why(
-    request_id: str | None,
-    path: str | None,
-    *,
-    longest: bool,
-    longest_wait: bool,
-    json: bool,
-    all: bool,  # noqa: A002 - as the option
-    run_options: Mapping[str, Any],
-    preset: Collection[str] = (),
-) -> None:
+def show_why(options: "WhyOptions") -> None:
     """Run `batchdecode trace why`; with a longest one the input is the first argument."""
+    request_id, path = options.request_id, options.input
+    longest, longest_wait = options.longest, options.longest_wait
     if longest and longest_wait:
         raise BatchdecodeError("--longest cannot be used with --longest-wait")
     if longest or longest_wait:
@@ -404,7 +393,7 @@ def show_why(
         raise
     title: list[str] = []
     with source, user_code_prints_to_stderr():
-        events = events_of(again, source, run_options, preset)
+        events = events_of(again, source, options.run_options, options.preset)
         with _contradictions_named(source.name):
             kept = read_requests(events, request_id)
             if request_id is None:
@@ -421,10 +410,10 @@ def show_why(
                 hint = hint or _alike_names(request_id, known, path)
                 raise BatchdecodeError(f"{source.name} has no request {request_id}{hint}")
             answer = answer_of(kept)
-    if json:
+    if options.json:
         print_json(answer)
         return
-    length = WHOLE if all else SHORT
+    length = WHOLE if options.all else SHORT
     stories = [tell(story, length) for story in answer.stories]
     stories += map(tell_reject, answer.rejects)
     _print_lines(_in_columns([*title, *(line for story in stories for line in story)]))

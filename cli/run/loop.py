@@ -48,6 +48,21 @@ class RunOutcome(NamedTuple):
     tokens: Sequence[TokenEvent] = ()
 
 
+def gauges_of(
+    engine: "Engine | RemoteEngine", waiting: Sequence[SequenceName], unread: Unread
+) -> GaugeReading:
+    """Return the state of an engine; waiting: the first of the queue."""
+    return GaugeReading(
+        engine.now,
+        engine.batch_size - engine.num_running,
+        label_of_name(waiting[0]) if waiting else None,
+        engine.block_use,
+        engine.num_waiting + unread.queued,
+        engine.num_coming + unread.coming,
+        waiting,
+    )
+
+
 class Loop:
     """Iterates over the outcomes of a run.
 
@@ -267,18 +282,7 @@ class Loop:
         return self.engine.num_steps if self._is_computing else None
 
     def read_gauges(self) -> GaugeReading:
-        engine = self.engine
-        num_free = engine.batch_size - engine.num_running
-        backlog, waiting = self.backlog, self.waiting
-        return GaugeReading(
-            engine.now,
-            num_free,
-            label_of_name(waiting[0]) if waiting else None,
-            engine.block_use,
-            engine.num_waiting + backlog.queued,
-            engine.num_coming + backlog.coming,
-            waiting,
-        )
+        return gauges_of(self.engine, self.waiting, self.backlog)
 
     def peek(self, request_id: str, index: int, num_tokens: int) -> tuple[str, str] | None:
         return self.engine.peek(request_id, index, num_tokens)
