@@ -126,10 +126,9 @@ class Value(types.ParamType):
         self.allowed = listed(self.choices) if self.choices else "true or false"
         self.types: tuple[type, ...] = (str,) if self.choices else (bool,)
         if self._is_number:
-            is_integer = isinstance(kind, types.IntParamType)
-            number, self.types = (
-                ("an integer", (int,)) if is_integer else ("a number", (int, float))
-            )
+            number, self.types = "a number", (int, float)
+            if isinstance(kind, types.IntParamType):
+                number, self.types = "an integer", (int,)
             self.allowed = f"{number} {range_in_words(smallest, largest)}".rstrip()
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:

@@ -130,6 +130,14 @@ def output_file(text: str, *, common: bool = False) -> Option:
     return option(OUTPUT, text, "FILE", callback=refuse_stdout, common=common)
 
 
+TraceFile = Annotated[
+    str | None,
+    output_file(
+        "Write every scheduling decision to FILE (gzipped if it ends in .gz).", common=True
+    ),
+]
+
+
 def grammar_timeout_option(panel: str = DECODING, shown: str = "") -> Option:
     text = f"Maximum processor time for compiling a constraint.{shown}"
     return option(panel, text, "SECONDS", min=0.1, max=MAX_DELAY)

@@ -147,9 +147,8 @@ def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: B
     status = OK if error is None else error.status or status_of(error.code)
     answer = completion_of(results, model, form, bytes_of)
     response = Response(status, f"req-{request_id}", answer)
-    return (
-        _encoder.encode(ResultRow(f"batch_req_{request_id}", request_id, response, error)) + b"\n"
-    )
+    row = ResultRow(f"batch_req_{request_id}", request_id, response, error)
+    return _encoder.encode(row) + b"\n"
 
 
 def completion_of(

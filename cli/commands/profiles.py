@@ -45,9 +45,9 @@ from ..screen.terminal import (
     aligned,
     aligned_within,
     cell_width,
+    columns_of,
     counted,
     printable,
-    terminal_size,
     wrapped,
 )
 
@@ -93,7 +93,7 @@ def profiles(
     if json:
         print_json(reports)
     else:
-        width = terminal_size(1, os.environ).columns if os.isatty(1) else None
+        width = columns_of(1, os.environ)
         is_one = name is not None and len(reports) == 1
         print_text(details_of(reports[0], width) if is_one else table_of(reports, width))
 

@@ -17,9 +17,9 @@ from ..options import (
     Force,
     Live,
     SchedulingOptions,
+    TraceFile,
     config_option,
     num_bytes,
-    output_file,
     scheduling_group,
 )
 
@@ -117,12 +117,7 @@ class ServeOptions(DecodingOptions):
     scheduling: Annotated[SchedulingOptions, scheduling_group(default_time="wall")] = field(
         default_factory=SchedulingOptions
     )
-    trace: Annotated[
-        str | None,
-        output_file(
-            "Write every scheduling decision to FILE (gzipped if it ends in .gz).", common=True
-        ),
-    ] = None
+    trace: TraceFile = None
     force: Force = False
     live: Annotated[
         Live,

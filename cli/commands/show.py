@@ -462,15 +462,11 @@ def show_diff(
                     f"{source.name} has {run.workers}; compare the results of the runs, or their "
                     "--summary-json"
                 )
-        with user_code_prints_to_stderr():
-            try:
-                comparison = compare(events_a, events_b)
-            except InvariantError as error:
-                raise BatchdecodeError(
-                    f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
-                ) from error
+        names = f"{source_a.name} or {source_b.name}"
+        with user_code_prints_to_stderr(), _contradictions_named(names, "events"):
+            comparison = compare(events_a, events_b)
         told = list(describe(comparison, source_a.name, source_b.name))
-        width = None if html or not os.isatty(1) else terminal_size(1, os.environ).columns
+        width = None if html else columns_of(1, os.environ)
         results = results_of(comparison, top, width)
         if json:
             print_json(comparison)
@@ -564,12 +560,12 @@ def events_of(
 
 
 @contextmanager
-def _contradictions_named(name: str) -> Iterator[None]:
+def _contradictions_named(name: str, events: str = "its events") -> Iterator[None]:
     """Add the name of the input to errors about contradicting events."""
     try:
         yield
     except InvariantError as error:
-        raise BatchdecodeError(f"{name}: its events contradict each other: {error}") from error
+        raise BatchdecodeError(f"{name}: {events} contradict each other: {error}") from error
 
 
 def _alike_names(request_id: str, known: Collection[str], path: str | None) -> str:

@@ -337,9 +337,9 @@ class Scale:
 
     def cells_of(self, steps: range) -> range:
         """Return the cells of `steps`, which the scale shows."""
-        return (
-            range(self.first_cell(steps[0]), self.last_cell(steps[-1]) + 1) if steps else range(0)
-        )
+        if not steps:
+            return range(0)
+        return range(self.first_cell(steps[0]), self.last_cell(steps[-1]) + 1)
 
     def add_busy(self, busy: list[int], span: SlotSpan) -> None:
         """Add to `busy` the number of steps of each cell in which `span` holds its slot."""
