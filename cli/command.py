@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -146,8 +147,6 @@ class Value(types.ParamType):
             shown = str(value)
         except ValueError:
             shown = repr(value)
-        from difflib import get_close_matches  # noqa: PLC0415 - only for a wrong value
-
         near = get_close_matches(str(value), self.choices, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise typer.BadParameter(

@@ -21,7 +21,7 @@ from batcher.settings import (
     SchedulingSettings,
     Setting,
 )
-from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings
+from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings, parse_tree
 from batcher.transformer.config import LOADING_SETTINGS
 
 from .command import (
@@ -469,8 +469,6 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
             f"--{next(iter(values)).replace('_', '-')} has no effect without --draft"
         )
     if "draft_tree" in values:
-        from batcher.speculation.settings import parse_tree  # noqa: PLC0415 - few runs draft
-
         parse_tree(values["draft_tree"])
     try:
         return msgspec.convert(values, SpeculationSettings, strict=False)

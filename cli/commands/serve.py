@@ -22,6 +22,7 @@ from ..options import (
     num_bytes,
     scheduling_group,
 )
+from ..signals import user_code_prints_to_stderr
 
 SERVING = "Serving"
 _NEEDED_MODULES = ("starlette", "granian", "uvloop", "prometheus_client")
@@ -141,7 +142,6 @@ def serve(options: ServeOptions) -> int:
             "install them with `pip install 'batchdecode[serve]'`"
         )
     from ..server import serve_requests  # noqa: PLC0415 - heavy
-    from ..signals import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
 
     with user_code_prints_to_stderr():
         return serve_requests(options)

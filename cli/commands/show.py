@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -55,6 +56,7 @@ from ..run.input import (
     PatientPipe,
     open_input,
 )
+from ..run.problems import why_no_lines
 from ..screen.terminal import (
     can_animate,
     can_print,
@@ -570,8 +572,6 @@ def _contradictions_named(name: str, events: str = "its events") -> Iterator[Non
 
 def _alike_names(request_id: str, known: Collection[str], path: str | None) -> str:
     """Return the end of a message on an unknown request: similar ids, or all if they are few."""
-    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
-
     names = sorted(known)
     if 0 < len(names) <= FEW_NAMES:
         return f"; known: {listed(names, 'and')}"
@@ -590,8 +590,6 @@ def _check_is_request(first_line: bytes, name: str) -> None:
             return
         fields = None
     if not isinstance(fields, dict):
-        from ..run.problems import why_no_lines  # noqa: PLC0415 - for a mistake only
-
         found = why_no_lines(first_line, name) or "is neither a trace nor requests"
         raise BatchdecodeError(f"{name} {found}")
     is_stream = fields.get("event") == "token"
@@ -604,8 +602,6 @@ def _check_is_request(first_line: bytes, name: str) -> None:
         raise BatchdecodeError(
             f'{name}: the first line of the trace, {{"event":"run",...}}, is missing'
         )
-    from difflib import get_close_matches  # noqa: PLC0415 - only for requests, as the engine
-
     if not any(get_close_matches(key, _REQUEST_KEYS) for key in fields):
         raise BatchdecodeError(
             f"{name} is neither a trace nor requests: its first line has no prompt"
