@@ -272,12 +272,7 @@ class RemoteEngine(DrivenEngine):
         self._join_arrivals()
         return self._outcome([])
 
-    def _texts_of(
-        self,
-        row: RemoteSequence,
-        num_tokens: int,  # noqa: ARG002
-        limit: int,  # noqa: ARG002
-    ) -> tuple[str, str]:
+    def _texts_of(self, row: RemoteSequence, num_tokens: int, limit: int) -> tuple[str, str]:  # noqa: ARG002 - as the engine has it
         return str(row.request.prompt), row.reply.text
 
     def wake(self) -> None:
