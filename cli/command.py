@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -126,10 +127,9 @@ class Value(types.ParamType):
         self.allowed = listed(self.choices) if self.choices else "true or false"
         self.types: tuple[type, ...] = (str,) if self.choices else (bool,)
         if self._is_number:
-            is_integer = isinstance(kind, types.IntParamType)
-            number, self.types = (
-                ("an integer", (int,)) if is_integer else ("a number", (int, float))
-            )
+            number, self.types = "a number", (int, float)
+            if isinstance(kind, types.IntParamType):
+                number, self.types = "an integer", (int,)
             self.allowed = f"{number} {range_in_words(smallest, largest)}".rstrip()
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -147,8 +147,6 @@ class Value(types.ParamType):
             shown = str(value)
         except ValueError:
             shown = repr(value)
-        from difflib import get_close_matches  # noqa: PLC0415 - only for a wrong value
-
         near = get_close_matches(str(value), self.choices, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise typer.BadParameter(

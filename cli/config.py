@@ -78,7 +78,11 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
     for place, key, value in settings:
         name = key.replace("-", "_")
         if key in MODEL_SECTIONS:
-            problems += _problems_in_section(place, key, value)
+            if isinstance(value, list):
+                _, module, record = MODEL_SECTIONS[key]
+                problems += _problems_of(value, getattr(import_module(module), record))
+            elif value is not None:
+                problems.append((place, f"{key}: write its settings below it, each with a value"))
             continue
         if name not in known:
             names = {name.replace("_", "-") for name in known}.union(MODEL_SECTIONS)
@@ -123,15 +127,6 @@ def settings_in(path: str, record: type["Struct"]) -> dict[str, Any]:
     settings, problems = _read(path)
     _raise_all(path, [*problems, *_problems_of(settings, record)])
     return {setting.key: setting.value for setting in settings}
-
-
-def _problems_in_section(place: Place, key: str, value: Any) -> list[Problem]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        return [(place, f"{key}: write its settings below it, each with a value")]
-    _, module, record = MODEL_SECTIONS[key]
-    return _problems_of(value, getattr(import_module(module), record))
 
 
 def _problems_of(settings: list[FileSetting], record: type["Struct"]) -> list[Problem]:

@@ -19,9 +19,6 @@ from .config import name_here
 from .screen.terminal import listed
 
 _READING_REQUESTS = {"run", "check"}
-_SEVERAL = {
-    "trace": "to compare two runs: batchdecode trace diff A B; for several files of requests",
-}
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _ALIKE = 0.7  # similarity of a command, or of an option of the command
 _CLOSE = 0.75  # similarity of an option of another command
@@ -68,8 +65,10 @@ def describe(error: exceptions.UsageError, line: Sequence[str]) -> str:
     extra = _EXTRA.fullmatch(error.message)
     if extra is None:
         return f"{_lowered(error.message)}{see}"
-    several = _SEVERAL.get(context.info_name)
-    hint = f"; {several}: cat FILE ... | {path} -" if several else ""
+    hint = ""
+    if context.info_name == "trace":
+        hint = "; to compare two runs: batchdecode trace diff A B; for several files of requests"
+        hint += f": cat FILE ... | {path} -"
     names = [param.metavar for param in params if param.param_type_name == "argument"]
     takes = f"takes only {listed(names, 'and')}" if names else "takes no arguments"
     return f"{path} {takes}, not {extra[1]}{hint}{see}"

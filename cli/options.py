@@ -21,7 +21,7 @@ from batcher.settings import (
     SchedulingSettings,
     Setting,
 )
-from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings
+from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings, parse_tree
 from batcher.transformer.config import LOADING_SETTINGS
 
 from .command import (
@@ -130,6 +130,14 @@ def output_file(text: str, *, common: bool = False) -> Option:
     return option(OUTPUT, text, "FILE", callback=refuse_stdout, common=common)
 
 
+TraceFile = Annotated[
+    str | None,
+    output_file(
+        "Write every scheduling decision to FILE (gzipped if it ends in .gz).", common=True
+    ),
+]
+
+
 def grammar_timeout_option(panel: str = DECODING, shown: str = "") -> Option:
     text = f"Maximum processor time for compiling a constraint.{shown}"
     return option(panel, text, "SECONDS", min=0.1, max=MAX_DELAY)
@@ -236,10 +244,8 @@ def defaults_group(panel: str = DECODING) -> OptionGroup:
         ("seed", "Seed"),
     ):
         numbers = cast(Range, REQUEST_FIELDS[name].range)
-        kind, words = (
-            int if numbers.is_integer else float,
-            f"{text} for requests that do not set it.",
-        )
+        kind = int if numbers.is_integer else float
+        words = f"{text} for requests that do not set it."
         limits = {"min": numbers.smallest, "max": numbers.largest}
         kinds[name] = _optional(kind, panel, words, "N", **limits)
     text = "Treat special tokens written in messages and prompts as special, not as text."
@@ -463,8 +469,6 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
             f"--{next(iter(values)).replace('_', '-')} has no effect without --draft"
         )
     if "draft_tree" in values:
-        from batcher.speculation.settings import parse_tree  # noqa: PLC0415 - few runs draft
-
         parse_tree(values["draft_tree"])
     try:
         return msgspec.convert(values, SpeculationSettings, strict=False)

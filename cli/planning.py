@@ -36,7 +36,7 @@ from .models import capabilities_of, load
 from .run.files import print_json, print_text
 from .run.input import open_input, read_requests
 from .run.problems import progress_of, say, say_of_memory, say_of_slo, seldom
-from .screen.terminal import counted, terminal_size, unfinished_percent
+from .screen.terminal import columns_of, counted, unfinished_percent
 from .signals import Interrupted, StopSignals, die_of_closed_pipe, user_code_prints_to_stderr
 from .views.plan_columns import column_of, good_percent
 from .views.plan_tables import best_first, csv_of, details, headline, json_of, named, table_of
@@ -86,7 +86,7 @@ def compare_requests(options: "CompareOptions") -> int:
     if options.json or options.csv:
         print_text(json_of(cells) if options.json else csv_of(cells))
     else:
-        width = terminal_size(1, os.environ).columns if os.isatty(1) else None
+        width = columns_of(1, os.environ)
         print_text(table_of(cells, width, options.sort or ""))
     if options.plot is not None:
         show_plot(options.plot, charts_of_cells(question, cells))

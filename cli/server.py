@@ -34,18 +34,19 @@ from batcher.engine import StepOutcome
 from batcher.errors import BatchdecodeError
 from batcher.foreign import LISTENERS, Raised
 from batcher.models.base import bytes_of
+from batcher.request import NOTHING_UNREAD
 from batcher.requests.lines import RequestParser
 from batcher.scheduling.clock import PacedClock, WallClock
 from batcher.serving.app import ServerMetrics, Service, make_app
 from batcher.serving.engine_thread import EngineThread, ServerClock
 from batcher.serving.http import MAX_HEAD_BYTES, Access, BodyReader, Limits
 from batcher.trace.files import is_trace_start
-from batcher.trace.run import label_of_name
 
 from .errors import reason_of
 from .models import capabilities_of, load
 from .run.engine_setup import make_engine
 from .run.files import OutFile, check_replaceable, check_writable
+from .run.loop import gauges_of
 from .run.problems import say
 from .run.recording import TraceWriter
 from .screen.progress import open_view
@@ -296,19 +297,7 @@ class Server(Gauges):
         return self._view.refresh() or None
 
     def read_gauges(self) -> GaugeReading:
-        engine = self._engine
-        waiting = engine.next_waiting(MAX_LISTED)
-        next_up = label_of_name(waiting[0]) if waiting else None
-        num_free = engine.batch_size - engine.num_running
-        return GaugeReading(
-            engine.now,
-            num_free,
-            next_up,
-            engine.block_use,
-            engine.num_waiting,
-            engine.num_coming,
-            waiting,
-        )
+        return gauges_of(self._engine, self._engine.next_waiting(MAX_LISTED), NOTHING_UNREAD)
 
     def _hear(self, raised: Raised) -> None:
         """Report each kind of model error once, without its text: that may contain a prompt."""

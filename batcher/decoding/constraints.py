@@ -389,9 +389,7 @@ class ConstraintCompiler:
         self.times = ConstraintTimes()
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_ids, self._timeout, self._is_strict = eos_token_ids, timeout, is_strict
-        self._known: OrderedDict[ConstraintSource, CompiledConstraint | GrammarError] = (
-            OrderedDict()
-        )
+        self._known = OrderedDict[ConstraintSource, CompiledConstraint | GrammarError]()
 
     @property
     def counts(self) -> tuple[int, int]:

@@ -75,9 +75,8 @@ class StopMatcher:
             self._width = vocab_size
         self._index = np.zeros(num_slots, np.int64)
         self._zeros = np.zeros(num_slots, np.int64)  # numpy is slower with a scalar
-        self._flags = bytearray(
-            num_slots
-        )  # 1 where a row needs a look; faster to search than an array
+        # 1 where a row needs a look; faster to search than an array
+        self._flags = bytearray(num_slots)
         self._is_special = np.frombuffer(self._flags, np.bool_)
         self._reader_of = cache(partial(StopReader, token_bytes=self._token_bytes))
         self._lines: dict[AutomatonPlace, int] = {}

@@ -133,10 +133,8 @@ class RemoteEngine(DrivenEngine):
         super().__init__(settings, WallClock(measure, self._sleep), queue, batch)
         self._model, self._is_streaming = model, is_streaming
         self._waiting, self._measure = waiting, measure
-        self._limit, self._decreased = (
-            float(batch_size),
-            -1.0,
-        )  # requests in flight; when it was last lowered
+        self._limit = float(batch_size)  # requests in flight
+        self._decreased = -1.0  # when the limit was last lowered
         self._next_start = 0.0  # when the next request may be sent, at max_rate
         self._sessions: dict[str, Conversation] = {}
         self._blocked: tuple[str, int, BlockedReason] | None = None  # as last reported
@@ -274,12 +272,7 @@ class RemoteEngine(DrivenEngine):
         self._join_arrivals()
         return self._outcome([])
 
-    def _texts_of(
-        self,
-        row: RemoteSequence,
-        num_tokens: int,  # noqa: ARG002
-        limit: int,  # noqa: ARG002
-    ) -> tuple[str, str]:
+    def _texts_of(self, row: RemoteSequence, num_tokens: int, limit: int) -> tuple[str, str]:  # noqa: ARG002 - as the engine has it
         return str(row.request.prompt), row.reply.text
 
     def wake(self) -> None:

@@ -26,15 +26,7 @@ from batcher.result import LOWEST_LOGPROB, NUM_DIGITS, FinishReason, TokenLogpro
 
 MAX_SHOWN = 500  # characters of a server's message
 OVERLOADED = {429, 503, 529}
-REPEATABLE = OVERLOADED | {
-    408,
-    409,
-    425,
-    500,
-    502,
-    504,
-    *range(520, 528),
-}  # up to Cloudflare's codes
+REPEATABLE = OVERLOADED | {408, 409, 425, 500, 502, 504, *range(520, 528)}  # of Cloudflare, too
 UNAUTHORIZED, FORBIDDEN = 401, 403
 
 _TOO_LONG = ("context_length", "context length", "exceed_context_size", "maximum context")

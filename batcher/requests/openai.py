@@ -101,9 +101,8 @@ def url_of(row: dict[str, Any]) -> str | None:
         return str(url)
     if url is None:
         return CHAT_URL if isinstance(body, dict) and "messages" in body else COMPLETIONS_URL
-    ends = (
-        end for end in (CHAT_URL, COMPLETIONS_URL) if str(url).endswith(end.removeprefix("/v1"))
-    )
+    # CHAT_URL comes first, because it also ends with the end of the other one.
+    ends = (end for end in reversed(URLS) if str(url).endswith(end.removeprefix("/v1")))
     return next(ends, None)
 
 
@@ -665,13 +664,8 @@ class Reading:
             else:
                 message = f"{quote(place)} {show(value)} is not supported"
                 own = own_name(option, Request.__struct_fields__)
-                hint = (
-                    f"did you mean `{own}`?"
-                    if own is not None
-                    else " or ".join(
-                        ["leave it out", *(f"give {json.dumps(v)}" for v in supported)]
-                    )
-                )
+                ways = ["leave it out", *(f"give {json.dumps(v)}" for v in supported)]
+                hint = " or ".join(ways) if own is None else f"did you mean `{own}`?"
                 yield FieldProblem("unsupported-option", place, message, hint)
 
 

@@ -147,9 +147,8 @@ def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: B
     status = OK if error is None else error.status or status_of(error.code)
     answer = completion_of(results, model, form, bytes_of)
     response = Response(status, f"req-{request_id}", answer)
-    return (
-        _encoder.encode(ResultRow(f"batch_req_{request_id}", request_id, response, error)) + b"\n"
-    )
+    row = ResultRow(f"batch_req_{request_id}", request_id, response, error)
+    return _encoder.encode(row) + b"\n"
 
 
 def completion_of(
@@ -180,10 +179,8 @@ def completion_of(
             elif reason == "stop" and result.function_call is not None:
                 reason = FUNCTION_CALL
         elif form == "echoed completion" and per_token is not None and result.prompt_logprobs:
-            per_token, extras = (
-                [*result.prompt_logprobs, *per_token],
-                replace(result, prompt_logprobs=None),
-            )
+            per_token = [*result.prompt_logprobs, *per_token]
+            extras = replace(result, prompt_logprobs=None)
         if is_chat and result.logprobs is not None:
             logprobs = chat_logprobs(result.logprobs)
         elif per_token is not None:
@@ -200,11 +197,11 @@ def completion_of(
                 token_ids=(result.tokens or []) if has_token_ids else UNSET,
             )
         )
-    kind: Literal["text_completion", "chat.completion"] = (
-        "chat.completion" if is_chat else "text_completion"
-    )
-    answer_id = answer_id_of(results[0].id, form)
-    return Completion(answer_id, kind, created, model, choices, usage_of(results))
+    answer_id, usage = answer_id_of(results[0].id, form), usage_of(results)
+    kind: Literal["text_completion", "chat.completion"] = "text_completion"
+    if is_chat:
+        kind = "chat.completion"
+    return Completion(answer_id, kind, created, model, choices, usage)
 
 
 def answer_id_of(request_id: str, form: Form) -> str:

@@ -697,8 +697,7 @@ def constraint_fields_of(request: Request) -> list[ConstraintField]:
 def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
     if capabilities.served is not None:
         yield from find_unsent(request, capabilities, capabilities.served)
-        for field in constraint_fields_of(request):
-            yield from find_uncompiled(field, getattr(request, field), capabilities)
+        yield from find_uncompiled(request, capabilities)
         return
     if request.extra_body:
         message = "`extra_body` is for servers, and this model is local"
@@ -722,8 +721,7 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
             f"and the batch has {capabilities.num_slots}"
         )
         yield FieldProblem("too-few-slots", (name,), message, f"use a batch of {needed} or more")
-    for field in constraint_fields_of(request):
-        yield from find_uncompiled(field, getattr(request, field), capabilities)
+    yield from find_uncompiled(request, capabilities)
     if capabilities.encode is not None:
         for name in ("prompt", "negative_prompt"):
             prompt = getattr(request, name)
@@ -772,20 +770,19 @@ def find_unsent(
         yield FieldProblem("unsupported-model", ("stop_sequence",), message, "give texts")
 
 
-def find_uncompiled(
-    name: ConstraintField, constraint: object, capabilities: ModelCapabilities
-) -> Iterator[FieldProblem]:
-    if not capabilities.has_eos:
-        message = f"`{name}` needs a model that has an end-of-sequence token; this one has none"
-        yield FieldProblem("unsupported-model", (name,), message)
-    elif capabilities.check_constraint is not None:
-        try:
-            capabilities.check_constraint(name, constraint)
-        except GrammarError as error:
-            problem = FieldProblem("invalid-grammar", error.path, "")
-            yield replace(problem, message=f"`{problem.field}`: {error}")
-        except BatchdecodeError as error:
-            yield FieldProblem("unsupported-model", (name,), f"`{name}`: {error}")
+def find_uncompiled(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
+    for name in constraint_fields_of(request):
+        if not capabilities.has_eos:
+            message = f"`{name}` needs a model that has an end-of-sequence token; this one has none"
+            yield FieldProblem("unsupported-model", (name,), message)
+        elif capabilities.check_constraint is not None:
+            try:
+                capabilities.check_constraint(name, getattr(request, name))
+            except GrammarError as error:
+                problem = FieldProblem("invalid-grammar", error.path, "")
+                yield replace(problem, message=f"`{problem.field}`: {error}")
+            except BatchdecodeError as error:
+                yield FieldProblem("unsupported-model", (name,), f"`{name}`: {error}")
 
 
 # -- the fast path: one conversion in C, then what types cannot state ------------------------------

@@ -18,8 +18,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from batcher.decoding.grammars import place_in
 from batcher.request import CONSTRAINT_FIELDS, Request
-from batcher.requests.json_spans import NOT_JSON, JsonError, TextSpan, find_doubles, parse
+from batcher.requests.json_spans import NOT_JSON, JsonError, find_doubles, parse
 from batcher.requests.lines import BadLine, RequestParser, find_too_many
 from batcher.requests.openai import SPELLINGS, Form
 from batcher.requests.problems import Problem
@@ -271,7 +272,7 @@ def fields_of(data: bytes) -> dict[str, Any]:
         if isinstance(fields, dict) and len(fields) < data.count(b":"):  # else no key is doubled
             text = data.decode()
             for path, span, first in find_doubles(text):
-                places = f"{_place(text, first)}, and {_place(text, span)}"
+                places = f"{place_in(text, first.start)}, and {place_in(text, span.start)}"
                 message = f"field `{path[-1]}` is given twice ({places})"
                 raise ApiError(BAD_REQUEST, "duplicate-field", message, str(path[0]))
     except (ValueError, RecursionError):
@@ -291,13 +292,8 @@ def _why_no_json(data: bytes) -> str:
         return f"the body is not UTF-8 from byte {error.start} on: {error.reason}"
     except JsonError as error:
         reason = error.message.removeprefix(NOT_JSON).replace("the line ends", "it ends")
-        return f"the body is not JSON: {reason} ({_place(text, error.span)})"
+        return f"the body is not JSON: {reason} ({place_in(text, error.span.start)})"
     return "the body is not JSON"
-
-
-def _place(text: str, span: TextSpan) -> str:
-    line = text.count("\n", 0, span.start) + 1
-    return f"line {line}, column {span.start - text.rfind(chr(10), 0, span.start)}"
 
 
 def _take_delivery(fields: dict[str, Any]) -> Delivery:

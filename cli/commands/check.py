@@ -142,7 +142,6 @@ def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport
 
 
 def _describe(plan: InputPlan, name: str) -> str:
-    """Return the plan as text."""
     prompts = _counts(
         {
             "of text": plan.text_prompts,

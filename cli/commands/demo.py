@@ -109,10 +109,7 @@ def _play(run: RunEvent, events: list[Event], captions: dict[int, str], color: C
         lambda terminal: Player(
             recording,
             "demo",
-            terminal.output,
-            terminal.keyboard,
-            terminal.display,
-            terminal.glyphs,
+            terminal,
             span=StepRange(0, recording.num_steps - 1),
             step=0,
             speed=SPEED,

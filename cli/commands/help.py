@@ -234,21 +234,6 @@ _MAX_OTHERS = 8
 _NOT_STARTED = (126, 127)  # the status of a shell that cannot run, or find, a program
 
 
-def list_pages() -> None:
-    page = HelpFormatter(max_width=MAX_WIDTH)
-    page.write_usage("batchdecode help", "[TOPIC]")
-    for title, group in pages().items():
-        if group:
-            with page.section(title):
-                page.write_dl([(topic.page, topic.heading) for topic in group])
-    page.write_paragraph()
-    page.write_text("A command, option, field, heading or word of the glossary is a topic, too.")
-    if os.isatty(1):
-        Pager().show(page.getvalue())
-    else:
-        print_text(page.getvalue())
-
-
 def open_topic(words: str) -> None:
     """Show the topic named by `words`, and list the others with that name."""
     best, *others = find(words)
@@ -333,8 +318,19 @@ def help_(
     """Open a page of the manual, or list the pages."""
     if topic:
         open_topic(" ".join(topic))
+        return
+    page = HelpFormatter(max_width=MAX_WIDTH)
+    page.write_usage("batchdecode help", "[TOPIC]")
+    for title, group in pages().items():
+        if group:
+            with page.section(title):
+                page.write_dl([(each.page, each.heading) for each in group])
+    page.write_paragraph()
+    page.write_text("A command, option, field, heading or word of the glossary is a topic, too.")
+    if os.isatty(1):
+        Pager().show(page.getvalue())
     else:
-        list_pages()
+        print_text(page.getvalue())
 
 
 def schema(

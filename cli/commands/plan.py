@@ -14,7 +14,6 @@ from ..command import (
     SCHEDULING,
     SPECULATION,
     TIME,
-    Option,
     OptionGroup,
     command,
     flag,
@@ -86,11 +85,6 @@ def _axes(*, as_lists: bool) -> OptionGroup:
     return OptionGroup(kinds, dict)
 
 
-def _config() -> Option:
-    text = "defaults for --batch, --model and rows, and settings of models"
-    return config_option(INPUT, text, OF_REQUESTS - set(_DRAFTS))
-
-
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions(ModelOptions):
     """Shared options; preset: names of those set by the environment or --config."""
@@ -105,7 +99,14 @@ class SimulationOptions(ModelOptions):
     ] = None
     defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
     grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
-    config: Annotated[str | None, _config()] = None
+    config: Annotated[
+        str | None,
+        config_option(
+            INPUT,
+            "defaults for --batch, --model and rows, and settings of models",
+            OF_REQUESTS - set(_DRAFTS),
+        ),
+    ] = None
     color: Color = "auto"
     quiet: Annotated[bool, flag(OUTPUT, "Print no progress and no notes.", "-q")] = False
     preset: set[str] = field(default_factory=set)

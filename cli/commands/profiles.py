@@ -45,9 +45,9 @@ from ..screen.terminal import (
     aligned,
     aligned_within,
     cell_width,
+    columns_of,
     counted,
     printable,
-    terminal_size,
     wrapped,
 )
 
@@ -93,7 +93,7 @@ def profiles(
     if json:
         print_json(reports)
     else:
-        width = terminal_size(1, os.environ).columns if os.isatty(1) else None
+        width = columns_of(1, os.environ)
         is_one = name is not None and len(reports) == 1
         print_text(details_of(reports[0], width) if is_one else table_of(reports, width))
 
@@ -130,22 +130,17 @@ def reports_of(name: str | None) -> list[StepTimeReport]:
 
 def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
     physics, predictions = check_physics(profile)
+    stated = asdict(profile)
     fit = setup_of_profile(profile).num_tokens_that_fit
     num_tokens = profile.kv_tokens or fit
     return StepTimeReport(
         name=name,
         settings=profile.step_time(name).settings,
-        hardware=profile.hardware,
-        model=profile.model,
-        tensor_parallel=profile.tensor_parallel,
-        pipeline_parallel=profile.pipeline_parallel,
-        kv_tokens=profile.kv_tokens,
         kv_tokens_that_fit=fit,
         kv_blocks=None if num_tokens is None else usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE),
-        error=profile.error,
-        source=profile.source,
         physics=physics,
         predictions=predictions,
+        **{field: stated[field] for field in StepTimeReport.__struct_fields__ if field in stated},
     )
 
 

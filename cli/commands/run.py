@@ -9,6 +9,7 @@ from batcher.errors import BatchdecodeError
 
 from ..command import command
 from ..run.run_options import RunOptions
+from ..signals import Interrupted, StopSignals, die_of_closed_pipe, user_code_prints_to_stderr
 from . import command_of
 
 EXAMPLES = (
@@ -47,12 +48,6 @@ def run(options: RunOptions) -> int:
     from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy, as are the others
 
     from ..run.run import run as run_requests  # noqa: PLC0415 - heavy
-    from ..signals import (  # noqa: PLC0415 - as above
-        Interrupted,
-        StopSignals,
-        die_of_closed_pipe,
-        user_code_prints_to_stderr,
-    )
 
     stop = StopSignals()
     try:  # a second signal may come while these end

@@ -17,11 +17,12 @@ from ..options import (
     Force,
     Live,
     SchedulingOptions,
+    TraceFile,
     config_option,
     num_bytes,
-    output_file,
     scheduling_group,
 )
+from ..signals import user_code_prints_to_stderr
 
 SERVING = "Serving"
 _NEEDED_MODULES = ("starlette", "granian", "uvloop", "prometheus_client")
@@ -117,12 +118,7 @@ class ServeOptions(DecodingOptions):
     scheduling: Annotated[SchedulingOptions, scheduling_group(default_time="wall")] = field(
         default_factory=SchedulingOptions
     )
-    trace: Annotated[
-        str | None,
-        output_file(
-            "Write every scheduling decision to FILE (gzipped if it ends in .gz).", common=True
-        ),
-    ] = None
+    trace: TraceFile = None
     force: Force = False
     live: Annotated[
         Live,
@@ -146,7 +142,6 @@ def serve(options: ServeOptions) -> int:
             "install them with `pip install 'batchdecode[serve]'`"
         )
     from ..server import serve_requests  # noqa: PLC0415 - heavy
-    from ..signals import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
 
     with user_code_prints_to_stderr():
         return serve_requests(options)

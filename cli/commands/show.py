@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -55,6 +56,7 @@ from ..run.input import (
     PatientPipe,
     open_input,
 )
+from ..run.problems import why_no_lines
 from ..screen.terminal import (
     can_animate,
     can_print,
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
     from batcher.page.page import PageTimeline
 
     from ..views.player import InteractiveTerminal, Player
-    from .trace import TraceOptions
+    from .trace import TraceOptions, WhyOptions
 
 STDIN = "-"
 FEW_NAMES = 8  # which a message lists all
@@ -349,10 +351,7 @@ def _player(
     return Player(
         recording,
         source.name.rpartition("/")[2],
-        terminal.output,
-        terminal.keyboard,
-        terminal.display,
-        terminal.glyphs,
+        terminal,
         span=StepRange(window[0], window[-1]),
         step=first,
         speed=options.speed or DEFAULT_SPEED,
@@ -371,18 +370,10 @@ class _Events:
         return events_of(self.path, self.source, {})
 
 
-def show_why(
-    request_id: str | None,
-    path: str | None,
-    *,
-    longest: bool,
-    longest_wait: bool,
-    json: bool,
-    all: bool,  # noqa: A002 - as the option
-    run_options: Mapping[str, Any],
-    preset: Collection[str] = (),
-) -> None:
+def show_why(options: "WhyOptions") -> None:
     """Run `batchdecode trace why`; with a longest one the input is the first argument."""
+    request_id, path = options.request_id, options.input
+    longest, longest_wait = options.longest, options.longest_wait
     if longest and longest_wait:
         raise BatchdecodeError("--longest cannot be used with --longest-wait")
     if longest or longest_wait:
@@ -404,7 +395,7 @@ def show_why(
         raise
     title: list[str] = []
     with source, user_code_prints_to_stderr():
-        events = events_of(again, source, run_options, preset)
+        events = events_of(again, source, options.run_options, options.preset)
         with _contradictions_named(source.name):
             kept = read_requests(events, request_id)
             if request_id is None:
@@ -421,10 +412,10 @@ def show_why(
                 hint = hint or _alike_names(request_id, known, path)
                 raise BatchdecodeError(f"{source.name} has no request {request_id}{hint}")
             answer = answer_of(kept)
-    if json:
+    if options.json:
         print_json(answer)
         return
-    length = WHOLE if all else SHORT
+    length = WHOLE if options.all else SHORT
     stories = [tell(story, length) for story in answer.stories]
     stories += map(tell_reject, answer.rejects)
     _print_lines(_in_columns([*title, *(line for story in stories for line in story)]))
@@ -473,15 +464,11 @@ def show_diff(
                     f"{source.name} has {run.workers}; compare the results of the runs, or their "
                     "--summary-json"
                 )
-        with user_code_prints_to_stderr():
-            try:
-                comparison = compare(events_a, events_b)
-            except InvariantError as error:
-                raise BatchdecodeError(
-                    f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
-                ) from error
+        names = f"{source_a.name} or {source_b.name}"
+        with user_code_prints_to_stderr(), _contradictions_named(names, "events"):
+            comparison = compare(events_a, events_b)
         told = list(describe(comparison, source_a.name, source_b.name))
-        width = None if html or not os.isatty(1) else terminal_size(1, os.environ).columns
+        width = None if html else columns_of(1, os.environ)
         results = results_of(comparison, top, width)
         if json:
             print_json(comparison)
@@ -575,18 +562,16 @@ def events_of(
 
 
 @contextmanager
-def _contradictions_named(name: str) -> Iterator[None]:
+def _contradictions_named(name: str, events: str = "its events") -> Iterator[None]:
     """Add the name of the input to errors about contradicting events."""
     try:
         yield
     except InvariantError as error:
-        raise BatchdecodeError(f"{name}: its events contradict each other: {error}") from error
+        raise BatchdecodeError(f"{name}: {events} contradict each other: {error}") from error
 
 
 def _alike_names(request_id: str, known: Collection[str], path: str | None) -> str:
     """Return the end of a message on an unknown request: similar ids, or all if they are few."""
-    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
-
     names = sorted(known)
     if 0 < len(names) <= FEW_NAMES:
         return f"; known: {listed(names, 'and')}"
@@ -605,8 +590,6 @@ def _check_is_request(first_line: bytes, name: str) -> None:
             return
         fields = None
     if not isinstance(fields, dict):
-        from ..run.problems import why_no_lines  # noqa: PLC0415 - for a mistake only
-
         found = why_no_lines(first_line, name) or "is neither a trace nor requests"
         raise BatchdecodeError(f"{name} {found}")
     is_stream = fields.get("event") == "token"
@@ -619,8 +602,6 @@ def _check_is_request(first_line: bytes, name: str) -> None:
         raise BatchdecodeError(
             f'{name}: the first line of the trace, {{"event":"run",...}}, is missing'
         )
-    from difflib import get_close_matches  # noqa: PLC0415 - only for requests, as the engine
-
     if not any(get_close_matches(key, _REQUEST_KEYS) for key in fields):
         raise BatchdecodeError(
             f"{name} is neither a trace nor requests: its first line has no prompt"

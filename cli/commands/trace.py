@@ -146,36 +146,29 @@ def trace(options: TraceOptions) -> int:
     return show_trace(options)
 
 
-def why(
-    request_id: Annotated[str | None, argument("Id of a request.", "ID", "request_id")] = None,
-    input: Annotated[str | None, argument(_INPUT_WORDS, "INPUT")] = None,  # noqa: A002 - shown so
-    *,
+@dataclass(frozen=True, kw_only=True)
+class WhyOptions:
+    """The options of `batchdecode trace why`; run_options, preset: as in TraceOptions."""
+
+    request_id: Annotated[str | None, argument("Id of a request.", "ID", "request_id")] = None
+    input: Annotated[str | None, argument(_INPUT_WORDS, "INPUT")] = None
     longest: Annotated[
         bool, flag(SELECTION, "Explain the request that took longest, instead of ID.", common=True)
-    ] = False,
+    ] = False
     longest_wait: Annotated[
         bool, flag(SELECTION, "Explain the request that waited longest for a slot.", common=True)
-    ] = False,
-    json: Annotated[bool, flag(OUTPUT, "Print the story as JSON.", common=True)] = False,
-    all: Annotated[  # noqa: A002 - as above
-        bool, flag(OUTPUT, "Show all waits and all spans.", common=True)
-    ] = False,
-    run_options: Run,
-    preset: set[str],
-) -> None:
+    ] = False
+    json: Annotated[bool, flag(OUTPUT, "Print the story as JSON.", common=True)] = False
+    all: Annotated[bool, flag(OUTPUT, "Show all waits and all spans.", common=True)] = False
+    run_options: Run
+    preset: set[str]
+
+
+def why(options: WhyOptions) -> None:
     """Explain one request: what it waited for, when it ran, how it finished."""
     from .show import show_why  # noqa: PLC0415 - heavy
 
-    show_why(
-        request_id,
-        input,
-        longest=longest,
-        longest_wait=longest_wait,
-        json=json,
-        all=all,
-        run_options=run_options,
-        preset=preset,
-    )
+    show_why(options)
 
 
 def diff(
@@ -203,6 +196,6 @@ def diff(
 
 COMMANDS = {
     "trace": command(trace, TraceOptions),
-    "trace why": command(why),
+    "trace why": command(why, WhyOptions),
     "trace diff": command(diff),
 }

@@ -133,13 +133,16 @@ def workload(options: WorkloadOptions) -> None:
     """Make a requests file from an arrival pattern or a trace."""
     _check(options)
     given = options.values
+    replaced = None if options.force else options.output
     if options.source not in TRACES:
-        _check_replaceable(options)
+        if replaced is not None:
+            check_replaceable("--output", replaced)
         _write(_synthetic(options), options)
         return
     with open_input(options.file, nullcontext) as trace:
         check_distinct(trace.statuses, [("--output", options.output)], [options.file])
-        _check_replaceable(options)
+        if replaced is not None:
+            check_replaceable("--output", replaced)
 
         def read_entries(checks: TraceEntryChecks) -> Iterable[WorkloadEntry]:
             name = given.get("name", DEFAULT_NAME)
@@ -228,11 +231,6 @@ def _synthetic(options: WorkloadOptions) -> Iterable[WorkloadEntry]:
         return islice(synthetic.open_entries(made, arrivals), num_requests)
     num_turns = synthetic.parse_distribution(given["turns"], "--turns", synthetic.LENGTHS)
     return islice(synthetic.session_entries(made, arrivals, num_turns, pause), num_requests)
-
-
-def _check_replaceable(options: WorkloadOptions) -> None:
-    if options.output is not None and not options.force:
-        check_replaceable("--output", options.output)
 
 
 def _write(entries: Iterable[WorkloadEntry], options: WorkloadOptions) -> None:

@@ -100,9 +100,9 @@ class EngineSetup:
 
     def bytes_of(self, token: int) -> bytes:
         model = self.model
-        return (
-            b"" if isinstance(model, RemoteModel) else bytes_of(token, model.tokenizer.token_bytes)
-        )
+        if isinstance(model, RemoteModel):
+            return b""
+        return bytes_of(token, model.tokenizer.token_bytes)
 
 
 def make_engine(

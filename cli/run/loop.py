@@ -23,7 +23,7 @@ from batcher.events import (
 )
 from batcher.request import Unread
 from batcher.requests.lines import BadLine, ParsedLine
-from batcher.trace.run import label_of_name
+from batcher.trace.run import RequestFold, RequestTimeline, label_of_name
 
 from ..screen.view import MAX_LISTED, GaugeReading
 from .input import InputError, Line, Source, has_arrived, name_of
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from batcher.metrics.summary import RunMetrics
     from batcher.metrics.times import TimeSeries
     from batcher.remote.engine import RemoteEngine
-    from batcher.trace.run import RequestFold, RequestTimeline
 
 MAX_HELD = 1024  # results or bad lines, before they are yielded without a step
 
@@ -46,6 +45,21 @@ class RunOutcome(NamedTuple):
     events: Sequence[Event]
     lines: Sequence[bytes] = ()
     tokens: Sequence[TokenEvent] = ()
+
+
+def gauges_of(
+    engine: "Engine | RemoteEngine", waiting: Sequence[SequenceName], unread: Unread
+) -> GaugeReading:
+    """Return the state of an engine; waiting: the first of the queue."""
+    return GaugeReading(
+        engine.now,
+        engine.batch_size - engine.num_running,
+        label_of_name(waiting[0]) if waiting else None,
+        engine.block_use,
+        engine.num_waiting + unread.queued,
+        engine.num_coming + unread.coming,
+        waiting,
+    )
 
 
 class Loop:
@@ -144,7 +158,7 @@ class Loop:
         self,
         limits: "Slo | None",
         all_series: "Sequence[TimeSeries | None]",
-        fold: "RequestFold | None",
+        fold: RequestFold | None,
         *,
         is_watched: bool,
     ) -> "RunMetrics":
@@ -267,25 +281,12 @@ class Loop:
         return self.engine.num_steps if self._is_computing else None
 
     def read_gauges(self) -> GaugeReading:
-        engine = self.engine
-        num_free = engine.batch_size - engine.num_running
-        backlog, waiting = self.backlog, self.waiting
-        return GaugeReading(
-            engine.now,
-            num_free,
-            label_of_name(waiting[0]) if waiting else None,
-            engine.block_use,
-            engine.num_waiting + backlog.queued,
-            engine.num_coming + backlog.coming,
-            waiting,
-        )
+        return gauges_of(self.engine, self.waiting, self.backlog)
 
     def peek(self, request_id: str, index: int, num_tokens: int) -> tuple[str, str] | None:
         return self.engine.peek(request_id, index, num_tokens)
 
-    def unfinished_texts(
-        self, found: "Iterable[RequestTimeline]"
-    ) -> Iterator[tuple[str, str, int]]:
+    def unfinished_texts(self, found: Iterable[RequestTimeline]) -> Iterator[tuple[str, str, int]]:
         """Yield the label, the text and the number of tokens of each output that has a token."""
         for output in found:
             num_tokens = output.tokens_after(self.engine.num_steps - 1)

@@ -161,7 +161,6 @@ class Answers:
         return found if is_replayed else _NOTHING
 
     def reject(self, bad: BadLine, input_index: int) -> list[bytes]:
-        """Return the lines for a bad line."""
         number = bad.problems[0].line
         if self._earlier is not None and self._earlier.has_rejected(number):
             return []

@@ -16,6 +16,7 @@ from ..options import (
     RequestOptions,
     SchedulingOptions,
     SloLimits,
+    TraceFile,
     output_file,
     output_option,
     scheduling_group,
@@ -110,12 +111,7 @@ class RunOptions(RequestOptions):
     stream: Annotated[bool, flag(OUTPUT, "Print the new text of each row after every step.")] = (
         False
     )
-    trace: Annotated[
-        str | None,
-        output_file(
-            "Write every scheduling decision to FILE (gzipped if it ends in .gz).", common=True
-        ),
-    ] = None
+    trace: TraceFile = None
     summary_json: Annotated[
         str | None,
         option(

@@ -167,7 +167,6 @@ class Strips:
         run.forget(first)  # the next cells do not need what has ended before
 
     def last(self, number: int, width: int) -> str:
-        """Return the last `width` cells of a slot."""
         return self._cells[number][-width:]
 
     def ends(self, width: int) -> list[int]:

@@ -358,14 +358,10 @@ class RunState:
             phase = "prefill"
         else:
             phase = PHASES[request.role]
-        return Row(
-            request,
-            phase,
-            request.tokens_after(own) if lost is None else lost.generated,
-            latest
-            if latest is not None and latest.step == self.own_step(number, slot_step)
-            else None,
-        )
+        if latest is not None and latest.step != self.own_step(number, slot_step):
+            latest = None
+        num_tokens = request.tokens_after(own) if lost is None else lost.generated
+        return Row(request, phase, num_tokens, latest)
 
     def name_of(self, number: int) -> str:
         if len(self.paces) == 1:

@@ -4,6 +4,7 @@ Nothing is computed here but shares.  Tables are ASCII, so any terminal shows th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import to_builtins
@@ -120,8 +121,6 @@ def render_summary(
     read, if known.  elapsed: seconds.  encoding, columns: of the terminal; paths may be longer, so
     that they can be copied.
     """
-    from shlex import quote  # noqa: PLC0415 - most runs that must start fast write no file
-
     marks = marks_in(encoding)
     mark, color = (marks.good, GREEN) if summary.ok or not summary.requests else (marks.bad, RED)
     if not is_complete:

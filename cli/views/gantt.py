@@ -11,7 +11,7 @@ from operator import attrgetter
 from os.path import commonprefix
 from string import digits
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from batcher.events import RestartEvent, RunEvent
 from batcher.trace.run import SlotSpan, StepDrafts, Wait
@@ -26,10 +26,7 @@ from ..screen.terminal import (
     printable,
     whole_percent,
 )
-from ..screen.theme import hue_of, joined
-
-if TYPE_CHECKING:
-    from ..screen.theme import Line
+from ..screen.theme import Line, hue_of, joined
 
 # -- numbers and names ---------------------------------------------------------------------------
 
@@ -337,9 +334,9 @@ class Scale:
 
     def cells_of(self, steps: range) -> range:
         """Return the cells of `steps`, which the scale shows."""
-        return (
-            range(self.first_cell(steps[0]), self.last_cell(steps[-1]) + 1) if steps else range(0)
-        )
+        if not steps:
+            return range(0)
+        return range(self.first_cell(steps[0]), self.last_cell(steps[-1]) + 1)
 
     def add_busy(self, busy: list[int], span: SlotSpan) -> None:
         """Add to `busy` the number of steps of each cell in which `span` holds its slot."""
@@ -494,7 +491,7 @@ def render_gantt(
     ascii_only: bool = False,
     queue: Sequence[Stretch] = (),
     known_from: int = 0,
-) -> list["Line"]:
+) -> list[Line]:
     """Return the gantt of `timeline` in lines of at most `width` cells, 40 at least.
 
     selection: its steps or requests are drawn as bars, its slots have rows.  height: lines to fill,
@@ -564,7 +561,7 @@ class _Page:
             self.make_groups(num_charts=2)
         return self.timeline.num_steps > self.num_cells
 
-    def overview(self, zoom: range) -> list["Line"]:
+    def overview(self, zoom: range) -> list[Line]:
         scale = self.scale(range(self.timeline.num_steps))
         first, last = scale.first_cell(zoom[0]), scale.last_cell(zoom[-1])
         brace = self.glyphs.brace
@@ -572,7 +569,7 @@ class _Page:
         pointer = self.row("", " " * min(first, scale.num_cells - 2) + mark)
         return [*self.chart(scale, self.shades(scale)), pointer]
 
-    def close_up(self, zoom: range, what: list[str]) -> list["Line"]:
+    def close_up(self, zoom: range, what: list[str]) -> list[Line]:
         """Return a chart of `zoom`, as bars or shades, with a caption and a legend."""
         scale = self.scale(zoom)
         if len(zoom) > self.num_cells:  # is the usual request more than a speck as a bar?
@@ -596,7 +593,7 @@ class _Page:
             label: printable(text, ascii_only=self.ascii_only)
             for label, text in short_labels(spans).items()
         }
-        marks, rows = draft_marks(drafts, scale), list["Line"]()
+        marks, rows = draft_marks(drafts, scale), list[Line]()
         for slot, held in shown.items():
             bars, styles = bar_row(held, labels, scale, self.glyphs, marks.get(slot, {}))
             share = percent_of(busy[slot], len(zoom))
@@ -629,7 +626,7 @@ class _Page:
         }
         return [entry for entry, is_shown in entries.items() if is_shown]
 
-    def chart(self, scale: Scale, rows: list["Line"]) -> list["Line"]:
+    def chart(self, scale: Scale, rows: list[Line]) -> list[Line]:
         numbers, line = axis(scale, self.glyphs)
         chart = [self.row("step", numbers), self.row("", line, "busy"), *rows]
         restarts = self.restarts_in(scale.steps)
@@ -644,12 +641,12 @@ class _Page:
         cells = "".join(levels[-(-num * (len(levels) - 1) // max(peak, 1))] for num in highest)
         return [*chart, self.row("queue", cells, f"max {peak}", ["queue"] * scale.num_cells)]
 
-    def shades(self, scale: Scale) -> list["Line"]:
+    def shades(self, scale: Scale) -> list[Line]:
         group_of = {slot: number for number, group in enumerate(self.groups) for slot in group}
         busy = [[0] * scale.num_cells for _ in self.groups]
         for span in self.spans_in(scale.steps):
             scale.add_busy(busy[group_of[span.slot]], span)
-        rows, shades, partial = list["Line"](), self.glyphs.shades, self.glyphs.shades[1:-1]
+        rows, shades, partial = list[Line](), self.glyphs.shades, self.glyphs.shades[1:-1]
         for slots, in_cells in zip(self.groups, busy, strict=True):
             shares = [
                 num / (len(slots) * len(scale.steps_at(cell))) for cell, num in enumerate(in_cells)
@@ -689,5 +686,5 @@ class _Page:
         ]
 
 
-def _labels(texts: Iterable[str]) -> list["Line"]:
+def _labels(texts: Iterable[str]) -> list[Line]:
     return [[(text, "label")] for text in texts]

@@ -108,16 +108,11 @@ COLUMNS = {
 
 def class_columns(cells: "Iterable[GridCell]") -> list[Column]:
     outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
-    return [
-        Column(
-            f"goodput-{name}",
-            "good of",
-            name,
-            f"outcome.classes.{name}.goodput.share",
-            good_percent,
-        )
+    paths = {
+        name: f"outcome.classes.{name}.goodput.share"
         for name in (outcomes[0].classes if outcomes else ())
-    ]
+    }
+    return [Column(f"goodput-{n}", "good of", n, path, good_percent) for n, path in paths.items()]
 
 
 def column_of(name: str) -> Column:

@@ -110,10 +110,7 @@ class Player:
         self,
         recording: Recording,
         title: str,
-        terminal: Terminal,
-        keyboard: Keyboard,
-        display: ScreenLive,
-        glyphs: Glyphs,
+        terminal: "InteractiveTerminal",
         *,
         span: StepRange,
         step: int,
@@ -123,9 +120,9 @@ class Player:
         ends: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._recording, self._terminal, self._keyboard = recording, terminal, keyboard
-        self._display, self._glyphs, self._span, self._clock = display, glyphs, span, clock
-        self._playback = Playback(recording, title, glyphs)
+        self._recording, self._terminal = recording, terminal
+        self._span, self._clock = span, clock
+        self._playback = Playback(recording, title, terminal.glyphs)
         self._browser = Browser()
         self._position = float(span.clip(step))
         self._speed, self._is_paused = speed, False
@@ -150,17 +147,17 @@ class Player:
         now = self._clock()
         self._play(min(now - self._now, MAX_SECONDS))
         self._now = now
-        for key in self._keyboard.pressed():
+        for key in self._terminal.keyboard.pressed():
             if isinstance(key, Pasted):
                 self._browser.paste(key.text)
             else:
                 self._press(key)
             self._shown = None
-        if self._keyboard.is_gone:
+        if self._terminal.keyboard.is_gone:
             raise TerminalGone
-        size = self._terminal.size
+        size = self._terminal.output.size
         wanted = size, self.step, bool(self._held)
-        if self._terminal.is_ours and now >= self._next_frame and self._shown != wanted:
+        if self._terminal.output.is_ours and now >= self._next_frame and self._shown != wanted:
             self._draw(max(size.columns - 1, 1), max(size.lines - 1, 1))
             self._shown = wanted
             end = self._clock()
@@ -168,11 +165,10 @@ class Player:
         return IDLE_SECONDS if self._is_paused else FRAME_SECONDS
 
     def wait(self, seconds: float) -> None:
-        self._keyboard.wait(seconds)
+        self._terminal.keyboard.wait(seconds)
 
     def step_aside(self) -> None:
-        self._display.step_aside()
-        self._keyboard.release()
+        self._terminal.step_aside()
         self._shown = None
 
     def _play(self, seconds: float) -> None:
@@ -276,11 +272,11 @@ class Player:
             height - len(caption),
             has_gantt=True,
             browser=self._browser,
-            overlay=partial(self._browser.help, KEYS, self._glyphs, width),
+            overlay=partial(self._browser.help, KEYS, self._terminal.glyphs, width),
             footer=partial(self._footer, width) if height >= MIN_HEIGHT else None,
         )
         lines[-1:-1] = caption
-        if self._display.show(lines) is not None:
+        if self._terminal.display.show(lines) is not None:
             raise TerminalGone
 
     def _caption(self, width: int) -> list[Line]:
@@ -306,7 +302,7 @@ class Player:
         cells = min(room - len(hint), MAX_BAR)
         if not about and cells >= MIN_BAR:
             share = (self.step - self._span.first) / max(self._span.last - self._span.first, 1)
-            about = bar(share, cells, self._glyphs, "progress")
+            about = bar(share, cells, self._terminal.glyphs, "progress")
         line += [*about, (where, "")]
         return [*line, (" " * (width - line_width(line) - len(hint)), ""), (hint, LABEL)]
 

@@ -127,17 +127,10 @@ def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart
                     for axis in (along, *others)
                 }
                 line = ", ".join(f"{axis.title} {shown[axis.name]}" for axis in others)
-                value = shown[along.name]
-                yield (
-                    line,
-                    Point(
-                        times.p99,
-                        cell.outcome.tokens_per_s,
-                        f"{value} knee" if cell.is_knee else value,
-                        _keeps(cell.outcome, limits),
-                        "knee" if cell.is_knee else "",
-                    ),
-                )
+                mark: Mark = "knee" if cell.is_knee else ""
+                value = f"{shown[along.name]} {mark}".rstrip()
+                is_good = _keeps(cell.outcome, limits)
+                yield line, Point(times.p99, cell.outcome.tokens_per_s, value, is_good, mark)
 
     title = f"points: {along.title}"
     if others:
@@ -149,7 +142,6 @@ def charts_of_cells(question: Question, cells: Sequence[GridCell]) -> list[Chart
 
 
 def charts_of_plan(plan: Plan) -> list[Chart]:
-
     def points(name: str) -> Iterator[tuple[str, Point]]:
         for trial in plan.trials:
             latency = trial.tails.get(name)
@@ -202,7 +194,6 @@ def show_plot(plot: str, charts: Sequence[Chart]) -> None:
     charts = [chart for chart in charts if chart.lines]
     if not charts:
         raise BatchdecodeError(f"--plot {plot}: nothing to plot, because nothing was served")
-
     with output_sink(plot) as sink:
         sink.write(encode_picture(charts, Path(plot).suffix.removeprefix(".")))
 

@@ -231,10 +231,6 @@ class Recording:
         self._state = _packed(self._run)
         self._steps, self._events = [], []
 
-    def state_before(self, chapter: int) -> RunState:
-        state: RunState = pickle.loads(zlib.decompress(self.chapters[chapter][1]))  # noqa: S301 - our own
-        return state
-
     def events_from(self, chapter: int) -> Iterator[tuple[int, list[Event]]]:
         """Yield the steps from a chapter on with their events."""
         unpacked = (_decoder.decode(zlib.decompress(one[2])) for one in self.chapters[chapter:])
@@ -350,7 +346,8 @@ class Playback:
         return self.scene
 
     def _open(self, chapter: int) -> None:
-        self._state = self.recording.state_before(chapter)
+        packed = self.recording.chapters[chapter][1]
+        self._state = pickle.loads(zlib.decompress(packed))  # noqa: S301 - our own
         self._events = self.recording.events_from(chapter)
         self._next = next(self._events, None)
         self.step = -1

@@ -1,6 +1,7 @@
 """The player: what keys and time make of a recorded run, on the screen of an emulator."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from emulated_run import Clock, Fingers, Screen
@@ -31,13 +32,16 @@ class Seen:
         encoding = "ascii" if glyphs is ASCII else "utf-8"
         self.screen, self.clock = Screen(columns, rows, encoding=encoding), Clock()
         self.keyboard = Fingers()
+        terminal = SimpleNamespace(
+            output=self.screen,
+            keyboard=self.keyboard,
+            display=ScreenLive(self.screen),
+            glyphs=glyphs,
+        )
         self.player = Player(
             recording,
             "run",
-            self.screen,
-            self.keyboard,
-            ScreenLive(self.screen),
-            glyphs,
+            terminal,
             span=span or StepRange(0, recording.num_steps - 1),
             clock=self.clock,
             **{"step": 0, "found": {}} | settings,
