@@ -277,15 +277,10 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
                 told |= {f"{section}{inner}": item for inner, item in value.items()}
             else:
                 told[name] = value
-    told_by_a, told_by_b = flat
-    values = (
-        (name, told_by_a.get(name), told_by_b.get(name))
-        for name in dict.fromkeys([*told_by_a, *told_by_b])
-    )
+    in_a, in_b = flat
+    settings = [DifferentSetting(name, in_a.get(name), in_b.get(name)) for name in in_a | in_b]
     return RunComparison(
-        settings=[
-            DifferentSetting(name, in_a, in_b) for name, in_a, in_b in values if in_a != in_b
-        ],
+        settings=[setting for setting in settings if setting.a != setting.b],
         parting=parting,
         involved=involved,
         only_a=only_a,

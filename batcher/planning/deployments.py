@@ -151,8 +151,7 @@ class FleetAxis(Axis, frozen=True):
     """A fleet file, which also sets the number of replicas, and perhaps the router."""
 
     def set(self, deployment: Deployment, value: FleetFile) -> Deployment:
-        stated = {name: getattr(value, name) for name in OF_ROUTING}
-        stated = {name: each for name, each in stated.items() if each is not None}
+        stated = {name: each for name in OF_ROUTING if (each := getattr(value, name)) is not None}
         return replace(deployment, fleet=value, replicas=value.num_replicas, **stated)
 
 
@@ -453,12 +452,11 @@ def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> No
 
 def check_router(given: Collection[str], deployments: Sequence[Deployment]) -> None:
     fleets = [deployment for deployment in deployments if deployment.replicas > 1]
-    if not fleets:
-        for name in OF_ROUTING:
-            if name in given:
-                raise BatchdecodeError(
-                    f"{AXES[name].option} has no effect without --replicas of at least 2"
-                )
+    for name in OF_ROUTING:
+        if name in given and not fleets:
+            raise BatchdecodeError(
+                f"{AXES[name].option} has no effect without --replicas of at least 2"
+            )
     if "report_interval" in given and not (
         any(router_of(deployment.router).hears_reports for deployment in fleets)
     ):

@@ -120,7 +120,7 @@ def cost_of(
         if price.busy_watts is None:
             has_watts = False
             continue
-        busy = part.busy_ticks / TICKS_PER_SECOND * setup.num_gpus
+        busy = part.totals.busy_ticks / TICKS_PER_SECOND * setup.num_gpus
         idle = max(seconds - busy, 0.0)
         idle_watts = price.busy_watts if price.idle_watts is None else price.idle_watts
         joules += price.busy_watts * busy + idle_watts * idle
@@ -424,7 +424,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
                 served=part.totals.num_served,
                 failed=part.totals.failed.total(),
                 steps=part.totals.num_steps,
-                busy=_rounded(part.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
+                busy=_rounded(part.totals.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
                 **_shares(part),
                 preemptions=part.totals.num_preemptions,
                 # a managed fleet has one group
@@ -517,10 +517,10 @@ def _binding(result: FleetResult, parts: Sequence[tuple[FleetResult, StepTicks]]
     if result.failed.total() > result.refused.total() and not num_admitted:
         return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to divide
     ticks = dict.fromkeys(get_args(Constraint), 0)
-    doubling, num_busy = 0.0, result.busy_ticks
+    doubling, num_busy = 0.0, result.totals.busy_ticks
     for part, ticks_of in parts:
         gain = _gain_of_doubling(part, ticks_of)
-        doubling += gain * (part.busy_ticks / num_busy if num_busy else 0.0)
+        doubling += gain * (part.totals.busy_ticks / num_busy if num_busy else 0.0)
         for reason, lacking in _LACKS.items():
             is_useless = lacking in _ENLARGE_STEPS and gain < WORTH_DOUBLING
             named: Constraint = "compute" if is_useless else lacking

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.foreign import calling, import_object
+from batcher.foreign import calling, import_function
 
 if TYPE_CHECKING:
     from batcher.planning.simulated_sequence import SimulatedSequence
@@ -295,7 +295,4 @@ def router_of(name: str) -> Router:
     """Return a new router of that name, or one that calls `module:function`."""
     if name in ROUTERS:
         return ROUTERS[name]()
-    found = import_object(name, "router", ", ".join(ROUTERS))
-    if not callable(found):
-        raise BatchdecodeError(f"the router {name} is a {type(found).__name__}, not a function")
-    return OwnRouter(name, found)
+    return OwnRouter(name, import_function(name, "router", ", ".join(ROUTERS)))

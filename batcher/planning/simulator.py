@@ -319,10 +319,6 @@ class FleetResult(Struct, frozen=True, dict=True):
         return totals
 
     @property
-    def busy_ticks(self) -> int:
-        return self.totals.busy_ticks
-
-    @property
     def failed(self) -> Counter[int]:
         """The sequences that can never run, or were refused, by priority."""
         return sum((replica.failed for replica in self.replicas), self.refused)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import islice, takewhile
 from math import ceil
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,9 +44,7 @@ class Workload(Struct, frozen=True, gc=False):
     def num_samples(self) -> int:
         return len(self.jobs)
 
-    @property
-    def exact_num_samples(self) -> int:
-        return len(self.jobs)
+    exact_num_samples = num_samples
 
     @property
     def priorities(self) -> set[int]:
@@ -251,6 +249,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
     burstiness: float | None = 1.0
     shares: PriorityShares = {}
     seed: int = 0
+    shares_nothing: ClassVar = True
 
     @property
     def num_samples(self) -> int:
@@ -267,10 +266,6 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
     @property
     def num_tokens(self) -> int:
         return self.num_output_tokens + round(self.num_samples * _mean(self.prompt, "prompt"))
-
-    @property
-    def shares_nothing(self) -> bool:
-        return True
 
     @property
     def span(self) -> float:

@@ -164,13 +164,12 @@ class RooflineSizes(NamedTuple):
 
 
 def load_model_shape(text: str) -> ModelShape:
+    """Return the shape of a model of models.yaml, or of a file like a config.json."""
     if text.endswith(catalog.FILE_SUFFIXES):
-        return _as_shape(catalog.read_mapping(text), text)
-    config = catalog.find(text, catalog.shipped("models.yaml"), "model")
-    return _as_shape(config, f"models.yaml: {text}")
-
-
-def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
+        config, place = catalog.read_mapping(text), text
+    else:
+        config = catalog.find(text, catalog.shipped("models.yaml"), "model")
+        place = f"models.yaml: {text}"
     names = {field.name for field in msgspec.structs.fields(ModelShape)}
     given = {key: value for key, value in config.items() if key in names}
     given["torch_dtype"] = config.get("torch_dtype") or config.get("dtype") or "bfloat16"

@@ -146,14 +146,8 @@ class _Process:
             if restart.last_step in window:
                 place = {"tid": 0, "ts": self.end_before(restart.step)}
                 arguments = {"reason": restart.reason, "code": restart.code, "step": restart.step}
-                self.add(
-                    RESTARTS,
-                    {"ph": "i", "s": "p"},
-                    place,
-                    name="worker replaced",
-                    cat="restart",
-                    args=arguments,
-                )
+                about = {"name": "worker replaced", "cat": "restart", "args": arguments}
+                self.add(RESTARTS, {"ph": "i", "s": "p"}, place, **about)
         for number, wait in enumerate(timeline.select_waits(self.selection)):
             wait_id = self.number * MAX_NUMBERS + number
             for order, step in enumerate((wait.start, wait.end)):
