@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from batcher.events import (
     AdmitEvent,
@@ -271,7 +271,7 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
     )
     flat: list[dict[str, Any]] = [{}, {}]
     for told, run in zip(flat, (a.timeline.run, b.timeline.run), strict=True):
-        for name, value in msgspec.to_builtins(run).items():
+        for name, value in asdict(run).items():
             if isinstance(value, dict):
                 section = "" if name == "scheduling" else f"{name}."
                 told |= {f"{section}{inner}": item for inner, item in value.items()}

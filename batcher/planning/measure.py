@@ -455,15 +455,13 @@ def _kept(
     if slo is None:
         return None, {}, {}
     makespan, failed, all_times = result.times.makespan, result.failed, result.times
-    parts = [(OTHERS, "", slo.limits, all_times, failed.total())]
-    if slo.classes:
-        is_other = ~np.isin(all_times.priority, list(slo.classes))
-        num_failed = sum(count for priority, count in failed.items() if priority not in slo.classes)
-        parts = [(OTHERS, "", slo.limits, all_times.where(is_other), num_failed)]
-        parts = parts if slo.limits else []
-        for priority, own in slo.classes.items():
-            name, times = class_name(priority), all_times.where(all_times.priority == priority)
-            parts.append((name, f"{name}:", own.limits, times, failed[priority]))
+    is_other = ~np.isin(all_times.priority, list(slo.classes))
+    num_failed = sum(count for priority, count in failed.items() if priority not in slo.classes)
+    others = OTHERS, "", slo.limits, all_times.where(is_other), num_failed
+    parts = [others] if slo.limits else []
+    for priority, own in slo.classes.items():
+        name, times = class_name(priority), all_times.where(all_times.priority == priority)
+        parts.append((name, f"{name}:", own.limits, times, failed[priority]))
     tails: dict[str, float | None] = {}
     classes: dict[str, ClassOutcome] = {}
     missed: dict[str, int] = {}

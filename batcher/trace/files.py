@@ -5,7 +5,7 @@ A reader skips unknown kinds of event and unknown fields.  A line cut off by a c
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -28,22 +28,8 @@ _kind_decoder = msgspec.json.Decoder(_Kind)
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
-    """Return `events` as lines of a trace; only the first may be a run event."""
-    lines: list[Event | dict[str, Any]] = list(events)
-    if lines and isinstance(lines[0], RunEvent):
-        event = lines[0]
-        fields = msgspec.structs.asdict(event)
-        left_out = {
-            name
-            for name in ("scheduling", "step_time", "speculation", "defaults")
-            if not fields[name]
-        }
-        if event.layout == "ragged":
-            left_out.add("layout")
-        if event.workers == 1:
-            left_out.add("workers")
-        lines[0] = {"event": "run"} | {k: v for k, v in fields.items() if k not in left_out}
-    return _encoder.encode_lines(lines)
+    """Return `events` as lines of a trace."""
+    return _encoder.encode_lines(events)
 
 
 def is_trace(first_line: bytes) -> bool:
