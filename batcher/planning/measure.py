@@ -71,7 +71,7 @@ def read_prices(path: str) -> dict[str, Price]:
 def price_of(profile: str, prices: Mapping[str, Price]) -> tuple[Setup, Price]:
     """Return the GPUs of a profile, and the price of one of them."""
     setup = setup_of(profile)
-    name = setup.gpu
+    name = setup.hardware
     if name is None:
         raise BatchdecodeError(
             f"--prices: the GPU of {profile} is unknown: use a --profile with `hardware: NAME` in "

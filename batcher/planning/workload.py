@@ -6,7 +6,7 @@ requests that `batchdecode workload` writes.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import islice, takewhile
 from math import ceil
 from typing import Any, ClassVar, Self
@@ -379,17 +379,14 @@ def parse_streamed(text: str) -> StreamedWorkload:
     return workload
 
 
-def _number(most: float) -> Callable[[str, str], float]:
-    def read(text: str, place: str) -> float:
-        try:
-            number = read_number(text, float)
-        except ValueError:
-            number = -1.0
-        if not 0 < number <= most:  # true of nan as well
-            raise WorkloadError(f"{place} {text!r}: expected a number above 0, up to {most:,.0f}")
-        return number
-
-    return read
+def _number(most: float, text: str, place: str) -> float:
+    try:
+        number = read_number(text, float)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= most:  # true of nan as well
+        raise WorkloadError(f"{place} {text!r}: expected a number above 0, up to {most:,.0f}")
+    return number
 
 
 def _seed(text: str, place: str) -> int:
@@ -399,12 +396,12 @@ def _seed(text: str, place: str) -> int:
 
 
 _READERS: dict[str, Callable[[str, str], Any]] = {
-    "rate": _number(MAX_RATE),
-    "duration": _number(MAX_DURATION),
+    "rate": partial(_number, MAX_RATE),
+    "duration": partial(_number, MAX_DURATION),
     "prompt": lambda text, _: text,
     "output": lambda text, _: text,
     "burstiness": lambda text, place: (
-        None if text == "constant" else _number(MAX_RATE)(text, place)
+        None if text == "constant" else _number(MAX_RATE, text, place)
     ),
     "priority": synthetic.parse_priorities,
     "seed": _seed,

@@ -528,7 +528,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     """The model and the GPUs of one engine; None, or 1 GPU: not known."""
 
     model: str | None = None
-    gpu: str | None = None
+    hardware: str | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     kv_tokens: int | None = None
@@ -546,10 +546,10 @@ class Setup(Struct, frozen=True, kw_only=True):
     @property
     def num_tokens_that_fit(self) -> int | None:
         shape = self.shape
-        if shape is None or self.gpu is None:
+        if shape is None or self.hardware is None:
             return None
         with suppress(CatalogError):
-            gpu = load_gpu(self.gpu)
+            gpu = load_gpu(self.hardware)
             return num_kv_tokens(shape, gpu, self.tensor_parallel, self.pipeline_parallel)
         return None
 
@@ -591,13 +591,7 @@ def usable_blocks(num_blocks: int) -> int:
 
 
 def setup_of_profile(profile: Profile) -> Setup:
-    return Setup(
-        model=profile.model,
-        gpu=profile.hardware,
-        tensor_parallel=profile.tensor_parallel,
-        pipeline_parallel=profile.pipeline_parallel,
-        kv_tokens=profile.kv_tokens,
-    )
+    return msgspec.convert(profile, Setup, from_attributes=True)
 
 
 def setup_of(text: str) -> Setup:
@@ -610,7 +604,7 @@ def setup_of(text: str) -> Setup:
     *_, tensor_parallel, num_stages = parts_of(kernels)
     model, gpu, *_ = kernels.split(":")
     return Setup(
-        model=model, gpu=gpu, tensor_parallel=tensor_parallel, pipeline_parallel=num_stages
+        model=model, hardware=gpu, tensor_parallel=tensor_parallel, pipeline_parallel=num_stages
     )
 
 
