@@ -147,9 +147,8 @@ def bucket_of(value: int) -> int:
 def seconds_distribution(
     count: int, mean: float, percentiles: list[int], largest: int
 ) -> Distribution:
-    p50, p90, p95, p99 = (value / MICROSECONDS for value in percentiles)
-    mean_seconds = round(mean / MICROSECONDS, NUM_DIGITS)
-    return Distribution(count, mean_seconds, p50, p90, p95, p99, largest / MICROSECONDS)
+    seconds = [value / MICROSECONDS for value in (*percentiles, largest)]
+    return Distribution(count, round(mean / MICROSECONDS, NUM_DIGITS), *seconds)
 
 
 # Steps, in order, each with its start, its end and its events once all of these are known.
