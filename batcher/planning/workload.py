@@ -236,14 +236,14 @@ _MAX_DIGITS = 18
 
 
 class StreamedWorkload(Struct, frozen=True, kw_only=True):
-    """Requests that arrive for `duration` seconds at `rate` per second; none shares a prefix.
+    """Requests that arrive for `span` seconds at `mean_rate` per second; none shares a prefix.
 
     It has the numbers of a Workload; those of tokens and samples are estimates.
     prompt, output: distributions of lengths, as text.  burstiness: see gamma; None: equal gaps.
     """
 
-    rate: float
-    duration: float
+    mean_rate: float
+    span: float
     prompt: str
     output: str
     burstiness: float | None = 1.0
@@ -253,7 +253,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
 
     @property
     def num_samples(self) -> int:
-        return max(round(self.rate * self.duration), 1)
+        return max(round(self.mean_rate * self.span), 1)
 
     @property
     def priorities(self) -> set[int]:
@@ -267,23 +267,15 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
     def num_tokens(self) -> int:
         return self.num_output_tokens + round(self.num_samples * _mean(self.prompt, "prompt"))
 
-    @property
-    def span(self) -> float:
-        return self.duration
-
-    @property
-    def mean_rate(self) -> float:
-        return self.rate
-
     def num_blocks(self, block_size: int) -> int:
         return self.num_samples + ceil(self.num_tokens / block_size)
 
     def at_rate(self, rate: float) -> Self:
-        return replace(self, rate=self.rate * rate, duration=self.duration / rate)
+        return replace(self, mean_rate=self.mean_rate * rate, span=self.span / rate)
 
     @property
     def exact_num_samples(self) -> int:
-        return _num_times(self.rate, self.duration, self.burstiness, self.seed)
+        return _num_times(self.mean_rate, self.span, self.burstiness, self.seed)
 
     def arrivals(self) -> Iterator[SimulatedSequence]:
         prompts, outputs, chances = (
@@ -293,7 +285,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
         prompt_lengths = draw_lengths(_distribution(self.prompt, "prompt"), prompts)
         output_lengths = draw_lengths(_distribution(self.output, "output"), outputs)
         priorities = synthetic.draw_priorities(self.shares, chances)
-        times = _times(self.rate, self.duration, self.burstiness, self.seed)
+        times = _times(self.mean_rate, self.span, self.burstiness, self.seed)
         rows = zip(times, prompt_lengths, output_lengths, priorities, strict=False)
         for number, (arrival, num_prompt, num_output, priority) in enumerate(rows):
             yield SimulatedSequence(
@@ -370,8 +362,8 @@ def parse_streamed(text: str) -> StreamedWorkload:
     if missing:
         raise WorkloadError(f"{text}: {missing[0]} is missing; expected {FORM}")
     values = {name: _READERS[name](value, f"{text}: {name}") for name, value in given.items()}
-    shares = values.pop("priority", {})
-    workload = StreamedWorkload(**values, shares=shares)
+    times = {"mean_rate": values.pop("rate"), "span": values.pop("duration")}
+    workload = StreamedWorkload(**times, shares=values.pop("priority", {}), **values)
     if workload.num_samples > MAX_REQUESTS:
         raise WorkloadError(f"{text}: more than {MAX_REQUESTS:,} requests")
     for length, name in ((workload.prompt, "prompt"), (workload.output, "output")):

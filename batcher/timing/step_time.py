@@ -22,9 +22,6 @@ class StepTime:
     name: "constant", the name of a profile, ...  settings: its parameters, for JSON.
     """
 
-    name: str
-    settings: dict[str, Any]
-
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         self.name, self.settings = name, settings
 
