@@ -19,8 +19,6 @@ from batcher.events import (
     EndEvent,
     Event,
     FinishEvent,
-    PreemptEvent,
-    PrefillEvent,
     Role,
     RunEvent,
     StepsEvent,
@@ -297,9 +295,8 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
 
 
 def role_of(decision: Decision) -> Role:
-    if isinstance(decision, AdmitEvent | PrefillEvent | PreemptEvent | FinishEvent):
-        return decision.role
-    return "sample"
+    role: Role = getattr(decision, "role", "sample")  # some kinds have none
+    return role
 
 
 def _first_difference(

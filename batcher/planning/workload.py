@@ -6,7 +6,7 @@ requests that `batchdecode workload` writes.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import islice, takewhile
 from math import ceil
 from typing import Any, ClassVar, Self
@@ -296,7 +296,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
                 num_tokens=num_prompt,
                 max_tokens=num_output,
                 priority=priority,
-                output=_generated(num_output),
+                output=Piece(num_output, GREEDY),
             )
 
     @property
@@ -330,11 +330,6 @@ def _times(rate: float, duration: float, burstiness: float | None, seed: int) ->
 @cache
 def _num_times(rate: float, duration: float, burstiness: float | None, seed: int) -> int:
     return sum(1 for _ in _times(rate, duration, burstiness, seed))
-
-
-@lru_cache(2**12)
-def _generated(length: int) -> Piece:
-    return Piece(length, GREEDY)
 
 
 @cache

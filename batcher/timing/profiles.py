@@ -92,6 +92,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         kv_heads = self.num_key_value_heads or heads
         per_number = _BYTES_OF_TYPES[self.torch_dtype]
         per_weight = _BYTES_OF_TYPES[self.weight_dtype or self.torch_dtype]
+        per_cached = _BYTES_OF_TYPES[self.kv_cache_dtype or self.torch_dtype]
         head = self.head_dim or hidden // heads
         if self.latent is None:
             attention, cached = hidden * 2 * head * (heads + kv_heads), 2 * head * kv_heads
@@ -129,9 +130,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
             weight_bytes=read + embedding + expert_bytes,
             operations_per_read=per_read,
             operations_per_pair=per_pair,
-            kv_bytes_per_token=layers
-            * cached
-            * _BYTES_OF_TYPES[self.kv_cache_dtype or self.torch_dtype],
+            kv_bytes_per_token=layers * cached * per_cached,
         )
 
     def kv_copies(self, num_gpus: int) -> float:
