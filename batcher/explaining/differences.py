@@ -267,15 +267,14 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
             -abs(change.b.preemptions - change.a.preemptions),
         )
     )
-    flat: list[dict[str, Any]] = [{}, {}]
-    for told, run in zip(flat, (a.timeline.run, b.timeline.run), strict=True):
+    in_a, in_b = dict[str, Any](), dict[str, Any]()
+    for told, run in ((in_a, a.timeline.run), (in_b, b.timeline.run)):
         for name, value in asdict(run).items():
             if isinstance(value, dict):
                 section = "" if name == "scheduling" else f"{name}."
                 told |= {f"{section}{inner}": item for inner, item in value.items()}
             else:
                 told[name] = value
-    in_a, in_b = flat
     settings = [DifferentSetting(name, in_a.get(name), in_b.get(name)) for name in in_a | in_b]
     return RunComparison(
         settings=[setting for setting in settings if setting.a != setting.b],

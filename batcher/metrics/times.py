@@ -339,7 +339,6 @@ class TokenTimes:
             if isinstance(event, FinishEvent):
                 ended.append(self._end(event, found, arrive, end))
             elif isinstance(event, AdmitEvent | PrefillEvent | ReceiveEvent) and arrive.max_tokens:
-                is_received = isinstance(event, ReceiveEvent)
                 num = event.tokens if isinstance(event, ReceiveEvent) else int(not event.left)
                 if not num:
                     continue  # part of its prompt only
@@ -352,7 +351,7 @@ class TokenTimes:
                 else:
                     itl.add(end - found.last_token)
                 found.last_token = end
-                if is_received:
+                if isinstance(event, ReceiveEvent):
                     itl.add(0, num - 1)
                 else:
                     found.is_decoding = True

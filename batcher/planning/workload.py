@@ -61,11 +61,9 @@ class Workload(Struct, frozen=True, gc=False):
     def num_blocks(self, block_size: int) -> int:
         """Return the number of blocks that hold all jobs, each turn with its history."""
         total = 0
-        histories: dict[str, int] = {}
+        histories: dict[str | None, int] = {}  # by session
         for job in self.jobs:
-            num_held = job.num_prompt_tokens + job.max_tokens
-            if job.session is not None:
-                num_held += histories.get(job.session, 0)
+            num_held = histories.get(job.session, 0) + job.num_prompt_tokens + job.max_tokens
             if job.has_default_limit:  # limited by the context
                 num_held = min(num_held, self.context.max_context)
             if job.session is not None:

@@ -391,7 +391,14 @@ class Timeline:
             check_worker(event, self.run)
             return self.of_worker(event.worker).add(event)
         if isinstance(event, _IN_SLOT):
-            self._note_step(event)
+            _check_step(event.step)
+            if event.step > self._last_step:
+                self._last_step = event.step
+                # Samples are dropped in the step of the last end, so these cannot be any more.
+                self._settle([over for over in self._over if over not in self._num_alive])
+                self._over.clear()
+            if event.step >= self.num_steps and event.slot is not None:
+                self.num_steps = event.step + 1
         elif isinstance(event, RestartEvent):
             self._restart(event)
         found = self.fold.take(event)
@@ -493,16 +500,6 @@ class Timeline:
             self.parts.append(part)
         for name, (_, key) in _KINDS.items() if self.parts else ():
             setattr(self, name, MergedRecords([getattr(part, name) for part in self.parts], key))
-
-    def _note_step(self, event: AdmitEvent | FinishEvent | PrefillEvent | InSlotEvent) -> None:
-        _check_step(event.step)
-        if event.step > self._last_step:
-            self._last_step = event.step
-            # Samples are dropped in the step of the last end, so these cannot be dropped any more.
-            self._settle([over for over in self._over if over not in self._num_alive])
-            self._over.clear()
-        if event.step >= self.num_steps and event.slot is not None:
-            self.num_steps = event.step + 1
 
     def _restart(self, event: RestartEvent) -> None:
         _check_step(event.step)
