@@ -400,7 +400,18 @@ class Timeline:
             if event.step >= self.num_steps and event.slot is not None:
                 self.num_steps = event.step + 1
         elif isinstance(event, RestartEvent):
-            self._restart(event)
+            _check_step(event.step)
+            if event.step < self.num_steps:
+                made = f"and has made {self.num_steps}"
+                raise InvariantError(f"the worker is replaced before step {event.step}, {made}")
+            for end in self.fold.ends_at(event):
+                self.add(end)
+            self._settle(list(self._finished))
+            self._over.clear()
+            self._num_alive.clear()
+            self.go_on_to(event.step)
+            self._last_step = max(self._last_step, event.step - 1)
+            self.restarts.append(event)
         found = self.fold.take(event)
         match event:
             case ArriveEvent():
@@ -500,21 +511,6 @@ class Timeline:
             self.parts.append(part)
         for name, (_, key) in _KINDS.items() if self.parts else ():
             setattr(self, name, MergedRecords([getattr(part, name) for part in self.parts], key))
-
-    def _restart(self, event: RestartEvent) -> None:
-        _check_step(event.step)
-        if event.step < self.num_steps:
-            raise InvariantError(
-                f"the worker is replaced before step {event.step}, and has made {self.num_steps}"
-            )
-        for end in self.fold.ends_at(event):
-            self.add(end)
-        self._settle(list(self._finished))
-        self._over.clear()
-        self._num_alive.clear()
-        self.go_on_to(event.step)
-        self._last_step = max(self._last_step, event.step - 1)
-        self.restarts.append(event)
 
     def _add_drafts(self) -> None:
         for drafts in self._verifying:

@@ -7,6 +7,7 @@ from control_requests import control_requests
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import read_trace
 from msgspec.structs import replace
 from reference import english_requests
 
@@ -14,7 +15,7 @@ from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
 from batcher.metrics.summary import Positions, RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.trace.files import encode_events, read_trace
+from batcher.trace.files import encode_events
 from batcher.trace.timeline import Timeline
 
 PLAIN = SchedulingSettings()
