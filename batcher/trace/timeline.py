@@ -291,13 +291,6 @@ EVERYTHING = Selection()
 MAX_EMPTY_SLOTS = 1024  # a trace of a few bytes may state a batch of a million
 AnyRecord = TypeVar("AnyRecord", SlotSpan, Wait)
 
-_KINDS: dict[str, tuple[Any, Callable[[Any], Any]]] = {  # with their order in a merged timeline
-    "spans": (SlotSpan, attrgetter("start", "slot")),
-    "waits": (Wait, attrgetter("start")),
-    "blocked": (BlockedSpan, attrgetter("start")),
-    "drafts": (StepDrafts, attrgetter("step", "slot")),
-}
-
 
 class Timeline:
     """The record of a run that every view reads.
@@ -309,15 +302,12 @@ class Timeline:
     clock and queue, from which the records are merged.
     """
 
-    spans: SortedRecords[SlotSpan]
-    waits: SortedRecords[Wait]
-    blocked: SortedRecords[BlockedSpan]
-    drafts: SortedRecords[StepDrafts]
-
     def __init__(self, fold: RequestFold | None = None) -> None:
         """Start empty; `fold` receives the same events, for other readers."""
-        for name, (kind, _) in _KINDS.items():
-            setattr(self, name, SortedRecords(kind))
+        self.spans = SortedRecords[SlotSpan](SlotSpan)
+        self.waits = SortedRecords[Wait](Wait)
+        self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
+        self.drafts = SortedRecords[StepDrafts](StepDrafts)
         self.figures = StepFigures()
         self.num_steps = self.num_requests = self.num_outputs = 0
         self.failures = Counter[EndReason]()
@@ -509,8 +499,12 @@ class Timeline:
             part.add(replace(event, workers=1))
             part.worker = worker
             self.parts.append(part)
-        for name, (_, key) in _KINDS.items() if self.parts else ():
-            setattr(self, name, MergedRecords([getattr(part, name) for part in self.parts], key))
+        if self.parts:
+            parts, start = self.parts, attrgetter("start")
+            self.spans = MergedRecords([part.spans for part in parts], attrgetter("start", "slot"))
+            self.waits = MergedRecords([part.waits for part in parts], start)
+            self.blocked = MergedRecords([part.blocked for part in parts], start)
+            self.drafts = MergedRecords([part.drafts for part in parts], attrgetter("step", "slot"))
 
     def _add_drafts(self) -> None:
         for drafts in self._verifying:
