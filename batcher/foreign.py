@@ -178,7 +178,7 @@ def import_object(spec: str, kind: str, known: str) -> object:
 
 
 def import_function(spec: str, kind: str, known: str) -> Callable[..., Any]:
-    """Import a function as import_object does; a BatchdecodeError if it is none."""
+    """Import a function as import_object does, or raise a BatchdecodeError."""
     found = import_object(spec, kind, known)
     if not callable(found):
         raise BatchdecodeError(f"the {kind} {spec} is a {type(found).__name__}, not a function")
