@@ -8,7 +8,7 @@ docs/reference/trace-format.md documents each kind and each reason.
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from batcher.result import ErrorInfo, FinishReason, LengthLimit, StopReason, TokenLogprob
 
@@ -39,7 +39,7 @@ class SequenceName(Struct, frozen=True, gc=False, omit_defaults=True):
     role: Role = "sample"
 
 
-class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
+class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True, omit_defaults=True):
     """The first line of a trace: all settings needed to reproduce the run.
 
     scheduling: SchedulingSettings that differ from the default, without the policy.
@@ -51,9 +51,9 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     defaults: of request fields, where they are not the usual ones.
     """
 
-    version: int = TRACE_VERSION
+    version: int = field(default_factory=lambda: TRACE_VERSION)  # always written, as is the policy
     batch: int
-    policy: str = "fcfs"
+    policy: str = field(default_factory=lambda: "fcfs")
     model: str
     settings: dict[str, Any]
     scheduling: dict[str, Any] = {}

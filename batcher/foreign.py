@@ -177,6 +177,14 @@ def import_object(spec: str, kind: str, known: str) -> object:
     return cast(object, found)
 
 
+def import_function(spec: str, kind: str, known: str) -> Callable[..., Any]:
+    """Import a function as import_object does, or raise a BatchdecodeError."""
+    found = import_object(spec, kind, known)
+    if not callable(found):
+        raise BatchdecodeError(f"the {kind} {spec} is a {type(found).__name__}, not a function")
+    return found
+
+
 def _as_module(path: str, name: str) -> str:
     file = Path(path if path.endswith(".py") else f"{path}.py").resolve()
     if not file.is_file():

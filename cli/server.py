@@ -40,7 +40,7 @@ from batcher.scheduling.clock import PacedClock, WallClock
 from batcher.serving.app import ServerMetrics, Service, make_app
 from batcher.serving.engine_thread import EngineThread, ServerClock
 from batcher.serving.http import MAX_HEAD_BYTES, Access, BodyReader, Limits
-from batcher.trace.files import is_trace_start
+from batcher.trace.files import is_trace
 
 from .errors import reason_of
 from .models import capabilities_of, load
@@ -175,7 +175,7 @@ class Server(Gauges):
         if options.trace is not None:
             check_writable(options.trace)
             if not options.force:
-                check_replaceable("--trace", options.trace, is_trace_start)
+                check_replaceable("--trace", options.trace, is_trace)
         self._trace_file = OutFile(options.trace)
         self._trace_file.lock()
         self._options, self._listener, self._on_ready = options, listener, on_ready

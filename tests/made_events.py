@@ -13,8 +13,13 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
+from batcher.trace.files import read_numbered_trace
 
 RUN = RunEvent(batch=2, model="test", settings={})
+
+
+def read_trace(lines, name="trace", complaint=lambda _: None):
+    return read_numbered_trace(enumerate(lines, 1), name, complaint)
 
 
 def arrive(name, step=0, index=0, *, prompt=5):

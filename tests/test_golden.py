@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from command_server import command_line
+from made_events import read_trace
 from reference import ENGLISH, as_text, decode_alone
 
 from batcher.events import DropEvent
@@ -16,7 +17,6 @@ from batcher.metrics.summary import RunMetrics
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.results import decode_result_line
 from batcher.requests.validation import ModelCapabilities
-from batcher.trace.files import read_trace
 from batcher.trace.timeline import Timeline
 
 ROOT = Path(__file__).parent.parent

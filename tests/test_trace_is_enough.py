@@ -4,6 +4,7 @@ from engine_runs import drained
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import read_trace
 from msgspec.structs import replace
 from reference import english_requests
 from scheduling_settings import scheduling_settings, sharing
@@ -11,7 +12,7 @@ from scheduling_settings import scheduling_settings, sharing
 from batcher import Engine, SimulatedModel
 from batcher.events import FinishEvent
 from batcher.metrics.summary import RunMetrics
-from batcher.trace.files import encode_events, read_trace
+from batcher.trace.files import encode_events
 from batcher.trace.run import RequestFold, TraceChecks
 from batcher.trace.timeline import Timeline
 

@@ -8,7 +8,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from made_events import by_step
+from made_events import by_step, read_trace
 from msgspec.structs import replace
 from reference import english_requests
 from worker_runs import BATCH, SETTINGS, interleaved, worker_runs
@@ -28,7 +28,7 @@ from batcher.explaining.story import PhaseFollower, answer_of, read_requests
 from batcher.metrics.summary import RunMetrics
 from batcher.scheduling.clock import ConstantClock, FormulaClock, WallClock
 from batcher.timing.profiles import step_time_of
-from batcher.trace.files import encode_events, read_trace
+from batcher.trace.files import encode_events
 from batcher.trace.timeline import Selection, Timeline
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 from cli.views.gantt import render_gantt

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from batcher.events import (
     AdmitEvent,
@@ -19,8 +19,6 @@ from batcher.events import (
     EndEvent,
     Event,
     FinishEvent,
-    PreemptEvent,
-    PrefillEvent,
     Role,
     RunEvent,
     StepsEvent,
@@ -269,23 +267,17 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
             -abs(change.b.preemptions - change.a.preemptions),
         )
     )
-    flat: list[dict[str, Any]] = [{}, {}]
-    for told, run in zip(flat, (a.timeline.run, b.timeline.run), strict=True):
-        for name, value in msgspec.to_builtins(run).items():
+    in_a, in_b = dict[str, Any](), dict[str, Any]()
+    for told, run in ((in_a, a.timeline.run), (in_b, b.timeline.run)):
+        for name, value in asdict(run).items():
             if isinstance(value, dict):
                 section = "" if name == "scheduling" else f"{name}."
                 told |= {f"{section}{inner}": item for inner, item in value.items()}
             else:
                 told[name] = value
-    told_by_a, told_by_b = flat
-    values = (
-        (name, told_by_a.get(name), told_by_b.get(name))
-        for name in dict.fromkeys([*told_by_a, *told_by_b])
-    )
+    settings = [DifferentSetting(name, in_a.get(name), in_b.get(name)) for name in in_a | in_b]
     return RunComparison(
-        settings=[
-            DifferentSetting(name, in_a, in_b) for name, in_a, in_b in values if in_a != in_b
-        ],
+        settings=[setting for setting in settings if setting.a != setting.b],
         parting=parting,
         involved=involved,
         only_a=only_a,
@@ -302,9 +294,8 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparis
 
 
 def role_of(decision: Decision) -> Role:
-    if isinstance(decision, AdmitEvent | PrefillEvent | PreemptEvent | FinishEvent):
-        return decision.role
-    return "sample"
+    role: Role = getattr(decision, "role", "sample")  # some kinds have none
+    return role
 
 
 def _first_difference(

@@ -168,13 +168,10 @@ class SpeculationTotals(Totals):
         num_decode_steps = max(self.num_decode_steps, counts.num_steps)
         cost, mean_length = self.draft_cost(), counts.num_on_end / counts.num_steps
         level_cost = (cost or 0.0) * (num_drafted / counts.num_on_end)
-        expected = (
-            num_decode_steps
-            - counts.num_steps
-            + sum(
-                number * expected_speedup(acceptance, length, level_cost)
-                for length, number in counts.lengths.items()
-            )
+        expected: float = num_decode_steps - counts.num_steps
+        expected += sum(
+            number * expected_speedup(acceptance, length, level_cost)
+            for length, number in counts.lengths.items()
         )
         measured = 1 + num_accepted / num_decode_steps
         longer = None if cost is None else 1 + cost * num_drafted / num_decode_steps

@@ -11,6 +11,7 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple, get_args
 
+from msgspec import Struct, field
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -138,67 +139,57 @@ SPREADS = {  # of the RunTotals
 }
 
 
-class RunCollector:
+class RunCollector(Struct, eq=False):
     """Counts the events of a run or a server, and reports its metrics in any thread.
 
     engine: for the gauges.  labels: values of LABELS.  backlog: returns the unread requests.
     """
 
-    def __init__(
-        self,
-        metrics: RunMetrics,
-        engine: Any,
-        labels: tuple[str, str],
-        backlog: Callable[[], Unread] = lambda: NOTHING_UNREAD,
-    ) -> None:
-        self.metrics = metrics
-        self._engine, self._labels, self._backlog = engine, labels, backlog
-        self._num_steps = 0  # at the newest events; all events of these steps are known
-        self._lock = Lock()
+    metrics: RunMetrics
+    engine: Any
+    labels: tuple[str, str]
+    backlog: Callable[[], Unread] = lambda: NOTHING_UNREAD
+    num_steps: int = 0  # at the newest events; all events of these steps are known
+    lock: Any = field(default_factory=Lock)
 
     def observe(self, events: Iterable[Event]) -> None:
-        with self._lock:
+        with self.lock:
             self.metrics.observe(events)
-            self._num_steps = self._engine.num_steps
+            self.num_steps = self.engine.num_steps
 
     def collect(self) -> Iterator[Metric]:
-        state = state_of(self._engine, self._backlog())
-        with self._lock:
-            totals, run = self.metrics.totals(self._num_steps).copy(), self.metrics.run
-        yield from engine_metrics(state, totals, run, self._labels)
+        state = state_of(self.engine, self.backlog())
+        with self.lock:
+            totals, run = self.metrics.totals(self.num_steps).copy(), self.metrics.run
+        yield from engine_metrics(state, totals, run, self.labels)
 
 
-class WorkersCollector:
+class WorkersCollector(Struct, eq=False):
     """Reports the metrics of a run of several workers in any thread, each worker as an engine.
 
     states: of the workers.  backlog: the requests of no worker.
     """
 
-    def __init__(
-        self,
-        metrics: RunMetrics,
-        model: str,
-        states: Sequence[EngineState],
-        backlog: Callable[[], Unread],
-    ) -> None:
-        self._lock = Lock()
-        self._metrics, self._model = metrics, model
-        self._states, self._backlog = states, backlog
+    metrics: RunMetrics
+    model: str
+    states: Sequence[EngineState]
+    backlog: Callable[[], Unread]
+    lock: Any = field(default_factory=Lock)
 
     def observe(self, events: Iterable[Event]) -> None:
-        with self._lock:
-            self._metrics.observe(events)
+        with self.lock:
+            self.metrics.observe(events)
 
     def collect(self) -> Iterator[Metric]:
-        with self._lock:
-            states, run = list(self._states), self._metrics.run
-            all_totals = [worker.totals().copy() for worker in self._metrics.workers]
+        with self.lock:
+            states, run = list(self.states), self.metrics.run
+            all_totals = [worker.totals().copy() for worker in self.metrics.workers]
         engines: list[Iterable[Metric]] = [
-            engine_metrics(state, totals, run, (self._model, str(number)))
+            engine_metrics(state, totals, run, (self.model, str(number)))
             for number, (state, totals) in enumerate(zip(states, all_totals, strict=True))
         ]
-        backlog = zip((WAITING, NOT_ARRIVED), self._backlog(), strict=True)
-        engines.append(_gauge(name, count, (self._model, "")) for name, count in backlog)
+        backlog = zip((WAITING, NOT_ARRIVED), self.backlog(), strict=True)
+        engines.append(_gauge(name, count, (self.model, "")) for name, count in backlog)
         yield from joined(engines)
 
 

@@ -123,7 +123,18 @@ def parse_slo(text: str) -> Slo:
             raise BatchdecodeError(f"SLO {text!r}: unknown metric {name!r}; known: {known}")
         if name in limits:
             raise BatchdecodeError(f"SLO {text!r}: {name} is given twice")
-        limits[name] = _seconds(value, f"SLO {text!r}: {name}")
+        place, match = f"SLO {text!r}: {name}", _TIME.fullmatch(value)
+        if match is None:
+            raise BatchdecodeError(f"{place}: {value!r} is not a time such as 0.5 or 500ms")
+        number, unit = match.groups()
+        if unit not in UNITS:
+            known = ", ".join(name for name in UNITS if name)
+            raise BatchdecodeError(
+                f"{place}: unknown unit {unit!r}; known: {known}, or none for seconds"
+            )
+        seconds = limits[name] = float(number) * UNITS[unit]
+        if not (isfinite(seconds) and microseconds(seconds)):
+            raise BatchdecodeError(f"{place}: {value} is shorter than 1 us, or not a time")
     return Slo(limits)
 
 
@@ -161,19 +172,3 @@ def doubtful_limits(texts: Sequence[str]) -> list[str]:
         for name, number in _BARE.findall(text)
         if float(number) >= _DOUBTFUL.get(name, inf)
     ]
-
-
-def _seconds(text: str, place: str) -> float:
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise BatchdecodeError(f"{place}: {text!r} is not a time such as 0.5 or 500ms")
-    number, unit = match.groups()
-    if unit not in UNITS:
-        known = ", ".join(name for name in UNITS if name)
-        raise BatchdecodeError(
-            f"{place}: unknown unit {unit!r}; known: {known}, or none for seconds"
-        )
-    seconds = float(number) * UNITS[unit]
-    if not (isfinite(seconds) and microseconds(seconds)):
-        raise BatchdecodeError(f"{place}: {text} is shorter than 1 us, or not a time")
-    return seconds

@@ -462,7 +462,6 @@ class RunMetrics:
     def summary(self, num_steps: int = 0) -> Summary:
         summary = self.totals(num_steps).report(self.run, self._slo)
         if self.workers:
-            each = [worker.totals().numbers for worker in self.workers]
             summary.workers = [
                 WorkerSummary(
                     requests=numbers.requests - numbers.rejected,
@@ -470,7 +469,7 @@ class RunMetrics:
                     steps=numbers.steps,
                     busy_share=share_of(numbers.busy_slot_steps, numbers.steps * numbers.batch),
                 )
-                for numbers in each
+                for numbers in (worker.totals().numbers for worker in self.workers)
             ]
         return summary
 

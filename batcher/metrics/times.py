@@ -147,9 +147,8 @@ def bucket_of(value: int) -> int:
 def seconds_distribution(
     count: int, mean: float, percentiles: list[int], largest: int
 ) -> Distribution:
-    p50, p90, p95, p99 = (value / MICROSECONDS for value in percentiles)
-    mean_seconds = round(mean / MICROSECONDS, NUM_DIGITS)
-    return Distribution(count, mean_seconds, p50, p90, p95, p99, largest / MICROSECONDS)
+    seconds = [value / MICROSECONDS for value in (*percentiles, largest)]
+    return Distribution(count, round(mean / MICROSECONDS, NUM_DIGITS), *seconds)
 
 
 # Steps, in order, each with its start, its end and its events once all of these are known.
@@ -340,7 +339,6 @@ class TokenTimes:
             if isinstance(event, FinishEvent):
                 ended.append(self._end(event, found, arrive, end))
             elif isinstance(event, AdmitEvent | PrefillEvent | ReceiveEvent) and arrive.max_tokens:
-                is_received = isinstance(event, ReceiveEvent)
                 num = event.tokens if isinstance(event, ReceiveEvent) else int(not event.left)
                 if not num:
                     continue  # part of its prompt only
@@ -353,7 +351,7 @@ class TokenTimes:
                 else:
                     itl.add(end - found.last_token)
                 found.last_token = end
-                if is_received:
+                if isinstance(event, ReceiveEvent):
                     itl.add(0, num - 1)
                 else:
                     found.is_decoding = True

@@ -6,6 +6,7 @@ Rule: every setting that can vary is an axis; commands, tables and searches know
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from itertools import product
 from math import gcd, isfinite
 from operator import attrgetter
@@ -151,59 +152,44 @@ class FleetAxis(Axis, frozen=True):
     """A fleet file, which also sets the number of replicas, and perhaps the router."""
 
     def set(self, deployment: Deployment, value: FleetFile) -> Deployment:
-        stated = {name: getattr(value, name) for name in OF_ROUTING}
-        stated = {name: each for name, each in stated.items() if each is not None}
+        stated = {name: each for name in OF_ROUTING if (each := getattr(value, name)) is not None}
         return replace(deployment, fleet=value, replicas=value.num_replicas, **stated)
 
 
-def _count(maximum: int = MAX_COUNT, *, has_none: bool = False) -> Callable[[str], int | None]:
-    expected = f"expected a whole number from 1 to {maximum:,}"
-    expected += f", or {NO_LIMIT}" if has_none else ""
-
-    def read(text: str) -> int | None:
-        if has_none and text == NO_LIMIT:
-            return None
-        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= maximum):
-            raise ValueError(expected)
-        return int(text)
-
-    return read
+def _count(maximum: int, text: str, *, has_none: bool = False) -> int | None:
+    if has_none and text == NO_LIMIT:
+        return None
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= maximum):
+        either = f", or {NO_LIMIT}" if has_none else ""
+        raise ValueError(f"expected a whole number from 1 to {maximum:,}{either}")
+    return int(text)
 
 
-def _number(is_allowed: Callable[[float], bool], expected: str) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            number = read_number(text, float)
-        except ValueError:
-            raise ValueError(expected) from None
-        if not (isfinite(number) and is_allowed(number)):
-            raise ValueError(expected)
-        return number
-
-    return read
+def _number(is_allowed: Callable[[float], bool], expected: str, text: str) -> float:
+    try:
+        number = read_number(text, float)
+    except ValueError:
+        raise ValueError(expected) from None
+    if not (isfinite(number) and is_allowed(number)):
+        raise ValueError(expected)
+    return number
 
 
-def _one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
-    def read(text: str) -> Value:
-        if text not in names:
-            near = get_close_matches(text, names, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"{hint}known: {', '.join(names)}")
-        return names[text]
-
-    return read
+def _one_of(names: Mapping[str, Value], text: str) -> Value:
+    if text not in names:
+        near = get_close_matches(text, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"{hint}known: {', '.join(names)}")
+    return names[text]
 
 
-def _name_for(find: Callable[[str], object]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        find(text)  # or raise
-        return text
-
-    return read
+def _name_for(find: Callable[[str], object], text: str) -> str:
+    find(text)  # or raise
+    return text
 
 
 def _draft_tokens(text: str) -> int | None:
-    return None if text == "0" else _count(MAX_DRAFT_TOKENS, has_none=True)(text)
+    return None if text == "0" else _count(MAX_DRAFT_TOKENS, text, has_none=True)
 
 
 class _Contents(Struct):
@@ -320,10 +306,13 @@ def _read(name: str, value: Any, place: str | Place, named: str = "") -> Any:
 def _reader(setting: Setting) -> Callable[[str], Value]:
     if setting.choices is not None:
         none = {NO_LIMIT: None} if setting.takes_none else {}
-        return _one_of({**none, **setting.choices})
+        return partial(_one_of, {**none, **setting.choices})
     if setting.is_allowed is not None:
-        return _number(setting.is_allowed, f"expected {setting.expected or setting.must_be}")
-    return _name_for(policy_of) if setting.kind is str else _count(has_none=setting.is_optional)
+        expected = f"expected {setting.expected or setting.must_be}"
+        return partial(_number, setting.is_allowed, expected)
+    if setting.kind is str:
+        return partial(_name_for, policy_of)
+    return partial(_count, MAX_COUNT, has_none=setting.is_optional)
 
 
 _REPORT_INTERVAL = f"expected seconds, above 0 and up to {MAX_REPORT_INTERVAL:,.0f}"
@@ -333,7 +322,7 @@ _DRAFT_COST = f"expected a share of a step, from 0 to {MAX_DRAFT_COST:,}"
 AXES = {
     axis.name: axis
     for axis in (
-        Axis("profile", "profile", _name_for(step_time_of)),
+        Axis("profile", "profile", partial(_name_for, step_time_of)),
         *(
             Axis(setting.name, setting.title, _reader(setting))
             for setting in sorted(SETTINGS.values(), key=attrgetter("rank"))
@@ -341,21 +330,23 @@ AXES = {
         Axis(
             "draft_acceptance",
             "accept",
-            _number(lambda share: 0 <= share <= 1, "expected a share from 0 to 1"),
+            partial(_number, lambda share: 0 <= share <= 1, "expected a share from 0 to 1"),
         ),
         Axis(
-            "draft_cost", "cost", _number(lambda share: 0 <= share <= MAX_DRAFT_COST, _DRAFT_COST)
+            "draft_cost",
+            "cost",
+            partial(_number, lambda share: 0 <= share <= MAX_DRAFT_COST, _DRAFT_COST),
         ),
         Axis("draft_tokens", "drafts", _draft_tokens),
         FleetAxis("fleet", "fleet", read_fleet),
         Axis(
             "report_interval",
             "reports s",
-            _number(lambda seconds: 0 < seconds <= MAX_REPORT_INTERVAL, _REPORT_INTERVAL),
+            partial(_number, lambda seconds: 0 < seconds <= MAX_REPORT_INTERVAL, _REPORT_INTERVAL),
         ),
-        Axis("router", "router", _name_for(router_of)),
-        Axis("replicas", "replicas", _count(MAX_REPLICAS)),
-        Axis("batch", "batch", _count(MAX_BATCH)),
+        Axis("router", "router", partial(_name_for, router_of)),
+        Axis("replicas", "replicas", partial(_count, MAX_REPLICAS)),
+        Axis("batch", "batch", partial(_count, MAX_BATCH)),
     )
 }
 OF_ROUTING = ("router", "report_interval")
@@ -453,12 +444,11 @@ def check_given(given: Collection[str], deployments: Sequence[Deployment]) -> No
 
 def check_router(given: Collection[str], deployments: Sequence[Deployment]) -> None:
     fleets = [deployment for deployment in deployments if deployment.replicas > 1]
-    if not fleets:
-        for name in OF_ROUTING:
-            if name in given:
-                raise BatchdecodeError(
-                    f"{AXES[name].option} has no effect without --replicas of at least 2"
-                )
+    for name in OF_ROUTING:
+        if name in given and not fleets:
+            raise BatchdecodeError(
+                f"{AXES[name].option} has no effect without --replicas of at least 2"
+            )
     if "report_interval" in given and not (
         any(router_of(deployment.router).hears_reports for deployment in fleets)
     ):

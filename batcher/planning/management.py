@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.foreign import calling, import_object
+from batcher.foreign import calling, import_function
 from batcher.metrics.slo import parse_slo
 from batcher.timing.catalog import Amount, CatalogError, Count, Place, Positive, Text
 
@@ -196,10 +196,7 @@ def policy_of(settings: Autoscale) -> Callable[[FleetState], int]:
     """Return the policy of `settings`, or raise a BatchdecodeError if they do not fit it."""
     name, target, tolerance = settings.policy, settings.target, settings.tolerance
     if name not in POLICIES:
-        function = import_object(name, "autoscaling policy", ", ".join(POLICIES))
-        if not callable(function):
-            kind = type(function).__name__
-            raise BatchdecodeError(f"the autoscaling policy {name} is a {kind}, not a function")
+        function = import_function(name, "autoscaling policy", ", ".join(POLICIES))
 
         def decide(state: FleetState) -> int:
             with calling(f"the autoscaling policy {name} raised"):

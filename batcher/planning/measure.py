@@ -5,7 +5,7 @@ first arrival to the end is divided among the limits that requests waited for, a
 binds; docs/guide/compare.md has the definition.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from fractions import Fraction
 from math import ceil, inf
@@ -18,7 +18,14 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import OTHERS, Goodput, Slo, class_name
 from batcher.metrics.times import MICROSECONDS, Distribution, Latencies
-from batcher.planning.deployments import AXES, OF_ENGINE, Deployment, groups_of, transfer_of
+from batcher.planning.deployments import (
+    AXES,
+    OF_ENGINE,
+    Deployment,
+    EngineGroup,
+    groups_of,
+    transfer_of,
+)
 from batcher.planning.fleet import Fleet
 from batcher.planning.management import PAID, ReplicaState, timeline_of
 from batcher.planning.routers import ROUTERS, router_of
@@ -29,7 +36,7 @@ from batcher.scheduling.scheduler import check_settings
 from batcher.timing import catalog
 from batcher.timing.catalog import FILE_SUFFIXES, CatalogError
 from batcher.timing.profiles import Setup, setup_of, step_time_of
-from batcher.timing.step_time import TICKS_PER_SECOND
+from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
 
@@ -71,7 +78,7 @@ def read_prices(path: str) -> dict[str, Price]:
 def price_of(profile: str, prices: Mapping[str, Price]) -> tuple[Setup, Price]:
     """Return the GPUs of a profile, and the price of one of them."""
     setup = setup_of(profile)
-    name = setup.gpu
+    name = setup.hardware
     if name is None:
         raise BatchdecodeError(
             f"--prices: the GPU of {profile} is unknown: use a --profile with `hardware: NAME` in "
@@ -120,7 +127,7 @@ def cost_of(
         if price.busy_watts is None:
             has_watts = False
             continue
-        busy = part.busy_ticks / TICKS_PER_SECOND * setup.num_gpus
+        busy = part.totals.busy_ticks / TICKS_PER_SECOND * setup.num_gpus
         idle = max(seconds - busy, 0.0)
         idle_watts = price.busy_watts if price.idle_watts is None else price.idle_watts
         joules += price.busy_watts * busy + idle_watts * idle
@@ -409,9 +416,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
         prefix_hits=_rounded(hits) if has_cache else None,
         tails=tails,
         drafts=drafts,
-        binding=_binding(
-            result, [(part, step_time_of(group.engine.profile).ticks) for group, part in parts]
-        ),
+        binding=_binding(result, parts),
         fleet=use,
         groups=None
         if deployment.fleet is None
@@ -424,7 +429,7 @@ def outcome_of(question: Question, deployment: Deployment, result: FleetResult) 
                 served=part.totals.num_served,
                 failed=part.totals.failed.total(),
                 steps=part.totals.num_steps,
-                busy=_rounded(part.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
+                busy=_rounded(part.totals.busy_ticks / TICKS_PER_SECOND / paid if paid else 0.0),
                 **_shares(part),
                 preemptions=part.totals.num_preemptions,
                 # a managed fleet has one group
@@ -455,15 +460,13 @@ def _kept(
     if slo is None:
         return None, {}, {}
     makespan, failed, all_times = result.times.makespan, result.failed, result.times
-    parts = [(OTHERS, "", slo.limits, all_times, failed.total())]
-    if slo.classes:
-        is_other = ~np.isin(all_times.priority, list(slo.classes))
-        num_failed = sum(count for priority, count in failed.items() if priority not in slo.classes)
-        parts = [(OTHERS, "", slo.limits, all_times.where(is_other), num_failed)]
-        parts = parts if slo.limits else []
-        for priority, own in slo.classes.items():
-            name, times = class_name(priority), all_times.where(all_times.priority == priority)
-            parts.append((name, f"{name}:", own.limits, times, failed[priority]))
+    is_other = ~np.isin(all_times.priority, list(slo.classes))
+    num_failed = sum(count for priority, count in failed.items() if priority not in slo.classes)
+    others = OTHERS, "", slo.limits, all_times.where(is_other), num_failed
+    parts = [others] if slo.limits else []
+    for priority, own in slo.classes.items():
+        name, times = class_name(priority), all_times.where(all_times.priority == priority)
+        parts.append((name, f"{name}:", own.limits, times, failed[priority]))
     tails: dict[str, float | None] = {}
     classes: dict[str, ClassOutcome] = {}
     missed: dict[str, int] = {}
@@ -504,23 +507,17 @@ def _fleet_use(result: FleetResult) -> FleetUse | None:
     )
 
 
-StepTicks = Callable[[int, int, int, int], int]  # see StepTime.ticks
-
-
-def _binding(result: FleetResult, parts: Sequence[tuple[FleetResult, StepTicks]]) -> Binding:
-    """Return what bound a run; the time divided is that of all replicas.
-
-    parts: replicas with their step time.
-    """
+def _binding(result: FleetResult, parts: list[tuple[EngineGroup, FleetResult]]) -> Binding:
+    """Return what bound a run; the time divided is that of all replicas, which are in `parts`."""
     replicas = result.replicas
     num_admitted = sum(replica.last_admission_ticks is not None for replica in replicas)
     if result.failed.total() > result.refused.total() and not num_admitted:
         return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to divide
     ticks = dict.fromkeys(get_args(Constraint), 0)
-    doubling, num_busy = 0.0, result.busy_ticks
-    for part, ticks_of in parts:
-        gain = _gain_of_doubling(part, ticks_of)
-        doubling += gain * (part.busy_ticks / num_busy if num_busy else 0.0)
+    doubling, num_busy = 0.0, result.totals.busy_ticks
+    for group, part in parts:
+        gain = _gain_of_doubling(part, step_time_of(group.engine.profile))
+        doubling += gain * (part.totals.busy_ticks / num_busy if num_busy else 0.0)
         for reason, lacking in _LACKS.items():
             is_useless = lacking in _ENLARGE_STEPS and gain < WORTH_DOUBLING
             named: Constraint = "compute" if is_useless else lacking
@@ -542,9 +539,9 @@ def _binding(result: FleetResult, parts: Sequence[tuple[FleetResult, StepTicks]]
     return Binding(constraint, shares.get(constraint, 0.0), shares, _rounded(doubling))
 
 
-def _gain_of_doubling(result: FleetResult, ticks_of: StepTicks) -> float:
+def _gain_of_doubling(result: FleetResult, step_time: StepTime) -> float:
     """Return the gain in tokens per second of a step twice as large as the mean one."""
-    totals = result.totals
+    totals, ticks_of = result.totals, step_time.ticks
     num_steps = totals.num_steps
     if not num_steps:
         return 0.0

@@ -125,9 +125,8 @@ class LeastSearch:
     def contradictions(self) -> list[int]:
         """The numbers tried that are larger than the least but not enough, ascending."""
         least = self.least
-        if least is None:
-            return []
-        return sorted(n for n in self.scores if n > least and not self._is_enough(n))
+        larger = [number for number in self.scores if least is not None and number > least]
+        return sorted(number for number in larger if not self._is_enough(number))
 
     @property
     def nearest(self) -> int:
@@ -360,7 +359,6 @@ class Relief(Struct, frozen=True, kw_only=True):
 
 class _Attempt(Struct, frozen=True, kw_only=True):
     limit: Limit
-    is_wider: bool
     base: Deployment
     score: Score
     reached: int | None = None
@@ -396,16 +394,15 @@ class Edge(Struct, frozen=True, kw_only=True):
             for is_wider in (True, False)
             if setting != ladder.searched
         ]
-        attempts = [each for found in self.drive(chains) for each in found]
+        directions: list[list[_Attempt]] = self.drive(chains)
+        attempts = [attempt for tried in directions for attempt in tried]
         if enough is not None:
-            directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
-            for attempt in attempts:
-                if attempt.score[0] >= asked:
-                    directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
-            furthest_last = sorted(
-                directions.values(), key=lambda tried: max(each.score for each in tried)
-            )
-            reaching = [self._furthest(tried) for tried in furthest_last[-MAX_REACHES:]]
+            directions = [
+                [each for each in tried if each.score[0] >= asked] for tried in directions
+            ]
+            directions = [tried for tried in directions if tried]
+            directions.sort(key=lambda tried: max(each.score for each in tried))  # furthest last
+            reaching = [self._furthest(tried) for tried in directions[-MAX_REACHES:]]
             reaches = dict(self.drive(reaching))
             most = enough - ladder.step_at(enough)
             attempts = [
@@ -459,8 +456,7 @@ class Edge(Struct, frozen=True, kw_only=True):
             else:
                 outcome = yield deployment
             base = changed
-            score = outcome.score(limits)
-            attempts.append(_Attempt(limit=limit, is_wider=is_wider, base=base, score=score))
+            attempts.append(_Attempt(limit=limit, base=base, score=outcome.score(limits)))
             if is_wider and replace(outcome, **unused) == replace(before, **unused):
                 break
             before = outcome

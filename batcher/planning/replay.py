@@ -262,7 +262,6 @@ class AsLogged(Router):
     """Routes each request to the replica that the log names."""
 
     def __init__(self, log: Sequence[LoggedRequest]) -> None:
-        super().__init__()
         places: dict[int | str | None, int] = {}
         self._places = [places.setdefault(one.replica, len(places)) for one in log]
         self.num_replicas = len(places)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.foreign import calling, import_object
+from batcher.foreign import calling, import_function
 
 if TYPE_CHECKING:
     from batcher.planning.simulated_sequence import SimulatedSequence
@@ -62,9 +62,7 @@ class Router:
     """Chooses one of at least one `replicas`; hears_ends, hears_reports: it uses these."""
 
     hears_ends = hears_reports = False
-
-    def __init__(self) -> None:
-        self.replicas: Sequence[ReplicaView] = ()
+    replicas: Sequence[ReplicaView] = ()
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
         self.replicas = replicas
@@ -80,9 +78,7 @@ class Router:
 class RoundRobin(Router):
     """Each replica in turn."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._place = -1
+    _place = -1
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002
         self._place = (self._place + 1) % len(self.replicas)
@@ -93,7 +89,6 @@ class RandomChoice(Router):
     """A random replica."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._random = Random(SEED).random  # noqa: S311 - chance, not secrets
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView:  # noqa: ARG002
@@ -121,7 +116,6 @@ class LeastOf(Router):
     def __init__(
         self, load: Callable[[ReplicaView], float], *, hears_reports: bool = False
     ) -> None:
-        super().__init__()
         self._load, self.hears_reports, self.hears_ends = load, hears_reports, not hears_reports
         self._num_entries = 0
         self._entries: dict[ReplicaView, tuple[float, int, ReplicaView]] = {}
@@ -219,7 +213,6 @@ class BySession(Router):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._others = RoundRobin()
 
     def use(self, replicas: Sequence[ReplicaView]) -> None:
@@ -255,7 +248,6 @@ class OwnRouter(Router):
     def __init__(
         self, name: str, choose_place: Callable[[RoutedRequest, Sequence[ReplicaView]], int | None]
     ) -> None:
-        super().__init__()
         self._name, self._choose_place = name, choose_place
 
     def choose(self, request: "SimulatedSequence", now: float) -> ReplicaView | None:
@@ -295,7 +287,4 @@ def router_of(name: str) -> Router:
     """Return a new router of that name, or one that calls `module:function`."""
     if name in ROUTERS:
         return ROUTERS[name]()
-    found = import_object(name, "router", ", ".join(ROUTERS))
-    if not callable(found):
-        raise BatchdecodeError(f"the router {name} is a {type(found).__name__}, not a function")
-    return OwnRouter(name, found)
+    return OwnRouter(name, import_function(name, "router", ", ".join(ROUTERS)))

@@ -319,10 +319,6 @@ class FleetResult(Struct, frozen=True, dict=True):
         return totals
 
     @property
-    def busy_ticks(self) -> int:
-        return self.totals.busy_ticks
-
-    @property
     def failed(self) -> Counter[int]:
         """The sequences that can never run, or were refused, by priority."""
         return sum((replica.failed for replica in self.replicas), self.refused)
@@ -524,18 +520,17 @@ class Replica:
             self._ticks = ticks_until(arrival)
             self.now = self._ticks / TICKS_PER_SECOND
         arrivals = queue.take_arrivals(self.now)
-        if self._all_wait:
-            for sequence in arrivals:
-                queue.push(sequence)
-            return
+        scheduler = self._scheduler
         for sequence in arrivals:
-            if not sequence.fits:
+            if self._all_wait:
+                queue.push(sequence)
+            elif not sequence.fits:
                 self._fail(sequence)
             elif not sequence.max_tokens:
                 sequence.end_ticks = self._ticks
                 self._note_over([sequence])
-            elif self._scheduler.why_never(sequence) is None or sequence.cut_to(
-                self._scheduler.room_for_output(sequence)
+            elif scheduler.why_never(sequence) is None or sequence.cut_to(
+                scheduler.room_for_output(sequence)
             ):
                 queue.push(sequence)
             else:

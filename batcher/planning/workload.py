@@ -6,10 +6,10 @@ requests that `batchdecode workload` writes.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, partial
 from itertools import islice, takewhile
 from math import ceil
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,9 +44,7 @@ class Workload(Struct, frozen=True, gc=False):
     def num_samples(self) -> int:
         return len(self.jobs)
 
-    @property
-    def exact_num_samples(self) -> int:
-        return len(self.jobs)
+    exact_num_samples = num_samples
 
     @property
     def priorities(self) -> set[int]:
@@ -63,11 +61,9 @@ class Workload(Struct, frozen=True, gc=False):
     def num_blocks(self, block_size: int) -> int:
         """Return the number of blocks that hold all jobs, each turn with its history."""
         total = 0
-        histories: dict[str, int] = {}
+        histories: dict[str | None, int] = {}  # by session
         for job in self.jobs:
-            num_held = job.num_prompt_tokens + job.max_tokens
-            if job.session is not None:
-                num_held += histories.get(job.session, 0)
+            num_held = histories.get(job.session, 0) + job.num_prompt_tokens + job.max_tokens
             if job.has_default_limit:  # limited by the context
                 num_held = min(num_held, self.context.max_context)
             if job.session is not None:
@@ -238,23 +234,24 @@ _MAX_DIGITS = 18
 
 
 class StreamedWorkload(Struct, frozen=True, kw_only=True):
-    """Requests that arrive for `duration` seconds at `rate` per second; none shares a prefix.
+    """Requests that arrive for `span` seconds at `mean_rate` per second; none shares a prefix.
 
     It has the numbers of a Workload; those of tokens and samples are estimates.
     prompt, output: distributions of lengths, as text.  burstiness: see gamma; None: equal gaps.
     """
 
-    rate: float
-    duration: float
+    mean_rate: float
+    span: float
     prompt: str
     output: str
     burstiness: float | None = 1.0
     shares: PriorityShares = {}
     seed: int = 0
+    shares_nothing: ClassVar = True
 
     @property
     def num_samples(self) -> int:
-        return max(round(self.rate * self.duration), 1)
+        return max(round(self.mean_rate * self.span), 1)
 
     @property
     def priorities(self) -> set[int]:
@@ -268,27 +265,15 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
     def num_tokens(self) -> int:
         return self.num_output_tokens + round(self.num_samples * _mean(self.prompt, "prompt"))
 
-    @property
-    def shares_nothing(self) -> bool:
-        return True
-
-    @property
-    def span(self) -> float:
-        return self.duration
-
-    @property
-    def mean_rate(self) -> float:
-        return self.rate
-
     def num_blocks(self, block_size: int) -> int:
         return self.num_samples + ceil(self.num_tokens / block_size)
 
     def at_rate(self, rate: float) -> Self:
-        return replace(self, rate=self.rate * rate, duration=self.duration / rate)
+        return replace(self, mean_rate=self.mean_rate * rate, span=self.span / rate)
 
     @property
     def exact_num_samples(self) -> int:
-        return _num_times(self.rate, self.duration, self.burstiness, self.seed)
+        return _num_times(self.mean_rate, self.span, self.burstiness, self.seed)
 
     def arrivals(self) -> Iterator[SimulatedSequence]:
         prompts, outputs, chances = (
@@ -298,7 +283,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
         prompt_lengths = draw_lengths(_distribution(self.prompt, "prompt"), prompts)
         output_lengths = draw_lengths(_distribution(self.output, "output"), outputs)
         priorities = synthetic.draw_priorities(self.shares, chances)
-        times = _times(self.rate, self.duration, self.burstiness, self.seed)
+        times = _times(self.mean_rate, self.span, self.burstiness, self.seed)
         rows = zip(times, prompt_lengths, output_lengths, priorities, strict=False)
         for number, (arrival, num_prompt, num_output, priority) in enumerate(rows):
             yield SimulatedSequence(
@@ -309,7 +294,7 @@ class StreamedWorkload(Struct, frozen=True, kw_only=True):
                 num_tokens=num_prompt,
                 max_tokens=num_output,
                 priority=priority,
-                output=_generated(num_output),
+                output=Piece(num_output, GREEDY),
             )
 
     @property
@@ -345,11 +330,6 @@ def _num_times(rate: float, duration: float, burstiness: float | None, seed: int
     return sum(1 for _ in _times(rate, duration, burstiness, seed))
 
 
-@lru_cache(2**12)
-def _generated(length: int) -> Piece:
-    return Piece(length, GREEDY)
-
-
 @cache
 def _mean(text: str, name: str) -> float:
     lengths = draw_lengths(_distribution(text, name), make_generator(0, 0))
@@ -375,8 +355,8 @@ def parse_streamed(text: str) -> StreamedWorkload:
     if missing:
         raise WorkloadError(f"{text}: {missing[0]} is missing; expected {FORM}")
     values = {name: _READERS[name](value, f"{text}: {name}") for name, value in given.items()}
-    shares = values.pop("priority", {})
-    workload = StreamedWorkload(**values, shares=shares)
+    times = {"mean_rate": values.pop("rate"), "span": values.pop("duration")}
+    workload = StreamedWorkload(**times, shares=values.pop("priority", {}), **values)
     if workload.num_samples > MAX_REQUESTS:
         raise WorkloadError(f"{text}: more than {MAX_REQUESTS:,} requests")
     for length, name in ((workload.prompt, "prompt"), (workload.output, "output")):
@@ -384,17 +364,14 @@ def parse_streamed(text: str) -> StreamedWorkload:
     return workload
 
 
-def _number(most: float) -> Callable[[str, str], float]:
-    def read(text: str, place: str) -> float:
-        try:
-            number = read_number(text, float)
-        except ValueError:
-            number = -1.0
-        if not 0 < number <= most:  # true of nan as well
-            raise WorkloadError(f"{place} {text!r}: expected a number above 0, up to {most:,.0f}")
-        return number
-
-    return read
+def _number(most: float, text: str, place: str) -> float:
+    try:
+        number = read_number(text, float)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= most:  # true of nan as well
+        raise WorkloadError(f"{place} {text!r}: expected a number above 0, up to {most:,.0f}")
+    return number
 
 
 def _seed(text: str, place: str) -> int:
@@ -404,12 +381,12 @@ def _seed(text: str, place: str) -> int:
 
 
 _READERS: dict[str, Callable[[str, str], Any]] = {
-    "rate": _number(MAX_RATE),
-    "duration": _number(MAX_DURATION),
+    "rate": partial(_number, MAX_RATE),
+    "duration": partial(_number, MAX_DURATION),
     "prompt": lambda text, _: text,
     "output": lambda text, _: text,
     "burstiness": lambda text, place: (
-        None if text == "constant" else _number(MAX_RATE)(text, place)
+        None if text == "constant" else _number(MAX_RATE, text, place)
     ),
     "priority": synthetic.parse_priorities,
     "seed": _seed,

@@ -17,7 +17,7 @@ from typing import Any, Generic
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.foreign import calling, import_object
+from batcher.foreign import calling, import_function
 from batcher.lifecycle import ARRIVE, State
 from batcher.scheduling.clock import BatchStats
 from batcher.scheduling.lockstep import RunningBatch
@@ -86,10 +86,7 @@ def policy_of(name: str) -> Policy:
         raise BatchdecodeError(
             f"unknown policy {name!r}{hint} (known: {known}, or module:function)"
         )
-    own_key = import_object(name, "policy", ", ".join(POLICIES))
-    if not callable(own_key):
-        raise BatchdecodeError(f"the policy {name} is a {type(own_key).__name__}, not a function")
-    return _custom_policy(name, own_key)
+    return _custom_policy(name, import_function(name, "policy", ", ".join(POLICIES)))
 
 
 def _custom_policy(name: str, own_key: Callable[[Candidate], Any]) -> Policy:

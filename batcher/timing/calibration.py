@@ -26,7 +26,6 @@ NotNegative = Annotated[int, Meta(ge=0, le=2**53)]  # exact as a float
 
 TRACED_STEPS = b'"event":"steps"'
 _FIELDS = "num_tokens, num_sequences, kv_read, seconds, prefill_work or chunks, and maybe time"
-_NUM_COLUMNS = 5
 
 
 class StepLine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +84,7 @@ def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
             raise BatchdecodeError(f"{name}:{number}: {fault}")
         last = last if line.time is None else line.time
         values.extend((line.num_tokens, line.num_sequences, line.kv_read, line.work, line.seconds))
-    table = np.array(values).reshape(-1, _NUM_COLUMNS)
+    table = np.array(values).reshape(-1, len(StepLog.__struct_fields__))
     return StepLog(*np.ascontiguousarray(table.T))
 
 
@@ -294,8 +293,7 @@ def _fit(
     if experts is not None:
         parts.append(share_of_experts(log, experts))
     columns = np.column_stack(parts)
-    scales = np.sqrt(weights_of(log))
-    weights = scales / expected
+    weights = np.sqrt(weights_of(log)) / expected
     return fit_nonnegative(columns * weights[:, None], log.seconds * weights)
 
 

@@ -92,6 +92,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         kv_heads = self.num_key_value_heads or heads
         per_number = _BYTES_OF_TYPES[self.torch_dtype]
         per_weight = _BYTES_OF_TYPES[self.weight_dtype or self.torch_dtype]
+        per_cached = _BYTES_OF_TYPES[self.kv_cache_dtype or self.torch_dtype]
         head = self.head_dim or hidden // heads
         if self.latent is None:
             attention, cached = hidden * 2 * head * (heads + kv_heads), 2 * head * kv_heads
@@ -129,9 +130,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
             weight_bytes=read + embedding + expert_bytes,
             operations_per_read=per_read,
             operations_per_pair=per_pair,
-            kv_bytes_per_token=layers
-            * cached
-            * _BYTES_OF_TYPES[self.kv_cache_dtype or self.torch_dtype],
+            kv_bytes_per_token=layers * cached * per_cached,
         )
 
     def kv_copies(self, num_gpus: int) -> float:
@@ -164,13 +163,12 @@ class RooflineSizes(NamedTuple):
 
 
 def load_model_shape(text: str) -> ModelShape:
+    """Return the shape of a model of models.yaml, or of a file like a config.json."""
     if text.endswith(catalog.FILE_SUFFIXES):
-        return _as_shape(catalog.read_mapping(text), text)
-    config = catalog.find(text, catalog.shipped("models.yaml"), "model")
-    return _as_shape(config, f"models.yaml: {text}")
-
-
-def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
+        config, place = catalog.read_mapping(text), text
+    else:
+        config = catalog.find(text, catalog.shipped("models.yaml"), "model")
+        place = f"models.yaml: {text}"
     names = {field.name for field in msgspec.structs.fields(ModelShape)}
     given = {key: value for key, value in config.items() if key in names}
     given["torch_dtype"] = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
@@ -529,7 +527,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     """The model and the GPUs of one engine; None, or 1 GPU: not known."""
 
     model: str | None = None
-    gpu: str | None = None
+    hardware: str | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     kv_tokens: int | None = None
@@ -547,10 +545,10 @@ class Setup(Struct, frozen=True, kw_only=True):
     @property
     def num_tokens_that_fit(self) -> int | None:
         shape = self.shape
-        if shape is None or self.gpu is None:
+        if shape is None or self.hardware is None:
             return None
         with suppress(CatalogError):
-            gpu = load_gpu(self.gpu)
+            gpu = load_gpu(self.hardware)
             return num_kv_tokens(shape, gpu, self.tensor_parallel, self.pipeline_parallel)
         return None
 
@@ -592,13 +590,7 @@ def usable_blocks(num_blocks: int) -> int:
 
 
 def setup_of_profile(profile: Profile) -> Setup:
-    return Setup(
-        model=profile.model,
-        gpu=profile.hardware,
-        tensor_parallel=profile.tensor_parallel,
-        pipeline_parallel=profile.pipeline_parallel,
-        kv_tokens=profile.kv_tokens,
-    )
+    return msgspec.convert(profile, Setup, from_attributes=True)
 
 
 def setup_of(text: str) -> Setup:
@@ -611,7 +603,7 @@ def setup_of(text: str) -> Setup:
     *_, tensor_parallel, num_stages = parts_of(kernels)
     model, gpu, *_ = kernels.split(":")
     return Setup(
-        model=model, gpu=gpu, tensor_parallel=tensor_parallel, pipeline_parallel=num_stages
+        model=model, hardware=gpu, tensor_parallel=tensor_parallel, pipeline_parallel=num_stages
     )
 
 

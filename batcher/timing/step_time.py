@@ -22,7 +22,7 @@ class StepTime:
     name: "constant", the name of a profile, ...  settings: its parameters, for JSON.
     """
 
-    name: str
+    name: str  # declared here for the check that names what an object lacks
     settings: dict[str, Any]
 
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
@@ -251,13 +251,8 @@ class RooflineStepTime(StepTime):
         self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int
     ) -> int:
         per_step, per_token, per_sequence, per_kv, per_work = self._compute
-        return (
-            per_step
-            + num_tokens * per_token
-            + num_sequences * per_sequence
-            + kv_read * per_kv
-            + prefill_work * per_work
-        )
+        common = per_step + num_tokens * per_token + num_sequences * per_sequence
+        return common + kv_read * per_kv + prefill_work * per_work
 
     def memory_ticks(self, num_tokens: int, kv_read: int) -> int:
         weights, per_token, per_kv = self._memory

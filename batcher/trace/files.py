@@ -5,7 +5,7 @@ A reader skips unknown kinds of event and unknown fields.  A line cut off by a c
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -28,26 +28,13 @@ _kind_decoder = msgspec.json.Decoder(_Kind)
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
-    """Return `events` as lines of a trace; only the first may be a run event."""
-    lines: list[Event | dict[str, Any]] = list(events)
-    if lines and isinstance(lines[0], RunEvent):
-        event = lines[0]
-        fields = msgspec.structs.asdict(event)
-        left_out = {
-            name
-            for name in ("scheduling", "step_time", "speculation", "defaults")
-            if not fields[name]
-        }
-        if event.layout == "ragged":
-            left_out.add("layout")
-        if event.workers == 1:
-            left_out.add("workers")
-        lines[0] = {"event": "run"} | {k: v for k, v in fields.items() if k not in left_out}
-    return _encoder.encode_lines(lines)
+    """Return `events` as lines of a trace."""
+    return _encoder.encode_lines(events)
 
 
-def is_trace(first_line: bytes) -> bool:
-    return _kind_of(first_line) == "run"
+def is_trace(start: bytes) -> bool:
+    """Return whether a file that starts with `start`, at least one line, is a trace."""
+    return _kind_of(start.partition(b"\n")[0]) == "run"
 
 
 def _kind_of(line: bytes) -> str | None:
@@ -57,30 +44,19 @@ def _kind_of(line: bytes) -> str | None:
         return None
 
 
-def is_trace_start(start: bytes) -> bool:
-    """Return whether a file that starts with `start`, at least one line, is a trace."""
-    return is_trace(start.partition(b"\n")[0])
-
-
-def read_trace(
-    lines: Iterable[bytes],
-    name: str = "trace",
+def read_numbered_trace(
+    lines: Iterable[tuple[int, bytes]],
+    name: str,
     complaint: Callable[[Event], str | None] = lambda _: None,
 ) -> Iterator[Event]:
-    """Yield the events of a trace, its run event first; name: the file's name for errors.
+    """Yield the events of a trace, its run event first.
 
-    complaint: returns what is wrong with the next event, or None; see TraceChecks.
+    lines: (line number, line).  name: the file's name for errors.  complaint: returns what is wrong
+    with the next event, or None; see TraceChecks.
 
     Raises:
         BatchdecodeError: it is not a trace, has another version, or a line is damaged or wrong.
     """
-    return read_numbered_trace(enumerate(lines, start=1), name, complaint)
-
-
-def read_numbered_trace(
-    lines: Iterable[tuple[int, bytes]], name: str, complaint: Callable[[Event], str | None]
-) -> Iterator[Event]:
-    """Yield the events of a trace as `read_trace` does, from (line number, line)."""
     numbered = iter(lines)
     first_line = next((line for _, line in numbered), b"")
     if not is_trace(first_line):

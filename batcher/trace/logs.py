@@ -183,7 +183,19 @@ def read_log(lines: Iterable[tuple[int, bytes]], name: str) -> ServedLog:
     lines = ((number, line) for number, line in chain([first], numbered) if not line.isspace())
     if kind == REQUEST_LOG:
         for row in read_request_log(lines, name, _ShownRequest):
-            _take_line(row, log)
+            log.missing.add(NO_TOKEN_TIMES)
+            if row.scheduled_ts is None:
+                log.missing.add(NO_STARTS)
+            log.requests.append(
+                ServedRequest(
+                    id=row.request_id,
+                    arrival=row.queued_ts,
+                    admitted=row.queued_ts if row.scheduled_ts is None else row.scheduled_ts,
+                    num_prompt_tokens=row.input_toks,
+                    tokens=_first_and_last(row.output_toks, row.first_token_ts, row.last_token_ts),
+                    replica=row.replica,
+                )
+            )
         return log
     read = _read_bench if kind == BENCH_RESULT else _read_spans
     for number, line in lines:
@@ -197,22 +209,6 @@ def read_log(lines: Iterable[tuple[int, bytes]], name: str) -> ServedLog:
     if num_of_id > 1:
         raise BatchdecodeError(f"{name}: {num_of_id:,} requests have the id {of_id!r}")
     return log
-
-
-def _take_line(row: LoggedRequest, log: ServedLog) -> None:
-    log.missing.add(NO_TOKEN_TIMES)
-    if row.scheduled_ts is None:
-        log.missing.add(NO_STARTS)
-    log.requests.append(
-        ServedRequest(
-            id=row.request_id,
-            arrival=row.queued_ts,
-            admitted=row.queued_ts if row.scheduled_ts is None else row.scheduled_ts,
-            num_prompt_tokens=row.input_toks,
-            tokens=_first_and_last(row.output_toks, row.first_token_ts, row.last_token_ts),
-            replica=row.replica,
-        )
-    )
 
 
 class _Bench(Struct, frozen=True):

@@ -538,7 +538,6 @@ class RequestTimeline(Struct, gc=False, eq=False):
         self, admission: AdmissionRecord, end: int, outcome: SpanOutcome | None
     ) -> SlotSpan:
         admit, preempt = admission.event, admission.preempt
-        has_drafts = admission.drafts is not None
         first_token = end - 1 if admission.first_token is None else admission.first_token
         return SlotSpan(
             admit.slot,
@@ -549,8 +548,8 @@ class RequestTimeline(Struct, gc=False, eq=False):
             outcome,
             admit.role,
             admission.num_jumped,
-            admission.num_drafted if has_drafts else 0,
-            admission.num_accepted if has_drafts else 0,
+            admission.num_drafted,
+            admission.num_accepted,
             forks=tuple(admission.forks or ()),
             prefill=first_token + 1 - admit.step,
             cached=admit.cached,

@@ -291,13 +291,6 @@ EVERYTHING = Selection()
 MAX_EMPTY_SLOTS = 1024  # a trace of a few bytes may state a batch of a million
 AnyRecord = TypeVar("AnyRecord", SlotSpan, Wait)
 
-_KINDS: dict[str, tuple[Any, Callable[[Any], Any]]] = {  # with their order in a merged timeline
-    "spans": (SlotSpan, attrgetter("start", "slot")),
-    "waits": (Wait, attrgetter("start")),
-    "blocked": (BlockedSpan, attrgetter("start")),
-    "drafts": (StepDrafts, attrgetter("step", "slot")),
-}
-
 
 class Timeline:
     """The record of a run that every view reads.
@@ -309,15 +302,12 @@ class Timeline:
     clock and queue, from which the records are merged.
     """
 
-    spans: SortedRecords[SlotSpan]
-    waits: SortedRecords[Wait]
-    blocked: SortedRecords[BlockedSpan]
-    drafts: SortedRecords[StepDrafts]
-
     def __init__(self, fold: RequestFold | None = None) -> None:
         """Start empty; `fold` receives the same events, for other readers."""
-        for name, (kind, _) in _KINDS.items():
-            setattr(self, name, SortedRecords(kind))
+        self.spans = SortedRecords[SlotSpan](SlotSpan)
+        self.waits = SortedRecords[Wait](Wait)
+        self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
+        self.drafts = SortedRecords[StepDrafts](StepDrafts)
         self.figures = StepFigures()
         self.num_steps = self.num_requests = self.num_outputs = 0
         self.failures = Counter[EndReason]()
@@ -391,9 +381,27 @@ class Timeline:
             check_worker(event, self.run)
             return self.of_worker(event.worker).add(event)
         if isinstance(event, _IN_SLOT):
-            self._note_step(event)
+            _check_step(event.step)
+            if event.step > self._last_step:
+                self._last_step = event.step
+                # Samples are dropped in the step of the last end, so these cannot be any more.
+                self._settle([over for over in self._over if over not in self._num_alive])
+                self._over.clear()
+            if event.step >= self.num_steps and event.slot is not None:
+                self.num_steps = event.step + 1
         elif isinstance(event, RestartEvent):
-            self._restart(event)
+            _check_step(event.step)
+            if event.step < self.num_steps:
+                made = f"and has made {self.num_steps}"
+                raise InvariantError(f"the worker is replaced before step {event.step}, {made}")
+            for end in self.fold.ends_at(event):
+                self.add(end)
+            self._settle(list(self._finished))
+            self._over.clear()
+            self._num_alive.clear()
+            self.go_on_to(event.step)
+            self._last_step = max(self._last_step, event.step - 1)
+            self.restarts.append(event)
         found = self.fold.take(event)
         match event:
             case ArriveEvent():
@@ -491,33 +499,12 @@ class Timeline:
             part.add(replace(event, workers=1))
             part.worker = worker
             self.parts.append(part)
-        for name, (_, key) in _KINDS.items() if self.parts else ():
-            setattr(self, name, MergedRecords([getattr(part, name) for part in self.parts], key))
-
-    def _note_step(self, event: AdmitEvent | FinishEvent | PrefillEvent | InSlotEvent) -> None:
-        _check_step(event.step)
-        if event.step > self._last_step:
-            self._last_step = event.step
-            # Samples are dropped in the step of the last end, so these cannot be dropped any more.
-            self._settle([over for over in self._over if over not in self._num_alive])
-            self._over.clear()
-        if event.step >= self.num_steps and event.slot is not None:
-            self.num_steps = event.step + 1
-
-    def _restart(self, event: RestartEvent) -> None:
-        _check_step(event.step)
-        if event.step < self.num_steps:
-            raise InvariantError(
-                f"the worker is replaced before step {event.step}, and has made {self.num_steps}"
-            )
-        for end in self.fold.ends_at(event):
-            self.add(end)
-        self._settle(list(self._finished))
-        self._over.clear()
-        self._num_alive.clear()
-        self.go_on_to(event.step)
-        self._last_step = max(self._last_step, event.step - 1)
-        self.restarts.append(event)
+        if self.parts:
+            parts, start = self.parts, attrgetter("start")
+            self.spans = MergedRecords([part.spans for part in parts], attrgetter("start", "slot"))
+            self.waits = MergedRecords([part.waits for part in parts], start)
+            self.blocked = MergedRecords([part.blocked for part in parts], start)
+            self.drafts = MergedRecords([part.drafts for part in parts], attrgetter("step", "slot"))
 
     def _add_drafts(self) -> None:
         for drafts in self._verifying:

@@ -4,7 +4,7 @@ import csv
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import chain, groupby, takewhile
 from operator import attrgetter
@@ -100,20 +100,15 @@ def encode_chrome(timeline: Timeline, selection: Selection = EVERYTHING) -> Iter
     yield b"\n]}\n"
 
 
+@dataclass
 class _Process:
     """The events of a worker, added to `events` by time, worker and kind."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        selection: Selection,
-        number: int,
-        events: SortedRecords[msgspec.Raw],
-    ) -> None:
-        self.timeline, self.selection = timeline, selection
-        self.number, self.events = number, events
-        self.window = timeline.window(selection)
-        self.num_flows = Counter[int]()
+    timeline: Timeline
+    selection: Selection
+    number: int
+    events: SortedRecords[msgspec.Raw]
+    num_flows: Counter[int] = field(default_factory=Counter)
 
     def start_of(self, step: int) -> int:
         return round(self.timeline.figures.start_of(step) * MICROSECONDS)
@@ -141,19 +136,13 @@ class _Process:
 
     def add_events(self) -> None:
         self.add_spans()
-        timeline, window = self.timeline, self.window
+        timeline, window = self.timeline, self.timeline.window(self.selection)
         for restart in timeline.restarts:
             if restart.last_step in window:
                 place = {"tid": 0, "ts": self.end_before(restart.step)}
                 arguments = {"reason": restart.reason, "code": restart.code, "step": restart.step}
-                self.add(
-                    RESTARTS,
-                    {"ph": "i", "s": "p"},
-                    place,
-                    name="worker replaced",
-                    cat="restart",
-                    args=arguments,
-                )
+                about = {"name": "worker replaced", "cat": "restart", "args": arguments}
+                self.add(RESTARTS, {"ph": "i", "s": "p"}, place, **about)
         for number, wait in enumerate(timeline.select_waits(self.selection)):
             wait_id = self.number * MAX_NUMBERS + number
             for order, step in enumerate((wait.start, wait.end)):
@@ -249,8 +238,8 @@ class _Process:
 
         It is 0 after the last step and while the clock jumps.
         """
-        steps = range(self.window.start, self.window.stop + 1)
-        end, last = steps.start, None
+        window, last = self.timeline.window(self.selection), None
+        steps, end = range(window.start, window.stop + 1), window.start
         # The steps before which the clock may have jumped, ascending.
         figures = self.timeline.figures
         num_known, known = len(figures.ends) + 1, figures.known_steps

@@ -27,7 +27,7 @@ from batcher.explaining.story import answer_of, read_requests
 from batcher.fields import read_number
 from batcher.page import START as PAGE_START
 from batcher.page import is_page_start
-from batcher.trace.files import is_trace, read_numbered_trace, read_trace
+from batcher.trace.files import is_trace, read_numbered_trace
 from batcher.trace.logs import events_of_log, kind_of_log, read_log
 from batcher.trace.run import TraceChecks
 from batcher.trace.timeline import Selection, Timeline
@@ -455,8 +455,8 @@ def show_diff(
             raise BatchdecodeError("--output needs --html")
         events_a, events_b = _Events(again_a, source_a), _Events(again_b, source_b)
         for source in (source_a, source_b):
-            _, first_line = next(_lines(source), (0, b""))
-            begun = read_trace([first_line], source.name) if is_trace(first_line) else ()
+            first = next(_lines(source), (1, b""))
+            begun = read_numbered_trace([first], source.name) if is_trace(first[1]) else ()
             run = next(iter(begun), None)
             if isinstance(run, RunEvent) and run.workers > 1:
                 raise BatchdecodeError(

@@ -17,7 +17,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import Event, TokenEvent
 from batcher.page import is_page_start
 from batcher.requests.results import encode_tokens
-from batcher.trace.files import encode_events, is_trace_start
+from batcher.trace.files import encode_events, is_trace
 
 from ..errors import WriteError
 from ..options import STDOUT
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be held back
 MAX_EVENTS = 1000  # held back at most
 _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # recognizes files that a run has written
-    "--trace": is_trace_start,
+    "--trace": is_trace,
     "--summary-json": re.compile(rb'\{\s*"requests":').match,
     "--report": is_page_start,
     "--metrics-file": re.compile(b"# HELP (vllm:|batchdecode_)").match,

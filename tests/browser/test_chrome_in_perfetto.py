@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from engine_runs import drained
+from made_events import read_trace
 from trace_processor import TraceProcessor, perfetto_address
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.settings import SchedulingSettings
-from batcher.trace.files import read_trace
 from batcher.trace.timeline import Timeline
 from batcher.trace.views import encode_chrome
 

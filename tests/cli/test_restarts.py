@@ -7,11 +7,11 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import read_trace
 from process import lines_of, workload
 from test_run_workers import SAMPLED, options_of, run_inner
 
 from batcher.events import ArriveEvent, EndEvent, FinishEvent, RestartEvent, StepsEvent
-from batcher.trace.files import read_trace
 from batcher.trace.timeline import Timeline
 from cli.options import SchedulingOptions
 

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from made_events import read_trace
 from reference_schedule import DESIGN_JOBS, play, workloads
 
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, EndEvent, RunEvent
 from batcher.requests.schema import make_schema
-from batcher.trace.files import encode_events, is_trace, read_trace
+from batcher.trace.files import encode_events, is_trace
 
 RUN = RunEvent(batch=2, model="simulated", settings={"seed": 7})
 RUN_LINE = encode_events([RUN])

@@ -5,12 +5,12 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_events import RUN, admit, finish, jump, preempt
+from made_events import RUN, admit, finish, jump, preempt, read_trace
 from played_runs import PLAYED
 
 from batcher.errors import BatchdecodeError
 from batcher.events import AcceptEvent, ArriveEvent, EndEvent
-from batcher.trace.files import encode_events, read_trace
+from batcher.trace.files import encode_events
 from batcher.trace.run import TraceChecks
 
 ARRIVE = ArriveEvent(0, 0.0, "a", 0, "input", 5, 6)

@@ -7,6 +7,7 @@ from control_requests import control_requests
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import read_trace
 from msgspec.structs import replace
 from reference import english_requests
 
@@ -15,7 +16,7 @@ from batcher.events import Layout
 from batcher.metrics.summary import Positions, RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
-from batcher.trace.files import encode_events, read_trace
+from batcher.trace.files import encode_events
 from batcher.trace.timeline import Timeline
 
 PLAIN = SchedulingSettings()

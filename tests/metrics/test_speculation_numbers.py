@@ -6,6 +6,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import read_trace
 from msgspec.structs import replace
 from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 
@@ -26,7 +27,7 @@ from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics, encode_summary
 from batcher.metrics.times import TimeSeries
 from batcher.speculation.settings import expected_speedup
-from batcher.trace.files import encode_events, read_trace
+from batcher.trace.files import encode_events
 
 
 def summary_of(events, num_steps=0, slo=None):
