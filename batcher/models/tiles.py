@@ -1,43 +1,15 @@
 """A TileDecoder as a PagedModel: rows of a batch become tokens of tiles."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from batcher.errors import Failure, InvariantError
-from batcher.models.base import (
-    Batch,
-    Chunk,
-    FloatArray,
-    IntArray,
-    ModelOutput,
-    TopLogits,
-)
-from batcher.models.transformer import DecoderModel
-from batcher.transformer.step import OWN_BLOCK_SIZE, OwnTables
+from batcher.models.base import Batch, Chunk, FloatArray, IntArray, ModelOutput, TopLogits
+from batcher.models.transformer import PagedDecoderModel, StepTokens
 
 _NUM_TRIED = 24  # tokens
-_PIECE = 64  # rows of logits at once
 _PATIENCE = 8  # steps before the device looks ahead: a step in vain costs about what these gain
 _NO_ROWS: IntArray = np.zeros(0, np.int64)
-
-
-class _StepTokens(NamedTuple):
-    """The new tokens of all rows in a step, those of decoding rows first.
-
-    token_ids, positions, slots: [tokens].
-    lasts: [num_slots] indices of the tokens after which rows yield; -1 for other slots.
-    drafts: indices of drafts, in the order of the chunks; -1 in failed rows.
-    scored: slot -> indices of the tokens of a scored chunk.
-    """
-
-    token_ids: IntArray
-    positions: IntArray
-    slots: IntArray
-    lasts: IntArray
-    drafts: IntArray
-    scored: dict[int, IntArray]
 
 
 class _Ahead(NamedTuple):
@@ -52,8 +24,8 @@ class _Ahead(NamedTuple):
     tokens: Any
 
 
-class TileModel(DecoderModel):
-    """A TileDecoder that keeps the cache of rows, by slot or in pages.
+class TileModel(PagedDecoderModel):
+    """A TileDecoder with a TileCache.
 
     If all rows decode greedily for some steps, the device does not wait for the engine: the next
     step is computed with the tokens that the device has chosen. It is dropped if the engine asks
@@ -64,19 +36,13 @@ class TileModel(DecoderModel):
     last fast ones.
 
     decoder: a TileDecoder of batcher/hf/tiles.py.
-    cache_windows, kv_bytes_per_token: as of a TransformerModel.
     """
 
-    is_paged = True
-    verifies_drafts = True
     num_top_logits = 256
 
     def _prepare(self) -> None:
+        super()._prepare()
         decoder = self._decoder
-        self.cache_windows = tuple(group.window for group in decoder.cache_groups)
-        self.kv_bytes_per_token = decoder.cache_size.per_token
-        self._cache: Any = None
-        self._ahead: _Ahead | None = None
         while decoder.is_exact and not self._has_equal_bits():
             decoder.choose_sizes()
             self._cache = None
@@ -100,34 +66,14 @@ class TileModel(DecoderModel):
         [alone] = logits(1)
         return all(np.array_equal(alone, other) for other in logits(num_rows))
 
-    def kv_block_bytes(self, block_size: int) -> int:
-        num_bytes: int = self._decoder.cache_size.of_block(block_size)
-        return num_bytes
-
     def num_free_bytes(self) -> int | None:
         """Return the free memory of the device; None for a CPU."""
         free: int | None = self._decoder.num_free_bytes()
         return free
 
-    def allocate(self, num_slots: int) -> None:
-        self._own: OwnTables | None = OwnTables(num_slots, self._decoder.cache_groups)
-        self._begin(num_slots, None, OWN_BLOCK_SIZE)
-        self._own.max_blocks = self._cache.max_blocks
-
-    def twin(self) -> Self:
-        twin = super().twin()
-        twin._cache = None  # noqa: SLF001 - of this model
-        twin.allocate(0)
-        return twin
-
-    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
-        self._own = None
-        self._begin(num_slots, num_blocks, block_size)
-
     def _begin(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
-        self._lengths: IntArray = np.zeros(num_slots, np.int64)  # computed tokens of rows
-        self._tokens: IntArray = np.zeros(num_slots, np.int64)
-        self._ahead = None
+        super()._begin(num_slots, num_blocks, block_size)
+        self._ahead: _Ahead | None = None
         self._num_quiet = 0  # steps of greedy rows without a chunk
         asked = num_slots, num_blocks or 0, block_size
         made = self._cache.made_for if self._cache else (0, 0, 0)
@@ -136,80 +82,27 @@ class TileModel(DecoderModel):
             self._cache = None  # frees its memory
             self._cache = self._decoder.new_cache(num_slots, num_blocks, block_size)
             self._cache.made_for = asked  # it stays for what needs less, with its graphs
+        if self._own is not None:
+            self._own.max_blocks = self._cache.max_blocks
 
     def fork(self, source: int, target: int) -> None:
+        super().fork(source, target)
         self._ahead = None
-        length = self._lengths[target] = int(self._lengths[source])
         if self._own is not None:
-            copies = [*self._own.fork(source, target)]
-            self._cache.make_room(self._own.num_blocks)
-            self._cache.copy(copies)
+            length = self._lengths.item(target)
             self._cache.set_tables({target: self._own.grow(target, length, length)})
 
-    def release(self, slot: int) -> None:
-        self._lengths[slot] = 0
-        if self._own is not None:
-            self._own.release(slot)
-
-    def forward(self, batch: Batch) -> ModelOutput:
-        """Compute the new tokens of all rows; a row that exceeds the context fails."""
-        if batch.pages is not None:
-            self._cache.make_room(batch.pages.num_blocks)
-            self._lengths[[*batch.pages.moved]] = [*batch.pages.moved.values()]
+    def _step(self, batch: Batch) -> ModelOutput:
         is_quiet = not (batch.chunks or batch.logit_slots.size or batch.top_slots.size)
         self._num_quiet = self._num_quiet + 1 if is_quiet else 0
         if is_quiet and self._take_ahead(batch):
             return ModelOutput(self._tokens)
         self._ahead = None
-        failed: dict[int, str | Failure] = {}
-        step = self._tokens_of(batch, failed)
-        lasts, tops, drafts = (
-            step.lasts[batch.logit_slots],
-            step.lasts[batch.top_slots],
-            step.drafts,
-        )
-        yields = batch.slots[step.lasts[batch.slots] >= 0]
-        chosen = np.union1d(step.lasts[yields], drafts[drafts >= 0])
-        wanted = np.unique(np.concatenate([chosen, *step.scored.values()]))
-        hidden = self._cache.compute(step.token_ids, step.positions, step.slots, wanted)
-        chunk_logits = {
-            slot: self._logits_of(hidden[at : at + len(own)])
-            for slot, own in step.scored.items()
-            for at in [int(wanted.searchsorted(own[0]))]
-        }
-        needed = np.union1d(lasts[lasts >= 0], drafts[drafts >= 0])
-        logits = np.zeros((0, self.vocab_size), np.float32)
-        top_logits: TopLogits | None = None
-        if chosen.size:
-            at = wanted.searchsorted(chosen)
-            own = hidden if at.size == len(hidden) else hidden[at]
-            top_rows = chosen.searchsorted(np.maximum(tops, chosen[0]))  # any for failed slots
-            rows = np.unique(top_rows)
-            edits = batch.edits
-            if edits is not None:
-                edits = edits.at(np.where(tops >= 0, top_rows, -1))
-            tokens, logits, top = self._cache.choose(
-                own, chosen.searchsorted(needed), rows, self.num_top_logits, edits
-            )
-            self._tokens[yields] = tokens[chosen.searchsorted(step.lasts[yields])]
-            if tops.size:
-                top_logits = TopLogits(*top).of(rows.searchsorted(top_rows))
-        elif tops.size:  # of failed rows alone
-            none = np.zeros((len(tops), 1), np.float32)
-            ids, sums = none.astype(np.int64), none[:, 0].astype(np.float64)
-            top_logits = TopLogits(ids, none, sums, none, sums, lambda rows: none[rows])
-
-        def logits_at(tokens: IntArray) -> FloatArray | None:
-            if not tokens.size or np.array_equal(tokens, needed):  # without a copy
-                return logits if tokens.size else None
-            lines: FloatArray = np.zeros((len(tokens), self.vocab_size), np.float32)
-            lines[tokens >= 0] = logits[needed.searchsorted(tokens[tokens >= 0])]
-            return lines
-
+        output = super()._step(batch)
         if self._num_quiet > _PATIENCE:
-            self._look_ahead(yields, self._tokens[yields])
-        all_logits = logits_at(lasts), chunk_logits, logits_at(drafts), top_logits
-        return ModelOutput(self._tokens, failed, *all_logits)
+            slots = np.setdiff1d(batch.slots, [*output.failed])
+            self._look_ahead(slots, self._tokens[slots])
+        return output
 
     def _take_ahead(self, batch: Batch) -> bool:
         """Return whether the step was computed ahead, and take its tokens if so."""
@@ -243,69 +136,28 @@ class TileModel(DecoderModel):
             tokens = self._cache.look_ahead(token_ids, positions, slots)
             self._ahead = _Ahead(slots, positions, token_ids, tokens)
 
-    def _tokens_of(self, batch: Batch, failed: dict[int, str | Failure]) -> _StepTokens:
-        """Return the tokens to compute, whose blocks are there; add rows to `failed`."""
-        cache, pages, lengths = self._cache, batch.pages, self._lengths
-        if pages is not None:
-            if pages.moves:
-                cache.move(pages.moves)
-            cache.copy(pages.copies)
-        slots = np.setdiff1d(batch.slots, [chunk.slot for chunk in batch.chunks])
-        is_long = lengths[slots] >= self.max_context
-        if is_long.any():
-            failed |= dict.fromkeys(slots[is_long].tolist(), self.refusal(self.max_context + 1))
-            slots = slots[~is_long]
-        starts, num_tokens = lengths[slots], len(slots)
-        parts = [(batch.tokens[slots], starts, slots)]
-        is_new = np.isin(slots, [*pages.moved]) if pages else starts % OWN_BLOCK_SIZE == 0
-        spans = zip(slots[is_new].tolist(), starts[is_new].tolist(), strict=True)
-        grown = {slot: (start, start + 1) for slot, start in spans}
-        lasts = np.full(len(lengths), -1)
-        lasts[slots] = np.arange(num_tokens)
-        lengths[slots] += 1
-        drafts: list[int] = []
-        scored: dict[int, IntArray] = {}
-        is_yielding = {*batch.slots.tolist()}
-        for chunk in batch.chunks:
-            slot, start, size = chunk.slot, chunk.start, len(chunk.token_ids)
-            if chunk.draft_parents:
-                raise InvariantError(f"drafts in a tree, which {self.name} does not verify")
-            reason = self.refusal(start + size if size else 0)
-            if reason is not None:
-                failed[slot] = reason
-                drafts += [-1] * chunk.num_drafts
-                continue
-            ids = np.asarray(chunk.token_ids, np.int64)
-            parts.append((ids, np.arange(start, start + size), np.full(size, slot)))
-            grown[slot] = start, start + size
-            lengths[slot] = start + size
-            own = np.arange(num_tokens, num_tokens + size)
-            num_tokens += size
-            if slot in is_yielding:
-                lasts[slot] = own[-1 - chunk.num_drafts]
-                drafts += own[size - chunk.num_drafts :].tolist()
-            if chunk.is_scored:
-                scored[slot] = own
-        if grown:
-            self._set_tables(batch, grown)
-        token_ids, positions, of_slots = map(np.concatenate, zip(*parts, strict=True))
-        of_drafts = np.array(drafts, np.int64)
-        return _StepTokens(token_ids, positions, of_slots, lasts, of_drafts, scored)
-
     def _set_tables(self, batch: Batch, grown: dict[int, tuple[int, int]]) -> None:
-        """Show the block tables of rows to the cache; grown: slot -> start and stop of tokens."""
-        pages, own = batch.pages, self._own
-        if pages is not None:
-            every = [pages.tables, *pages.group_tables]
-            tables = {slot: [tables[slot] for tables in every] for slot in grown}
-        elif own is not None:
-            tables = {slot: own.grow(slot, *span) for slot, span in grown.items()}
-            self._cache.make_room(own.num_blocks)
-        else:
-            raise InvariantError("a batch without pages, for a model that was promised some")
+        tables = {slot: self._tables_of(batch, slot, *span) for slot, span in grown.items()}
         self._cache.set_tables(tables)
 
-    def _logits_of(self, hidden: Any) -> Iterator[FloatArray]:
-        for start in range(0, len(hidden), _PIECE):
-            piece = hidden[start : start + _PIECE]
-            yield self._cache.choose(piece, np.arange(len(piece)), _NO_ROWS, 0)[1]
+    def _hidden_of(self, batch: Batch, step: StepTokens, wanted: IntArray) -> Any:
+        if step.grown:
+            self._set_tables(batch, step.grown)
+        return self._cache.compute(step.token_ids, step.positions, step.slots, wanted)
+
+    def _logits(self, hidden: Any) -> FloatArray:
+        logits: FloatArray = self._cache.choose(hidden, np.arange(len(hidden)), _NO_ROWS, 0)[1]
+        return logits
+
+    def _choose(
+        self, batch: Batch, hidden: Any, chosen: IntArray, needed: IntArray, tops: IntArray
+    ) -> tuple[IntArray, FloatArray, TopLogits | None]:
+        top_rows = chosen.searchsorted(np.maximum(tops, chosen[0]))  # any for failed slots
+        rows, edits = np.unique(top_rows), batch.edits
+        if edits is not None:
+            edits = edits.at(np.where(tops >= 0, top_rows, -1))
+        tokens, logits, top = self._cache.choose(
+            hidden, chosen.searchsorted(needed), rows, self.num_top_logits, edits
+        )
+        of_tops = TopLogits(*top).of(rows.searchsorted(top_rows)) if tops.size else None
+        return tokens, logits, of_tops

@@ -572,7 +572,7 @@ def test_rows_that_find_no_block_fail_and_free_theirs(folders, monkeypatch):
 
     def has_three_blocks(self, *sizes):
         begin(self, *sizes)
-        self._cache.max_blocks = 3
+        self._own.max_blocks = 3
 
     monkeypatch.setattr(TileModel, "_begin", has_three_blocks)
     engine = Engine(model, 2)

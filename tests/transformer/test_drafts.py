@@ -38,24 +38,24 @@ def spoil(rows):
     """Let all that no row has computed hold what no sum gets rid of."""
     model, pages = rows.model, rows.pages
     size, is_recurrent = pages.block_size, rows.recomputes
-    model._make_room(pages.num_blocks, size)
+    model._cache.make_room(pages.num_blocks)
     known, known_blocks = [NOTHING], [NOTHING]
     for slot, row in rows.rows.items():
         *tables, last = [tables[slot] for tables in rows.tables]
         if is_recurrent:
             known_blocks.append(np.array(last[: -(-row.num_computed // size)], np.int64))
         known += [
-            model._store.cells(table, size, row.num_computed)
+            model._cache.store.cells(table, size, row.num_computed)
             for table in (tables if is_recurrent else (*tables, last))
         ]
-    every = model._store.cells([*range(pages.num_blocks)], size, size * pages.num_blocks)
-    moved = model._store.cells([source for source, _ in pages.moves], 1, len(pages.moves))
+    every = model._cache.store.cells([*range(pages.num_blocks)], size, size * pages.num_blocks)
+    moved = model._cache.store.cells([source for source, _ in pages.moves], 1, len(pages.moves))
     cells = np.setdiff1d(every, np.concatenate([*known, moved]))
-    for store in parts_of(model._store):
+    for store in parts_of(model._cache.store):
         for layer in (*store.keys, *store.values):
             layer[cells] = np.nan
     blocks = np.setdiff1d(np.arange(pages.num_blocks), np.concatenate(known_blocks))
-    for states in parts_of(model._states) if is_recurrent else ():
+    for states in parts_of(model._cache.states) if is_recurrent else ():
         for layer in (*states.delta, *states.convolution):
             layer[1 + blocks] = np.nan
 

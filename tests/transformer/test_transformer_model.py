@@ -62,14 +62,17 @@ each_kind = pytest.mark.parametrize(
 def plant_nans(engine, model):
     """Let every block that holds nothing hold what no sum gets rid of, but what is to be moved."""
     kv_cache = engine.scheduler.kv_cache
-    size, num_there = kv_cache.block_size, (len(model._store.keys[0]) - 2) // kv_cache.block_size
+    size, num_there = (
+        kv_cache.block_size,
+        (len(model._cache.store.keys[0]) - 2) // kv_cache.block_size,
+    )
     blank = np.array([block for block in kv_cache.pool._blank if block < num_there], np.int64)
     moves = engine._runner.pages.moves
-    moved = model._store.cells([source for source, _ in moves], 1, len(moves))
-    cells = np.setdiff1d(model._store.cells(blank.tolist(), size, size * len(blank)), moved)
-    for layer in (*model._store.keys, *model._store.values):
+    moved = model._cache.store.cells([source for source, _ in moves], 1, len(moves))
+    cells = np.setdiff1d(model._cache.store.cells(blank.tolist(), size, size * len(blank)), moved)
+    for layer in (*model._cache.store.keys, *model._cache.store.values):
         layer[cells] = np.nan
-    states = model._states
+    states = model._cache.states
     for layer in () if states is None else (*states.delta, *states.convolution):
         layer[1 + blank] = np.nan
 
@@ -99,7 +102,7 @@ def run(model, batch_size, requests=REQUESTS, *, scarcity=None, speculation=None
     found = {}
     num_preempted = 0
     while engine.has_work:
-        if engine.scheduler.kv_cache is not None and hasattr(model._store, "keys"):
+        if engine.scheduler.kv_cache is not None and hasattr(model._cache.store, "keys"):
             plant_nans(engine, model)
         outcome = engine.step()
         num_preempted += sum(isinstance(event, PreemptEvent) for event in outcome.events)
