@@ -203,20 +203,6 @@ class KVCache(Generic[S]):
         self.remember({sequence: match})
         return match.num_tokens
 
-    def is_unknown(self, sequence: S) -> bool:
-        """Return whether the last match was empty and a new one would be, too.
-
-        False if that cannot be known without a lookup.
-        """
-        if sequence.others or sequence.has_siblings or self._is_grouped:
-            return False
-        if not self._has_prefix_cache:
-            return True
-        known, ends = sequence.prefix, sequence.segment_ends
-        if known is None or known.blocks or (ends and ends_between(ends, 0, self.block_size - 1)):
-            return False
-        return self.pool.find(known.node, known.missed) == NO_BLOCK
-
     def matches_of(self, first: S) -> dict[S, PrefixMatch]:
         """Return the matches of a group's rows, which are admitted together."""
         if not first.others:

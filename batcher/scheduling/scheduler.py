@@ -71,18 +71,6 @@ class Blocked(Struct, Generic[S], frozen=True):
     num_blocks: int
 
 
-class Refusal(NamedTuple, Generic[S]):
-    """A head of the queue without a cached prefix that lacked blocks.
-
-    budget: the tokens the step could still compute.  is_alone: whether nothing ran.
-    """
-
-    first: S
-    budget: int
-    is_alone: bool
-    num_needed: int
-
-
 class SchedulerOutput(Struct, Generic[S], eq=False):
     """What a step does in addition to giving every decoding row its next token.
 
@@ -181,7 +169,6 @@ class Scheduler(Generic[S]):
         self._is_prefill_first = settings.prefill_order == "prefill-first"
         self._is_static = settings.batching == "static"
         self._step, self._now = 0, 0.0
-        self._refusal: Refusal[S] | None = None
 
     # -- before a step -----------------------------------------------------------------------------
 
@@ -393,18 +380,9 @@ class Scheduler(Generic[S]):
 
         Returns whether there were enough blocks.
         """
-        budget = output.budget
-        if self._refusal is not None:
-            num_needed = self._num_lacked(kv_cache, first, budget)
-            if num_needed:
-                self._note_blocked(output, first, "kv", num_needed)
-                return False
-            self._refusal = None
         matches, num_needed = self._blocks_for(kv_cache, first, output)
         if num_needed > kv_cache.pool.num_free and not kv_cache.has_room(num_needed):
             kv_cache.remember(matches)
-            if kv_cache.is_unknown(first):
-                self._refusal = Refusal(first, budget, self._is_alone, num_needed)
             self._note_blocked(output, first, "kv", num_needed)
             return False
         kv_cache.admit(matches)
@@ -598,23 +576,6 @@ class Scheduler(Generic[S]):
     def _is_alone(self) -> bool:
         return self.batch.num_free == len(self.batch.slots)
 
-    def _num_lacked(self, kv_cache: "KVCache[S]", first: S, budget: int) -> int:
-        """Return the blocks a refused group needs, if they are still lacking; else 0.
-
-        On demand, a group needs blocks for what the step computes, which depends on the budget.
-        """
-        refusal = self._refusal
-        if refusal is None:
-            return 0
-        would_refuse = (
-            refusal.first is first
-            and not kv_cache.has_room(refusal.num_needed)
-            and (budget == refusal.budget or self.settings.capacity != "on-demand")
-            and refusal.is_alone == self._is_alone
-            and kv_cache.is_unknown(first)
-        )
-        return refusal.num_needed if would_refuse else 0
-
     def refuses_until(self, now: float) -> float:
         """Return the time until which the head stays refused for lack of blocks; `now`: unknown.
 
@@ -628,23 +589,17 @@ class Scheduler(Generic[S]):
         until = self.queue.steady_until(now)
         if until <= now or self.queue.head(now) is not blocked.first:
             return now
-        budget = self._max_tokens - self.batch.num_decoding
-        if not self._num_lacked(kv_cache, blocked.first, budget):
-            if self._refusal is not None:
-                return now
-            output: SchedulerOutput[S] = SchedulerOutput(budget=budget)
-            _, num_needed = self._blocks_for(kv_cache, blocked.first, output)
-            if kv_cache.has_room(num_needed):
-                return now
-        return until
+        output: SchedulerOutput[S] = SchedulerOutput(
+            budget=self._max_tokens - self.batch.num_decoding
+        )
+        _, num_needed = self._blocks_for(kv_cache, blocked.first, output)
+        return now if kv_cache.has_room(num_needed) else until
 
     @property
     def is_refusal_final(self) -> bool:
         """Whether the head stays refused whatever is evicted: its match cannot shrink."""
         if self.kv_cache is None or self.blocked is None:
             return False
-        if self._refusal is not None and self._refusal.first is self.blocked.first:
-            return True
         match = self.kv_cache.match(self.blocked.first)
         return match.source == NO_BLOCK and not self.kv_cache.pool.num_idle(match.found)
 
