@@ -98,7 +98,7 @@ def kept(engine):
         "forked": len(batch._forked),
         "waiting": queue.num_waiting + queue.num_slots,
         "order": sum(len(getattr(queue, name, ())) for name in ("_by_key", "_by_arrival")),
-        "pending": queue.num_pending + len(queue._pending) + len(queue._arrived),
+        "pending": queue.num_pending + len(queue._pending),
         "open requests": len(engine._num_open),
         "candidates": len(engine._candidates),
         "results": len(engine._results),

@@ -266,7 +266,7 @@ class Engine(DrivenEngine):
             self._sessions.add(request.session, turn)
             return request_id
         for sequence in sequences:
-            self._queue.add(sequence, self._clock.now)
+            self._queue.add(sequence)
         return request_id
 
     def abort(self, request_id: str) -> None:

@@ -98,7 +98,7 @@ class Sessions:
         model: Model,
         maker: SequenceMaker,
         clock: Clock,
-        begin: Callable[[Sequence, float], None],
+        begin: Callable[[Sequence], None],
         end: Callable[[Sequence, FinishReason, int, Failure | None, Move], None],
     ) -> None:
         self._model, self._maker, self._clock = model, maker, clock
@@ -191,4 +191,4 @@ class Sessions:
         arrival = session.arrival_of(request)
         if arrival > request.arrival_time:
             sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
-        self._begin(sequence, self._clock.now)
+        self._begin(sequence)

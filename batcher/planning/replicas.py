@@ -195,7 +195,7 @@ class DecodeReplica(Replica):
             begin = max(self.now, sequence.arrival_time)
             sequence.send(begin + self._transfer.seconds(sequence.num_prompt_tokens))
             self._on_taken(sequence, sequence.arrival_time)
-            self._queue.add(sequence, self.now)
+            self._queue.add(sequence)
 
     def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
         super()._advance(num_steps, ticks, num_tokens)

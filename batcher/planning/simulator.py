@@ -415,14 +415,14 @@ class Replica:
                 if turn is not None and turn.has_failed:
                     self._fail(turn)
                 elif turn is not None:
-                    self._queue.add(turn, self.now)
+                    self._queue.add(turn)
             num_ended += len(self.ended)
             self.ended.clear()
             on_ended(num_ended)
 
         first_turns = turns.begin()
         for sequence in first_turns:
-            self._queue.add(sequence, 0.0)
+            self._queue.add(sequence)
         self.advance(inf, take_ended)
         return FleetResult(
             [self.close()],
@@ -440,7 +440,7 @@ class Replica:
         is_news = not self._queue.num_pending
         if is_news:
             self._next_stretch = None
-        self._queue.add(sequence, self.now)
+        self._queue.add(sequence)
         return is_news
 
     def next_event(self) -> tuple[float, int]:

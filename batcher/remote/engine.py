@@ -309,7 +309,7 @@ class RemoteEngine(DrivenEngine):
 
     def _begin(self, row: RemoteSequence) -> None:
         if row.replayed is None:
-            self._queue.add(row, self._clock.now)
+            self._queue.add(row)
         else:
             self._forbidden = None
             self._finish(row, row.replayed.finish_reason)

@@ -145,7 +145,6 @@ class WaitingQueue(Generic[S]):
         self._num_added = self._num_joined = 0
         self._pending: deque[S] = deque()  # by arrival, as they were added
         self._early: list[tuple[float, int, S]] = []  # those added out of order: a heap by arrival
-        self._arrived: list[S] = []  # since arrivals last joined
         self._waiting: deque[S] = deque()
 
     @property
@@ -161,25 +160,21 @@ class WaitingQueue(Generic[S]):
     @property
     def pending(self) -> Iterator[S]:
         early = sorted([entry[-1] for entry in self._early], key=ARRIVAL_ORDER)
-        return chain(self._arrived, self._pending, early)
+        return chain(self._pending, early)
 
     @property
     def next_arrival(self) -> float | None:
-        """The next arrival time; None if a sequence has already arrived, or none will."""
-        if self._arrived:
-            return None
+        """The next arrival time, which may have passed; None without pending sequences."""
         time = self._pending[0].arrival_time if self._pending else None
         if self._early and (time is None or self._early[0][0] < time):
             return self._early[0][0]
         return time
 
-    def add(self, sequence: S, now: float) -> None:
+    def add(self, sequence: S) -> None:
         """Add a sequence, which joins the queue at its arrival time."""
         self.num_pending += 1
         time = sequence.arrival_time
-        if time <= now:
-            self._arrived.append(sequence)
-        elif not self._pending or time >= self._pending[-1].arrival_time:
+        if not self._pending or time >= self._pending[-1].arrival_time:
             self._pending.append(sequence)
         else:
             heappush(self._early, (time, self._num_added, sequence))
@@ -187,20 +182,17 @@ class WaitingQueue(Generic[S]):
 
     def take_arrivals(self, now: float) -> list[S]:
         """Return the sequences that have arrived since the last call, in order."""
-        arrived, self._arrived = self._arrived, []
-        if len(arrived) < self.num_pending:
-            pending, early = self._pending, self._early
-            while pending and pending[0].arrival_time <= now:
-                arrived.append(pending.popleft())
-            while early and early[0][0] <= now:
-                arrived.append(heappop(early)[-1])
+        arrived, pending, early = list[S](), self._pending, self._early
+        while pending and pending[0].arrival_time <= now:
+            arrived.append(pending.popleft())
+        while early and early[0][0] <= now:
+            arrived.append(heappop(early)[-1])
         if len(arrived) > 1:
             arrived.sort(key=ARRIVAL_ORDER)
         self.num_pending -= len(arrived)
         for first in arrived:
-            first.state = ARRIVE[first.state]
-            for other in first.others:
-                other.state = ARRIVE[other.state]
+            for row in first.group if first.others else (first,):
+                row.state = ARRIVE[row.state]
         return arrived
 
     # -- waiting ---------------------------------------------------------------------------------
@@ -254,7 +246,6 @@ class WaitingQueue(Generic[S]):
         self._pending = deque(other for other in self._pending if other is not sequence)
         self._early = [entry for entry in self._early if entry[-1] is not sequence]
         heapify(self._early)
-        self._arrived = [arrived for arrived in self._arrived if arrived is not sequence]
 
     def _insert(self, sequence: S) -> None:
         waiting, number = self._waiting, sequence.queue_number

@@ -50,7 +50,7 @@ class Queue(RuleBasedStateMachine):
             num_slots=num_slots,
         )
         self.num_added += 1
-        self.queue.add(sequence, self.now)
+        self.queue.add(sequence)
         self.to_come.append(sequence)
 
     @rule(delay=st.sampled_from([0.0, 1.0, 3.0]))
@@ -89,10 +89,7 @@ class Queue(RuleBasedStateMachine):
         assert queue.num_waiting == len(self.waiting)
         assert queue.num_slots == sum(sequence.num_slots for sequence in self.waiting)
         times = [sequence.arrival_time for sequence in self.to_come]
-        if times and min(times) > self.now:
-            assert queue.next_arrival == min(times)
-        elif not times:
-            assert queue.next_arrival is None
+        assert queue.next_arrival == min(times, default=None)
 
 
 TestQueue = Queue.TestCase
