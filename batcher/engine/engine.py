@@ -30,6 +30,7 @@ from batcher.engine.step_stats import StepStats
 from batcher.errors import BatchdecodeError, Failure, InvariantError, RequestError, id_in_use
 from batcher.events import (
     AdmitEvent,
+    AdmitReason,
     ArriveEvent,
     ArriveReason,
     BlockedEvent,
@@ -364,21 +365,9 @@ class Engine(DrivenEngine):
                 dropped, failure = more.dropped, more.failure
                 if more.replayed is not None and more.replayed.slot is None:
                     needs_slot = False
-            events.append(
-                ArriveEvent(
-                    step,
-                    time,
-                    first.id,
-                    first.index,
-                    first.arrive_reason,
-                    first.num_prompt_tokens,
-                    request.output_limit,
-                    request.deadline,
-                    dropped.num_turns,
-                    dropped.num_tokens,
-                    first.has_default_limit,
-                )
-            )
+            who = step, time, first.id, first.index, first.arrive_reason
+            limits = first.num_prompt_tokens, request.output_limit, request.deadline
+            events.append(ArriveEvent(*who, *limits, *dropped, first.has_default_limit))
             if failure is None and not needs_slot:
                 # at the current step, not at that of its arrival, to keep results in order
                 self._finish(first, "length", clock.step)
@@ -401,29 +390,19 @@ class Engine(DrivenEngine):
         step, now, last_used = self._clock.step, self._clock.now, batch.last_used
         for preemption in scheduled.preempted:
             runner.preempt(preemption.first)
-            beneficiary = preemption.beneficiary
+            why = preemption.reason, preemption.beneficiary.id, preemption.beneficiary.index
             for row, num_computed_tokens in preemption.num_computed_tokens.items():
+                where = step, now, row.id, row.index, row.slot
+                num_generated = max(row.num_generated, 0)
                 events.append(
-                    PreemptEvent(
-                        step,
-                        now,
-                        row.id,
-                        row.index,
-                        row.slot,
-                        preemption.reason,
-                        beneficiary.id,
-                        beneficiary.index,
-                        num_computed_tokens,
-                        max(row.num_generated, 0),
-                        row.role,
-                    )
+                    PreemptEvent(*where, *why, num_computed_tokens, num_generated, row.role)
                 )
             preemption.forget_slots()
         for first in scheduled.admitted:
             forced = runner.open(first)
             if forced:
                 self.scheduler.lengthen_admitted(scheduled, first, len(forced))
-            for row in (first, *first.others) if first.others else (first,):
+            for row in first.group if first.others else (first,):
                 num_generated = num_tokens = 0
                 if first.admitted_step != step:  # max: a beam before the first fork is below 0
                     num_generated = max(row.num_generated, 0)
@@ -432,29 +411,17 @@ class Engine(DrivenEngine):
                 num_left = row.num_tokens - row.num_computed_tokens
                 if not (row.is_decoding or row.num_tokens) and row in first.computed_group:
                     num_left = 1  # an empty prompt that this step gives no token
-                events.append(
-                    AdmitEvent(
-                        step,
-                        now,
-                        row.id,
-                        row.index,
-                        row.slot,
-                        "refill" if last_used[row.slot] == step - 1 else "empty",
-                        row.role,
-                        num_generated,
-                        row.num_cached_tokens,
-                        num_left,
-                        num_tokens,
-                        row.cached_from,
-                    )
-                )
+                where = step, now, row.id, row.index, row.slot
+                why_slot: AdmitReason = "refill" if last_used[row.slot] == step - 1 else "empty"
+                numbers = num_generated, row.num_cached_tokens, num_left, num_tokens
+                events.append(AdmitEvent(*where, why_slot, row.role, *numbers, row.cached_from))
             if forced:
                 events.append(JumpEvent(step, now, first.id, first.index, first.slot, len(forced)))
         if scheduled.has_continued:
             self._add_prefill_events(scheduled)
         if (blocked := scheduled.blocked) is not None:
-            head, reason = blocked.first, blocked.reason
-            events.append(BlockedEvent(step, now, head.id, head.index, reason, blocked.num_blocks))
+            who = step, now, blocked.first.id, blocked.first.index
+            events.append(BlockedEvent(*who, blocked.reason, blocked.num_blocks))
         if self._speculator is not None:
             for first in scheduled.prefill_finished:
                 self._speculator.open(first)
@@ -578,12 +545,12 @@ class Engine(DrivenEngine):
         if self._candidates:
             results = self._candidates.get(request_id, results)
         time = clock.now if step == clock.step else clock.start_of(step)
-        rows = (first, *first.others) if first.others else (first,)
+        rows = first.group if first.others else (first,)
         for row, generated in zip_longest(rows, outputs):
             more, slot = row.more, None if row.slot == NO_SLOT else row.slot
+            where = step, time, request_id, row.index, slot
             if generated is None:  # a beam beyond the requested number
                 if was_admitted:
-                    where = step, time, request_id, row.index, slot
                     events.append(FinishEvent(*where, "unused", None, 0, row.role))
                 continue
             if more is not None and more.replayed is not None:
@@ -593,22 +560,8 @@ class Engine(DrivenEngine):
                 results.append(result)
             num_tokens = result.usage.completion_tokens
             self.num_tokens += num_tokens
-            events.append(
-                FinishEvent(
-                    step,
-                    time,
-                    request_id,
-                    row.index,
-                    slot,
-                    result.finish_reason,
-                    result.stop_reason,
-                    num_tokens,
-                    row.role,
-                    result.limit,
-                    None,
-                    result.error,
-                )
-            )
+            ending = result.finish_reason, result.stop_reason, num_tokens, row.role, result.limit
+            events.append(FinishEvent(*where, *ending, None, result.error))
             if request.session is not None:
                 self._sessions.note_end(row, result)
         num_open = self._num_open.pop(request_id) - 1
@@ -634,21 +587,20 @@ class Engine(DrivenEngine):
         """
         tokens, reason, more = generated.tokens, generated.reason, sequence.more
         request, automaton, has_stopped = sequence.request, sequence.automaton, reason == "stop"
-        num_prompt_tokens = sequence.num_prompt_tokens
-        if more is None:
-            output = read_output(automaton, tokens, self._tokenizer, has_stopped=has_stopped)
-        else:
-            if has_stopped and len(tokens) < request.min_tokens:  # stops do not apply yet
-                automaton = automaton.until_eos
-            output = read_output(
-                automaton,
-                tokens,
-                self._tokenizer,
-                has_stopped=has_stopped,
-                skip=len(more.healing),
-                keeps_stop=request.include_stop_str_in_output,
-            )
-            num_prompt_tokens += more.num_healed
+        if has_stopped and len(tokens) < request.min_tokens:  # stops do not apply yet
+            automaton = automaton.until_eos
+        num_prompt_tokens, skip = sequence.num_prompt_tokens, 0
+        if more is not None:
+            num_prompt_tokens, skip = num_prompt_tokens + more.num_healed, len(more.healing)
+        output = read_output(
+            automaton,
+            tokens,
+            self._tokenizer,
+            has_stopped=has_stopped,
+            skip=skip,
+            keeps_stop=request.include_stop_str_in_output,
+        )
+        first_token = sequence.first_token_step if tokens else None
         result = Result(
             id=sequence.id,
             index=sequence.index,
@@ -658,25 +610,19 @@ class Engine(DrivenEngine):
             stop_reason=output.stop_reason,
             usage=Usage(num_prompt_tokens, len(tokens)),
             slot=slot,
-            steps=StepTimes(
-                sequence.arrived_step,
-                sequence.admitted_step,
-                sequence.first_token_step if tokens else None,
-                step,
-            ),
+            steps=StepTimes(sequence.arrived_step, sequence.admitted_step, first_token, step),
         )
         failure = failure or generated.failure
         if reason == "length" and more is not None:
             failure = failure or more.overflow
         if more is None and failure is None and sequence.limit is None:
             return result
-        text, error = output.text, None  # the rest is only for some requests
+        text, error, limit = output.text, None, sequence.limit if reason == "length" else None
         if request.echo:
             text = self._prompt_bytes(sequence) + text
         if failure is not None:
-            error = ErrorInfo(failure.code, f"step {step}: {failure.message}")
-        scores = None if more is None else more.prompt_logprobs
-        has_reached_it = reason == "length" and error is None
+            error, limit = ErrorInfo(failure.code, f"step {step}: {failure.message}"), None
+        scores, segments = None if more is None else more.prompt_logprobs, output.segments
         return replace(
             result,
             text=text.decode("utf-8", "replace"),
@@ -687,15 +633,15 @@ class Engine(DrivenEngine):
             prompt_logprobs=scores.told if scores is not None and scores.is_complete else None,
             score=generated.score,
             segments=None
-            if output.segments is None
+            if segments is None
             else [
                 Segment(part.state, part.text.decode("utf-8", "replace"), part.tokens)
-                for part in output.segments
+                for part in segments
             ],
             constraint=generated.constraint,
             constraint_check=generated.constraint_check,
             constraint_verified=generated.constraint_verified,
-            limit=sequence.limit if has_reached_it else None,
+            limit=limit,
         )
 
     def _prompt_bytes(self, sequence: Sequence) -> bytes:

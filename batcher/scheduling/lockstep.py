@@ -60,44 +60,38 @@ class RunningBatch(Generic[S]):
         """Give the lowest free slots to the sequences of a group."""
         self._num_admissions += 1
         self.num_free -= first.num_slots
-        self._give_slot(first)
-        for other in first.others:
-            self._give_slot(other)
-            self._first_of[other] = first
-
-    def _give_slot(self, row: S) -> None:
-        row.state = ADMIT[row.state]
-        row.slot = slot = heappop(self._free)
-        if self.slots[slot] is not None:
-            raise InvariantError(f"slot {slot} is free and held")
-        self.slots[slot] = row
-        row.admission = self._num_admissions
+        for row in first.group if first.others else (first,):
+            row.state = ADMIT[row.state]
+            row.slot = slot = heappop(self._free)
+            if self.slots[slot] is not None:
+                raise InvariantError(f"slot {slot} is free and held")
+            self.slots[slot] = row
+            row.admission = self._num_admissions
+            if row is not first:
+                self._first_of[row] = first
 
     def release(self, first: S, last_step: int, move: Move) -> None:
         """Free the slots of a group, which used them until `last_step`.
 
         Rows that decode leave the lockstep.
         """
-        self._take_slot(first, last_step, move)
-        for other in first.others:
-            self._take_slot(other, last_step, move)
-            del self._first_of[other]
+        for row in first.group if first.others else (first,):
+            slot = row.slot
+            if self.slots[slot] is not row:
+                raise InvariantError(f"slot {slot} is released by who does not hold it")
+            if row.is_decoding:
+                self.stop_decoding(row)
+            row.state = move[row.state]
+            self.slots[slot] = None
+            self.last_used[slot] = last_step
+            heappush(self._free, slot)
+            if row is not first:
+                del self._first_of[row]
         self.num_free += first.num_slots
         if first.last_decode_step != NEVER:
             self._forget_end(first)
         if first in self.prefilling:
             self.prefilling.remove(first)
-
-    def _take_slot(self, row: S, last_step: int, move: Move) -> None:
-        slot = row.slot
-        if self.slots[slot] is not row:
-            raise InvariantError(f"slot {slot} is released by who does not hold it")
-        if row.is_decoding:
-            self.stop_decoding(row)
-        row.state = move[row.state]
-        self.slots[slot] = None
-        self.last_used[slot] = last_step
-        heappush(self._free, slot)
 
     @property
     def num_occupied(self) -> int:
@@ -131,12 +125,6 @@ class RunningBatch(Generic[S]):
             self.by_boundary[-offset % self.block_size][row] = None
         if self.tracks_padding:
             self._note_offset(row)
-
-    def end_in_time(self, first: S) -> None:
-        """Schedule the end of a decoding group: when its first row has all its tokens."""
-        num_left = first.max_tokens - first.num_tokens + first.num_prompt_tokens
-        first.last_decode_step = step = self.decode_step + num_left - 1
-        self.ending[step].append(first.slot)
 
     def end_after(self, first: S, num_steps: int) -> None:
         """Schedule the end of a decoding group after this many steps, the current one included."""

@@ -191,8 +191,9 @@ class WaitingQueue(Generic[S]):
             arrived.sort(key=ARRIVAL_ORDER)
         self.num_pending -= len(arrived)
         for first in arrived:
-            for row in first.group if first.others else (first,):
-                row.state = ARRIVE[row.state]
+            first.state = ARRIVE[first.state]
+            for other in first.others:
+                other.state = ARRIVE[other.state]
         return arrived
 
     # -- waiting ---------------------------------------------------------------------------------

@@ -318,17 +318,15 @@ class Scheduler(Generic[S]):
 
     def _finish_prefill(self, output: SchedulerOutput[S], first: S) -> bool:
         """Start to decode a group if all its known tokens are computed; return whether they are."""
-        batch, others = self.batch, () if not first.others else first.computed_group[1:]
-        if first.num_computed_tokens < first.num_tokens:
-            return False
-        for row in others:
+        batch, rows = self.batch, first.computed_group if first.others else (first,)
+        for row in rows:
             if row.num_computed_tokens < row.num_tokens:
                 return False
-        batch.begin_decoding(first)
-        for row in others:
+        for row in rows:
             batch.begin_decoding(row)
         if first.last_decode_step == NEVER:
-            batch.end_in_time(first)
+            num_generated = first.num_tokens - first.num_prompt_tokens
+            batch.end_after(first, first.max_tokens - num_generated)
         output.prefill_finished.append(first)
         if first.first_token_step is None:
             first.first_token_step = self._step

@@ -88,7 +88,7 @@ def row_at(batch: RunningBatch[Schedulable], position: int) -> Schedulable:
     """Return a row that computes the token at `position` in the current decode step."""
     row = admitted(batch, num_tokens=position + 1, num_prompt_tokens=position + 1, max_tokens=99)
     batch.begin_decoding(row)
-    batch.end_in_time(row)
+    batch.end_after(row, row.max_tokens - row.num_generated)
     return row
 
 
