@@ -17,7 +17,6 @@ from batcher.request import Request
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.validation import ModelCapabilities
 from batcher.result import Result
-from batcher.transformer.config import is_checkpoint, is_hf
 
 if TYPE_CHECKING:
     from batcher.models.callables import LLM
@@ -35,13 +34,7 @@ def load_model(name: str, **settings: Any) -> Model:
     Raises:
         BatchdecodeError: the model does not exist or is damaged, or a setting is invalid.
     """
-    if name == "simulated":
-        return loading.load_model(name, settings, None)
-    if is_checkpoint(name):
-        return loading.load_model(name, {}, None, transformer_settings=settings)
-    if is_hf(name):
-        return loading.load_model(name, {}, None, hf_settings=settings)
-    return loading.load_model(name, {}, None, settings)
+    return loading.load_model(name, settings)
 
 
 def decode(

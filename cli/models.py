@@ -1,7 +1,7 @@
 """Loading the model that a command's options name, with a progress bar."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,12 @@ def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
     name, given = options.model, options.checkpoint
     if is_server(name):
         raise BatchdecodeError(f"{name} is a server; only `batchdecode run` can use one")
-    known = HF_SETTINGS if is_hf(name) else TRANSFORMER_SETTINGS if is_checkpoint(name) else {}
+    known: Mapping[str, object] = {}
+    settings = options.model_settings if name == "simulated" else options.llm_settings
+    if is_checkpoint(name):
+        known, settings = TRANSFORMER_SETTINGS, options.transformer_settings
+    elif is_hf(name):
+        known, settings = HF_SETTINGS, options.hf_settings
     for setting in given:
         if setting not in known:
             models = "checkpoints (.gguf files, folders)"
@@ -38,15 +43,7 @@ def load(options: ModelOptions, *, is_shown: bool = True) -> Model:
             option = f"--{setting.replace('_', '-')}"
             raise BatchdecodeError(f"{option} is only for {models}, not for {name}")
     with _loading_bar(name, is_shown=is_shown) as watch:
-        return load_model(
-            name,
-            options.model_settings,
-            None,
-            options.llm_settings,
-            {**options.transformer_settings, **given},
-            {**options.hf_settings, **given},
-            watch,
-        )
+        return load_model(name, {**settings, **given}, watch)
 
 
 def open_server(

@@ -335,18 +335,14 @@ class PackedLinear(nn.Module):
 @torch.inference_mode()
 def pack_linears(module: nn.Module) -> None:
     """Replace linear layers in a module, where that is faster, and free their weights."""
+    if not torch.backends.mkldnn.is_available():
+        return
     for name, child in module.named_children():
-        if type(child) is nn.Linear and _can_pack(child.weight):
-            setattr(module, name, PackedLinear(child))
-        else:
+        weight = child.weight if type(child) is nn.Linear else None
+        if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
             pack_linears(child)
-
-
-def _can_pack(weight: torch.Tensor) -> bool:
-    is_there = torch.backends.mkldnn.is_available() and hasattr(
-        torch.ops.mkldnn, "_reorder_linear_weight"
-    )
-    return is_there and weight.device.type == "cpu" and weight.dtype == torch.float32
+        elif hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+            setattr(module, name, PackedLinear(child))
 
 
 # A model of transformers as it is: one sequence at a time, in a cache of transformers' own.

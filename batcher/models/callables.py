@@ -300,10 +300,8 @@ class Calls:
             is_over.set()
             loop.stop()
 
-        weakref.finalize(
-            self, loop.call_soon_threadsafe, end
-        ).atexit = False  # all threads are daemons
-        weakref.finalize(self, self._jobs.put, None).atexit = False
+        for finish in (partial(loop.call_soon_threadsafe, end), partial(self._jobs.put, None)):
+            weakref.finalize(self, finish).atexit = False  # all threads are daemons
 
     def run(
         self, function: Function, arguments: Sequence[Arguments], read: Callable[[Any], T]
@@ -465,13 +463,13 @@ class LLMModel(PrefixModel):
         super().__init__(llm, name or type(llm).__qualname__)
         self._llm, self.calls = llm, Calls(call_settings)
         read_eos = partial(read_token_id, None)
-        [self.eos_token_id] = self._ask_all("get_stop_token_id", [[]], read_eos)
+        self.eos_token_id = self._ask_once("get_stop_token_id", [], read_eos)
         self.vocab_size = attribute_of(llm, "vocab_size", None)
         # a prefix whose logits are known, and these logits
         self._probed: tuple[list[int] | None, Any] = None, None
         if self.vocab_size is None:
             prefix = [self.eos_token_id] if probe is None else [*probe]
-            [logits] = self._ask_all("next_token_logits", [[prefix]], self._read_first)
+            logits = self._ask_once("next_token_logits", [prefix], self._read_first)
             self.vocab_size, self._probed = logits.size, (prefix, logits)
 
     def _read_first(self, answer: Any) -> FloatArray:
@@ -495,12 +493,8 @@ class LLMModel(PrefixModel):
             found.append(answer)
         return found
 
-    def _ask_all(
-        self, method: str, arguments: list[list[Any]], read: Callable[[Any], T]
-    ) -> list[T]:
-        found: list[T] = []
-        for answer in self.calls.run(getattr(self._llm, method), arguments, read):
-            if isinstance(answer, CallFailure):
-                raise answer.fatal(f"{self.name}: {method}")
-            found.append(answer)
-        return found
+    def _ask_once(self, method: str, arguments: Arguments, read: Callable[[Any], T]) -> T:
+        [answer] = self.calls.run(getattr(self._llm, method), [arguments], read)
+        if isinstance(answer, CallFailure):
+            raise answer.fatal(f"{self.name}: {method}")
+        return answer

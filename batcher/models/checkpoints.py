@@ -141,8 +141,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def transformer_of(
     path: Path,
     settings: TransformerSettings,
+    group: "RankGroup | None",
     watch: Watch,
-    group: "RankGroup | None" = None,
     checkpoint: Checkpoint | None = None,
 ) -> Transformer:
     """Return the transformer of a checkpoint, computed in this process, perhaps as a rank."""
@@ -153,12 +153,6 @@ def transformer_of(
     with suppress(OSError, AttributeError):  # glibc keeps the freed copies: 120 MiB of float32
         ctypes.CDLL(None).malloc_trim(0)
     return transformer
-
-
-def make_rank(
-    path: Path, settings: TransformerSettings, group: "RankGroup", watch: Watch
-) -> Transformer:
-    return transformer_of(path, settings, watch, group)
 
 
 _HF_MODULES = ("torch", "transformers", "jinja2")
@@ -245,11 +239,11 @@ def load_transformer(
         )
     decoder: CausalModel
     if settings.tensor_parallel == 1:
-        decoder = transformer_of(path, settings, watch, checkpoint=checkpoint)
+        decoder = transformer_of(path, settings, None, watch, checkpoint)
     else:
         from batcher.transformer.ranks import RankProcesses  # noqa: PLC0415 - where there are ranks
 
-        make = partial(make_rank, path, settings)
+        make = partial(transformer_of, path, settings)
         decoder = RankProcesses(checkpoint.config, make, settings.tensor_parallel, watch)
     described = {  # must be equal when a run resumes
         name: value

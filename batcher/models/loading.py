@@ -124,14 +124,10 @@ class CheckedModel:
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Return the model's answer, with invalid token ids among its failures."""
-        slots, logit_slots = (
-            batch.slots,
-            batch.logit_slots,
-        )  # copied, since the model may change the batch
-        token_slots = slots
-        computed = {*slots.tolist(), *(chunk.slot for chunk in batch.chunks)}
+        # copied, since the model may change the batch
+        token_slots, logit_slots, top_slots = batch.slots, batch.logit_slots, batch.top_slots
+        computed = {*token_slots.tolist(), *(chunk.slot for chunk in batch.chunks)}
         num_slots, vocab_size = self._num_slots, self.vocab_size
-        top_slots = batch.top_slots
         for others in (logit_slots, top_slots):
             if others.size:
                 token_slots = np.setdiff1d(token_slots, others, assume_unique=True)
@@ -237,42 +233,34 @@ MAX_LOGITS = 2**24  # more than any vocabulary; a row of them is 64 MiB
 
 def load_model(
     spec: str,
-    settings: Mapping[str, Any],
-    seed: int | None,
-    llm_settings: Mapping[str, Any] = MappingProxyType({}),
-    transformer_settings: Mapping[str, Any] = MappingProxyType({}),
-    hf_settings: Mapping[str, Any] = MappingProxyType({}),
+    settings: Mapping[str, Any] = MappingProxyType({}),
     watch: Callable[[int, int], None] = lambda _number, _total: None,
 ) -> Model:
     """Return the model that `spec` names.
 
-    spec: "simulated", with `settings` and `seed` (which overrides the seed in `settings`); or
-    "package.module:name" of a callable, a Model, an LLM (called with `llm_settings`) or a class of
-    one of them, importable from the current folder; or a .gguf file, a folder or `smollm2`, a
-    checkpoint with `transformer_settings`; or `hf:` and a folder or a name on the Hub, with
-    `hf_settings`.
-    watch: called with the number of tensors read, and their total.
+    spec: "simulated"; or "package.module:name" of a callable, a Model, an LLM or a class of one of
+    them, importable from the current folder; or a .gguf file, a folder or `smollm2`, a checkpoint;
+    or `hf:` and a folder or a name on the Hub.
+    settings: SimulatedSettings, CallSettings, TransformerSettings or HFSettings, in this order.
+    watch: called with the number of tensors of a checkpoint that are read, and their total.
 
     Raises:
         BatchdecodeError: there is no such model, or the settings do not apply to it.
     """
     if spec == "simulated":
-        given = dict(settings) if seed is None else {**settings, "seed": seed}
-        return SimulatedModel(_settings(given, SimulatedSettings, "simulated model"))
-    if seed is not None:
-        raise BatchdecodeError(f"seed is a setting of the simulated model; {spec} has no seed")
+        return SimulatedModel(_settings(settings, SimulatedSettings, "simulated model"))
     if is_checkpoint(spec):
         from batcher.models.checkpoints import load_transformer  # noqa: PLC0415 - see above
 
-        made = _settings(transformer_settings, TransformerSettings, "transformer")
+        made = _settings(settings, TransformerSettings, "transformer")
         return as_model(load_transformer(spec, made, watch), spec)
     if is_hf(spec):
         from batcher.models.checkpoints import load_hf  # noqa: PLC0415 - as above
 
-        return as_model(load_hf(spec, _settings(hf_settings, HFSettings, "hf")), spec)
+        return as_model(load_hf(spec, _settings(settings, HFSettings, "hf")), spec)
     from batcher.models.callables import CallSettings  # noqa: PLC0415 - as above
 
-    call_settings = _settings(llm_settings, CallSettings, "llm")
+    call_settings = _settings(settings, CallSettings, "llm")
     meant = f"{PREFIX}{spec}" if _LIKE_A_NAME_OF_THE_HUB.fullmatch(spec) else None
     if _LIKE_A_URL.fullmatch(spec):
         meant = meant or meant_server(spec)
@@ -292,7 +280,7 @@ def as_model(
         BatchdecodeError: it is no model, its class raises, or an LLM does not answer.
     """
     if isinstance(model, str):
-        return load_model(model, {}, None)
+        return load_model(model)
     try:
         made = model
         if isinstance(model, type):
@@ -322,18 +310,15 @@ def _adapted(
             if not has_attribute(model, needed):
                 raise BatchdecodeError(f"{whose} is not a Model: it lacks {needed}")
         checked = CheckedModel(model)
-        faults = {
-            "is_paged, and lacks allocate_pages": (
-                checked.is_paged and not has_attribute(model, "allocate_pages")
-            ),
-            "verifies_drafts, and is not paged": checked.verifies_drafts and not checked.is_paged,
-            "verifies_drafts, and gives no logits": (
-                checked.verifies_drafts and checked.gives == "tokens"
-            ),
-        }
-        for fault, is_there in faults.items():
-            if is_there:
-                raise BatchdecodeError(f"{whose} says that it {fault}")
+        fault = None
+        if checked.is_paged and not has_attribute(model, "allocate_pages"):
+            fault = "is_paged, and lacks allocate_pages"
+        elif checked.verifies_drafts and not checked.is_paged:
+            fault = "verifies_drafts, and is not paged"
+        elif checked.verifies_drafts and checked.gives == "tokens":
+            fault = "verifies_drafts, and gives no logits"
+        if fault is not None:
+            raise BatchdecodeError(f"{whose} says that it {fault}")
         return checked
     missing = missing_methods(model)
     if not missing:

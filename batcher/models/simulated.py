@@ -537,7 +537,6 @@ def cell_of(pages: Pages, slot: int, position: int) -> int:
     return NUM_FIXED + pages.tables[slot][position // size] * size + position % size
 
 
-# -- a draft ---------------------------------------------------------------------------------------
 # -- a draft model ---------------------------------------------------------------------------------
 #
 # After a share of all prefixes it has the logits of the target, and after the rest those of another
@@ -564,12 +563,9 @@ class SimulatedDraft(SimulatedModel):
         output, slots, at = super().forward(batch), batch.slots, batch.logit_slots
         if output.logits is not None:
             self._mistake(output.logits, self._hashes[at], self._lines[at])
-        if (
-            self._pages is not None
-            and self._pages.drafts is not None
-            and output.draft_logits is not None
-        ):
-            tokens, hashes = self._pages.drafts
+        drafts = None if self._pages is None else self._pages.drafts
+        if drafts is not None and output.draft_logits is not None:
+            tokens, hashes = drafts
             self._mistake(output.draft_logits, hashes, self.lines[tokens])
         rows, _, _, others = self._wrong(self._hashes[slots], self._lines[slots])
         output.tokens[slots[rows]] = others

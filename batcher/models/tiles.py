@@ -43,6 +43,7 @@ class TileModel(PagedDecoderModel):
     def _prepare(self) -> None:
         super()._prepare()
         decoder = self._decoder
+        self.num_free_bytes = decoder.num_free_bytes
         while decoder.is_exact and not self._has_equal_bits():
             decoder.choose_sizes()
             self._cache = None
@@ -65,11 +66,6 @@ class TileModel(PagedDecoderModel):
 
         [alone] = logits(1)
         return all(np.array_equal(alone, other) for other in logits(num_rows))
-
-    def num_free_bytes(self) -> int | None:
-        """Return the free memory of the device; None for a CPU."""
-        free: int | None = self._decoder.num_free_bytes()
-        return free
 
     def _begin(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
         super()._begin(num_slots, num_blocks, block_size)

@@ -155,10 +155,7 @@ class WordTokenizer:
         return {word: token_id for token_id, word in enumerate(words, FIRST_WORD_ID)}
 
     def encode(self, text: str) -> list[int]:
-        data = text.encode()
-        if len(data) <= _WINDOW:
-            return self._encode(data)
-        return [token_id for window in _windows(data) for token_id in self._encode(window)]
+        return [id_ for window in _windows(text.encode()) for id_ in self._encode(window)]
 
     def encode_array(self, text: str) -> "array[int]":
         tokens = array("H")

@@ -29,7 +29,14 @@ from batcher.models.base import (
     node_paths,
 )
 from batcher.transformer.layers import NOWHERE
-from batcher.transformer.step import OWN_BLOCK_SIZE, OwnTables, Snapshot, Span, spans_of_tree
+from batcher.transformer.step import (
+    OWN_BLOCK_SIZE,
+    CacheSize,
+    OwnTables,
+    Snapshot,
+    Span,
+    spans_of_tree,
+)
 from batcher.transformer.transformer import CausalModel, ModelSizes
 
 
@@ -162,11 +169,8 @@ class PagedDecoderModel(DecoderModel):
 
     def _prepare(self) -> None:
         self.cache_windows = tuple(group.window for group in self._decoder.cache_groups)
-        self.kv_bytes_per_token: int = self._decoder.cache_size.per_token
-
-    def kv_block_bytes(self, block_size: int) -> int:
-        num_bytes: int = self._decoder.cache_size.of_block(block_size)
-        return num_bytes
+        size: CacheSize = self._decoder.cache_size
+        self.kv_bytes_per_token, self.kv_block_bytes = size.per_token, size.of_block
 
     def allocate(self, num_slots: int) -> None:
         self._own: OwnTables | None = OwnTables(num_slots, self._decoder.cache_groups)

@@ -19,7 +19,7 @@ from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.speculation.diagnosis import Cause, Diagnosis, TargetOutput, can_be_compared
 from batcher.speculation.diagnosis import diagnose as diagnose_draft
 from batcher.speculation.settings import expected_tokens, parse_draft
-from batcher.transformer.config import is_checkpoint
+from batcher.transformer.config import is_checkpoint, is_hf
 
 from ..command import OUTPUT, command, flag, option
 from ..models import capabilities_of, load, model_again
@@ -88,9 +88,10 @@ def diagnose(options: DiagnoseOptions) -> None:
             raise BatchdecodeError(
                 f"--draft {options.draft} has no probabilities to compare: name a model, as --model"
             )
-        given = {**options.transformer_settings, **options.checkpoint}
-        is_file = is_checkpoint(named)
-        draft = load_model(named, {}, None, options.llm_settings, given if is_file else {})
+        given = {} if named == "simulated" or is_hf(named) else options.llm_settings
+        if is_checkpoint(named):
+            given = {**options.transformer_settings, **options.checkpoint}
+        draft = load_model(named, given)
         fields = _read_fields(options.draft_fields)
         rows, name = _sample(options, model)
         diagnosis = diagnose_draft(rows, model_again(model, options), draft, fields)

@@ -162,40 +162,32 @@ def test_a_model_is_found_in_the_current_folder(tmp_path, monkeypatch):
         "    def __call__(self, prefixes):\n        return [len(p) for p in prefixes]\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert (
-        decode([Request(prompt=[4])], model=load_model("my_models:echo", {}, None))[0].tokens
-        == [4] * 16
-    )
-    counting = load_model("my_models:Counting", {}, None)
+    assert decode([Request(prompt=[4])], model=load_model("my_models:echo"))[0].tokens == [4] * 16
+    counting = load_model("my_models:Counting")
     assert (counting.name, counting.forward.__self__._model_next([[1]])) == (
         "my_models:Counting",
         [1],
     )
     with pytest.raises(BatchdecodeError, match="did you mean my_models:echo"):
-        load_model("my_models:ecko", {}, None)
+        load_model("my_models:ecko")
 
 
 @pytest.mark.parametrize(
-    ("spec", "settings", "seed", "message"),
+    ("spec", "settings", "message"),
     [
-        ("gpt", {}, None, "unknown model 'gpt'; use simulated, smollm2, FILE.gguf"),
-        ("smolm2", {}, None, r"'smolm2' \(did you mean smollm2\?\); use .*openai:URL"),
-        ("./my:x", {}, None, "unknown model './my:x': './my' is not a package.module"),
-        ("my.py:x", {}, None, "'my.py' is not a package.module"),
-        ("no_such_module:x", {}, None, "cannot import no_such_module: ModuleNotFoundError"),
-        ("math:pi", {}, None, "math:pi is neither a Model nor an LLM nor callable"),
-        ("math:sqrt", {}, 4, "seed is a setting of the simulated model"),
-        ("simulated", {"eos_rat": 1}, None, r"eos_rat.*settings: seed, eos_rate, newline_rate"),
-        ("simulated", {"eos_rate": 2}, None, "eos_rate"),
+        ("gpt", {}, "unknown model 'gpt'; use simulated, smollm2, FILE.gguf"),
+        ("smolm2", {}, r"'smolm2' \(did you mean smollm2\?\); use .*openai:URL"),
+        ("./my:x", {}, "unknown model './my:x': './my' is not a package.module"),
+        ("my.py:x", {}, "'my.py' is not a package.module"),
+        ("no_such_module:x", {}, "cannot import no_such_module: ModuleNotFoundError"),
+        ("math:pi", {}, "math:pi is neither a Model nor an LLM nor callable"),
+        ("simulated", {"eos_rat": 1}, r"eos_rat.*settings: seed, eos_rate, newline_rate"),
+        ("simulated", {"eos_rate": 2}, "eos_rate"),
     ],
 )
-def test_a_model_that_cannot_be_made(spec, settings, seed, message):
+def test_a_model_that_cannot_be_made(spec, settings, message):
     with pytest.raises(BatchdecodeError, match=message):
-        load_model(spec, settings, seed)
-
-
-def test_the_seed_argument_wins_over_the_settings():
-    assert load_model("simulated", {"seed": 1, "eos_rate": 0.5}, 7).settings["seed"] == 7
+        load_model(spec, settings)
 
 
 def rising(prefixes):

@@ -189,7 +189,7 @@ def test_an_llm_whose_vocabulary_cannot_be_counted_is_refused():
 )
 def test_settings_that_are_none(settings, message):
     with pytest.raises(BatchdecodeError, match=message):
-        load_model("my_models:x", {}, None, settings)
+        load_model("my_models:x", settings)
 
 
 @pytest.fixture
