@@ -4,7 +4,6 @@ A model looks up the function `ATTENTION` by name, like those of transformers; t
 has the tokens and cells of the current call.
 """
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -276,26 +275,18 @@ def _rope_types(module: Any) -> set[str]:
 
 def fix_factors(body: nn.Module, context: int) -> None:
     """Let modules of LongRoPE and dynamic RoPE look up the factors of a whole context."""
+
+    def factors_of(  # of positions [1, tokens]; found: those of all, by the kind of layers
+        forward: Any, found: dict[Any, Any], x: Any, position_ids: Any, *kind: str, **named: str
+    ) -> Any:
+        key = (*kind, *named.values())
+        if key not in found:
+            found[key] = forward(x, torch.arange(context, device=x.device)[None], *kind, **named)
+        return tree_map(lambda part: part.index_select(1, position_ids[0]), found[key])
+
     for module in body.modules():
         if _rope_types(module) & {"longrope", "dynamic"}:
-            found: dict[tuple[Any, ...], Any] = {}
-            setattr(module, "forward", partial(_factors_of, module.forward, context, found))  # noqa: B010 - for mypy, forward is a method
-
-
-def _factors_of(
-    forward: Callable[..., Any],
-    context: int,
-    found: dict[tuple[Any, ...], Any],
-    x: torch.Tensor,
-    position_ids: torch.Tensor,
-    *kind: str,
-    **named: str,
-) -> Any:
-    """Return the factors of positions [1, tokens]; found: those of all, by the kind of layers."""
-    key = (*kind, *named.values())
-    if key not in found:
-        found[key] = forward(x, torch.arange(context, device=x.device)[None], *kind, **named)
-    return tree_map(lambda part: part.index_select(1, position_ids[0]), found[key])
+            setattr(module, "forward", partial(factors_of, module.forward, {}))  # noqa: B010 - for mypy, forward is a method
 
 
 class Sizes(NamedTuple):

@@ -198,18 +198,16 @@ def _fuse_norms(module: nn.Module) -> None:
 
 def _compute_in_pieces(module: nn.Module, decoder: TileDecoder) -> None:
     """Let linear layers compute products of `num_rows` rows each."""
+
+    def in_pieces(forward: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        num_rows = decoder.num_rows
+        if num_rows is None or x.shape[-2] <= num_rows:
+            return forward(x)
+        return torch.cat([forward(part) for part in x.split(num_rows, -2)], -2)
+
     for child in module.modules():
         if isinstance(child, nn.Linear | PackedLinear):
-            setattr(child, "forward", partial(_in_pieces, child.forward, decoder))  # noqa: B010 - as above
-
-
-def _in_pieces(
-    forward: Callable[[torch.Tensor], torch.Tensor], decoder: TileDecoder, x: torch.Tensor
-) -> torch.Tensor:
-    num_rows = decoder.num_rows
-    if num_rows is None or x.shape[-2] <= num_rows:
-        return forward(x)
-    return torch.cat([forward(part) for part in x.split(num_rows, -2)], -2)
+            setattr(child, "forward", partial(in_pieces, child.forward))  # noqa: B010 - as above
 
 
 class _Reads(NamedTuple):

@@ -190,12 +190,10 @@ def load_hf(spec: str, settings: HFSettings) -> DecoderModel:
         limit = _context_of(sizes.max_position_embeddings, settings.max_context, source)
         sizes = sizes._replace(max_position_embeddings=limit)
         tokenizer: Tokenizer = own_tokenizer or loading.NoTokenizer(sizes.vocab_size)
-        given = to_builtins(settings)
-        described = {  # must be equal when a run resumes: the weights, and what may change a bit
-            **{name: given[name] for name in given if name != "trust_remote_code"},
-            "dtype": str(whole.dtype).removeprefix("torch."),
-            "checkpoint": digest,
-        }
+        dtype = str(whole.dtype).removeprefix("torch.")
+        # must be equal when a run resumes: the weights, and what may change a bit
+        described = to_builtins(settings) | {"dtype": dtype, "checkpoint": digest}
+        del described["trust_remote_code"]
         with loading.reading(source):
             try:
                 parts = parts_of(whole)
@@ -245,11 +243,8 @@ def load_transformer(
 
         make = partial(transformer_of, path, settings)
         decoder = RankProcesses(checkpoint.config, make, settings.tensor_parallel, watch)
-    described = {  # must be equal when a run resumes
-        name: value
-        for name, value in to_builtins(settings).items()
-        if name not in {"layout", "tensor_parallel"}  # they show in no bit
-    } | {"checkpoint": checkpoint.digest()}
+    described = to_builtins(settings) | {"checkpoint": checkpoint.digest()}  # to resume a run
+    del described["layout"], described["tensor_parallel"]  # they show in no bit
     model = TransformerModel(decoder, checkpoint.tokenizer, spec, described, settings.max_context)
     model.layout = settings.layout
     return model

@@ -261,9 +261,11 @@ class RemoteEngine(DrivenEngine):
                 row.first_token_step = step
             self._tell(ReceiveEvent, step, row, received[row])
         tokens = list[TokenEvent]()
-        rows = {*received, *(row for row in ended if row.reply.has_untaken)}
-        for row in sorted(rows if self._is_streaming else (), key=lambda row: row.slot):
-            tokens.append(TokenEvent(step, row.id, row.index, *row.reply.take_new()))
+        rows = {*received, *ended} if self._is_streaming else ()
+        for row in sorted(rows, key=lambda row: row.slot):
+            token_ids, text = row.reply.take_new()
+            if row in received or text:
+                tokens.append(TokenEvent(step, row.id, row.index, token_ids, text))
         for row in sorted(ended, key=lambda row: row.slot):
             self._settle(row, ended[row], step)
         return self._outcome(tokens)
@@ -390,7 +392,7 @@ class RemoteEngine(DrivenEngine):
                 time.sleep(seconds)
 
     async def _ask(self, row: RemoteSequence, body: dict[str, Any]) -> None:
-        reply, failure = row.reply, None
+        reply, failure, is_whole = row.reply, None, False
 
         def hear(chunk: StreamEvent) -> None:
             if num_tokens := reply.take(chunk):
@@ -398,12 +400,11 @@ class RemoteEngine(DrivenEngine):
                 self._has_news.set()
 
         try:
-            if await self._client.ask(body, hear):
-                reply.end()
+            is_whole = await self._client.ask(body, hear)
         except ServerFailure as error:
             failure = None if reply.is_over else error
         finally:
-            reply.flush()
+            reply.end(is_whole=is_whole)
             self._ended[row] = failure
             self._has_news.set()
 

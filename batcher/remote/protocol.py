@@ -388,18 +388,12 @@ class Reply:
                         return stated_source(cast(ConstraintField, given.field), given.value)
         return None
 
-    def end(self) -> None:
-        # Not all servers send a finish_reason.
-        if self.finish_reason is None and not self.is_blank:
-            self.finish_reason = "stop"
-
-    def flush(self) -> None:
+    def end(self, *, is_whole: bool) -> None:
+        """Take the text that was held back; is_whole: the server has ended the answer."""
+        if is_whole and self.finish_reason is None and not self.is_blank:
+            self.finish_reason = "stop"  # which not all servers send
         self._said["text"] += [self._held] if self._held else []
         self._held = ""
-
-    @property
-    def has_untaken(self) -> bool:
-        return len(self._said["text"]) > self._num_taken
 
     def take_new(self) -> tuple[list[int] | None, str]:
         """Return the token ids, or None, and the text since the last call."""
@@ -434,7 +428,7 @@ class Reply:
     def take(self, chunk: StreamEvent) -> int:
         """Add a chunk; return its number of tokens.
 
-        Text that may be the beginning of a stop is held back until `flush`.
+        Text that may be the beginning of a stop is held back until `end`.
         """
         before = self.num_tokens
         for choice in chunk.choices or ():

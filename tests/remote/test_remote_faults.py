@@ -585,7 +585,7 @@ def test_no_chunk_raises_anything_but_a_failure_of_the_server(parts, more):
     data = json.dumps({"choices": parts, **more}).replace("Infinity", "1e999")
     with suppress(ServerFailure):
         reply.take(read_chunk(data))
-        reply.end()
+        reply.end(is_whole=True)
         reply.find_lack()
     json.dumps([reply.text, reply.tool_calls, reply.function_call, reply.reasoning])
 
