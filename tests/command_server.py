@@ -75,7 +75,7 @@ def serve(listener):
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     selector.register(0, selectors.EVENT_READ)
-    ends: dict[int, Command] = {}  # by the descriptor that tells that the process has ended
+    ends = {}  # by the descriptor that tells that the process has ended
     while True:
         for key, _ in selector.select():
             if key.fileobj == 0:

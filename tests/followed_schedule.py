@@ -57,22 +57,22 @@ class FollowedSchedule:
         self.num_slots, self.settings = num_slots, settings
         self.requests = {}
         self.drops = Counter()
-        self.pending: dict[Row, Unit] = {}  # by head_row, as the next two
+        self.pending = {}  # by head_row, as the next two
         self.waiting = {}
         self.running = {}
-        self.holders: dict[int, Row] = {}  # slot -> sequence
+        self.holders = {}  # slot -> sequence
         self.arrived = {}
         self.queue_numbers = {}
-        self.admitted: dict[Row, AdmitEvent] = {}  # for the last time
-        self.preempted: dict[Row, PreemptEvent] = {}  # for the last time
-        self.left: dict[Row, int] = {}  # tokens still to be computed, of running rows
+        self.admitted = {}  # for the last time
+        self.preempted = {}  # for the last time
+        self.left = {}  # tokens still to be computed, of running rows
         self.jumped = Counter()
-        self.to_admit: list[Row] = []  # what is left of a unit that is being admitted,
-        self.to_end: list[Row] = []  # and of one that is ending,
-        self.to_preempt: list[Row] = []  # and of one that is preempted
+        self.to_admit = []  # what is left of a unit that is being admitted,
+        self.to_end = []  # and of one that is ending,
+        self.to_preempt = []  # and of one that is preempted
         self.hold = None
         self.times = [0.0]
-        self.computed: list[int] = []  # tokens of each step, as far as that has been told
+        self.computed = []  # tokens of each step, as far as that has been told
         self.blocks = []
         self.ends = []
 
@@ -162,7 +162,7 @@ class FollowedSchedule:
             return False
         if self.settings.preempt_for != "priority" or self.settings.kv_blocks is not None:
             return True
-        first: dict[float, Row] = {}  # of the waiting that are as urgent; others let it go first
+        first = {}  # of the waiting that are as urgent; others let it go first
         for row in sorted(self.waiting, key=self.queue_numbers.__getitem__):
             first.setdefault(self._urgency(row[:2]), row)
         before = [row for other, row in first.items() if other < urgency]

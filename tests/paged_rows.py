@@ -53,7 +53,7 @@ class PagedRows:
         self.tables = [[[] for _ in range(NUM_SLOTS)] for _ in self.windows]
         self.pages = Pages(size, self.tables[0], self.tables[1:])
         self.batch = Batch(NUM_SLOTS, self.pages if is_paged else None)
-        self.counts: dict[int, int] = {}  # block -> how many tables have it
+        self.counts = {}  # block -> how many tables have it
         self.rows = {}
         self.num_accepted = self.num_rejected = 0
         is_limited = random.random() < 0.5
@@ -235,7 +235,7 @@ class PagedRows:
             self.pages.moved[slot] = position
         row.num_computed += 1
 
-    def add_chunk(self, slot: int, stands_still: bool) -> bool:  # noqa: FBT001 - of the step
+    def add_chunk(self, slot, stands_still):
         """Plan some of a row's new tokens; return whether it yields."""
         row = self.rows[slot]
         start, is_jump = row.num_computed, self.batch.holds(slot)

@@ -136,7 +136,7 @@ def check_schedule(requests, results, batch_size):
     lengths = {place_of(result): len(result.tokens) for result in results}
     queue = sorted(range(len(requests)), key=lambda i: (requests[i].arrival_time, i))
     queue = [index for index in queue if requests[index].max_tokens > 0]
-    slots: list[tuple[int, int] | None] = [None] * batch_size  # (index, tokens left)
+    slots = [None] * batch_size  # (index, tokens left)
     expected = {}
     step, now = 0, 0.0
     while queue or any(slots):

@@ -40,8 +40,8 @@ def tokens_of(prompt):
 
 def converse(turns, max_context):
     """Prompt, output and number of dropped turns of each turn, decoded alone, up to a failure."""
-    said: list[tuple[list[int], list[int]]] = []  # of each turn: of the system, and all others
-    kept: list[int] = []  # of those that were dropped
+    said = []  # of each turn: of the system, and all others
+    kept = []  # of those that were dropped
     found = []
 
     def before():

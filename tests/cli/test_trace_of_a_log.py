@@ -113,7 +113,7 @@ def test_the_result_of_a_benchmark_tells_when_each_chunk_came():
     assert failed.error.message == "refused"
 
 
-def test_a_benchmark_and_spans_are_replayed_as_well() -> None:
+def test_a_benchmark_and_spans_are_replayed_as_well():
     run = read_requests(lines_of(BENCH), "bench.json")
     told = [(each.request_id, each.queued_ts, each.first_token_ts) for each in run.requests]
     assert told == [("0", 0.0, 0.5), ("1", 1.0, 1.25)]

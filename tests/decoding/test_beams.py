@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -28,26 +28,26 @@ class Run(NamedTuple):
     rows: list[list[int]]  # by place
 
 
-def log_softmax(logits: Any) -> np.ndarray:
+def log_softmax(logits):
     rows = np.asarray(logits, np.float64)
     rows -= rows.max(axis=-1, keepdims=True)
     return (rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))).astype(np.float32)
 
 
-def ends_with_eos(row: list[int]) -> bool:
+def ends_with_eos(row):
     return row[-1] == EOS
 
 
-def markov(table: Any) -> Model:
+def markov(table):
     """Return the model whose log probs after the token t are table[t]."""
     rows = np.asarray(table, np.float32)
     return lambda row: rows[row[-1] if row else START]
 
 
-def run(model: Model, *, ends: Ends = ends_with_eos, max_steps: int = 99, **settings: Any) -> Run:
+def run(model, *, ends=ends_with_eos, max_steps=99, **settings):
     search = a_search(**settings)
-    rows: list[list[int]] = [[]]
-    steps: list[BeamStep] = []
+    rows = [[]]
+    steps = []
     while len(steps) < max_steps:
         step = advance(search, model, rows, ends)
         if step is None:
@@ -59,12 +59,12 @@ def run(model: Model, *, ends: Ends = ends_with_eos, max_steps: int = 99, **sett
     return Run(search, steps, rows)
 
 
-def advance(search: BeamSearch, model: Model, rows: list[list[int]], ends: Ends) -> BeamStep | None:
+def advance(search, model, rows, ends):
     log_probs = np.stack([model(row) for row in rows])
     return search.advance(log_probs, lambda place, token: ends([*rows[place], token]))
 
 
-def a_search(**settings: Any) -> BeamSearch:
+def a_search(**settings):
     defaults = {
         "num_beams": 3,
         "length_penalty": 1.0,
@@ -76,16 +76,16 @@ def a_search(**settings: Any) -> BeamSearch:
     return BeamSearch(**{"num_results": settings["num_beams"], **settings})
 
 
-def found(table: Any, **settings: Any) -> list[list[int]]:
+def found(table, **settings):
     return [hypothesis.tokens for hypothesis in run(markov(table), **settings).search.results()]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_hypotheses_are_those_of_generate(case: dict[str, Any]) -> None:
+def test_the_hypotheses_are_those_of_generate(case):
     settings = ("num_beams", "length_penalty", "early_stopping", "max_tokens")
     logits = np.array(case["logits"])
 
-    def model(row: list[int]) -> np.ndarray:  # as in tests/parity/golden_beams.py
+    def model(row):  # as in tests/parity/golden_beams.py
         return log_softmax(logits[row[-1] if row else START] * (1 + len(row) / 10))
 
     results = run(model, **{name: case[name] for name in settings}).search.results()
@@ -94,7 +94,7 @@ def test_the_hypotheses_are_those_of_generate(case: dict[str, Any]) -> None:
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> np.ndarray:
+def tables(draw):
     """Log probs [vocab, vocab] of a Markov model; some tokens are impossible, all of them maybe."""
     vocab_size = draw(st.integers(2, 4))
     log_prob = st.floats(-5, -0.125, width=32) | st.just(IMPOSSIBLE)
@@ -108,8 +108,8 @@ stoppings = st.sampled_from([False, True, "never"])
 
 @given(tables(), st.integers(1, 3), penalties, stoppings)
 def test_enough_beams_find_the_best_of_all_sequences(
-    table: np.ndarray, max_tokens: int, length_penalty: float, early_stopping: Any
-) -> None:
+    table, max_tokens, length_penalty, early_stopping
+):
     vocab_size = len(table)
     settings = {"length_penalty": length_penalty, "early_stopping": early_stopping}
     search = run(
@@ -127,7 +127,7 @@ def test_enough_beams_find_the_best_of_all_sequences(
     assert all(h.has_ended == (h.tokens[-1] == EOS) for h in results)
 
 
-def all_hypotheses(table: np.ndarray, max_tokens: int, length_penalty: float) -> list[Hypothesis]:
+def all_hypotheses(table, max_tokens, length_penalty):
     hypotheses = []
     for length in range(1, max_tokens + 1):
         for tokens in product(range(len(table)), repeat=length):
@@ -140,14 +140,14 @@ def all_hypotheses(table: np.ndarray, max_tokens: int, length_penalty: float) ->
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
-def sum_of(table: np.ndarray, tokens: Any) -> float:
+def sum_of(table, tokens):
     return float(sum(table[before, token] for before, token in pairwise([START, *tokens])))
 
 
 @given(tables(), st.integers(1, 6), st.integers(1, 6), penalties, stoppings)
 def test_few_beams_find_possible_sequences_each_once_and_score_them(
-    table: np.ndarray, num_beams: int, max_tokens: int, length_penalty: float, early_stopping: Any
-) -> None:
+    table, num_beams, max_tokens, length_penalty, early_stopping
+):
     settings = {"length_penalty": length_penalty, "early_stopping": early_stopping}
     search = run(markov(table), num_beams=num_beams, max_tokens=max_tokens, **settings).search
     results = search.results()
@@ -163,9 +163,7 @@ def test_few_beams_find_possible_sequences_each_once_and_score_them(
 
 
 @given(tables(), st.integers(1, 6), st.integers(1, 6))
-def test_only_places_without_a_child_are_copied_to(
-    table: np.ndarray, num_beams: int, max_tokens: int
-) -> None:
+def test_only_places_without_a_child_are_copied_to(table, num_beams, max_tokens):
     for step in run(markov(table), num_beams=num_beams, max_tokens=max_tokens).steps:
         assert len(step.tokens) == len(step.parents) == num_beams
         targets = {place for place, parent in enumerate(step.parents) if parent != place}
@@ -173,9 +171,7 @@ def test_only_places_without_a_child_are_copied_to(
 
 
 @given(tables(), st.integers(1, 6), st.integers(0, 4))
-def test_breaking_off_gives_the_beams_as_they_are(
-    table: np.ndarray, num_beams: int, num_steps: int
-) -> None:
+def test_breaking_off_gives_the_beams_as_they_are(table, num_beams, num_steps):
     search, steps, rows = run(markov(table), num_beams=num_beams, max_tokens=9, max_steps=num_steps)
     if len(steps) < num_steps:
         return  # it was done before
@@ -188,8 +184,8 @@ def test_breaking_off_gives_the_beams_as_they_are(
 
 
 @given(tables(), st.integers(1, 6), stoppings)
-def test_one_beam_is_greedy(table: np.ndarray, max_tokens: int, early_stopping: Any) -> None:
-    tokens: list[int] = []
+def test_one_beam_is_greedy(table, max_tokens, early_stopping):
+    tokens = []
     while len(tokens) < max_tokens and EOS not in tokens:
         log_probs = table[tokens[-1] if tokens else START]
         if log_probs.max() == IMPOSSIBLE:
@@ -199,7 +195,7 @@ def test_one_beam_is_greedy(table: np.ndarray, max_tokens: int, early_stopping: 
     assert found(table, num_beams=1, max_tokens=max_tokens, **settings) == [tokens]
 
 
-def test_of_equals_the_better_beam_and_the_lower_token_come_first() -> None:
+def test_of_equals_the_better_beam_and_the_lower_token_come_first():
     equal = np.full((40, 40), -1.0)
     first = [[0, 0], [0, 1], [0, 2], [0, 3]]
     assert found(equal, num_beams=4, max_tokens=2, ends=lambda _: False) == first
@@ -207,7 +203,7 @@ def test_of_equals_the_better_beam_and_the_lower_token_come_first() -> None:
 
 @pytest.mark.parametrize("vocab_size", mostly_heavy([3, 50, 1000, 4321], 3, 50, 1000))
 @pytest.mark.parametrize("num_beams", [2, 5])
-def test_the_best_of_many_go_on(vocab_size: int, num_beams: int) -> None:
+def test_the_best_of_many_go_on(vocab_size, num_beams):
     table = np.random.default_rng(1).integers(-99, 0, (vocab_size, vocab_size)) / 8
     search, _, _ = run(
         markov(table), num_beams=num_beams, max_tokens=9, max_steps=2, ends=lambda _: False
@@ -221,19 +217,19 @@ def test_the_best_of_many_go_on(vocab_size: int, num_beams: int) -> None:
     assert [tuple(h.tokens) for h in search.results()] == best_of(seconds, num_beams)
 
 
-def best_of(sums: dict[tuple[int, ...], float], count: int) -> list[tuple[int, ...]]:
+def best_of(sums, count):
     """Return the best keys; of equals, those that are listed first."""
     return sorted(sums, key=lambda tokens: -sums[tokens])[:count]
 
 
-def test_where_no_token_is_eos_a_stop_leaves_enough_beams_too() -> None:
+def test_where_no_token_is_eos_a_stop_leaves_enough_beams_too():
     table = [[-1, -1, -1, -1], [-0.1, -0.2, -0.3, -0.4]]
     settings = {"num_beams": 2, "num_eos": 0, "max_steps": 1}
     steps = run(markov(table), ends=lambda row: row[-1] == 0, **settings).steps
     assert steps == [BeamStep(tokens=[1, 2], parents=[0, 0])]
 
 
-def test_a_place_that_no_beam_needs_doubles_the_best_beam() -> None:
+def test_a_place_that_no_beam_needs_doubles_the_best_beam():
     search, steps, _ = run(
         markov([[-1, -1], [-1.5, -0.5]]), num_beams=5, max_steps=1, ends=lambda _: False
     )
@@ -241,7 +237,7 @@ def test_a_place_that_no_beam_needs_doubles_the_best_beam() -> None:
     assert [h.tokens for h in search.results()] == [[1], [0]]
 
 
-def test_a_search_all_of_whose_beams_die_has_failed_and_says_how_far_it_came() -> None:
+def test_a_search_all_of_whose_beams_die_has_failed_and_says_how_far_it_came():
     no = IMPOSSIBLE
     search = run(markov([[no, no, no], [no, no, -2.0], [no, no, no]]), num_beams=2).search
     assert search.has_failed
@@ -251,7 +247,7 @@ def test_a_search_all_of_whose_beams_die_has_failed_and_says_how_far_it_came() -
 
 @pytest.mark.parametrize("length_penalty", [-1e6, -400.0, 400.0, 1e6])
 @pytest.mark.parametrize("log_prob", [-0.5, -1e37, float(np.finfo(np.float32).min)])
-def test_every_score_is_a_number(length_penalty: float, log_prob: float) -> None:
+def test_every_score_is_a_number(length_penalty, log_prob):
     table = np.full((3, 3), log_prob, np.float32)
     results = run(markov(table), length_penalty=length_penalty).search.results()
     assert results

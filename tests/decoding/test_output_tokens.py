@@ -1,7 +1,6 @@
 """Tokens go in a step at a time and come out a row at a time, across any number of pages."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +12,11 @@ NUMBERS = st.lists(st.integers(0, 6), min_size=3, max_size=3)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), NUMBERS), max_size=30))
-def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int, list[int]]]) -> None:
+def test_rows_come_out_as_they_went_in(moves):
     kept = OutputTokens(3)
     kept._page_steps = 5
     kept.page = np.zeros((5, 3), np.int64)
-    rows: dict[int, list[int]] = {}
+    rows = {}
     token = 0
     for slot, num_steps, num_more in moves:
         if slot in rows:
@@ -48,8 +47,8 @@ def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int, list[int]]]) 
         assert kept.close(slot, len(row)) == row
 
 
-def test_rows_of_an_engine_may_be_longer_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tokens_of_all() -> dict[str, list[int]]:
+def test_rows_of_an_engine_may_be_longer_than_a_page(monkeypatch):
+    def tokens_of_all():
         engine, told = Engine(SimulatedModel(), 3), {}
         for number in range(8):
             length = 3 + 5 * number % 17

@@ -7,8 +7,8 @@ from random_automata import PIECES, random_case
 from reference import Decoded
 from slow_automaton import SlowReader
 
-from batcher.decoding.stop_matcher import Output, StateText, StopMatcher, read_output
-from batcher.decoding.stops import END, StopAutomaton, StopProgress, StopReader, stop_automaton
+from batcher.decoding.stop_matcher import StateText, StopMatcher, read_output
+from batcher.decoding.stops import END, StopProgress, StopReader, stop_automaton
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.request import Request, Transition
 
@@ -20,11 +20,11 @@ class Words:
 
     token_bytes = (b"", b"ab", b"a", b"b", b"c", b"abc", b"bca", b"\xc3", b"\xa9", b"xx", b"cab")
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         raise NotImplementedError
 
 
-def scripted(output: list[int], eos_token_ids: tuple[int, ...] = (0,), **fields: object) -> Decoded:
+def scripted(output, eos_token_ids=(0,), **fields):
     """What a request with these stops is given if the model writes `output`."""
     automaton = stop_automaton(Request(prompt=[], **fields), eos_token_ids)
     table = StopMatcher(2, len(Words.token_bytes), Words())
@@ -69,15 +69,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("output", "stops", "num_tokens", "text", "reason"), CASES)
-def test_which_stop_wins(
-    output: list[int], stops: dict, num_tokens: int, text: str, reason: object
-) -> None:
+def test_which_stop_wins(output, stops, num_tokens, text, reason):
     finish = "length" if reason is ... else "stop"
     expected = Decoded(output[:num_tokens], text, finish, None if reason is ... else reason)
     assert scripted(output, **stops) == expected
 
 
-def test_stop_sequence_in_all_its_forms() -> None:
+def test_stop_sequence_in_all_its_forms():
     forms = [[1, 2], [[1, 2], [3]], "ab", ["ab", "c"]]
     automata = [stop_automaton(Request(prompt="", stop_sequence=form), ()) for form in forms]
     assert [[way.pattern for way in automaton.exits[0]] for automaton in automata] == [
@@ -88,7 +86,7 @@ def test_stop_sequence_in_all_its_forms() -> None:
     ]
 
 
-def test_stops_are_the_exits_of_one_state_in_the_documented_order() -> None:
+def test_stops_are_the_exits_of_one_state_in_the_documented_order():
     request = Request(prompt="", stop_token=[7, 8], stop_sequence=[[1, 2]], stop=["x", "y"])
     automaton = stop_automaton(request, (0,))
     assert automaton.names == ()
@@ -96,7 +94,7 @@ def test_stops_are_the_exits_of_one_state_in_the_documented_order() -> None:
     assert {way.target for way in automaton.exits[0]} == {END}
 
 
-def test_equal_requests_have_equal_automata() -> None:
+def test_equal_requests_have_equal_automata():
     fields = {"stop": ["a"], "states": {"s": [Transition("b", "s")]}}
     one, other = (stop_automaton(Request(prompt=p, **fields), (0,)) for p in ("", "else"))
     assert one == other
@@ -132,12 +130,12 @@ STATE_CASES = [
 ]
 
 
-def automaton_of(states: dict, **fields: object) -> StopAutomaton:
+def automaton_of(states, **fields):
     transitions = {name: [Transition(*way) for way in ways] for name, ways in states.items()}
     return stop_automaton(Request(prompt="", states=transitions, **fields), ())
 
 
-def read_alone(automaton: StopAutomaton, tokens: list[int], tokenizer: object = BYTES) -> Output:
+def read_alone(automaton, tokens, tokenizer=BYTES):
     """Read tokens up to the automaton's end."""
     reader = StopReader(automaton, tokenizer.token_bytes)
     progress = StopProgress()
@@ -149,9 +147,7 @@ def read_alone(automaton: StopAutomaton, tokens: list[int], tokenizer: object = 
 
 
 @pytest.mark.parametrize(("states", "fields", "output", "text", "reason", "segments"), STATE_CASES)
-def test_states(
-    states: dict, fields: dict, output: str, text: str, reason: object, segments: list[str]
-) -> None:
+def test_states(states, fields, output, text, reason, segments):
     told = read_alone(automaton_of(states, **fields), list(output.encode()))
     assert (told.text.decode(), told.stop_reason) == (text, reason)
     assert [f"{state}:{piece.decode()}" for state, piece, _ in told.segments] == segments
@@ -163,7 +159,7 @@ class Marked:
 
     token_bytes = (b"a", b"b<", b"x>c", b"<x><y>d", b"\xc3", b"", b"")
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         raise NotImplementedError
 
 
@@ -180,13 +176,13 @@ TOKEN_CASES = [
 
 
 @pytest.mark.parametrize(("on", "tokens", "segments"), TOKEN_CASES)
-def test_the_tokens_of_a_segment(on: object, tokens: list[int], segments: list) -> None:
+def test_the_tokens_of_a_segment(on, tokens, segments):
     automaton = automaton_of({"s": [(on, "t")], "t": []})
     told = read_alone(automaton, tokens, Marked())
     assert told.segments == [StateText(*segment) for segment in segments]
 
 
-def test_a_stop_that_may_not_act_yet_is_text_and_may_go_on() -> None:
+def test_a_stop_that_may_not_act_yet_is_text_and_may_go_on():
     automaton = stop_automaton(Request(prompt="", stop=["aa"]), ())
     endless = StopReader(automaton.endless, BYTES.token_bytes)
     progress = endless.read(endless.read(StopProgress(), 97).progress, 97).progress
@@ -196,14 +192,14 @@ def test_a_stop_that_may_not_act_yet_is_text_and_may_go_on() -> None:
     assert (told.text, told.stop_reason) == (b"a", "aa")
 
 
-def test_a_pattern_from_which_nothing_goes_on_is_no_place_of_its_own() -> None:
+def test_a_pattern_from_which_nothing_goes_on_is_no_place_of_its_own():
     automaton = stop_automaton(Request(prompt="", stop=["ba"]), ())
     endless = StopReader(automaton.endless, BYTES.token_bytes)
     assert endless.read(endless.read(StopProgress(), 98).progress, 97).progress == StopProgress()
 
 
 @pytest.mark.parametrize("block", mostly_heavy(range(5), 0))
-def test_what_is_read_and_told_is_what_the_slow_reader_finds(block: int) -> None:
+def test_what_is_read_and_told_is_what_the_slow_reader_finds(block):
     """10,000 outputs of automata in which everything overlaps."""
     for seed in range(block * 2000, block * 2000 + 2000):
         case = random_case(seed)

@@ -53,7 +53,7 @@ def test_a_session_goes_on_from_the_same_tokens():
     assert decode(kept)[1].tokens == decode(turns)[1].tokens
 
 
-def test_a_stop_never_looks_into_the_prompt() -> None:
+def test_a_stop_never_looks_into_the_prompt():
     request = Request(prompt=[97, 97], max_tokens=3, stop_sequence=[97, 97, 97])
     [result] = decode([request], model=lambda prefixes: [97 for _ in prefixes])
     assert (len(result.tokens), result.finish_reason) == (3, "stop")
@@ -63,7 +63,7 @@ def test_a_stop_never_looks_into_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("stop_token", [2**31 - 1, [5, 10_000_000]])
-def test_ids_may_be_as_large_as_ids_can_be(stop_token: int | list[int]) -> None:
+def test_ids_may_be_as_large_as_ids_can_be(stop_token):
     request = Request(prompt="", max_tokens=2, stop_token=stop_token)
     [result] = decode([request], model=lambda prefixes: [[7, 10_000_000][len(p)] for p in prefixes])
     assert (result.finish_reason == "stop") == (stop_token != 2**31 - 1)

@@ -13,7 +13,7 @@ from slow_automaton import SlowReader
 
 from batcher.decoding import stop_matcher as matcher
 from batcher.decoding.stop_matcher import StopMatcher
-from batcher.decoding.stops import StopAutomaton, StopProgress, stop_automaton
+from batcher.decoding.stops import StopProgress, stop_automaton
 from batcher.models.tokenizers import ByteTokenizer
 from batcher.request import Request
 
@@ -24,14 +24,14 @@ BYTES = ByteTokenizer()
 class Rows:
     """A table, and beside it each row read by the slow reader; every answer is compared."""
 
-    def __init__(self, seed: int, vocab_size: int | None) -> None:
+    def __init__(self, seed, vocab_size):
         self.draw = random.Random(seed)
         self.table = StopMatcher(NUM_SLOTS, vocab_size, PIECES)
-        self.rows: list[SlowReader | None] = [None] * NUM_SLOTS
+        self.rows = [None] * NUM_SLOTS
         self.ids = [i for i in IDS + LONE if vocab_size is None or i < vocab_size]
         self.automata = [random_automaton(self.draw, self.draw.choice([1, 2, 3])) for _ in range(4)]
 
-    def open(self, slot: int) -> None:
+    def open(self, slot):
         if self.draw.random() < 0.5:
             self.automata[slot] = random_automaton(self.draw, self.draw.choice([1, 2, 3]))
         automaton, skip = self.draw.choice(self.automata), self.draw.choice([0, 0, 0, 1, 3])
@@ -40,16 +40,16 @@ class Rows:
         first = automaton.endless if min_tokens > 1 else automaton
         self.table.open(slot, first, StopProgress(skip=skip))
 
-    def close(self, slot: int) -> None:
+    def close(self, slot):
         self.rows[slot] = None
         self.table.close(slot)
 
-    def fork(self, source: int) -> None:
+    def fork(self, source):
         target = self.draw.randrange(NUM_SLOTS)
         self.table.fork(source, target)
         self.rows[target] = deepcopy(self.rows[source])
 
-    def run_of(self, slot: int) -> tuple[list[int], int]:
+    def run_of(self, slot):
         """Return tokens for one row alone, and how many it reads, up to one that would end it.
 
         They are fewer if the row has to read more by then.
@@ -69,7 +69,7 @@ class Rows:
         self.rows[slot] = row
         return tokens, num_read
 
-    def read_some(self, slot: int) -> None:
+    def read_some(self, slot):
         """Let one row alone read several tokens."""
         tokens, num_read = self.run_of(slot)
         row = self.rows[slot]
@@ -77,18 +77,18 @@ class Rows:
             assert self.table.advance_row(slot, tokens) == num_read
             self.stop_going_on(slot)
 
-    def stop_going_on(self, slot: int) -> None:
+    def stop_going_on(self, slot):
         """Watch for the end of a row whose next token may be the last."""
         row = self.rows[slot]
         if row is not None and len(row.tokens) + 1 == row.min_tokens:
             self.table.switch(slot, row.automaton)
 
-    def read_all(self) -> None:
+    def read_all(self):
         tokens = self.draw.choices(self.ids, k=NUM_SLOTS)
         ended = self.table.advance(np.array(tokens))
         assert ended == [slot for slot in range(NUM_SLOTS) if self.has_read(slot, tokens[slot])]
 
-    def has_read(self, slot: int, token_id: int) -> bool:
+    def has_read(self, slot, token_id):
         """Let the slow reader read it too; return whether its row has just ended."""
         row = self.rows[slot]
         if row is None or row.has_ended:
@@ -102,9 +102,7 @@ class Rows:
 @pytest.mark.parametrize("max_entries", [0, 1 << 12])
 @pytest.mark.parametrize("vocab_size", [None, 15])
 @pytest.mark.parametrize("seeds", mostly_heavy([range(15), range(15, 60)], range(15)))
-def test_rows_that_come_and_go_end_when_the_definition_says(
-    vocab_size: int | None, max_entries: int, seeds: range
-) -> None:
+def test_rows_that_come_and_go_end_when_the_definition_says(vocab_size, max_entries, seeds):
     for seed in seeds:
         with patch.object(matcher, "MAX_ENTRIES", max_entries):
             rows = Rows(seed, vocab_size)
@@ -123,15 +121,13 @@ def test_rows_that_come_and_go_end_when_the_definition_says(
                     rows.read_all()
 
 
-def stops_at(**fields: object) -> StopAutomaton:
+def stops_at(**fields):
     return stop_automaton(Request(prompt="", **fields), ())
 
 
 @pytest.mark.parametrize("vocab_size", [None, 256, 5000])
 @pytest.mark.parametrize("stops", [{"stop": "abc"}, {"stop_sequence": [97, 98, 99]}])
-def test_a_row_keeps_its_place_when_the_table_is_cleared_under_it(
-    vocab_size: int | None, stops: dict
-) -> None:
+def test_a_row_keeps_its_place_when_the_table_is_cleared_under_it(vocab_size, stops):
     with patch.object(matcher, "MAX_ENTRIES", 0):
         table = StopMatcher(2, vocab_size, BYTES)
     table.open(0, stops_at(**stops))
@@ -144,7 +140,7 @@ def test_a_row_keeps_its_place_when_the_table_is_cleared_under_it(
     assert table.advance(np.array([99, 0])) == [0]
 
 
-def test_a_long_stream_of_distinct_stops_takes_no_more_room() -> None:
+def test_a_long_stream_of_distinct_stops_takes_no_more_room():
     with patch.object(matcher, "MAX_ENTRIES", 1 << 16):
         table = StopMatcher(4, 512, ENGLISH.tokenizer)
     size = table._table.size
@@ -156,7 +152,7 @@ def test_a_long_stream_of_distinct_stops_takes_no_more_room() -> None:
     assert table._reader_of.cache_info().currsize <= len(table._table)
 
 
-def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() -> None:
+def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair():
     table = StopMatcher(1, 512, ENGLISH.tokenizer)
     [letter] = ENGLISH.tokenizer.encode("a")
     table.open(0, stops_at(stop_sequence=[500] * 400, stop="a" * 400))
@@ -168,7 +164,7 @@ def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() ->
 
 
 @pytest.mark.parametrize("vocab_size", [10**8, 2**31 - 1])
-def test_a_vocabulary_far_beyond_the_tokenizer_takes_no_memory(vocab_size: int) -> None:
+def test_a_vocabulary_far_beyond_the_tokenizer_takes_no_memory(vocab_size):
     table = StopMatcher(4, vocab_size, BYTES)
     table.open(1, stop_automaton(Request(prompt="", stop_token=10**7, stop="ab"), ()))
     assert table.advance(np.array([0, 10**7 - 1, 0, 0])) == []

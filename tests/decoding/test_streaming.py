@@ -5,13 +5,12 @@ from os.path import commonprefix
 
 import pytest
 from examples import mostly_heavy
-from random_automata import IDS, LONE, NOTHING, PIECES, Case, random_case
+from random_automata import IDS, LONE, NOTHING, PIECES, random_case
 from slow_automaton import SlowReader
 
-from batcher.decoding.stop_matcher import TextPiece, TextStream
+from batcher.decoding.stop_matcher import TextStream
 from batcher.decoding.stops import END, Exit, StopAutomaton, StopProgress, StopReader
 from batcher.errors import InvariantError
-from batcher.models.base import Tokenizer
 from batcher.models.tokenizers import ByteTokenizer
 
 WAIT = [NOTHING] * 6  # until every min_tokens is reached
@@ -26,11 +25,11 @@ ENDINGS = [
 ]
 
 
-def decoded(text: bytes) -> str:
+def decoded(text):
     return text.decode("utf-8", "replace")
 
 
-def stops(*patterns: str | tuple[int, ...]) -> StopAutomaton:
+def stops(*patterns):
     """An automaton that ends at these."""
     return StopAutomaton(
         (
@@ -45,38 +44,38 @@ def stops(*patterns: str | tuple[int, ...]) -> StopAutomaton:
 class Told:
     """The text of a stream without segments."""
 
-    def __init__(self, automaton: StopAutomaton, tokenizer: Tokenizer, **settings: int) -> None:
+    def __init__(self, automaton, tokenizer, **settings):
         self.stream = TextStream(automaton, tokenizer, **settings)
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_id):
         return "".join(piece.text for piece in self.stream.push(token_id))
 
-    def finish(self) -> str:
+    def finish(self):
         return "".join(piece.text for piece in self.stream.finish())
 
 
 class Futures:
     """What an output may still become, found by trying what may follow."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case):
         self.min_tokens = case.min_tokens
         self.ending = StopReader(case.automaton, PIECES.token_bytes)
         self.endless = StopReader(case.automaton.endless, PIECES.token_bytes)
         self.progress = StopProgress(skip=case.skip)
         self.num_tokens = 0
 
-    def read(self, token_id: int) -> None:
+    def read(self, token_id):
         self.num_tokens += 1
         reader = self.endless if self.num_tokens < self.min_tokens else self.ending
         self.progress = reader.read(self.progress, token_id).progress
 
-    def certain(self, text: bytes, *, until_left: bool) -> str:
+    def certain(self, text, *, until_left):
         """What all texts that begin as `text` have in common; perhaps until the state is left."""
         return commonprefix(  # noqa: RUF071 - of texts, character by character
             [decoded(self.text_with(ending, text, until_left=until_left)) for ending in ENDINGS]
         )
 
-    def text_with(self, tokens: list[int], text: bytes, *, until_left: bool) -> bytes:
+    def text_with(self, tokens, text, *, until_left):
         progress = self.progress
         for number, token_id in enumerate(tokens, self.num_tokens + 1):
             reader = self.endless if number < self.min_tokens else self.ending
@@ -91,7 +90,7 @@ class Futures:
 
 
 @pytest.mark.parametrize("block", mostly_heavy(range(8), 0))
-def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None:
+def test_exactly_what_is_certain_has_been_told_at_every_time(block):
     """What no continuation takes back is told; what one takes back is not."""
     for seed in range(block * 12, block * 12 + 12):
         case = random_case(seed)
@@ -112,7 +111,7 @@ def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None
 
 
 @pytest.mark.parametrize("block", mostly_heavy(range(8), 0))
-def test_so_it_is_with_each_segment(block: int) -> None:
+def test_so_it_is_with_each_segment(block):
     for seed in range(block * 12, block * 12 + 12):
         case = random_case(seed)
         if not case.automaton.names:
@@ -133,7 +132,7 @@ def test_so_it_is_with_each_segment(block: int) -> None:
         assert_segments_told([*pieces, *stream.finish()], slow)
 
 
-def assert_segments_told(pieces: list[TextPiece], slow: SlowReader) -> None:
+def assert_segments_told(pieces, slow):
     for stay, (state, text, _) in enumerate(slow.segments()):
         of_stay = [piece for piece in pieces if piece.segment == stay]
         assert "".join(piece.text for piece in of_stay) == decoded(text)
@@ -143,12 +142,12 @@ def assert_segments_told(pieces: list[TextPiece], slow: SlowReader) -> None:
 BYTES = ByteTokenizer()
 
 
-def test_a_bad_character_is_told_once_it_is_bad_either_way() -> None:
+def test_a_bad_character_is_told_once_it_is_bad_either_way():
     stream = Told(stops("xy"), BYTES)
     assert [stream.push(byte) for byte in b"\xc3xz"] == ["", "\ufffd", "xz"]
 
 
-def test_nothing_comes_after_the_end() -> None:
+def test_nothing_comes_after_the_end():
     stream = Told(stops("a"), BYTES)
     assert stream.push(97) + stream.finish() == ""
     with pytest.raises(InvariantError):

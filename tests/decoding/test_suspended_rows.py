@@ -1,11 +1,9 @@
 """A row that leaves the batch and comes back has lost nothing, whatever it was asked for."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from control_requests import SCHEMA, STATES, control_requests
-from engine_runs import Run, drained, of_kind
+from engine_runs import drained, of_kind
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,7 @@ from batcher.events import PreemptEvent
 from batcher.settings import SchedulingSettings
 
 NUM_SLOTS = 7
-EVERY_KIND: dict[str, dict[str, Any]] = {
+EVERY_KIND = {
     "plain": {},
     "stop": {"stop": ["s.", "e t"], "max_tokens": 30},
     "states": {"states": STATES, "max_tokens": 30},
@@ -49,7 +47,7 @@ EVERY_KIND: dict[str, dict[str, Any]] = {
 VIP = Request(prompt="Now", max_tokens=1, num_beams=NUM_SLOTS, ignore_eos=True, priority=-1)
 
 
-def engine_of(requests: list[Request]) -> Engine:
+def engine_of(requests):
     settings = SchedulingSettings(preempt_for="priority")
     engine = Engine(LedgerModel(), NUM_SLOTS, settings=settings, is_streaming=True, is_checked=True)
     for number, one in enumerate(requests):
@@ -57,11 +55,9 @@ def engine_of(requests: list[Request]) -> Engine:
     return engine
 
 
-def told(done: Run) -> dict[tuple[str, int], list[Any]]:
+def told(done):
     """Return what came of each output, and what was streamed of it, but for when."""
-    found: dict[tuple[str, int], list[Any]] = {
-        (one.id, one.index): [timeless(one)] for one in done.results if one.id.startswith("r")
-    }
+    found = {(one.id, one.index): [timeless(one)] for one in done.results if one.id.startswith("r")}
     for event in done.tokens:
         if event.id.startswith("r"):
             output = found.setdefault((event.id, event.index), [])
@@ -69,18 +65,18 @@ def told(done: Run) -> dict[tuple[str, int], list[Any]]:
     return found
 
 
-def interrupted(requests: list[Request], times: list[int]) -> Run:
+def interrupted(requests, times):
     """Decode requests that leave the batch for a step at each of `times`."""
     vips = [replace(VIP, id=f"vip-{time}", arrival_time=float(time)) for time in times]
     return drained(engine_of(requests), vips)
 
 
-def request(kind: str) -> Request:
+def request(kind):
     return Request(**{"prompt": "Count the boats", "max_tokens": 14, **EVERY_KIND[kind]})
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_a_row_that_leaves_after_every_step_is_the_same_row(kind: str) -> None:
+def test_a_row_that_leaves_after_every_step_is_the_same_row(kind):
     requests = [request(kind), request("stop")]
     done = interrupted(requests, [*range(1, 120, 2)])
     assert told(done) == told(drained(engine_of(requests)))
@@ -91,15 +87,13 @@ def test_a_row_that_leaves_after_every_step_is_the_same_row(kind: str) -> None:
     st.lists(control_requests(), min_size=1, max_size=5), st.sets(st.integers(1, 60), max_size=30)
 )
 @examples(100)
-def test_rows_of_any_kind_may_leave_and_come_back_anywhere(
-    requests: list[Request], times: set[int]
-) -> None:
+def test_rows_of_any_kind_may_leave_and_come_back_anywhere(requests, times):
     assert told(interrupted(requests, sorted(times))) == told(drained(engine_of(requests)))
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("num_steps", [1, 4])
-def test_a_row_that_ends_outside_the_batch_gives_what_it_had(kind: str, num_steps: int) -> None:
+def test_a_row_that_ends_outside_the_batch_gives_what_it_had(kind, num_steps):
     inside, outside = engine_of([request(kind)]), engine_of([request(kind)])
     for engine in (inside, outside):
         for _ in range(num_steps):
@@ -114,7 +108,7 @@ def test_a_row_that_ends_outside_the_batch_gives_what_it_had(kind: str, num_step
     assert told(drained(outside)) == told(drained(inside))
 
 
-def test_a_row_stands_in_its_automaton_where_it_stood_though_the_table_was_cleared() -> None:
+def test_a_row_stands_in_its_automaton_where_it_stood_though_the_table_was_cleared():
     """Between leaving and coming back all lines are made anew."""
     model = SimulatedModel()
     table = StopMatcher(2, model.vocab_size, model.tokenizer)

@@ -319,7 +319,7 @@ def test_harmless_options_are_accepted_and_null_means_not_given(fields):
 
 
 @pytest.mark.parametrize("name", ["stop", "stop_token", "stop_sequence", "stop_token_ids"])
-def test_an_empty_list_of_stops_is_none(name: str) -> None:
+def test_an_empty_list_of_stops_is_none(name):
     for line in (row({"prompt": "x", name: []}), json.dumps({"prompt": "x", name: []})):
         [result] = decode([parse(line).request], model=SimulatedModel())
         [free] = decode([Request(id=result.id, prompt="x")], model=SimulatedModel())
@@ -340,7 +340,7 @@ URLS_AS_WRITTEN = [
 
 
 @pytest.mark.parametrize(("head", "body", "form"), URLS_AS_WRITTEN, ids=str)
-def test_a_row_says_by_its_url_or_its_body_what_it_is(head, body, form) -> None:
+def test_a_row_says_by_its_url_or_its_body_what_it_is(head, body, form):
     model = SimulatedModel()
     parser = RequestParser(ModelCapabilities(chat_template=chat_template_of(model)))
     usual = "/v1/chat/completions" if form == "chat" else "/v1/completions"

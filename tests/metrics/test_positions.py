@@ -1,7 +1,5 @@
 """The positions that a summary tells are those that the model was given, and the trace has them."""
 
-from collections.abc import Collection
-
 import pytest
 from control_requests import control_requests
 from examples import examples
@@ -11,8 +9,7 @@ from made_events import read_trace
 from msgspec.structs import replace
 from reference import english_requests
 
-from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
-from batcher.events import Layout
+from batcher import Engine, Request, SimulatedModel
 from batcher.metrics.summary import Positions, RunMetrics
 from batcher.settings import SchedulingSettings
 from batcher.speculation.settings import SpeculationSettings
@@ -33,12 +30,12 @@ LIMITED = [
 class CountingModel(SimulatedModel):
     """The simulated model; it counts what it is to compute, as long rows as a layout makes them."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout):
         super().__init__()
         self.layout = layout
         self.num_tokens = self.num_positions = 0
 
-    def forward(self, batch: Batch) -> ModelOutput:
+    def forward(self, batch):
         sizes = [len(chunk.token_ids) for chunk in batch.chunks]
         num_decoding = len({*batch.slots.tolist()} - {chunk.slot for chunk in batch.chunks})
         self.num_tokens += num_decoding + sum(sizes)
@@ -50,20 +47,20 @@ class CountingModel(SimulatedModel):
         return super().forward(batch)
 
     @property
-    def positions(self) -> Positions:
+    def positions(self):
         return Positions(total=self.num_positions, padding=self.num_positions - self.num_tokens)
 
 
 def counted(
-    model: CountingModel,
-    requests: list[Request],
-    settings: SchedulingSettings = PLAIN,
+    model,
+    requests,
+    settings=PLAIN,
     *,
-    batch_size: int = 4,
-    abort_after: Collection[int] = (),
-    break_off_after: int | None = None,
-    speculation: SpeculationSettings | None = None,
-) -> Positions:
+    batch_size=4,
+    abort_after=(),
+    break_off_after=None,
+    speculation=None,
+):
     """What the summary of a run says, and that of its trace; the oldest request may be aborted."""
     engine = Engine(model, batch_size, settings=settings, speculation=speculation)
     waiting = [engine.add(request) for request in requests]
@@ -98,7 +95,7 @@ def counted(
 @examples(90)
 def test_positions_are_those_that_the_model_computes(
     drawn, layout, settings, batch_size, steps_between, abort_after, break_off_after, speculation
-) -> None:
+):
     model = CountingModel(layout)
     requests = [
         replace(request, id=f"r{number}", arrival_time=float(number * steps_between))
@@ -134,26 +131,26 @@ BEAMS = Request(prompt=[7] * 4, num_beams=3, max_tokens=4, ignore_eos=True)
         (replace(FORCED, cfg_scale=2.0, negative_prompt=[9] * 6), 4 + 6 + 2 * (2 + 4)),
     ],
 )
-def test_positions_of_one_request(request_: Request, computed: int) -> None:
+def test_positions_of_one_request(request_, computed):
     model = CountingModel("ragged")
     assert counted(model, [request_]) == Positions(total=computed, padding=0)
     assert model.positions.total == computed
 
 
 @pytest.mark.parametrize("stop", [{"abort_after": [1]}, {"break_off_after": 1}])
-def test_what_is_forced_in_the_last_step_is_not_computed(stop: dict) -> None:
+def test_what_is_forced_in_the_last_step_is_not_computed(stop):
     model = CountingModel("ragged")
     assert counted(model, [FORCED], **stop) == model.positions == Positions(total=6, padding=0)
 
 
-def test_a_sample_that_finds_the_prompt_of_another_computes_less_where_there_are_drafts() -> None:
+def test_a_sample_that_finds_the_prompt_of_another_computes_less_where_there_are_drafts():
     model = CountingModel("ragged")
     several = Request(prompt=[7] * 20, n=3, temperature=1.0, max_tokens=3, ignore_eos=True)
     found = counted(model, [several], batch_size=2, speculation=DRAFTS)
     assert found == model.positions
 
 
-def test_who_is_aborted_stands_still_in_no_later_step() -> None:
+def test_who_is_aborted_stands_still_in_no_later_step():
     model, settings = CountingModel("ragged"), LIMITED[2]
     decoding = [Request(prompt=[7] * 4, max_tokens=14, ignore_eos=True)]
     long = [Request(prompt=[8] * 40, max_tokens=2, arrival_time=3)]
@@ -161,7 +158,7 @@ def test_who_is_aborted_stands_still_in_no_later_step() -> None:
     assert found == model.positions
 
 
-def test_a_padded_step_is_as_wide_as_its_longest_chunk() -> None:
+def test_a_padded_step_is_as_wide_as_its_longest_chunk():
     requests = [Request(prompt=[7] * size, max_tokens=2, ignore_eos=True) for size in (3, 10, 5)]
     model = CountingModel("padded")
     assert counted(model, requests) == model.positions == Positions(total=33, padding=12)

@@ -150,7 +150,7 @@ def test_an_attentive_model_sees_that_any_earlier_block_was_overwritten(block):
 
 
 @pytest.mark.parametrize(("block", "is_seen"), [(5, False), (2, False), (7, True)])
-def test_a_model_that_is_not_attentive_sees_it_of_the_last_token(block: int, is_seen: bool) -> None:  # noqa: FBT001 - a case
+def test_a_model_that_is_not_attentive_sees_it_of_the_last_token(block, is_seen):
     model, batch, prefix = begun(is_attentive=False)
     assert batch.pages is not None
     batch.pages.tables[1] = [block]

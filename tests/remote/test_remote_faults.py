@@ -14,7 +14,7 @@ from math import inf
 import httpx
 import pytest
 from examples import examples, rest_heavy
-from fault_server import Behaviour, Exchange, FaultServer, answer, chunks, refusal, reset, silence
+from fault_server import FaultServer, answer, chunks, refusal, reset, silence
 from hypothesis import example, given
 from hypothesis import strategies as st
 from remote_runs import QUICK, answered, asking, carry_out, engine_of
@@ -38,14 +38,14 @@ from batcher.result import Usage
 from batcher.trace.timeline import Timeline
 
 
-async def endless(exchange: Exchange) -> None:
+async def endless(exchange):
     """A line without an end."""
     await exchange.begin()
     for _ in range(2 * MAX_EVENT // 2**16):
         await exchange.send(b"x" * 2**16)
 
 
-async def endless_event(exchange: Exchange) -> None:
+async def endless_event(exchange):
     """Lines of one event that does not end; the pause tells it from a stream that breaks off."""
     await exchange.begin()
     for _ in range(2 * MAX_EVENT // 2**16):
@@ -53,26 +53,26 @@ async def endless_event(exchange: Exchange) -> None:
     await silence(exchange)
 
 
-async def wrong_length(exchange: Exchange) -> None:
+async def wrong_length(exchange):
     await exchange.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
     await exchange.send(b"Content-Length: 100\r\n\r\ndata: {}\n\n")
 
 
-async def packed(exchange: Exchange) -> None:
+async def packed(exchange):
     """A few bytes that stand for many."""
     await exchange.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
     await exchange.send(b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n")
     await exchange.send(gzip.compress(b"x" * 2**24))
 
 
-async def no_http(exchange: Exchange) -> None:
+async def no_http(exchange):
     await exchange.send(b"SSH-2.0-OpenSSH\r\n")
 
 
-def torn(*texts: str) -> object:
+def torn(*texts):
     """Some chunks, and then a reset."""
 
-    async def behave(exchange: Exchange) -> None:
+    async def behave(exchange):
         await exchange.begin()
         for text in texts:
             await exchange.choice(text)
@@ -274,10 +274,10 @@ WHOLE = {
 }  # fmt: skip
 
 
-def sent(head: str, body: str | bytes) -> Behaviour:
+def sent(head, body):
     """Answer with status 200, this head and this body, byte by byte at first."""
 
-    async def behave(exchange: Exchange) -> None:
+    async def behave(exchange):
         data = body.encode() if isinstance(body, str) else body
         await exchange.send(f"HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n".encode())
         for place in range(8):
@@ -406,7 +406,7 @@ def test_the_words_of_an_error_are_found(body, words):
 def test_a_certificate_that_is_not_trusted_is_not_tried_again(monkeypatch):
     tried = []
 
-    def stream(*_args: object, **_options: object) -> None:
+    def stream(*_args, **_options):
         tried.append(1)
         raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
 
@@ -428,7 +428,7 @@ def test_a_redirect_on_the_same_host_is_followed_with_the_request(status):
 
 
 def test_a_stream_has_an_end(monkeypatch):
-    async def babble(exchange: Exchange) -> None:
+    async def babble(exchange):
         await exchange.begin()
         while True:
             await exchange.choice("x")
@@ -441,7 +441,7 @@ def test_a_stream_has_an_end(monkeypatch):
 
 @pytest.mark.parametrize("scheme", ["https", "HTTPS", "Https"])
 def test_certificates_are_verified_however_https_is_written(monkeypatch, scheme):
-    def stop(*, verify: bool, **_others: object) -> None:
+    def stop(*, verify, **_others):
         raise InterruptedError(verify)
 
     monkeypatch.setattr(client.httpx, "AsyncClient", stop)

@@ -1,8 +1,5 @@
 """A KV cache that knows the tokens of its sequences, for tests that take its steps one by one."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
@@ -13,25 +10,23 @@ SIZE = 4
 class Cache(KVCache):
     """A cache that knows the tokens of its sequences, and lets steps be taken one by one."""
 
-    def __init__(self, num_blocks: int | None = 20, *, prefix_cache: bool = True) -> None:
+    def __init__(self, num_blocks=20, *, prefix_cache=True):
         fields = {"kv_blocks": num_blocks, "block_size": SIZE, "prefix_cache": prefix_cache}
         if num_blocks is not None:
             fields["capacity"] = "on-demand"
         super().__init__(SchedulingSettings(**fields), self.contents)
-        self.tokens: dict[str, list[int]] = {}
-        self.sequences: list[Schedulable] = []
-        self.built: list[int] = []  # where each block begins whose content was asked for
+        self.tokens = {}
+        self.sequences = []
+        self.built = []  # where each block begins whose content was asked for
 
-    def contents(
-        self, sequence: Schedulable, start: int, stop: int, size: int
-    ) -> Iterator[tuple[int, ...]]:
+    def contents(self, sequence, start, stop, size):
         tokens = self.tokens[sequence.id]
         assert stop <= len(tokens)
         for at in range(start, stop, size):
             self.built.append(at // size)
             yield tuple(tokens[at : min(at + size, stop)])
 
-    def sequence(self, name: str, tokens: Any, **fields: Any) -> Schedulable:
+    def sequence(self, name, tokens, **fields):
         self.tokens[name] = list(tokens)
         num_tokens = len(self.tokens[name])
         return Schedulable(
@@ -43,7 +38,7 @@ class Cache(KVCache):
             **fields,
         )
 
-    def begin(self, sequence: Schedulable, stop: int | None = None) -> None:
+    def begin(self, sequence, stop=None):
         """Let `sequence` compute up to `stop` tokens, all of them if not told, in one step."""
         stop = sequence.num_tokens if stop is None else stop
         num_free = self.pool.num_free
@@ -55,15 +50,15 @@ class Cache(KVCache):
         assert self.pool.num_free == num_free - num_needed, "not what was asked for"
         self.sequences.append(sequence)
 
-    def go_on(self, sequence: Schedulable, stop: int) -> None:
+    def go_on(self, sequence, stop):
         self.extend(sequence, stop)
         self.register_planned(sequence, sequence.num_computed_tokens, stop)
         sequence.num_computed_tokens = stop
 
-    def leave(self, sequence: Schedulable) -> None:
+    def leave(self, sequence):
         self.close(sequence, sequence.num_computed_tokens)
         self.sequences.remove(sequence)
         assert sequence.block_table == []
 
-    def check_all(self) -> None:
+    def check_all(self):
         self.check(self.sequences)

@@ -10,7 +10,7 @@ from batcher.settings import SchedulingSettings
 from batcher.timing.step_time import ConstantStepTime
 
 
-def limits(**more) -> SchedulingSettings:
+def limits(**more):
     """10 blocks of 4 tokens, of which a step computes 8."""
     return SchedulingSettings(
         kv_blocks=10, block_size=4, max_batch_tokens=8, prefix_cache=False, **more
@@ -18,9 +18,7 @@ def limits(**more) -> SchedulingSettings:
 
 
 @pytest.mark.parametrize(("kv_blocks", "is_let_in"), [(20, True), (19, False), (15, False)])
-def test_all_that_beams_may_ever_need_is_theirs_before_they_fork(
-    kv_blocks: int, *, is_let_in: bool
-) -> None:
+def test_all_that_beams_may_ever_need_is_theirs_before_they_fork(kv_blocks, *, is_let_in):
     # 7 blocks for the first beam; the second shares the two of the prompt; 8 for the other request
     settings = SchedulingSettings(kv_blocks=kv_blocks, block_size=4, capacity="no-evict")
     engine = Engine(SimulatedModel(), 3, settings=settings, is_checked=True)
@@ -36,7 +34,7 @@ def test_all_that_beams_may_ever_need_is_theirs_before_they_fork(
     assert engine.scheduler.kv_cache.pool.num_used == 0
 
 
-def test_long_prompts_do_not_drive_each_other_out() -> None:
+def test_long_prompts_do_not_drive_each_other_out():
     # each prompt takes 24 of 40 tokens: two at a time would preempt each other for ever
     workload = Workload([job_of(place, 24, 4) for place in range(6)])
     kept = simulate(workload, 4, limits(), ConstantStepTime())
@@ -46,7 +44,7 @@ def test_long_prompts_do_not_drive_each_other_out() -> None:
     assert kept.totals.computed_tokens < thrashing.totals.computed_tokens
 
 
-def test_who_was_refused_is_let_in_as_soon_as_enough_of_it_is_found() -> None:
+def test_who_was_refused_is_let_in_as_soon_as_enough_of_it_is_found():
     settings = SchedulingSettings(
         kv_blocks=7, block_size=4, long_prefill_threshold=4, watermark=0.0
     )
@@ -63,7 +61,7 @@ def test_who_was_refused_is_let_in_as_soon_as_enough_of_it_is_found() -> None:
     assert [event.step for event in events if isinstance(event, BlockedEvent)] == [1]
 
 
-def test_who_comes_back_is_refused_for_all_the_tokens_it_has_by_then() -> None:
+def test_who_comes_back_is_refused_for_all_the_tokens_it_has_by_then():
     more = {"kv_blocks": 10, "block_size": 4, "prefix_cache": False, "watermark": 0.4}
     engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(policy="priority", **more))
     for name, num_prompt, max_tokens, priority, arrival in (

@@ -8,25 +8,25 @@ from waiting import waiting
 from batcher.errors import InvariantError
 from batcher.lifecycle import FINISH
 from batcher.scheduling.lockstep import RunningBatch
-from batcher.scheduling.sequence import NEVER, Schedulable
+from batcher.scheduling.sequence import NEVER
 
 SIZE = 3
 
 
-def admitted(batch: RunningBatch[Schedulable], name: str = "x", **fields: object) -> Schedulable:
+def admitted(batch, name="x", **fields):
     sequence = waiting(name, **fields)
     batch.admit(sequence)
     return sequence
 
 
-def batch_that_ends(*steps: int) -> RunningBatch[Schedulable]:
-    batch: RunningBatch[Schedulable] = RunningBatch(len(steps), 0)
+def batch_that_ends(*steps):
+    batch = RunningBatch(len(steps), 0)
     for step in steps:
         batch.end_after(admitted(batch), step + 1)
     return batch
 
 
-def test_the_last_step_of_a_holder_can_be_set_anew() -> None:
+def test_the_last_step_of_a_holder_can_be_set_anew():
     batch = batch_that_ends(9, 9)
     batch.end_after(batch.slots[1], 7)
     assert batch.ending == {9: [0], 6: [1]}
@@ -34,8 +34,8 @@ def test_the_last_step_of_a_holder_can_be_set_anew() -> None:
     assert batch.ending == {9: [0]}
 
 
-def test_the_sequences_of_a_group_come_and_go_together() -> None:
-    batch: RunningBatch[Schedulable] = RunningBatch(4, 0)
+def test_the_sequences_of_a_group_come_and_go_together():
+    batch = RunningBatch(4, 0)
     other = waiting("a", role="negative")
     first = admitted(batch, "a", others=(other,), num_slots=2)
     alone = admitted(batch, "b")
@@ -46,16 +46,16 @@ def test_the_sequences_of_a_group_come_and_go_together() -> None:
     assert (batch.slots, batch.num_free) == ([None, None, alone, None], 3)
 
 
-def test_a_slot_cannot_be_vacated_twice() -> None:
-    batch: RunningBatch[Schedulable] = RunningBatch(1, 0)
+def test_a_slot_cannot_be_vacated_twice():
+    batch = RunningBatch(1, 0)
     sequence = admitted(batch)
     batch.release(sequence, 0, FINISH)
     with pytest.raises(InvariantError, match="does not hold"):
         batch.release(sequence, 0, FINISH)
 
 
-def test_a_held_slot_is_never_given_away() -> None:
-    batch: RunningBatch[Schedulable] = RunningBatch(1, 0)
+def test_a_held_slot_is_never_given_away():
+    batch = RunningBatch(1, 0)
     admitted(batch)
     batch._free.append(0)
     with pytest.raises(InvariantError, match="free and held"):
@@ -63,11 +63,9 @@ def test_a_held_slot_is_never_given_away() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60))
-def test_who_ends_when_follows_from_the_last_steps_of_the_holders(
-    moves: list[tuple[bool, int]],
-) -> None:
-    batch: RunningBatch[Schedulable] = RunningBatch(4, 0)
-    holders: dict[int, Schedulable] = {}
+def test_who_ends_when_follows_from_the_last_steps_of_the_holders(moves):
+    batch = RunningBatch(4, 0)
+    holders = {}
     for comes, number in moves:
         if comes and batch.num_free:
             sequence = admitted(batch)
@@ -77,14 +75,14 @@ def test_who_ends_when_follows_from_the_last_steps_of_the_holders(
         elif holders:
             slot = sorted(holders)[number % len(holders)]
             batch.release(holders.pop(slot), number, FINISH)
-        ending: dict[int, set[int]] = {}
+        ending = {}
         for slot, sequence in holders.items():
             ending.setdefault(sequence.last_decode_step, set()).add(slot)
         assert {step: set(slots) for step, slots in batch.ending.items()} == ending
         assert batch.num_occupied == len(holders)
 
 
-def row_at(batch: RunningBatch[Schedulable], position: int) -> Schedulable:
+def row_at(batch, position):
     """Return a row that computes the token at `position` in the current decode step."""
     row = admitted(batch, num_tokens=position + 1, num_prompt_tokens=position + 1, max_tokens=99)
     batch.begin_decoding(row)
@@ -97,10 +95,10 @@ MOVES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(-1, 9)))
 
 
 @given(MOVES)
-def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tuple]) -> None:
-    batch: RunningBatch[Schedulable] = RunningBatch(60, SIZE)
+def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves):
+    batch = RunningBatch(60, SIZE)
     batch.tracks_padding = True
-    rows: list[Schedulable] = []
+    rows = []
     for move, number in moves[:60]:
         if move == "add":
             rows.append(row_at(batch, number))
@@ -131,7 +129,7 @@ def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tup
             for at in range(SIZE)
             if (some := {row for row in rows if (row.offset + at) % SIZE == 0})
         }
-        ending: dict[int, set[int]] = {}
+        ending = {}
         for row in rows:
             if row.last_decode_step != NEVER:
                 ending.setdefault(row.last_decode_step, set()).add(row.slot)
@@ -140,14 +138,14 @@ def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tup
             check_steps_ahead(batch, rows)
 
 
-def check_padding(batch: RunningBatch[Schedulable], rows: list[Schedulable]) -> None:
+def check_padding(batch, rows):
     offsets = [row.offset for row in rows]
     assert batch.padding == sum(max(offsets) - offset for offset in offsets)
 
 
-def batch_with_a_longest_row(*positions: int) -> tuple[RunningBatch[Schedulable], list]:
+def batch_with_a_longest_row(*positions):
     """Return a batch in which the longest row was looked for among rows at these positions."""
-    batch: RunningBatch[Schedulable] = RunningBatch(6, SIZE)
+    batch = RunningBatch(6, SIZE)
     batch.tracks_padding = True
     longer, *rows = [row_at(batch, position) for position in (9, *positions)]
     check_padding(batch, [longer, *rows])
@@ -156,7 +154,7 @@ def batch_with_a_longest_row(*positions: int) -> tuple[RunningBatch[Schedulable]
     return batch, rows
 
 
-def test_the_longest_row_may_be_one_that_has_come_back() -> None:
+def test_the_longest_row_may_be_one_that_has_come_back():
     batch, (short, middle, long) = batch_with_a_longest_row(1, 4, 5)
     batch.stop_decoding(middle)
     middle.num_tokens = 3
@@ -165,10 +163,10 @@ def test_the_longest_row_may_be_one_that_has_come_back() -> None:
     check_padding(batch, [short, middle])
 
 
-def check_steps_ahead(batch: RunningBatch[Schedulable], rows: list[Schedulable]) -> None:
+def check_steps_ahead(batch, rows):
     step = batch.decode_step
 
-    def num_begun(steps: range) -> int:
+    def num_begun(steps):
         return sum((row.offset + ahead) % SIZE == 0 for row in rows for ahead in steps)
 
     to_boundary = batch.num_steps_to_boundary()
@@ -180,8 +178,8 @@ def check_steps_ahead(batch: RunningBatch[Schedulable], rows: list[Schedulable])
         assert num_begun(range(step, step + num_steps + 1)) > num_blocks
 
 
-def test_rows_without_blocks_are_only_counted() -> None:
-    batch: RunningBatch[Schedulable] = RunningBatch(1, 0)
+def test_rows_without_blocks_are_only_counted():
+    batch = RunningBatch(1, 0)
     row = row_at(batch, 4)
     batch.decode_step = 2
     assert (batch.num_decoding, batch.num_read) == (1, 6)
@@ -189,8 +187,8 @@ def test_rows_without_blocks_are_only_counted() -> None:
     assert (batch.num_decoding, batch.num_read, batch.padding) == (0, 0, 0)
 
 
-def test_forked_rows_are_told_once_unless_they_have_gone() -> None:
-    batch: RunningBatch[Schedulable] = RunningBatch(3, SIZE)
+def test_forked_rows_are_told_once_unless_they_have_gone():
+    batch = RunningBatch(3, SIZE)
     rows = [row_at(batch, 4) for _ in range(3)]
     batch.fork(rows[0], rows[1])
     batch.fork(rows[0], rows[2])

@@ -1,7 +1,5 @@
 """Settings that make no sense are refused, and the message says what would."""
 
-from typing import Any
-
 import pytest
 
 from batcher import Engine, SimulatedModel
@@ -9,7 +7,7 @@ from batcher.errors import BatchdecodeError
 from batcher.scheduling.scheduler import check_effects, check_settings
 from batcher.settings import SchedulingSettings
 
-CASES: list[tuple[dict[str, Any], str]] = [
+CASES = [
     ({"kv_blocks": 2.5}, "kv_blocks must be an integer, not 2.5"),
     ({"capacity": "optimistic"}, "capacity must be watermark, on-demand or no-evict, not 'optim"),
     ({"preempt_for": "size"}, "preempt_for must be priority or deadline, not 'size'"),
@@ -33,7 +31,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), CASES)
-def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(fields, message):
     with pytest.raises(BatchdecodeError) as caught:
         Engine(SimulatedModel(), 8, settings=SchedulingSettings(**fields))
     assert message in str(caught.value)
@@ -50,7 +48,7 @@ def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message
         {"aging": float("inf")},
     ],
 )
-def test_settings_at_their_limits_are_fine(fields: dict[str, Any]) -> None:
+def test_settings_at_their_limits_are_fine(fields):
     check_settings(8, SchedulingSettings(**fields))
 
 
@@ -66,9 +64,7 @@ def test_settings_at_their_limits_are_fine(fields: dict[str, Any]) -> None:
         ("aging", {"kv_blocks": 9}, {"kv_blocks": 9, "policy": "lpm"}),
     ],
 )
-def test_what_is_given_has_an_effect(
-    name: str, without: dict[str, Any], settings: dict[str, Any]
-) -> None:
+def test_what_is_given_has_an_effect(name, without, settings):
     none, some = SchedulingSettings(**without), SchedulingSettings(**settings)
     check_effects([name], [some])
     check_effects([name], [none, some])

@@ -25,7 +25,7 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 MOVES = st.lists(st.one_of(st.integers(1, 6), st.floats(0.01, 50)), max_size=12)
 
 
-def clock_after(moves: list[float]) -> tuple[ConstantClock, list[float]]:
+def clock_after(moves):
     """A clock that took steps (int) and jumps (float), and the start of each step it counted."""
     clock, starts = ConstantClock(), []
     for move in moves:
@@ -39,9 +39,7 @@ def clock_after(moves: list[float]) -> tuple[ConstantClock, list[float]]:
 
 
 @given(MOVES, st.floats(0, 1))
-def test_step_at_is_the_first_step_that_starts_then_or_later(
-    moves: list[float], part: float
-) -> None:
+def test_step_at_is_the_first_step_that_starts_then_or_later(moves, part):
     clock, starts = clock_after(moves)
     time = clock.now * part
     later = [step for step, start in enumerate([*starts, clock.now]) if start >= time]
@@ -49,7 +47,7 @@ def test_step_at_is_the_first_step_that_starts_then_or_later(
 
 
 @given(MOVES)
-def test_start_of_gives_every_start_again(moves: list[float]) -> None:
+def test_start_of_gives_every_start_again(moves):
     clock, starts = clock_after(moves)
     assert [clock.start_of(step) for step in range(len(starts))] == starts
     assert [clock.step_at(start) for start in starts] == list(range(len(starts)))
@@ -62,13 +60,13 @@ class OddTime:
     name = "odd"
     settings: dict[str, Any] = {"a": 1}  # noqa: RUF012 - as StepTime has it
 
-    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+    def ticks(self, num_tokens, num_sequences, kv_read, prefill_work):
         return 1 + 333_333 * num_tokens + num_sequences + kv_read + 2 * prefill_work
 
-    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
+    def ticks_of_decodes(self, num_sequences, kv_read, num_steps):
         raise NotImplementedError
 
-    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
+    def num_decodes_until(self, num_sequences, kv_read, ticks):
         raise NotImplementedError
 
 
@@ -76,7 +74,7 @@ BATCH_STATS = st.builds(BatchStats, *[st.integers(0, 10**6)] * 4)
 
 
 @given(st.lists(st.one_of(BATCH_STATS, st.floats(1e-9, 1e4)), max_size=20))
-def test_a_formula_counts_whole_ticks_and_loses_none(moves: list[BatchStats | float]) -> None:
+def test_a_formula_counts_whole_ticks_and_loses_none(moves):
     clock, ticks, starts = FormulaClock(OddTime()), 0, [0]
     for move in moves:
         if isinstance(move, BatchStats):
@@ -100,7 +98,7 @@ def test_a_formula_counts_whole_ticks_and_loses_none(moves: list[BatchStats | fl
 
 
 @given(st.lists(BATCH_STATS, min_size=1, max_size=9), st.floats(0, 1))
-def test_a_step_of_a_formula_is_found_by_its_time(loads: list[BatchStats], part: float) -> None:
+def test_a_step_of_a_formula_is_found_by_its_time(loads, part):
     clock, starts = FormulaClock(OddTime()), [0.0]
     for load in loads:
         clock.advance(load)
@@ -110,7 +108,7 @@ def test_a_step_of_a_formula_is_found_by_its_time(loads: list[BatchStats], part:
 
 
 @pytest.mark.parametrize("make", [ConstantClock, lambda: FormulaClock(OddTime())])
-def test_no_clock_goes_back(make: Any) -> None:
+def test_no_clock_goes_back(make):
     clock = make()
     clock.jump(2.0)
     for time in (1.5, 2.0):
@@ -118,18 +116,18 @@ def test_no_clock_goes_back(make: Any) -> None:
             clock.jump(time)
 
 
-def test_a_formula_that_nobody_feeds_is_found_out() -> None:
+def test_a_formula_that_nobody_feeds_is_found_out():
     with pytest.raises(InvariantError, match="measured"):
         FormulaClock(OddTime()).advance(None)
 
 
-def test_clocks_tell_what_reproduces_their_times() -> None:
+def test_clocks_tell_what_reproduces_their_times():
     assert ConstantClock().settings == {}
     assert FormulaClock(OddTime()).settings == {"name": "odd", "a": 1}
     assert WallClock().settings == {"name": "wall"}
 
 
-def test_each_clock_estimates_how_long_a_step_would_take() -> None:
+def test_each_clock_estimates_how_long_a_step_would_take():
     load, step_time = BatchStats(40, 3, 500, 1369), step_time_of("rtx4090_llama3.1-8b")
     assert ConstantClock().estimate(load) == 1.0
     formula = FormulaClock(step_time)
@@ -147,7 +145,7 @@ def test_each_clock_estimates_how_long_a_step_would_take() -> None:
 
 
 @given(st.floats(0, 1e6))
-def test_ticks_until_a_time_are_the_fewest_that_reach_it(time: float) -> None:
+def test_ticks_until_a_time_are_the_fewest_that_reach_it(time):
     ticks = ticks_until(time)
     assert Fraction(ticks - 1, TICKS_PER_SECOND) < Fraction(time)
     assert Fraction(ticks, TICKS_PER_SECOND) >= Fraction(time)
@@ -156,24 +154,24 @@ def test_ticks_until_a_time_are_the_fewest_that_reach_it(time: float) -> None:
 class FakeTime:
     """A timer that passes only when it is told, or slept on; it wakes up early once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.time = 1000.0
-        self.slept: list[float] = []
+        self.slept = []
 
-    def measure(self) -> float:
+    def measure(self):
         return self.time
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.slept.append(seconds)
         self.time += seconds / 2 if len(self.slept) == 1 else seconds
 
-    def clock(self) -> WallClock:
+    def clock(self):
         clock = WallClock(self.measure, self.sleep)
         assert clock.step_at(0.0) == 0  # which starts it
         return clock
 
 
-def test_the_wall_shows_how_long_it_has_been() -> None:
+def test_the_wall_shows_how_long_it_has_been():
     timer = FakeTime()
     clock = timer.clock()
     timer.time += 0.25
@@ -184,7 +182,7 @@ def test_the_wall_shows_how_long_it_has_been() -> None:
     assert [clock.step_at(time) for time in (0.0, 0.1, 0.25, 0.3)] == [0, 1, 1, 2]
 
 
-def test_the_wall_sleeps_until_an_arrival_and_again_if_it_wakes_up_early() -> None:
+def test_the_wall_sleeps_until_an_arrival_and_again_if_it_wakes_up_early():
     timer = FakeTime()
     clock = timer.clock()
     clock.jump(8.0)
@@ -192,7 +190,7 @@ def test_the_wall_sleeps_until_an_arrival_and_again_if_it_wakes_up_early() -> No
     assert (clock.step, clock.now) == (0, 8.0)
 
 
-def test_the_wall_does_not_sleep_when_it_is_late() -> None:
+def test_the_wall_does_not_sleep_when_it_is_late():
     timer = FakeTime()
     clock = timer.clock()
     timer.time += 9.0
@@ -201,7 +199,7 @@ def test_the_wall_does_not_sleep_when_it_is_late() -> None:
     assert clock.now == 9.0
 
 
-def test_a_wall_that_goes_back_stands_still() -> None:
+def test_a_wall_that_goes_back_stands_still():
     timer = FakeTime()
     clock = timer.clock()
     timer.time += 5.0
@@ -211,7 +209,7 @@ def test_a_wall_that_goes_back_stands_still() -> None:
     assert (clock.now, clock.start_of(1)) == (5.0, 5.0)
 
 
-def test_an_engine_on_the_wall_waits_for_arrivals() -> None:
+def test_an_engine_on_the_wall_waits_for_arrivals():
     timer = FakeTime()
     engine = Engine(SimulatedModel(), 2, clock=WallClock(timer.measure, timer.sleep))
     engine.add(Request(prompt="a", max_tokens=2, arrival_time=0.0))
@@ -228,15 +226,13 @@ def test_an_engine_on_the_wall_waits_for_arrivals() -> None:
 NOTHING = BatchStats(0, 0, 0, 0)
 
 
-def paced(
-    timer: FakeTime, seconds: str = "constant:0.5", max_kept: int | None = None
-) -> PacedClock:
+def paced(timer, seconds="constant:0.5", max_kept=None):
     """A clock on a wall that a test moves."""
     timer.time = 0.0  # of which nothing is lost by rounding
     return PacedClock(step_time_of(seconds), max_kept, timer.measure, timer.sleep)
 
 
-def test_a_paced_step_ends_when_its_time_has_come_on_the_wall() -> None:
+def test_a_paced_step_ends_when_its_time_has_come_on_the_wall():
     timer = FakeTime()
     clock = paced(timer)
     timer.time += 0.2  # what the computation took
@@ -250,7 +246,7 @@ def test_a_paced_step_ends_when_its_time_has_come_on_the_wall() -> None:
     assert (clock.now, clock.elapsed()) == (4.0, 4.0)
 
 
-def test_a_paced_clock_lingers_for_what_has_come_and_ends_no_step_the_later() -> None:
+def test_a_paced_clock_lingers_for_what_has_come_and_ends_no_step_the_later():
     timer = FakeTime()
     clock = paced(timer)
     clock.linger()
@@ -267,7 +263,7 @@ def test_a_paced_clock_lingers_for_what_has_come_and_ends_no_step_the_later() ->
 
 
 @pytest.mark.parametrize("max_kept", [2, 3, 8])
-def test_a_clock_that_forgets_knows_the_last_steps(max_kept: int) -> None:
+def test_a_clock_that_forgets_knows_the_last_steps(max_kept):
     forgetting, whole = (
         FormulaClock(step_time_of("constant:0.5"), max_kept),
         FormulaClock(step_time_of("constant:0.5")),

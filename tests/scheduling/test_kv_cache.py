@@ -3,10 +3,8 @@
 import pytest
 from cached_tokens import Cache
 
-from batcher.scheduling.blocks import SegmentEnds
 
-
-def test_no_key_is_built_for_what_nobody_has_looked_for() -> None:
+def test_no_key_is_built_for_what_nobody_has_looked_for():
     cache = Cache(60)
     cache.begin(first := cache.sequence("a", range(100)), 40)
     assert cache.built == [0], "one is missed, and then registered"
@@ -22,7 +20,7 @@ def test_no_key_is_built_for_what_nobody_has_looked_for() -> None:
     assert cache.built == [*range(8)], "they have keys already"
 
 
-def test_what_is_remembered_of_a_waiting_sequence_is_not_built_again() -> None:
+def test_what_is_remembered_of_a_waiting_sequence_is_not_built_again():
     cache = Cache(60)
     cache.begin(first := cache.sequence("a", range(100)), 40)
     waiting = cache.sequence("b", range(101))
@@ -39,7 +37,7 @@ def test_what_is_remembered_of_a_waiting_sequence_is_not_built_again() -> None:
     assert cache.match(waiting).blocks == waiting.prefix.blocks[:15], "the others are evicted"
 
 
-def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it() -> None:
+def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it():
     cache = Cache()
     cache.begin(first := cache.sequence("a", range(5), role="beam"))
     cache.tokens["a"] += range(5, 20)
@@ -52,7 +50,7 @@ def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it() -> None:
 # -- segments --------------------------------------------------------------------------------------
 
 
-def test_a_segment_boundary_inside_a_block_is_found_from_the_next_step_on_by_copy() -> None:
+def test_a_segment_boundary_inside_a_block_is_found_from_the_next_step_on_by_copy():
     cache = Cache()
     cache.begin(first := cache.sequence("a", range(10), segment_ends=((6, 1), (10, 0))))
     other = cache.sequence("b", [*range(6), 90, 91, 92], segment_ends=((6, 1), (9, 0)))
@@ -68,7 +66,7 @@ def test_a_segment_boundary_inside_a_block_is_found_from_the_next_step_on_by_cop
 
 
 SEVERAL = ((1, 0), (2, 0), (3, 0), (9, 0))
-BOUNDARIES: list[tuple[int, SegmentEnds, list[int], SegmentEnds, int]] = [
+BOUNDARIES = [
     # Only where a boundary is looked for.
     (10, ((6, 1), (10, 0)), [*range(10)], (), 8),
     (10, ((6, 1), (10, 0)), [*range(7)], ((5, 0), (7, 0)), 4),
@@ -82,16 +80,14 @@ BOUNDARIES: list[tuple[int, SegmentEnds, list[int], SegmentEnds, int]] = [
 
 
 @pytest.mark.parametrize(("length", "ends", "tokens", "its_ends", "num_found"), BOUNDARIES)
-def test_a_boundary_is_found(
-    length: int, ends: SegmentEnds, tokens: list[int], its_ends: SegmentEnds, num_found: int
-) -> None:
+def test_a_boundary_is_found(length, ends, tokens, its_ends, num_found):
     cache = Cache()
     cache.begin(cache.sequence("a", range(length), segment_ends=ends))
     cache.end_step()
     assert cache.match(cache.sequence("b", tokens, segment_ends=its_ends)).num_tokens == num_found
 
 
-def test_a_boundary_is_named_when_the_chunk_that_crosses_it_is_computed() -> None:
+def test_a_boundary_is_named_when_the_chunk_that_crosses_it_is_computed():
     cache = Cache()
     ranks = ((2, 0), (6, 0), (11, 0))
     cache.begin(first := cache.sequence("a", range(11), segment_ends=ranks), 5)
@@ -103,7 +99,7 @@ def test_a_boundary_is_named_when_the_chunk_that_crosses_it_is_computed() -> Non
     assert cache.match(other).num_tokens == 6
 
 
-def test_a_boundary_is_found_after_an_equal_block_of_another_one_is_gone() -> None:
+def test_a_boundary_is_found_after_an_equal_block_of_another_one_is_gone():
     cache = Cache(8)
     first = cache.sequence("a", range(12))
     second = cache.sequence("b", range(12), segment_ends=((6, 1), (12, 0)))
@@ -119,7 +115,7 @@ def test_a_boundary_is_found_after_an_equal_block_of_another_one_is_gone() -> No
     cache.check_all()
 
 
-def test_system_goes_after_user_after_assistant_and_what_is_pinned_last() -> None:
+def test_system_goes_after_user_after_assistant_and_what_is_pinned_last():
     cache = Cache(4)
     for name, rank in (("pin", 3), ("system", 2), ("user", 1), ("rest", 0)):
         tokens = [rank * 10 + place for place in range(4)]
@@ -137,7 +133,7 @@ def test_system_goes_after_user_after_assistant_and_what_is_pinned_last() -> Non
         assert found == left
 
 
-def test_a_block_is_worth_as_much_as_the_best_segment_that_reaches_into_it() -> None:
+def test_a_block_is_worth_as_much_as_the_best_segment_that_reaches_into_it():
     cache = Cache(3)
     cache.begin(first := cache.sequence("a", range(8), segment_ends=((5, 2), (8, 0))))
     cache.leave(first)
@@ -148,7 +144,7 @@ def test_a_block_is_worth_as_much_as_the_best_segment_that_reaches_into_it() -> 
     assert cache.match(cache.sequence("x", range(50, 55))).num_tokens == 0
 
 
-def test_a_part_is_found_no_longer_once_the_block_is_evicted_that_was_filled_behind_it() -> None:
+def test_a_part_is_found_no_longer_once_the_block_is_evicted_that_was_filled_behind_it():
     cache = Cache(4)
     cache.begin(first := cache.sequence("a", range(10), segment_ends=((10, 0),)))
     cache.end_step()

@@ -1,7 +1,5 @@
 """Blocks that are shared and copied: by forks, by samples of one request, and what went wrong."""
 
-from typing import Any
-
 import pytest
 from cached_tokens import SIZE, Cache
 from examples import examples
@@ -9,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import InvariantError
-from batcher.scheduling.sequence import Schedulable
 
 
 @pytest.mark.parametrize("num_computed_tokens", [1, 3, 4, 5, 8])
-def test_a_fork_shares_full_blocks_and_has_a_last_one_of_its_own(num_computed_tokens: int) -> None:
+def test_a_fork_shares_full_blocks_and_has_a_last_one_of_its_own(num_computed_tokens):
     cache = Cache()
     parent = cache.sequence("p", range(num_computed_tokens), role="beam")
     child = cache.sequence("c", range(50, 50 + num_computed_tokens), role="beam")
@@ -29,7 +26,7 @@ def test_a_fork_shares_full_blocks_and_has_a_last_one_of_its_own(num_computed_to
     cache.check_all()
 
 
-def test_a_fork_without_a_block_of_its_own_shares_the_last_one_until_it_writes() -> None:
+def test_a_fork_without_a_block_of_its_own_shares_the_last_one_until_it_writes():
     cache = Cache()
     parent = cache.sequence("p", range(6), role="beam")
     child = cache.sequence("c", (), role="beam")
@@ -48,7 +45,7 @@ def test_a_fork_without_a_block_of_its_own_shares_the_last_one_until_it_writes()
     cache.check_all()
 
 
-def test_forks_of_one_parent_give_their_blocks_back_one_by_one() -> None:
+def test_forks_of_one_parent_give_their_blocks_back_one_by_one():
     cache = Cache()
     rows = [cache.sequence(name, range(6), role="beam") for name in "abc"]
     for row in rows:
@@ -63,7 +60,7 @@ def test_forks_of_one_parent_give_their_blocks_back_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(("length", "num_found"), [(3, 2), (4, 3), (8, 7), (9, 8), (1, 0)])
-def test_a_sample_starts_from_what_its_sibling_has_computed(length: int, num_found: int) -> None:
+def test_a_sample_starts_from_what_its_sibling_has_computed(length, num_found):
     cache = Cache(prefix_cache=False)
     cache.begin(first := cache.sequence("a", range(length)))
     second = cache.sequence("a", range(length), index=1)
@@ -87,7 +84,7 @@ def test_a_sample_starts_from_what_its_sibling_has_computed(length: int, num_fou
     assert cache.match(cache.sequence("a", range(length), index=2)).num_tokens == 0
 
 
-def test_a_sample_that_was_preempted_starts_from_the_whole_prompt_of_its_sibling() -> None:
+def test_a_sample_that_was_preempted_starts_from_the_whole_prompt_of_its_sibling():
     cache = Cache(prefix_cache=False)
     cache.begin(first := cache.sequence("a", range(6)))
     cache.note_sibling(first)
@@ -102,7 +99,7 @@ def test_a_sample_that_was_preempted_starts_from_the_whole_prompt_of_its_sibling
 # -- what went wrong -------------------------------------------------------------------------------
 
 
-def test_what_was_not_computed_after_all_is_not_found() -> None:
+def test_what_was_not_computed_after_all_is_not_found():
     cache = Cache()
     cache.begin(cache.sequence("a", range(4)))
     cache.begin(other := cache.sequence("b", range(12), segment_ends=((6, 0), (12, 0))))
@@ -115,7 +112,7 @@ def test_what_was_not_computed_after_all_is_not_found() -> None:
     cache.check_all()
 
 
-def test_sequences_that_are_not_told_of_are_found_out() -> None:
+def test_sequences_that_are_not_told_of_are_found_out():
     cache = Cache()
     cache.begin(cache.sequence("a", range(9)))
     with pytest.raises(InvariantError):
@@ -134,11 +131,11 @@ PROMPTS = st.builds(
 class Cells:
     """What each cell of each block holds: the prefix of the row that computed it, up to there."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache):
         self.cache = cache
-        self.cells: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.cells = {}
 
-    def compute(self, planned: list[tuple[Schedulable, int]]) -> None:
+    def compute(self, planned):
         """Copy blocks, then write what was planned: rows, each from a position on."""
         for source, target in self.cache.take_copies():
             for place in range(SIZE):
@@ -149,7 +146,7 @@ class Cells:
                 self.cells[cell] = tuple(self.cache.tokens[sequence.id][: place + 1])
         self.cache.end_step()
 
-    def check(self) -> None:
+    def check(self):
         """Read all that is computed of those that run."""
         for sequence in self.cache.sequences:
             for place in range(sequence.num_computed_tokens):
@@ -160,11 +157,11 @@ class Cells:
 
 @given(st.data())
 @examples(150)
-def test_what_is_read_is_always_what_was_written(data: Any) -> None:
+def test_what_is_read_is_always_what_was_written(data):
     cache = Cache(data.draw(st.integers(6, 14)))
     cells = Cells(cache)
     for number in range(data.draw(st.integers(1, 25))):
-        planned: list[tuple[Schedulable, int]] = []
+        planned = []
         for sequence in cache.sequences:
             more = data.draw(st.integers(0, sequence.num_tokens - sequence.num_computed_tokens))
             stop = sequence.num_computed_tokens + more

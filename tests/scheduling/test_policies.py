@@ -1,9 +1,6 @@
 """Policies by name, and those that people bring."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 from engine_runs import drained
@@ -16,13 +13,13 @@ from batcher.settings import SchedulingSettings
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[Callable]:
+def own(tmp_path, monkeypatch, request):
     """Write a module with a function `rank` of that body; return what names it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = iter(range(100))
 
-    def write(body: str) -> str:
+    def write(body):
         name = f"own_policy_{abs(hash(request.node.name))}_{next(modules)}"
         text = f"def rank(candidate):\n{body}\n"
         (tmp_path / f"{name}.py").write_text(dedent(text))
@@ -31,13 +28,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterat
     return write
 
 
-def test_ties_are_broken_by_who_came_first() -> None:
+def test_ties_are_broken_by_who_came_first():
     for name, policy in POLICIES.items():
         first, second = waiting("a", queue_number=0), waiting("b", queue_number=1)
         assert policy(first) < policy(second), name
 
 
-def test_an_unknown_name_lists_what_exists() -> None:
+def test_an_unknown_name_lists_what_exists():
     with pytest.raises(BatchdecodeError) as caught:
         policy_of("sfj")
     message = str(caught.value)
@@ -47,7 +44,7 @@ def test_an_unknown_name_lists_what_exists() -> None:
     )
 
 
-def test_a_policy_of_ones_own_is_told_of_the_request(own: Callable[[str], str]) -> None:
+def test_a_policy_of_ones_own_is_told_of_the_request(own):
     policy = policy_of(own("    return (candidate.prompt_tokens, -candidate.generated)"))
     near = waiting("a", num_prompt_tokens=3, num_tokens=3, queue_number=5)
     preempted = waiting("b", num_prompt_tokens=3, num_tokens=9, queue_number=7)
@@ -55,7 +52,7 @@ def test_a_policy_of_ones_own_is_told_of_the_request(own: Callable[[str], str]) 
     assert sorted([far, near, preempted], key=policy) == [preempted, near, far]
 
 
-def test_a_policy_of_ones_own_orders_a_run(own: Callable[[str], str]) -> None:
+def test_a_policy_of_ones_own_orders_a_run(own):
     settings = SchedulingSettings(policy=own("    return -candidate.priority"))
     engine = Engine(SimulatedModel(), 1, settings=settings)
     for number in range(4):
@@ -76,9 +73,7 @@ def test_a_policy_of_ones_own_orders_a_run(own: Callable[[str], str]) -> None:
         ("    return [1]", r"returned \[1\], not a number"),
     ],
 )
-def test_a_policy_that_gives_no_number_is_named(
-    own: Callable[[str], str], body: str, message: str
-) -> None:
+def test_a_policy_that_gives_no_number_is_named(own, body, message):
     name = own(body)
     with pytest.raises(BatchdecodeError, match=message) as caught:
         policy_of(name)(waiting("a"))
@@ -96,6 +91,6 @@ def test_a_policy_that_gives_no_number_is_named(
         ("mo dule:rank", "is not a package.module"),
     ],
 )
-def test_what_names_no_function_is_refused(name: str, message: str) -> None:
+def test_what_names_no_function_is_refused(name, message):
     with pytest.raises(BatchdecodeError, match=message):
         policy_of(name)

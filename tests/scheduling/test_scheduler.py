@@ -1,7 +1,6 @@
 """What the scheduler decides step by step is what follows from sorting and searching all anew."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from examples import examples
@@ -12,9 +11,9 @@ from scheduling_settings import scheduling_settings
 from slow_scheduler import SlowScheduler
 from slow_units import Job, SlowPlan
 
-from batcher.lifecycle import ABORT, FINISH, Move, State
+from batcher.lifecycle import ABORT, FINISH, State
 from batcher.scheduling.blocks import NO_NODE
-from batcher.scheduling.scheduler import Scheduler, SchedulerOutput
+from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
 
@@ -36,7 +35,7 @@ class Workload(NamedTuple):
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> Workload:
+def workloads(draw):
     num_slots = draw(st.integers(2, 5))
     block_size = draw(st.sampled_from([1, 2, 3, 4]))
     arrivals = draw(st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.5, 4.0, 30.0]), max_size=10))
@@ -60,7 +59,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload(jobs, num_slots, chosen, aborts)
 
 
-def num_blocks(job: Job, block_size: int) -> int:
+def num_blocks(job, block_size):
     prompts = [job.prompt] if job.negative is None else [job.prompt, job.negative]
     most = [max(len(prompt) + job.max_tokens - 1, 1) for prompt in prompts]
     return sum(-(-num_tokens // block_size) for num_tokens in most)
@@ -69,19 +68,17 @@ def num_blocks(job: Job, block_size: int) -> int:
 class Play:
     """Runs a workload through both schedulers, side by side."""
 
-    def __init__(self, workload: Workload, *, has_names: bool = True) -> None:
+    def __init__(self, workload, *, has_names=True):
         self.workload, self.has_names = workload, has_names
         self.slow = SlowScheduler(workload.num_slots, workload.settings)
         contents = self.contents if has_names else None
         self.scheduler = Scheduler(workload.num_slots, workload.settings, contents)
-        self.firsts: dict[str, Schedulable] = {}
+        self.firsts = {}
         self.jobs = {job.id: job for job in workload.jobs}
         self.unread = list(workload.jobs)
         self.step, self.now = 0, 0.0
 
-    def contents(
-        self, row: Schedulable, start: int, stop: int, size: int
-    ) -> Iterator[tuple[Any, ...]]:
+    def contents(self, row, start, stop, size):
         job = self.jobs[row.id]
         prompt = job.negative if row.role == "negative" else job.prompt
         tokens = [
@@ -90,7 +87,7 @@ class Play:
         ]
         return (tuple(tokens[first : first + size]) for first in range(0, len(tokens), size))
 
-    def run(self) -> None:
+    def run(self):
         while self.unread or self.slow.waiting or self.slow.running:
             assert self.step < MAX_STEPS, "it hangs"
             if not (self.slow.waiting or self.slow.running):
@@ -103,13 +100,13 @@ class Play:
         assert self.scheduler.batch.num_decoding == 0
         assert self.scheduler.batch.ending == {}
 
-    def push(self, job: Job) -> None:
+    def push(self, job):
         self.slow.push(job)
         first = make_sequence(job)
         self.firsts[job.id] = first
         self.scheduler.queue.push(first)
 
-    def one_step(self) -> None:
+    def one_step(self):
         plan = self.scheduler.schedule(self.step, self.now)
         expected = self.slow.plan(self.now)
         expected_hold, expected.hold = expected.hold, None
@@ -133,12 +130,12 @@ class Play:
         self.abort_somebody()
         event(f"preempts: {bool(expected.preempted)}")
 
-    def check_hold(self, expected: tuple[str, str]) -> None:
+    def check_hold(self, expected):
         blocked = self.scheduler.blocked
         assert blocked is not None, "nothing is said of who is held back"
         assert (blocked.first.id, blocked.reason) == expected
 
-    def check_blocks(self, plan: SchedulerOutput[Schedulable]) -> None:
+    def check_blocks(self, plan):
         kv_cache, slow = self.scheduler.kv_cache, self.slow.pool
         assert kv_cache.pool.num_free == len(slow.free)
         assert sum(node != NO_NODE for node in kv_cache.pool.nodes) == len(slow.keys)
@@ -158,12 +155,12 @@ class Play:
             num_computed_tokens += self.scheduler.batch.num_decoding - fresh
         assert budget is None or num_computed_tokens <= budget, "invariant 11"
 
-    def leave(self, slot: int, why: Move) -> None:
+    def leave(self, slot, why):
         first = self.scheduler.batch.slots[slot]
         self.slow.leave(next(unit for unit in self.slow.running if slot in unit.slots))
         self.scheduler.release(first, self.step, why)
 
-    def abort_somebody(self) -> None:
+    def abort_somebody(self):
         place = self.workload.aborts.get(self.step)
         units = [*self.slow.running, *self.slow.waiting]
         if place is None or not units:
@@ -176,10 +173,10 @@ class Play:
             self.scheduler.queue.take(self.firsts[unit.name])
 
 
-def make_sequence(job: Job) -> Schedulable:
+def make_sequence(job):
     """Return what stands for a job in the scheduler, waiting."""
 
-    def row(role: Any, prompt: tuple[int, ...]) -> Schedulable:
+    def row(role, prompt):
         return Schedulable(
             id=job.id,
             role=role,
@@ -200,7 +197,7 @@ def make_sequence(job: Job) -> Schedulable:
     return first
 
 
-def summary(plan: SchedulerOutput[Schedulable]) -> SlowPlan:
+def summary(plan):
     """Return a plan by names, without the hold."""
     chunks = {
         (row.id, row.role): (row.num_computed_tokens - num_tokens, num_tokens)
@@ -281,7 +278,7 @@ BOTH_PROMPTS_BEGIN_LIKE_A_VICTIM = Workload(
 @example(LAST_ONE_HOLDS_NO_BLOCK)
 @example(SOMEBODY_ELSE_IN_BETWEEN)
 @examples(200)
-def test_the_plan_of_each_step_is_one_made_from_scratch(workload: Workload) -> None:
+def test_the_plan_of_each_step_is_one_made_from_scratch(workload):
     Play(workload).run()
 
 
@@ -303,7 +300,7 @@ ALL_HAVE_WHAT_THEY_EVER_NEED = Workload(
 @example(ONE_THAT_HAS_JUST_GROWN_GIVES_WAY)
 @example(ALL_HAVE_WHAT_THEY_EVER_NEED)
 @examples(100)
-def test_blocks_that_are_only_counted_are_as_many(workload: Workload) -> None:
+def test_blocks_that_are_only_counted_are_as_many(workload):
     settings = replace(workload.settings, prefix_cache=False, preempt_for=None)
     if settings.policy == "lpm":
         settings = replace(settings, policy="fcfs")
@@ -322,7 +319,7 @@ def test_blocks_that_are_only_counted_are_as_many(workload: Workload) -> None:
         (Job("x", (1,) * 4, 6, negative=(2,) * 4), False),
     ],
 )
-def test_what_no_number_of_preemptions_makes_room_for_is_told(job: Job, *, fits: bool) -> None:
+def test_what_no_number_of_preemptions_makes_room_for_is_told(job, *, fits):
     settings = SchedulingSettings(kv_blocks=4, block_size=4)
     scheduler = Scheduler(2, settings, Play(Workload([job], 2, settings, {})).contents)
     failure = scheduler.why_never(make_sequence(job))

@@ -13,7 +13,7 @@ from batcher.decoding.grammars import ConstraintSource, constraint_source
 from batcher.decoding.verification import TRIALS, Enforceable, Trials
 from batcher.errors import BatchdecodeError, GrammarError
 
-DEEP: dict = {"type": "null"}
+DEEP = {"type": "null"}
 for _ in range(200):
     DEEP = {"type": "array", "items": DEEP}
 

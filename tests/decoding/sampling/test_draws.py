@@ -38,7 +38,7 @@ KINDS = st.sampled_from(["language", "tied", "flat", "halves", "few", "masked", 
 WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from([511, 3000, 5000]))
 
 
-def some_logits(kind: str, seed: int, num_rows: int, vocab_size: int) -> np.ndarray:
+def some_logits(kind, seed, num_rows, vocab_size):
     rng = np.random.default_rng(seed)
     logits = language_like(rng, num_rows, vocab_size)
     if kind == "tied":
@@ -58,13 +58,13 @@ def some_logits(kind: str, seed: int, num_rows: int, vocab_size: int) -> np.ndar
     return logits
 
 
-def check(logits: np.ndarray, params: SamplingParams, seed: int = 0) -> None:
+def check(logits, params, seed=0):
     rng = np.random.default_rng(seed)
     num_rows, vocab_size = logits.shape
     keys = rng.integers(0, 2**64, num_rows, dtype=np.uint64)
     states = DrawStates(keys, rng.integers(0, 99, num_rows), np.zeros(num_rows))
 
-    def tell(logprobs: np.ndarray, token_ids: np.ndarray, *_: int) -> np.ndarray:
+    def tell(logprobs, token_ids, *_):
         whole = np.full(vocab_size, -math.inf)
         whole[token_ids[logprobs > -math.inf]] = logprobs[logprobs > -math.inf]
         return whole
@@ -82,9 +82,7 @@ def check(logits: np.ndarray, params: SamplingParams, seed: int = 0) -> None:
 
 @examples(600)
 @given(PARAMS, KINDS, WIDTHS, st.integers(0, 2**32), st.sampled_from([1, 100, filters.WIDE]))
-def test_a_draw_is_that_of_the_definition(
-    params: SamplingParams, kind: str, vocab_size: int, seed: int, wide: int
-) -> None:
+def test_a_draw_is_that_of_the_definition(params, kind, vocab_size, seed, wide):
     with patch.object(filters, "WIDE", wide):
         check(some_logits(kind, seed, 3, vocab_size), params, seed)
 
@@ -103,9 +101,7 @@ LARGE = [
 )
 @pytest.mark.parametrize("temperature", mostly_heavy([0.5, 1.3], 1.3))
 @pytest.mark.parametrize("fields", LARGE, ids=str)
-def test_a_draw_of_a_large_vocabulary_is_that_of_the_definition(
-    fields: dict[str, float], temperature: float, kind: str
-) -> None:
+def test_a_draw_of_a_large_vocabulary_is_that_of_the_definition(fields, temperature, kind):
     params = SamplingParams(temperature=temperature, **fields)
     check(some_logits(kind, 0, 1, 49_152), params)
 
@@ -113,7 +109,7 @@ def test_a_draw_of_a_large_vocabulary_is_that_of_the_definition(
 WANTED, DRAWN_FROM = np.array([0.5, 0.2, 0.3]), np.array([0.2, 0.5, 0.3])
 
 
-def left(wanted: np.ndarray, token: int, noise: float, token_ids=(0, 1, 2)) -> list[float]:
+def left(wanted, token, noise, token_ids=(0, 1, 2)):
     """Return the probabilities that a row with a draft is drawn from."""
     proposal = DrawnDraft(token, DRAWN_FROM.astype(np.float32))
     with np.errstate(divide="ignore"):
@@ -131,25 +127,23 @@ def left(wanted: np.ndarray, token: int, noise: float, token_ids=(0, 1, 2)) -> l
         (2, 0.999, [0, 0, 1]),
     ],
 )
-def test_a_draft_is_accepted_as_often_as_p_is_of_q(
-    token: int, noise: float, weights: list[float]
-) -> None:
+def test_a_draft_is_accepted_as_often_as_p_is_of_q(token, noise, weights):
     assert left(WANTED, token, noise) == weights
 
 
-def test_a_draft_that_is_not_among_the_candidates_is_refused() -> None:
+def test_a_draft_that_is_not_among_the_candidates_is_refused():
     assert left(np.array([0.4, 0.6]), 1, 1e-9, (0, 2)) == [0.4, 0.6]
 
 
-def test_candidates_that_only_fill_up_are_not_drawn() -> None:
+def test_candidates_that_only_fill_up_are_not_drawn():
     assert left(np.array([0.6, 0.4, 0.0]), 0, 0.1, (0, 2, 0)) == [1, 0, 0]
 
 
-def test_where_both_differ_by_rounding_alone_nothing_else_is_left() -> None:
+def test_where_both_differ_by_rounding_alone_nothing_else_is_left():
     assert left(DRAWN_FROM * 0.5, 2, 1.0 + 1e-6) == DRAWN_FROM.tolist()
 
 
-def opened(key: int, *, after: bool) -> Sampler:
+def opened(key, *, after):
     """A sampler with a row of two tokens; after: in the slot of one that was drafted for."""
     sampler = Sampler(1, 3, Letters(3))
     if after:
@@ -164,7 +158,7 @@ def opened(key: int, *, after: bool) -> Sampler:
     return sampler
 
 
-def test_the_drafts_of_a_row_that_is_gone_count_for_no_other() -> None:
+def test_the_drafts_of_a_row_that_is_gone_count_for_no_other():
     logits = np.log(WANTED)[None]
     for key in range(40):
         tokens = [opened(key, after=after).sample(logits).tokens.item(0) for after in (0, 1)]
@@ -175,7 +169,7 @@ VOCAB_SIZE = 512
 NUM_STEPS = 1000
 
 
-def run(version: int, tau: float, logits: np.ndarray, eta: float = 0.1) -> tuple[float, float]:
+def run(version, tau, logits, eta=0.1):
     """The mean surprise in bits of 1,000 tokens, and the mu they end with."""
     params = SamplingParams(
         temperature=1.0, mirostat=version, mirostat_tau=tau, mirostat_eta=eta, needs_cumulative=True
@@ -188,21 +182,21 @@ def run(version: int, tau: float, logits: np.ndarray, eta: float = 0.1) -> tuple
 
 
 @pytest.fixture(scope="module")
-def logits() -> np.ndarray:
+def logits():
     return language_like(np.random.default_rng(0), NUM_STEPS, VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("version", [1, 2])
 # The likeliest alone have 2.1.
 @pytest.mark.parametrize("tau", mostly_heavy([2.5, 3.0, 4.0, 5.0], 3.0))
-def test_the_mean_surprise_is_tau(version: int, tau: float, logits: np.ndarray) -> None:
+def test_the_mean_surprise_is_tau(version, tau, logits):
     mean, _ = run(version, tau, logits)
     assert mean == pytest.approx(tau, abs=0.05)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("version", [1, 2])
-def test_mu_does_not_wind_away_where_tau_is_out_of_reach(version: int) -> None:
+def test_mu_does_not_wind_away_where_tau_is_out_of_reach(version):
     flat = np.zeros((1500, VOCAB_SIZE), np.float32)  # every token has 9 bits
     assert run(version, 0.5, flat) == (pytest.approx(9), 0)
     assert run(version, 15.0, flat) == (pytest.approx(9), 18)
@@ -211,7 +205,7 @@ def test_mu_does_not_wind_away_where_tau_is_out_of_reach(version: int) -> None:
     assert run(version, 4.0, sharp) == (pytest.approx(0), 18)
 
 
-def test_mu_begins_at_twice_tau_and_moves_by_the_surprise_before_the_cut() -> None:
+def test_mu_begins_at_twice_tau_and_moves_by_the_surprise_before_the_cut():
     logits = np.log(np.array([0.5, 0.25, 0.125, 0.125], np.float32))
     params = SamplingParams(temperature=1.0, mirostat=2, mirostat_tau=0.75, mirostat_eta=0.5)
     np.testing.assert_allclose(np.exp(drawn_from(logits, params)), [1, 0, 0, 0])  # mu is 1.5 bits
@@ -221,7 +215,7 @@ def test_mu_begins_at_twice_tau_and_moves_by_the_surprise_before_the_cut() -> No
     assert sampler._mu[0] == pytest.approx(1.5 - 0.5 * (1 - 0.75))  # though it was certain
 
 
-def test_version_1_keeps_as_many_as_zipf_says() -> None:
+def test_version_1_keeps_as_many_as_zipf_says():
     ranks = np.arange(1, 1001)
     for exponent in (0.8, 1.0, 1.3):
         logprobs = -exponent * np.log(ranks)
@@ -237,13 +231,13 @@ def test_version_1_keeps_as_many_as_zipf_says() -> None:
     "logprobs",
     [[0.0], [0, -math.inf], [-math.log(3)] * 3, [0.0, -800, -math.inf], [-0.7, -0.7, -1e9]],
 )
-def test_version_1_keeps_at_least_one_and_at_most_all_of_odd_rows(logprobs: list[float]) -> None:
+def test_version_1_keeps_at_least_one_and_at_most_all_of_odd_rows(logprobs):
     for mu in (0.0, 1.0, 30.0):
         [size] = filters.zipf_sizes(np.array([logprobs]), np.array([mu]))
         assert 1 <= size <= len(logprobs)
 
 
-def gumbel(keys: list[int], positions: list[int], token_ids: np.ndarray) -> np.ndarray:
+def gumbel(keys, positions, token_ids):
     """[rows, tokens]"""
     ids = np.tile(token_ids, (len(keys), 1))
     hashes = sampling.token_hashes(np.array(keys, np.uint64), np.array(positions), ids)
@@ -252,7 +246,7 @@ def gumbel(keys: list[int], positions: list[int], token_ids: np.ndarray) -> np.n
     return values
 
 
-def test_keys_differ_by_seed_request_and_sample_and_never_change() -> None:
+def test_keys_differ_by_seed_request_and_sample_and_never_change():
     given = [(s, i, n) for s in (0, 1, -1, 2**63) for i in ("", "a", "b", "\udcff") for n in (0, 1)]
     keys = [sampling.row_key(*each) for each in given]
     assert len(set(keys)) == len(keys)
@@ -260,19 +254,19 @@ def test_keys_differ_by_seed_request_and_sample_and_never_change() -> None:
     assert sampling.row_key(0, "1", 0) == 24513270026664046
 
 
-def test_every_position_and_token_has_noise_of_its_own() -> None:
+def test_every_position_and_token_has_noise_of_its_own():
     values = gumbel([5, 5, 6], [0, 1, 0], np.arange(100))
     assert len(np.unique(values)) == values.size
     assert (gumbel([6, 5], [0, 1], np.arange(50, 60)) == values[[2, 1], 50:60]).all()
 
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
-def test_noise_is_finite_at_both_ends_of_the_hash(bits: int) -> None:
+def test_noise_is_finite_at_both_ends_of_the_hash(bits):
     with patch.object(sampling, "mix_in_place", lambda numbers: np.full_like(numbers, bits)):
         assert np.isfinite(gumbel([1], [0], np.arange(3))).all()
 
 
-def test_noise_is_spread_as_gumbel_says() -> None:
+def test_noise_is_spread_as_gumbel_says():
     values = gumbel(list(range(40)), [3] * 40, np.arange(1000))
     uniform = np.exp(-np.exp(-values)).reshape(-1)
     counts = np.histogram(uniform, bins=20, range=(0, 1))[0]
@@ -281,7 +275,7 @@ def test_noise_is_spread_as_gumbel_says() -> None:
     assert abs(correlations).max() < 0.16  # five deviations
 
 
-def test_drafts_and_their_acceptance_have_noise_of_their_own() -> None:
+def test_drafts_and_their_acceptance_have_noise_of_their_own():
     keys, positions = np.arange(2000, dtype=np.uint64).repeat(3), np.tile([1, 2, 3], 2000)
     drafting = sampling.draft_keys(keys, positions)
     assert len({*keys.tolist(), *drafting.tolist()}) == 2000 + 6000  # one for each beginning

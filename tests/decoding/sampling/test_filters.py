@@ -18,23 +18,23 @@ LOGITS = st.lists(st.one_of(EIGHTHS, st.just(-math.inf)), min_size=1, max_size=4
 HALVES = st.sampled_from([0.5, 0.25, 0.125])
 
 
-def kept(logits: list[float], **fields: float) -> set[int]:
+def kept(logits, **fields):
     """The ids that can be drawn with these settings."""
     params = SamplingParams(**{"temperature": 1.0, **fields})
     return set(np.isfinite(drawn_from(np.array(logits, np.float32), params)).nonzero()[0].tolist())
 
 
-def probabilities(logits: list[float]) -> list[float]:
+def probabilities(logits):
     weights = [math.exp(logit - max(logits)) for logit in logits]
     return [weight / math.fsum(weights) for weight in weights]
 
 
-def finite(logits: list[float]) -> set[int]:
+def finite(logits):
     return {token for token, logit in enumerate(logits) if logit > -math.inf}
 
 
 @given(LOGITS, st.integers(1, 60))
-def test_top_k_keeps_what_fewer_than_k_are_above(logits: list[float], k: int) -> None:
+def test_top_k_keeps_what_fewer_than_k_are_above(logits, k):
     above = [sum(other > logit for other in logits) for logit in logits]
     assert kept(logits, top_k=k) == {t for t in finite(logits) if above[t] < k}
 
@@ -62,14 +62,12 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("logits", "fields", "expected"), LIMITS, ids=str)
-def test_a_limit(logits: list[float], fields: dict[str, float], expected: set[int]) -> None:
+def test_a_limit(logits, fields, expected):
     assert kept(logits, **fields) == expected
 
 
 @given(LOGITS, st.integers(1, 50))
-def test_finding_candidates_agrees_with_filtering_the_whole_row(
-    logits: list[float], k: int
-) -> None:
+def test_finding_candidates_agrees_with_filtering_the_whole_row(logits, k):
     whole = np.array([logits])
     filters.keep_top_k(whole, k)
     found = {
@@ -82,7 +80,7 @@ def test_finding_candidates_agrees_with_filtering_the_whole_row(
 
 
 @pytest.mark.parametrize("spread", ["apart", "in one chunk", "tied", "few"])
-def test_candidates_of_a_large_vocabulary_are_those_of_a_sort(spread: str) -> None:
+def test_candidates_of_a_large_vocabulary_are_those_of_a_sort(spread):
     rng = np.random.default_rng(1)
     logits = language_like(rng, 7, 5000)
     if spread == "in one chunk":
@@ -103,7 +101,7 @@ def test_candidates_of_a_large_vocabulary_are_those_of_a_sort(spread: str) -> No
     assert found == expected
 
 
-def test_the_width_of_a_row_of_candidates_depends_on_the_row_alone() -> None:
+def test_the_width_of_a_row_of_candidates_depends_on_the_row_alone():
     rng = np.random.default_rng(2)
     logits = language_like(rng, 6, 3000)
     logits[1, :90] = 50  # 90 ties
@@ -111,7 +109,7 @@ def test_the_width_of_a_row_of_candidates_depends_on_the_row_alone() -> None:
     logits[4] = -np.inf
     logits[4, 7] = 1
 
-    def widths(rows: list[int]) -> dict[int, int]:
+    def widths(rows):
         found = filters.top_candidates(logits[rows], 30)
         return {rows[row]: c.logits.shape[1] for c in found for row in c.rows.tolist()}
 

@@ -14,7 +14,7 @@ from sampling_rows import Letters, drawn_from, language_like, one_step, start
 
 from batcher.decoding import filters
 from batcher.decoding.filters import BadWords, SamplingParams, Vocabulary
-from batcher.decoding.sampling import Masks, Sampled, Sampler, SamplingRow, row_key
+from batcher.decoding.sampling import Masks, Sampler, SamplingRow, row_key
 from batcher.errors import Failure, InvariantError
 from batcher.result import LOWEST_LOGPROB, TokenLogprob, TopLogprob
 
@@ -41,7 +41,7 @@ POOL = [
 class Script:
     """What a model and a constraint would say of request `number`, whatever else is running."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         rng = np.random.default_rng(number)
         self.params = POOL[number % len(POOL)]
         self.logits = language_like(rng, 2 * NUM_STEPS, VOCAB_SIZE)  # own, negative prompt's
@@ -54,10 +54,10 @@ class Script:
         self.prompt = rng.integers(0, VOCAB_SIZE, 9).tolist()
 
 
-def play(scripts: list[Script], num_slots: int, free: list[int]) -> list[list]:
+def play(scripts, num_slots, free):
     """What each request is given, token by token; `free` is the order in which slots are taken."""
     sampler = Sampler(num_slots, VOCAB_SIZE, Letters(VOCAB_SIZE))
-    told: list[list] = [[] for _ in scripts]
+    told = [[] for _ in scripts]
     waiting, running = list(range(len(scripts)))[::-1], {}  # slot -> number
     free = list(free)
     while waiting or running:
@@ -101,7 +101,7 @@ ALONE = {number: play([Script(number)], 2, [1, 0])[0] for number in range(3 * le
     st.sampled_from([2, 3, 8, 64]),
     st.randoms(use_true_random=False),
 )
-def test_tokens_and_logprobs_are_those_of_decoding_alone(numbers, num_slots, random) -> None:
+def test_tokens_and_logprobs_are_those_of_decoding_alone(numbers, num_slots, random):
     free = random.sample(range(num_slots), num_slots)
     told = play([Script(number) for number in numbers], num_slots, free)
     assert told == [ALONE[number] for number in numbers]
@@ -109,16 +109,14 @@ def test_tokens_and_logprobs_are_those_of_decoding_alone(numbers, num_slots, ran
 
 @pytest.mark.parametrize("params", POOL, ids=str)
 @pytest.mark.parametrize("has_processed_logprobs", [False, True])
-def test_rows_of_one_group_do_not_change_each_others_last_bit(
-    params: SamplingParams, *, has_processed_logprobs: bool
-) -> None:
+def test_rows_of_one_group_do_not_change_each_others_last_bit(params, *, has_processed_logprobs):
     params = structs.replace(
         params, num_logprobs=30, has_processed_logprobs=has_processed_logprobs, cfg_scale=1.0
     )
     logits = language_like(np.random.default_rng(0), 7, VOCAB_SIZE)
     logits *= np.array([[1, 3, 0.1, 30, 1, 2, 0.5]], np.float32).T
 
-    def told(rows: list[int]) -> list[tuple]:
+    def told(rows):
         sampler = Sampler(len(rows), VOCAB_SIZE, Letters(VOCAB_SIZE))
         for slot, row in enumerate(rows):
             sampler.open(slot, SamplingRow(params, row, [row, 5, 7], (0,)))
@@ -141,7 +139,7 @@ UNUSABLE = [
 
 @pytest.mark.parametrize(("logits", "message"), UNUSABLE, ids=str)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SamplingParams(min_tokens=1)], ids=str)
-def test_unusable_logits_fail_their_row_alone(params, logits, message) -> None:
+def test_unusable_logits_fail_their_row_alone(params, logits, message):
     sampler = Sampler(3, 3, Letters(3))
     for slot in range(3):
         sampler.open(slot, SamplingRow(params, slot, []))
@@ -150,7 +148,7 @@ def test_unusable_logits_fail_their_row_alone(params, logits, message) -> None:
     assert sampled.tokens.tolist() == [2, 0, 1]
 
 
-def test_a_row_that_the_model_failed_is_not_looked_at() -> None:
+def test_a_row_that_the_model_failed_is_not_looked_at():
     sampler = Sampler(2, 2, Letters(2))
     for slot in range(2):
         sampler.open(slot, SamplingRow(GREEDY, slot, []))
@@ -164,7 +162,7 @@ NOTHING_LEFT = Failure("constraint-error", "the settings of the request allow no
 
 @pytest.mark.parametrize("num_rows", [1, 2])
 @pytest.mark.parametrize("more", [{}, {"top_k": 1}, {"repetition_penalty": 2.0}])
-def test_settings_that_leave_nothing_fail_the_row_alone(num_rows: int, more: dict) -> None:
+def test_settings_that_leave_nothing_fail_the_row_alone(num_rows, more):
     sampler = Sampler(2, 3, Letters(3))
     for slot in range(num_rows):
         params = SamplingParams(temperature=0.5, allowed_token_ids=(1,), **more)
@@ -174,7 +172,7 @@ def test_settings_that_leave_nothing_fail_the_row_alone(num_rows: int, more: dic
     assert sampled.tokens.tolist() == [0, num_rows - 1]
 
 
-def test_a_beam_with_nothing_left_has_come_to_a_dead_end() -> None:
+def test_a_beam_with_nothing_left_has_come_to_a_dead_end():
     sampler = Sampler(2, 3, Letters(3))
     for slot in range(2):
         params = SamplingParams(allowed_token_ids=(1,))
@@ -185,13 +183,13 @@ def test_a_beam_with_nothing_left_has_come_to_a_dead_end() -> None:
     assert np.isfinite(sampled.beam_scores[1]).tolist() == [False, True, False]
 
 
-def masked(allowed: list[bool], params: SamplingParams, stops: tuple[int, ...]) -> np.ndarray:
+def masked(allowed, params, stops):
     logits = np.zeros(len(allowed), np.float32)
     masks = Masks(np.array([0]), np.array([allowed]))
     return np.isfinite(drawn_from(logits, params, masks, stop_token_ids=stops)).tolist()
 
 
-def test_min_tokens_holds_off_every_stop_until_there_are_so_many() -> None:
+def test_min_tokens_holds_off_every_stop_until_there_are_so_many():
     params = SamplingParams(min_tokens=2)
     logits = np.zeros(4, np.float32)
     for generated, expected in [([], [2, 3]), ([2], [2, 3]), ([2, 3], [0, 1, 2, 3])]:
@@ -199,7 +197,7 @@ def test_min_tokens_holds_off_every_stop_until_there_are_so_many() -> None:
         assert np.isfinite(left).nonzero()[0].tolist() == expected
 
 
-def test_min_tokens_gives_way_where_a_constraint_leaves_only_stops() -> None:
+def test_min_tokens_gives_way_where_a_constraint_leaves_only_stops():
     params = SamplingParams(min_tokens=2)
     assert masked([True, False, True], params, (0,)) == [False, False, True]
     assert masked([True, True, False], params, (0, 1)) == [True, True, False]
@@ -208,17 +206,17 @@ def test_min_tokens_gives_way_where_a_constraint_leaves_only_stops() -> None:
         drawn_from(np.zeros(3, np.float32), only_stops, stop_token_ids=(0,))
 
 
-def test_bias_cannot_bring_back_what_is_ruled_out() -> None:
+def test_bias_cannot_bring_back_what_is_ruled_out():
     params = SamplingParams(
         allowed_token_ids=(0, 1), logit_bias=((2, 100.0),), repetition_penalty=0.01
     )
     assert one_step([0, 1, 2], params, prompt=[2]).tokens[0] == 1
 
 
-def test_penalties_look_at_prompt_and_output_as_they_should() -> None:
+def test_penalties_look_at_prompt_and_output_as_they_should():
     logits = np.array([2.0, 2.0, -2.0, 2.0])
 
-    def after(**fields: float) -> np.ndarray:
+    def after(**fields):
         """What the penalties have taken from each logit, but for what they share."""
         row = {"prompt": [0, 0, 2], "generated": [1, 2, 2]}
         own = drawn_from(logits.astype(np.float32), SamplingParams(temperature=1, **fields), **row)
@@ -229,13 +227,13 @@ def test_penalties_look_at_prompt_and_output_as_they_should() -> None:
     np.testing.assert_allclose(after(presence_penalty=0.5), [0, -0.5, -0.5, 0], atol=1e-6)
 
 
-def test_no_setting_makes_a_logit_infinite() -> None:
+def test_no_setting_makes_a_logit_infinite():
     low = SamplingParams(temperature=1.0, repetition_penalty=1e-5)
     assert one_step([3e38, 0], low, prompt=[0]).tokens[0] == 0
     assert guided([0, 9], [9, 0], temperature=1.0, cfg_scale=3e38).tokens[0] == 1
 
 
-def test_a_beam_is_told_its_scores_and_moves_on_by_append() -> None:
+def test_a_beam_is_told_its_scores_and_moves_on_by_append():
     params = SamplingParams(repetition_penalty=2.0, allowed_token_ids=(0, 1))
     sampler = start(params, 3, is_beam=True)
     logits = np.log(np.array([[0.5, 0.25, 0.25]], np.float32)) + 3
@@ -247,7 +245,7 @@ def test_a_beam_is_told_its_scores_and_moves_on_by_append() -> None:
         sampler.extend({0: [token]})
 
 
-def test_a_fork_goes_on_as_its_source_would_and_they_part() -> None:
+def test_a_fork_goes_on_as_its_source_would_and_they_part():
     params = SamplingParams(temperature=1.0, presence_penalty=9.0, bad_words=("ĀĀ",))
     sampler = Sampler(3, 50, Letters(50))
     logits = language_like(np.random.default_rng(0), 3, 50)
@@ -271,7 +269,7 @@ def test_a_fork_goes_on_as_its_source_would_and_they_part() -> None:
     assert tokens[1] == tokens[2]
 
 
-def test_slots_are_those_of_open_rows_and_their_partners() -> None:
+def test_slots_are_those_of_open_rows_and_their_partners():
     sampler = Sampler(6, 3, Letters(3))
     sampler.open(4, SamplingRow(SamplingParams(cfg_scale=2.0), 0, [], partner=1))
     sampler.open(3, SamplingRow(GREEDY, 0, []))
@@ -285,23 +283,23 @@ def test_slots_are_those_of_open_rows_and_their_partners() -> None:
     assert len(sampler.slots) == len(sampler._groups) == 0
 
 
-def guided(own: list[float], negative: list[float], **fields: object) -> Sampled:
+def guided(own, negative, **fields):
     sampler = start(SamplingParams(**{"cfg_scale": 2.0, **fields}), len(own))
     return sampler.sample(np.array([own, negative], np.float32))
 
 
-def test_guidance_leads_away_from_the_negative_prompt() -> None:
+def test_guidance_leads_away_from_the_negative_prompt():
     sampled = guided([2, 1.9, 0], [5, 0, 0])
     assert sampled.tokens.tolist() == [1, 1]
 
 
-def test_a_token_that_either_prompt_rules_out_stays_out() -> None:
+def test_a_token_that_either_prompt_rules_out_stays_out():
     assert guided([0, 0, -INF], [-INF, 0, 0], temperature=1.0).tokens.tolist() == [1, 1]
     assert guided([0, -INF], [-INF, 0]).failed == {0: NOTHING_LEFT}
 
 
 @pytest.mark.parametrize(("logits", "message"), UNUSABLE, ids=str)
-def test_a_failed_partner_fails_its_sample(logits: list[float], message: str) -> None:
+def test_a_failed_partner_fails_its_sample(logits, message):
     sampled = guided([0, 0, 0], logits)
     assert sampled.failed == {0: Failure("model-error", f"negative prompt: {message}")}
     sampled = guided(logits, [0, 0, 0])
@@ -311,15 +309,15 @@ def test_a_failed_partner_fails_its_sample(logits: list[float], message: str) ->
     assert list(sampled.failed) == [0]
 
 
-def logs(*probabilities: float) -> list[float]:
+def logs(*probabilities):
     return [math.log(probability) for probability in probabilities]
 
 
-def rounded(told: TokenLogprob) -> tuple:
+def rounded(told):
     return told.token, round(told.logprob, 5), [(t.token, round(t.logprob, 5)) for t in told.top]
 
 
-def test_raw_logprobs_are_the_models_whatever_is_done_to_its_logits() -> None:
+def test_raw_logprobs_are_the_models_whatever_is_done_to_its_logits():
     fields = {"allowed_token_ids": (3,), "num_logprobs": 3, "needs_cumulative": True}
     sampler = start(SamplingParams(**fields), 4)
     logits = np.array([logs(0.25, 0.5, 0.15, 0.1)], np.float32) + 3
@@ -331,7 +329,7 @@ def test_raw_logprobs_are_the_models_whatever_is_done_to_its_logits() -> None:
     assert sampler._cumulative.item(0) == pytest.approx(2 * math.log(0.1))
 
 
-def test_processed_logprobs_are_of_what_is_drawn_from() -> None:
+def test_processed_logprobs_are_of_what_is_drawn_from():
     fields = {"num_logprobs": 3, "has_processed_logprobs": True, "needs_cumulative": True}
     params = SamplingParams(temperature=0.5, top_k=2, logit_bias=((0, -99.0),), **fields)
     sampler = start(params, 4)
@@ -344,7 +342,7 @@ def test_processed_logprobs_are_of_what_is_drawn_from() -> None:
     assert sampler._cumulative.item(0) == pytest.approx(math.log([0, 0.5, 0.15][chosen]))
 
 
-def test_equal_logprobs_are_listed_by_id_and_no_more_than_there_are() -> None:
+def test_equal_logprobs_are_listed_by_id_and_no_more_than_there_are():
     params = SamplingParams(num_logprobs=2)
     told = one_step([0, 1, 1, 1], params).logprobs[0]
     assert [top.token for top in told.top] == [1, 2]
@@ -355,7 +353,7 @@ def test_equal_logprobs_are_listed_by_id_and_no_more_than_there_are() -> None:
     assert [top.token for top in told.top] == list(range(1, 51))
 
 
-def test_no_logprob_is_below_the_lowest() -> None:
+def test_no_logprob_is_below_the_lowest():
     params = SamplingParams(num_logprobs=2, needs_cumulative=True, allowed_token_ids=(0,))
     told = one_step([-1e30, 0], params).logprobs[0]
     assert told == TokenLogprob(
@@ -363,7 +361,7 @@ def test_no_logprob_is_below_the_lowest() -> None:
     )
 
 
-def test_logits_are_left_as_they_are() -> None:
+def test_logits_are_left_as_they_are():
     for params in POOL:
         logits = language_like(np.random.default_rng(0), 2, VOCAB_SIZE)
         sampler = start(params, VOCAB_SIZE, prompt=[1, 2], stop_token_ids=(3,))
@@ -374,7 +372,7 @@ def test_logits_are_left_as_they_are() -> None:
         np.testing.assert_array_equal(given, before)
 
 
-def test_what_the_engine_must_not_do_is_a_bug() -> None:
+def test_what_the_engine_must_not_do_is_a_bug():
     sampler = Sampler(2, 3, Letters(3))
     with pytest.raises(InvariantError):
         sampler.open(0, SamplingRow(SamplingParams(cfg_scale=2.0), 0, []))
@@ -396,7 +394,7 @@ class Pieces:
 TEXTS = st.lists(st.sampled_from([*"abc", "é", "ab", "ca"]), min_size=1, max_size=4).map("".join)
 
 
-def opened(bad_words: list[str], vocab_size: int = len(PIECES), num_slots: int = 1) -> Sampler:
+def opened(bad_words, vocab_size: int = len(PIECES), num_slots=1):
     sampler = Sampler(num_slots, vocab_size, Pieces())
     params = SamplingParams(bad_words=tuple(bad_words))
     for slot in range(num_slots):
@@ -405,7 +403,7 @@ def opened(bad_words: list[str], vocab_size: int = len(PIECES), num_slots: int =
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
-def test_no_text_ever_has_a_bad_word_and_nothing_else_is_banned(words, random) -> None:
+def test_no_text_ever_has_a_bad_word_and_nothing_else_is_banned(words, random):
     sampler = opened(words)
     text = b""
     for _ in range(12):
@@ -418,7 +416,7 @@ def test_no_text_ever_has_a_bad_word_and_nothing_else_is_banned(words, random) -
         text += PIECES[token]
 
 
-def test_a_word_that_was_forced_does_not_end_the_watch() -> None:
+def test_a_word_that_was_forced_does_not_end_the_watch():
     sampler = opened(["ab", "cc"])
     for token in (1, 2, 3):  # a, b: a grammar may write what is banned; then c
         sampler.extend({0: [token]})
@@ -426,14 +424,14 @@ def test_a_word_that_was_forced_does_not_end_the_watch() -> None:
     assert sampler.sample(likes_c).tokens.tolist() == [0]  # neither c nor cab
 
 
-def test_ids_beyond_the_tokenizer_show_as_a_replacement_character() -> None:
+def test_ids_beyond_the_tokenizer_show_as_a_replacement_character():
     sampler = opened(["\N{REPLACEMENT CHARACTER}"], vocab_size=len(PIECES) + 2)
     logits = np.zeros((1, len(PIECES) + 2), np.float32)
     logits[0, -2:], logits[0, 5] = 9, 1
     assert sampler.sample(logits).tokens.tolist() == [5]
 
 
-def test_every_row_has_a_state_of_its_own() -> None:
+def test_every_row_has_a_state_of_its_own():
     sampler = opened(["ab"], num_slots=3)
     for slot, token in enumerate((1, 2, 4)):
         sampler.extend({slot: [token]})
@@ -446,7 +444,7 @@ def test_every_row_has_a_state_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("words", [["aa"], ["a", "aa"], ["é"], ["abab", "bb", "cé"]])
-def test_the_automaton_is_that_of_a_search(words: list[str]) -> None:
+def test_the_automaton_is_that_of_a_search(words):
     with patch.object(filters, "MAX_LINES", 2):
         automaton = BadWords(words, Vocabulary(PIECES, len(PIECES)))
     rng = np.random.default_rng(0)

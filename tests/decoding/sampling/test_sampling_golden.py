@@ -13,12 +13,12 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "samplers.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]
 
 
-def as_tuples(value: object) -> object:
+def as_tuples(value):
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["settings"]))
-def test_a_golden_vector(case: dict) -> None:
+def test_a_golden_vector(case):
     fields = {name: as_tuples(value) for name, value in case["settings"].items()}
     params = SamplingParams(**{"temperature": 1.0, **fields})
     logits = np.array(case["logits"], np.float32)

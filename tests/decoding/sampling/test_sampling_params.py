@@ -39,7 +39,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("fields", "expected"), CASES, ids=str)
-def test_what_a_request_becomes(fields: dict, expected: dict) -> None:
+def test_what_a_request_becomes(fields, expected):
     request = Request(prompt="", **fields)
     assert sampling_params(request) == SamplingParams(**expected)
     assert bool(logit_fields_of(request)) == bool(expected)
