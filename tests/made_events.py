@@ -13,6 +13,7 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
+from batcher.metrics.summary import RunMetrics
 from batcher.trace.files import read_numbered_trace
 
 RUN = RunEvent(batch=2, model="test", settings={})
@@ -20,6 +21,12 @@ RUN = RunEvent(batch=2, model="test", settings={})
 
 def read_trace(lines, name="trace", complaint=lambda _: None):
     return read_numbered_trace(enumerate(lines, 1), name, complaint)
+
+
+def metrics_of(events, *limits, **more):
+    metrics = RunMetrics(*limits, **more)
+    metrics.observe(events)
+    return metrics
 
 
 def arrive(name, step=0, index=0, *, prompt=5):

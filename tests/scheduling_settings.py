@@ -1,11 +1,11 @@
 """Scheduling settings that make trouble, and requests whose prompts have much in common, drawn."""
 
 from hypothesis import strategies as st
-from msgspec.structs import replace
-from reference import ENGLISH
+from msgspec.structs import asdict, replace
+from reference import ENGLISH, english_requests
 
 from batcher.prompts import count_tokens
-from batcher.request import PromptSegment
+from batcher.request import PromptSegment, Request
 from batcher.scheduling.queue import POLICIES
 from batcher.settings import SchedulingSettings
 from batcher.timing.profiles import step_time_of
@@ -77,6 +77,14 @@ def sharing(draw, requests):
     if not (request.heal or request.echo) and draw(st.booleans()):
         changes["prompt"] = draw(st.one_of(common_prompts(), segmented_prompts()))
     return replace(request, **changes)
+
+
+def requests_of_all_kinds():
+    """Draw requests, some of several outputs."""
+    sampled, no_stops = {"temperature": 1.0}, dict.fromkeys(("stop", "stop_token", "stop_sequence"))
+    several = [{}, {}, sampled | {"n": 2}, sampled | {"best_of": 3}, no_stops | {"num_beams": 3}]
+    more = st.sampled_from(several)
+    return st.builds(lambda one, more: Request(**asdict(one) | more), english_requests(), more)
 
 
 def common_prompts():

@@ -1,7 +1,7 @@
 """Workloads whose schedules can be worked out by hand, and what a deployment makes of them."""
 
 from batcher.models.simulated import SimulatedModel
-from batcher.planning.deployments import Deployment
+from batcher.planning.deployments import AXES, Deployment, grid_of
 from batcher.planning.measure import Question, measure
 from batcher.planning.workload import workload_of
 from batcher.request import Request
@@ -29,6 +29,10 @@ def question_of(*rows, slo=None, asked=1.0):
 
 def deployment_of(batch, profile="constant", **scheduling):
     return Deployment(batch=batch, profile=profile, scheduling=SchedulingSettings(**scheduling))
+
+
+def grid(**texts):
+    return grid_of({name: AXES[name].values(text) for name, text in texts.items()}, Deployment())
 
 
 def outcome_of(*rows, slo=None, **deployment):

@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from command_server import command_line
-from made_events import read_trace
+from made_events import metrics_of, read_trace
 from reference import ENGLISH, as_text, decode_alone
 
 from batcher.events import DropEvent
-from batcher.metrics.summary import RunMetrics
 from batcher.requests.lines import ParsedLine, RequestParser
 from batcher.requests.results import decode_result_line
 from batcher.requests.validation import ModelCapabilities
@@ -76,9 +75,7 @@ def test_the_trace_accounts_for_the_results(name):
     kept = {(r.id, r.index, r.slot, r.steps.admitted, r.steps.finished) for r in held}
     dropped = {(event.id, event.index) for event in events if isinstance(event, DropEvent)}
     assert {span for span in spans if span[:2] not in dropped} == kept
-    metrics = RunMetrics()
-    metrics.observe(events)
-    summary = metrics.summary()
+    summary = metrics_of(events).summary()
     assert (summary.outputs, summary.steps) == (len(results), timeline.num_steps)
 
 

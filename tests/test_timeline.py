@@ -19,6 +19,7 @@ from made_events import (
     fork,
     hold,
     jump,
+    metrics_of,
     preempt,
     prefill,
     steps,
@@ -595,8 +596,7 @@ def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
         own.fold.take(event)
         own.catch_up()
     state = RunState(workload[1].batch)
-    metrics = RunMetrics(fold=state.fold)
-    metrics.observe(events)
+    metrics = metrics_of(events, fold=state.fold)
     state.catch_up()
     assert encode_summary(metrics.summary()) == encode_summary(alone.summary())
     assert list(map(state.stays, range(state.num_slots))) == [

@@ -4,7 +4,7 @@ from engine_runs import drained
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from made_events import read_trace
+from made_events import metrics_of, read_trace
 from msgspec.structs import replace
 from reference import english_requests
 from scheduling_settings import scheduling_settings, sharing
@@ -41,8 +41,7 @@ def test_schedule_and_numbers_from_the_trace(requests, batch_size):
         for r in results
         if r.slot is not None
     }
-    again = RunMetrics()
-    again.observe(read_trace(lines))
+    again = metrics_of(read_trace(lines))
     assert again.summary() == metrics.summary()
     summary = again.summary()
     assert summary.generated_tokens == sum(len(result.tokens) for result in results)

@@ -8,7 +8,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from made_events import by_step, read_trace
+from made_events import by_step, metrics_of, read_trace
 from msgspec.structs import replace
 from reference import english_requests
 from worker_runs import BATCH, SETTINGS, interleaved, worker_runs
@@ -25,7 +25,6 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.explaining.story import PhaseFollower, answer_of, read_requests
-from batcher.metrics.summary import RunMetrics
 from batcher.scheduling.clock import ConstantClock, FormulaClock, WallClock
 from batcher.timing.profiles import step_time_of
 from batcher.trace.files import encode_events
@@ -260,9 +259,7 @@ def test_a_trace_and_its_numbers_are_what_all_engines_did_one_after_the_other(
     restarts = [life.restart for lives in of_places for life in lives if life.restart is not None]
     assert Counter(each.step for each in timeline.restarts) == Counter(r.step for r in restarts)
     assert list(encode_chrome(timeline))
-    metrics = RunMetrics(worker_series=[None] * num_workers)
-    metrics.observe(events)
-    summary = metrics.summary()
+    summary = metrics_of(events, worker_series=[None] * num_workers).summary()
     assert summary.steps == timeline.num_steps
     assert summary.busy_slot_steps == sum(each.total for each in timeline.occupied())
     assert summary.requests == summary.outputs == len(drawn)

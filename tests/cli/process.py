@@ -84,6 +84,15 @@ def lines_of(*requests):
     return "".join(f"{text}\n" for text in texts).encode()
 
 
+def write(path, data):
+    path.write_bytes(data)
+    return str(path)
+
+
+def results(data):
+    return [json.loads(line) for line in data.splitlines()]
+
+
 def pretend_to_have_stopped(output, data=None):
     if data is not None:
         output.write_bytes(data)

@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from process import batchdecode, lines_of, start, workload
+from process import batchdecode, lines_of, results, start, workload, write
 
 from batcher import Engine
 from batcher.errors import InvariantError
@@ -32,18 +32,9 @@ BAD = lines_of(
 )
 
 
-def write(path, data):
-    path.write_bytes(data)
-    return str(path)
-
-
 def run_here(path, **options):
     with StopSignals() as stop:
         return run(RunOptions(input=[str(path)], quiet=True, **options), stop, "continue")
-
-
-def results(data):
-    return [json.loads(line) for line in data.splitlines()]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from process import batchdecode, lines_of, start, workload
+from process import batchdecode, lines_of, results, start, workload, write
 
 NASTY = "\x9b2Ja\u202eb\u2066"
 
@@ -15,15 +15,6 @@ def test_the_summary_is_ascii_where_the_locale_is(locale, mark):
     done = batchdecode("run", "-o", "/dev/null", stdin=b'{"prompt": "a"}', LC_ALL=locale)
     assert done.stderr.startswith(mark)
     assert done.stderr.isascii() == (locale == "C")
-
-
-def write(path, data):
-    path.write_bytes(data)
-    return str(path)
-
-
-def results(data):
-    return [json.loads(line) for line in data.splitlines()]
 
 
 @pytest.fixture

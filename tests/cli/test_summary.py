@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from made_events import RUN, admit, arrive
+from made_events import RUN, admit, arrive, metrics_of
 from msgspec.structs import replace
 from reference_drafts import DraftedJob, play_drafts
 from reference_schedule import Job, jobs_of, play
@@ -26,9 +26,7 @@ from cli.screen.terminal import number, percent, whole_percent
 
 
 def summary_of(jobs, batch=2, num_events=None):
-    metrics = RunMetrics()
-    metrics.observe(play(jobs, batch).events[:num_events])
-    return metrics.summary()
+    return metrics_of(play(jobs, batch).events[:num_events]).summary()
 
 
 NO_FILES = RunFiles()
@@ -145,8 +143,7 @@ def test_an_encoding_without_the_marks_gets_plain_ones(encoding):
     ],
 )
 def test_constraints_and_beams_have_a_line_where_there_were_any(line, units, options):
-    metrics = RunMetrics()
-    metrics.observe(play_units(units, 4, options.get("seed")).events)
+    metrics = metrics_of(play_units(units, 4, options.get("seed")).events)
     metrics.note_constraints(*options.get("grammars", (0, 0)))
     assert f"  {line}" in lines_of(metrics.summary())
 
@@ -161,9 +158,7 @@ def timed_summary(slo="ttft=0.5,tpot=50ms", **changes):
         StepsEvent(0, [0.2, 0.25, 0.3, 2.0], [0, 1, 1, 0], [5, 0, 0, 5], *[[1, 1, 1, 1]] * 4),
         EndEvent(4, 2.0, 4, 2),
     ]
-    metrics = RunMetrics(None if slo is None else parse_slo(slo))
-    metrics.observe(events)
-    return replace(metrics.summary(), **changes)
+    return replace(metrics_of(events, None if slo is None else parse_slo(slo)).summary(), **changes)
 
 
 @pytest.mark.parametrize(

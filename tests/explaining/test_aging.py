@@ -3,11 +3,11 @@
 from engine_runs import traced
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import metrics_of
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, ArriveEvent
 from batcher.explaining.story import answer_of, read_requests
-from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
 from cli.screen.summary import summary_lines
 from cli.views.story_text import tell
@@ -47,9 +47,7 @@ def test_a_story_and_the_summary_tell_of_a_request_that_waited_too_long_for_the_
     assert [story.id for story in stories_of(events).values() if story.spans[0].aging] == [
         *("r0", *(f"r{number}" for number in range(4, 10)))
     ]
-    metrics = RunMetrics()
-    metrics.observe(events)
-    summary = metrics.summary()
+    summary = metrics_of(events).summary()
     assert summary.aged == 7
     assert "  7 admissions forced by --aging" in "\n".join(summary_lines(summary))
 

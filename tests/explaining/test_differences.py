@@ -3,13 +3,13 @@
 from itertools import zip_longest
 
 from hypothesis import given
+from made_events import metrics_of
 from msgspec.structs import replace
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, play
 
 from batcher.events import FinishEvent, PreemptEvent
 from batcher.explaining.differences import compare
-from batcher.metrics.summary import RunMetrics
 from batcher.result import ErrorInfo
 
 
@@ -56,9 +56,7 @@ def test_a_run_equals_itself_and_its_times_are_those_of_the_summary(workload):
     assert comparison.totals_a.tokens == sum(job.length for job in workload[0])
     assert comparison.num_compared == len(workload[0])
     events = play_paged(*workload).events
-    metrics = RunMetrics()
-    metrics.observe(events)
-    latencies = metrics.summary().latencies
+    latencies = metrics_of(events).summary().latencies
     totals = compare(events, events).totals_a
     assert (totals.ttft, totals.tpot, totals.e2e) == (
         (latencies.ttft, latencies.tpot, latencies.e2e) if latencies else (None, None, None)

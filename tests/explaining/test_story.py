@@ -8,11 +8,9 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from made_events import RUN, admit, arrive, finish, hold, jump, prefill
-from msgspec.structs import asdict
-from reference import english_requests
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_units import beams, guided, play_units, samples, unit_workloads
-from scheduling_settings import scheduling_settings, sharing, step_times
+from scheduling_settings import requests_of_all_kinds, scheduling_settings, sharing, step_times
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
@@ -189,13 +187,6 @@ def phases_by_story(timeline, request):
     return [(n, begin, end) for (n, begin), end in zip(begins, ends, strict=True) if end > begin]
 
 
-def requests():
-    sampled, no_stops = {"temperature": 1.0}, dict.fromkeys(("stop", "stop_token", "stop_sequence"))
-    several = [{}, {}, sampled | {"n": 2}, sampled | {"best_of": 3}, no_stops | {"num_beams": 3}]
-    more = st.sampled_from(several)
-    return st.builds(lambda one, more: Request(**asdict(one) | more), english_requests(), more)
-
-
 def drained(engine, wanted, aborted):
     """Return the events of a run; some of the requests are aborted on the way."""
     ids = [engine.add(request) for request in wanted]
@@ -220,7 +211,7 @@ def test_no_phase_goes_on_while_the_clock_jumps_behind_an_abort():
 
 @given(
     st.data(),
-    st.lists(sharing(requests()), max_size=10),
+    st.lists(sharing(requests_of_all_kinds()), max_size=10),
     st.integers(3, 5),
     step_times(),
     st.sets(st.integers(0, 30), max_size=3),

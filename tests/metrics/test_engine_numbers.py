@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 from engine_runs import drained, traced
+from made_events import metrics_of
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import ArriveEvent, PreemptEvent, StepsEvent
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import RunMetrics
 from batcher.settings import SchedulingSettings
 
 LIMITED = {
@@ -35,9 +35,7 @@ def decoded(settings, batch=4, num_requests=40):
 
 
 def summary_of(events):
-    metrics = RunMetrics(Slo({"ttft": 50.0}))
-    metrics.observe(events)
-    return metrics.summary()
+    return metrics_of(events, Slo({"ttft": 50.0})).summary()
 
 
 @pytest.mark.parametrize("name", LIMITED)

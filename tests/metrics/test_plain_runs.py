@@ -7,6 +7,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import metrics_of
 from reference_schedule import Job, jobs_of, play, workloads
 from test_timed_numbers import series_of
 
@@ -22,9 +23,7 @@ SLO = Slo({"ttft": 3.0, "e2e": 6.0})
 
 
 def summary_of(events, slo=None, num_steps=0):
-    metrics = RunMetrics(slo)
-    metrics.observe(events)
-    return metrics.summary(num_steps)
+    return metrics_of(events, slo).summary(num_steps)
 
 
 def told(played, batch):
@@ -70,9 +69,7 @@ def test_the_steps_of_a_run_that_is_broken_off_count_when_it_tells_of_them():
     events = play(jobs_of(50, 3), 2).events[:6]
     assert summary_of(events, SLO, num_steps=20).latencies.itl.count == 19 + 2
     series = TimeSeries(1.0)
-    metrics = RunMetrics(series=series)
-    metrics.observe(events)
-    metrics.close(20)
+    metrics_of(events, series=series).close(20)
     assert sum(row.steps for row in series.finish()) == 20
 
 

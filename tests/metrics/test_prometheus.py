@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from reference import english_requests
-from scheduling_settings import scheduling_settings, sharing, step_times
+from scheduling_settings import requests_of_all_kinds, scheduling_settings, sharing, step_times
 from test_timed_numbers import served, times_of
 
-from batcher import Engine, Request, SimulatedModel
+from batcher import Engine, SimulatedModel
 from batcher.events import BlockedReason, DropEvent, RunEvent
 from batcher.metrics.prometheus import COUNTS, GAUGES, LATENCIES, SPREADS, RunCollector
 from batcher.metrics.summary import RunMetrics
@@ -119,15 +118,12 @@ def test_buckets_count_what_a_look_at_every_token_tells(run):
                 assert count <= sum(time <= bound * 1.0005 for time in times)
 
 
-def requests():
-    """Draw requests of all kinds; some have several outputs."""
-    sampled, no_stops = {"temperature": 1.0}, dict.fromkeys(("stop", "stop_token", "stop_sequence"))
-    several = [{}, {}, sampled | {"n": 2}, sampled | {"best_of": 3}, no_stops | {"num_beams": 3}]
-    more = st.sampled_from(several)
-    return st.builds(lambda one, more: Request(**asdict(one) | more), english_requests(), more)
-
-
-@given(st.data(), st.lists(sharing(requests()), max_size=10), st.integers(3, 5), step_times())
+@given(
+    st.data(),
+    st.lists(sharing(requests_of_all_kinds()), max_size=10),
+    st.integers(3, 5),
+    step_times(),
+)
 @examples(40)
 def test_counts_only_grow_and_are_those_of_the_summary_in_the_end(data, wanted, batch, time):
     engine = Engine(

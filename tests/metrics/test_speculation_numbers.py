@@ -6,7 +6,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from made_events import read_trace
+from made_events import metrics_of, read_trace
 from msgspec.structs import replace
 from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 
@@ -24,16 +24,14 @@ from batcher.events import (
 )
 from batcher.metrics.counts import PositionAcceptance
 from batcher.metrics.slo import Slo
-from batcher.metrics.summary import RunMetrics, encode_summary
+from batcher.metrics.summary import encode_summary
 from batcher.metrics.times import TimeSeries
 from batcher.speculation.settings import expected_speedup
 from batcher.trace.files import encode_events
 
 
 def summary_of(events, num_steps=0, slo=None):
-    metrics = RunMetrics(slo)
-    metrics.observe(events)
-    return metrics.summary(num_steps)
+    return metrics_of(events, slo).summary(num_steps)
 
 
 def of_those_that_draft(run):
@@ -97,9 +95,7 @@ def test_tokens_of_one_step_have_no_time_between_and_drafts_are_no_prompts(workl
     if spans:
         assert latencies.tpot.mean == pytest.approx(sum(spans) / len(spans), abs=2e-6)
     series = TimeSeries(1.0)
-    metrics = RunMetrics(series=series)
-    metrics.observe(run.events)
-    metrics.close(len(run.ends))
+    metrics_of(run.events, series=series).close(len(run.ends))
     rows = series.finish()
     assert sum(row.output_tokens for row in rows) == sum(map(len, run.given.values()))
     assert sum(row.prompt_tokens for row in rows) == sum(run.prompts)

@@ -3,6 +3,7 @@ from fractions import Fraction
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import metrics_of
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import PROMPT_TOKENS, beams, guided, play_units, samples, unit_workloads
 
@@ -10,17 +11,10 @@ from batcher.events import ArriveEvent, DropEvent, FinishEvent, JumpEvent, Rejec
 from batcher.metrics.summary import (
     Constraints,
     Positions,
-    RunMetrics,
     Summary,
     encode_summary,
 )
 from batcher.metrics.times import Distribution, Histogram
-
-
-def metrics_of(events):
-    metrics = RunMetrics()
-    metrics.observe(events)
-    return metrics
 
 
 def summary_of(jobs, batch=2):

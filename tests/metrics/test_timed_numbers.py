@@ -8,6 +8,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import metrics_of
 from slow_server import BUDGET, TOTAL_BLOCKS, Job, SlowServer
 
 from batcher.events import ArriveEvent
@@ -39,12 +40,6 @@ def served(draw):
     ]
     server = SlowServer(jobs, draw(st.integers(1, 4)), draw(st.integers(0, 2**32)))
     return server.serve()
-
-
-def metrics_of(events, slo=None):
-    metrics = RunMetrics(slo)
-    metrics.observe(events)
-    return metrics
 
 
 def micro(seconds):

@@ -9,31 +9,21 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import metrics_of
 from msgspec.structs import replace
 from reference import english_requests
 from test_worker_traces import SETTINGS as RESTARTED
 from test_worker_traces import cases as restarts
 from test_worker_traces import places
-from worker_runs import interleaved, worker_runs
+from worker_runs import BATCH, SETTINGS, interleaved, worker_runs
 
 from batcher.events import FinishEvent, RunEvent
 from batcher.metrics.slo import Slo
 from batcher.metrics.summary import RunMetrics
 from batcher.metrics.times import Histogram, SecondsHistogram, TimeSeries, with_one_interval
-from batcher.settings import SchedulingSettings
-from batcher.speculation.settings import SpeculationSettings
-from batcher.timing.profiles import step_time_of
 from batcher.trace.run import event_of_worker
 from batcher.trace.timeline import Timeline
 
-BATCH = 3
-TIMED = {"step_time": step_time_of("h100_llama3.1-8b_tp1")}
-SETTINGS = {
-    "plain": {},
-    "few blocks": {"settings": SchedulingSettings(kv_blocks=30, block_size=4, max_batch_tokens=16)},
-    "timed": TIMED,
-    "drafts": {"speculation": SpeculationSettings(draft="ngram"), **TIMED},
-}
 SLO = Slo({"ttft": 0.02, "e2e": 8.0})
 requests = st.lists(english_requests(), min_size=1, max_size=16)
 cases = given(requests, st.integers(2, 5), st.integers(0, 2**32), st.sampled_from(list(SETTINGS)))
@@ -46,9 +36,7 @@ def ran(drawn, num_workers, seed, kind):
 
 
 def totals_of(events):
-    metrics = RunMetrics(SLO)
-    metrics.observe(events)
-    return metrics.totals()
+    return metrics_of(events, SLO).totals()
 
 
 @cases
@@ -59,8 +47,7 @@ def test_numbers_of_several_are_what_the_timeline_and_the_workers_tell(
     own = ran(drawn, num_workers, seed, kind)
     run, events = own[0][0], interleaved(own, BATCH, Random(seed))
     timeline = Timeline.from_events(events)
-    metrics = RunMetrics(SLO, worker_series=[None] * num_workers)
-    metrics.observe(events)
+    metrics = metrics_of(events, SLO, worker_series=[None] * num_workers)
     summary, of_each = metrics.summary(), list(map(totals_of, own))
     assert metrics.summary() == summary
     assert [worker.totals() for worker in metrics.workers] == of_each
@@ -108,8 +95,8 @@ def test_histograms_of_parts_are_that_of_all(values):
 
 @pytest.mark.parametrize("steps", [0, 9])
 def test_workers_that_did_nothing_have_numbers(steps):
-    metrics = RunMetrics(worker_series=[None, None])
-    metrics.observe([RunEvent(batch=BATCH, model="simulated", settings={}, workers=2)])
+    run = RunEvent(batch=BATCH, model="simulated", settings={}, workers=2)
+    metrics = metrics_of([run], worker_series=[None, None])
     metrics.workers[0].note_steps(steps)
     summary = metrics.summary()
     assert (summary.batch, summary.steps, summary.busy_share) == (2 * BATCH, steps, 0.0)
@@ -144,9 +131,7 @@ def test_rows_of_a_worker_are_those_of_an_engine(drawn, num_workers, seed, kind,
 def test_restarts_lose_no_step_and_end_nothing(drawn, num_workers, seed, kind):
     _, of_places, events = places(drawn, num_workers, seed, kind)
     all_series = [TimeSeries() for _ in of_places]
-    metrics = RunMetrics(worker_series=all_series)
-    metrics.observe(events)
-    metrics.close(0)
+    metrics_of(events, worker_series=all_series).close(0)
     with_one_interval(all_series)
     assert len({series.interval for series in all_series}) == 1
     rows = [series.finish() for series in all_series]

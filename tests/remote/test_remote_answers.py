@@ -4,13 +4,13 @@ import json
 
 import pytest
 from fault_server import FaultServer, answer, chunks, reset
+from made_events import metrics_of
 from msgspec.structs import asdict
 from remote_runs import answered, asking, carry_out, engine_of
 
 from batcher.decoding import constraints
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, FinishEvent, ReceiveEvent
-from batcher.metrics.summary import RunMetrics
 from batcher.request import Request
 from batcher.requests.lines import RequestParser
 from batcher.result import Result, StepTimes, TokenLogprob, TopLogprob, Usage
@@ -355,9 +355,7 @@ def test_no_tokens_need_no_server():
 
 def test_the_numbers_of_a_run_are_those_of_the_wall():
     run = answered(FaultServer(usual=answer("a", "b", "c", first=0.1, gap=0.1)), asking("a"))
-    metrics = RunMetrics()
-    metrics.observe(run.events)
-    summary = metrics.summary()
+    summary = metrics_of(run.events).summary()
     latencies = summary.latencies
     assert 0.1 <= latencies.ttft.mean < latencies.e2e.mean - 0.1
     assert latencies.tpot.mean == pytest.approx(

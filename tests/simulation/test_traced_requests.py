@@ -2,10 +2,10 @@
 
 import engine_runs
 import pytest
+from made_events import metrics_of
 
 from batcher import Engine, Request
 from batcher.errors import BatchdecodeError
-from batcher.metrics.summary import RunMetrics
 from batcher.models.simulated import SimulatedModel
 from batcher.planning.replay import read_requests
 from batcher.timing.step_time import ConstantStepTime
@@ -27,9 +27,7 @@ REQUESTS = [
 def test_the_times_are_those_of_the_metrics():
     lines, events = traced(REQUESTS, step_time=ConstantStepTime(0.4))
     found = read_requests(lines, "t")
-    metrics = RunMetrics()
-    metrics.observe(events)
-    latencies = metrics.summary().latencies
+    latencies = metrics_of(events).summary().latencies
     assert found.batch == 2
     assert [each.request_id for each in found.requests] == list("123456")
     assert [each.input_toks for each in found.requests] == [3, 4, 5, 6, 7, 8]

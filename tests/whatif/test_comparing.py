@@ -5,12 +5,12 @@ from math import ceil, log2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from served import MODEL, deployment_of, outcome_of, question_of, requests_of
+from served import MODEL, deployment_of, grid, outcome_of, question_of, requests_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo, parse_slo, parse_slos
 from batcher.planning.compare import Size, compare, knee_of, knees_of, settings_of, varied
-from batcher.planning.deployments import AXES, Deployment, grid_of
+from batcher.planning.deployments import AXES, Deployment
 from batcher.planning.measure import Question, measure, run
 from batcher.planning.plan import find_plan
 from batcher.planning.workload import has_exact_length, parse_streamed, workload_of
@@ -18,10 +18,6 @@ from batcher.request import Request
 from cli.planning import decoded_outputs
 
 ROWS = [(i // 2, 1 + i % 5, 1 + i * 7 % 11) for i in range(30)]
-
-
-def grid(**texts):
-    return grid_of({name: AXES[name].values(text) for name, text in texts.items()}, Deployment())
 
 
 def test_a_grid_is_all_combinations_and_batch_changes_fastest():

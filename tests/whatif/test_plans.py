@@ -5,12 +5,12 @@ from examples import examples, mostly_heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from served import MODEL, deployment_of, driving, question_of
+from served import MODEL, deployment_of, driving, grid, question_of
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.planning.compare import compare
-from batcher.planning.deployments import AXES, Deployment, check_drafts, grid_of
+from batcher.planning.deployments import Deployment, check_drafts
 from batcher.planning.measure import Question, measure, problem_of
 from batcher.planning.plan import (
     NUM_PROBES,
@@ -306,10 +306,6 @@ def test_what_is_likely_begins_with_what_is_next(enough, count, start):
         assert known.keys().isdisjoint(numbers)
         known[number] = score
     assert likely(known, 1.0, rungs, start, count) == []
-
-
-def grid(**texts):
-    return grid_of({name: AXES[name].values(text) for name, text in texts.items()}, Deployment())
 
 
 def test_a_draft_that_is_always_right_saves_steps_by_arithmetic():
