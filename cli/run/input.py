@@ -71,117 +71,116 @@ class CutOffError(InputError):
     """A packed input ends too early; the lines before the cut were read."""
 
 
-class OpenInput:
-    """An open input, closed when its context ends.
+class InputFile:
+    """A file, a pipe or a terminal, open for reading.
 
-    name: as messages show it.  is_file: it can be read again, and at any offset.
-    is_terminal: a person types it.  statuses: of its files.
-    as_json: makes a line of JSON of a line of plain text.
+    name: as messages show it.  is_file: it can be read again, and at any offset.  as_json: makes a
+    line of JSON of a line of plain text.
     """
 
     def __init__(self, raw: io.FileIO, name: str, as_json: AsJson | None = None) -> None:
-        self.name, self._raw, self._as_json = name, raw, as_json
+        self.name, self.as_json, self.raw = name, as_json, raw
         self.status = os.fstat(raw.fileno())
-        self.statuses = [self.status]
         self.is_file = stat.S_ISREG(self.status.st_mode) and raw.tell() == 0
-        self.is_terminal = raw.isatty()
         self._is_packed = self.is_file and os.pread(raw.fileno(), len(GZIP), 0) == GZIP
-        self._notes: list[str] = []
-        self._num_taken = 0
         self._pipe: io.BufferedReader | None = None
         self._unpacked: io.BufferedRandom | None = None
+
+    def close(self) -> None:
+        # The reader of a pipe stays open: a thread may be waiting in it, and would block us.
+        for file in (self._unpacked, self.raw):
+            if file is not None:
+                file.close()
+
+    def from_start(self, waiting: Waiting = nullcontext) -> io.BufferedReader:
+        raw: io.RawIOBase
+        if self.is_file:
+            self.raw.seek(0)
+            raw = io.FileIO(self.raw.fileno(), closefd=False)
+            if self._is_packed:
+                raw = Unpacked(raw)
+            return io.BufferedReader(raw, CHUNK_BYTES)
+        if self._pipe is None:
+            raw = Unpacked(PatientPipe(self.raw, waiting))
+            self._pipe = io.BufferedReader(raw, CHUNK_BYTES)
+        return self._pipe
+
+    def seekable(self) -> io.BufferedReader | io.BufferedRandom:
+        """Return the file so that it can go to any offset; a packed one is unpacked on the disk."""
+        if not self._is_packed:
+            return self.from_start()
+        import tempfile  # noqa: PLC0415 - only for a packed file that is out of order
+
+        self._unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
+        try:
+            copyfileobj(self.from_start(), self._unpacked, CHUNK_BYTES)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"cannot unpack {self.name}: {_reason(error)}") from error
+        self._unpacked.seek(0)
+        return self._unpacked
+
+
+class OpenInput:
+    """Open files, which are read one after the other as if they were one.
+
+    They are closed when its context ends.  is_file: all can be read again.  is_terminal: a person
+    types one of them.  statuses: of the files.
+    """
+
+    def __init__(self, *files: InputFile) -> None:
+        self._files, self.name = files, files[0].name
+        if len(files) > 1:
+            self.name += f" and {len(files) - 1} more"
+        self.is_file = all(file.is_file for file in files)
+        self.is_terminal = any(file.raw.isatty() for file in files)
+        self.statuses = [file.status for file in files]
+        self._num_before = [0]  # lines before each file, as far as they are read
+        self._notes: list[str] = []
+        self._num_taken = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The reader of a pipe stays open: a thread may be waiting in it, and would block us.
-        for file in (self._unpacked, self._raw):
-            if file is not None:
-                file.close()
+        for file in self._files:
+            file.close()
 
     def lines(self, waiting: Waiting = nullcontext) -> "LineReader":
         """Return a reader of the whole input; a pipe has only one.
 
         waiting: entered whenever a pipe may have nothing to read yet.
         """
-        return LineReader(self._from_start(waiting), self.name, self._notes, self._as_json)
+        return self._reader(file.from_start(waiting) for file in self._files)
 
     def seekable_lines(self) -> "LineReader":
-        """Return a reader that can go to any line; a packed file is unpacked on the disk for it."""
-        if not self._is_packed:
-            return self.lines()
-        import tempfile  # noqa: PLC0415 - only for a packed file that is out of order
+        """Return a reader that can go to any line."""
+        return self._reader(file.seekable() for file in self._files)
 
-        self._unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
-        try:
-            copyfileobj(self._from_start(), self._unpacked, CHUNK_BYTES)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"cannot unpack {self.name}: {_reason(error)}") from error
-        self._unpacked.seek(0)
-        return LineReader(self._unpacked, self.name, self._notes, self._as_json)
+    def _reader(self, streams: Iterable[io.BufferedReader | io.BufferedRandom]) -> "LineReader":
+        parts = zip(streams, self._files, strict=True)
+        named = [(stream, file.name, file.as_json) for stream, file in parts]
+        return LineReader(named, self._notes, self._num_before)
 
     def place_of(self, number: int) -> tuple[str, int]:
-        """Return the name of the input that has the line, and the number of the line in it."""
-        return self.name, number
+        """Return the name of the file that has the line, and the number of the line in it."""
+        place = bisect_left(self._num_before, number) - 1
+        return self._files[place].name, number - self._num_before[place]
 
     def digest(self) -> str:
         import hashlib  # noqa: PLC0415 - only for runs that can be resumed
 
-        self._raw.seek(0)
-        return hashlib.file_digest(self._raw, "sha256").hexdigest()
-
-    def _from_start(self, waiting: Waiting = nullcontext) -> io.BufferedReader:
-        raw: io.RawIOBase
-        if self.is_file:
-            self._raw.seek(0)
-            raw = io.FileIO(self._raw.fileno(), closefd=False)
-            if self._is_packed:
-                raw = Unpacked(raw)
-            return io.BufferedReader(raw, CHUNK_BYTES)
-        if self._pipe is None:
-            raw = Unpacked(PatientPipe(self._raw, waiting))
-            self._pipe = io.BufferedReader(raw, CHUNK_BYTES)
-        return self._pipe
+        digests = []
+        for file in self._files:
+            file.raw.seek(0)
+            digests.append(hashlib.file_digest(file.raw, "sha256").hexdigest())
+        if len(digests) == 1:
+            return digests[0]
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
 
     def take_notes(self) -> str:
         notes = self._notes[self._num_taken :]
         self._num_taken += len(notes)
         return "".join(f"warning: {printable_lines(note)}\n" for note in notes)
-
-
-class SeveralInputs(OpenInput):
-    """Several inputs, which are read one after the other as if they were one."""
-
-    def __init__(self, parts: Sequence[OpenInput]) -> None:
-        self._parts = parts
-        self.name = f"{parts[0].name} and {len(parts) - 1} more"
-        self.is_file = all(part.is_file for part in parts)
-        self.is_terminal = any(part.is_terminal for part in parts)
-        self.statuses = [part.status for part in parts]
-        self._num_before = [0]  # lines before each part, as far as they are read
-
-    def __exit__(self, *error: object) -> None:
-        for part in self._parts:
-            part.__exit__(*error)
-
-    def lines(self, waiting: Waiting = nullcontext) -> "LineReader":
-        return ChainedReader([part.lines(waiting) for part in self._parts], self._num_before)
-
-    def seekable_lines(self) -> "LineReader":
-        return ChainedReader([part.seekable_lines() for part in self._parts], self._num_before)
-
-    def place_of(self, number: int) -> tuple[str, int]:
-        return _place_in(self._parts, self._num_before, number)
-
-    def digest(self) -> str:
-        import hashlib  # noqa: PLC0415 - as above
-
-        digests = "".join(part.digest() for part in self._parts)
-        return hashlib.sha256(digests.encode()).hexdigest()
-
-    def take_notes(self) -> str:
-        return "".join(part.take_notes() for part in self._parts)
 
 
 def open_requests(options: "RequestOptions", waiting: Waiting) -> OpenInput:
@@ -213,7 +212,7 @@ def open_requests(options: "RequestOptions", waiting: Waiting) -> OpenInput:
     if [*paths, *prompts].count("-") > 1:
         raise InputError("stdin (-) can be read only once")
     with ExitStack() as stack:
-        parts = []
+        files = []
         if options.prompt:
             given = io.FileIO(os.memfd_create("prompts"), "r+")
             for number, text in enumerate(options.prompt, 1):
@@ -223,18 +222,27 @@ def open_requests(options: "RequestOptions", waiting: Waiting) -> OpenInput:
                     reason = f"is not UTF-8: {error.reason}"
                     raise InputError(f"prompt {number} of -p {reason}") from None
             given.seek(0)
-            parts.append(stack.enter_context(OpenInput(given, "-p")))
-        parts += [stack.enter_context(open_input(path, waiting, as_json)) for path in prompts]
-        parts += [stack.enter_context(open_input(path, waiting)) for path in paths]
+            files.append(InputFile(given, "-p"))
+            stack.callback(given.close)
+        for path, convert in (
+            *((path, as_json) for path in prompts),
+            *((path, None) for path in paths),
+        ):
+            files.append(_open_file(path, waiting, convert))
+            stack.callback(files[-1].close)
         stack.pop_all()
-    return parts[0] if len(parts) == 1 else SeveralInputs(parts)
+    return OpenInput(*files)
 
 
-def open_input(path: str | None, waiting: Waiting, as_json: AsJson | None = None) -> OpenInput:
+def open_input(path: str | None, waiting: Waiting) -> OpenInput:
     """Return the opened input; `-` or None is stdin.
 
-    waiting: entered while a FIFO opens or a URL is downloaded.  as_json: see OpenInput.
+    waiting: entered while a FIFO opens or a URL is downloaded.
     """
+    return OpenInput(_open_file(path, waiting))
+
+
+def _open_file(path: str | None, waiting: Waiting, as_json: AsJson | None = None) -> InputFile:
     if path is not None and is_url(path):
         try:
             with waiting():
@@ -242,13 +250,13 @@ def open_input(path: str | None, waiting: Waiting, as_json: AsJson | None = None
         except UrlError as error:
             raise InputError(f"cannot read {shown(path)}: {error}") from error
         # opened again, it has its own offset
-        return OpenInput(io.FileIO(f"/dev/fd/{copy}"), shown(path), as_json)
+        return InputFile(io.FileIO(f"/dev/fd/{copy}"), shown(path), as_json)
     name = "<stdin>" if path in (None, "-") else str(path)
     try:
         if path is None or path == "-":
-            return OpenInput(io.FileIO(0, closefd=False), name, as_json)
+            return InputFile(io.FileIO(0, closefd=False), name, as_json)
         with waiting():  # a FIFO opens when its other end does
-            return OpenInput(io.FileIO(path), name, as_json)
+            return InputFile(io.FileIO(path), name, as_json)
     except (OSError, ValueError) as error:
         from batcher.planning.workload import PREFIX as STREAMED  # noqa: PLC0415 - heavy
 
@@ -343,32 +351,53 @@ class Block(NamedTuple):
     texts: list[bytes]
 
 
+NamedStream = tuple[io.BufferedReader | io.BufferedRandom, str, AsJson | None]
+"""A file, its name, and its as_json: see InputFile."""
+
+
 class LineReader:
-    """Reads the lines that are not blank.
+    """Reads the lines that are not blank; numbers and offsets count on from file to file.
 
     number: of the last line read, from 1.  num_blank: blank lines so far.
     start: the offset of the last line that `read` returned.
-    notes: takes remarks about the input as a whole.  as_json: see OpenInput.
+    notes: takes remarks about the files as a whole.
     end: the offset behind the last line read.
+    num_before: the lines before each file, as far as they are known.
 
     Raises, wherever it reads:
-        InputError: the input is damaged or gone, or a line has no end.
+        InputError: a file is damaged or gone, or a line has no end.
     """
 
     def __init__(
-        self,
-        stream: io.BufferedReader | io.BufferedRandom,
-        name: str,
-        notes: list[str],
-        as_json: AsJson | None = None,
+        self, streams: Sequence[NamedStream], notes: list[str], num_before: list[int] | None = None
     ) -> None:
-        self.name, self.number, self.start, self.num_blank = name, 0, 0, 0
-        self._stream, self._notes, self._as_json = stream, notes, as_json
-        self.end, self._is_cut = 0, False
+        self.number = self.start = self.end = self.num_blank = 0
+        self._streams, self._notes, self._num_before = streams, notes, num_before or [0]
+        self._bytes_before = list[int]()  # of the files up to the present one
+        self._is_cut = False
+        self._begin_next()
+
+    def _begin_next(self) -> bool:
+        """Turn to the next file; return whether there is one."""
+        place = len(self._bytes_before)
+        if place == len(self._streams):
+            return False
+        self._bytes_before.append(self.end)
+        if place == len(self._num_before):
+            self._num_before.append(self.number)
+        self._stream, self._name, self._as_json = self._streams[place]
+        self._is_begun = False  # whether a line that is not blank was read from it
+        return True
+
+    @property
+    def _number_here(self) -> int:
+        """The number of the last line in its file."""
+        return self.number - self._num_before[len(self._bytes_before) - 1]
 
     def place_of(self, number: int) -> tuple[str, int]:
-        """Return the name of the input that has the line, and the number of the line in it."""
-        return self.name, number
+        """Return the name of the file that has the line, and the number of the line in it."""
+        place = bisect_left(self._num_before, number) - 1
+        return self._streams[place][1], number - self._num_before[place]
 
     def read(self) -> bytes | None:
         """Return the next line that is not blank, None at the end.
@@ -377,20 +406,24 @@ class LineReader:
         next line is read, as it may have no end.
         """
         self._skip_rest()
-        while line := self._readline(MAX_LINE_BYTES + 1):
+        while (line := self._readline(MAX_LINE_BYTES + 1)) or self._begin_next():
+            if not line:
+                continue
             self.number += 1
             self.start = self.end
             self.end += len(line)
             self._is_cut = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
-            if self.number == 1:
+            if self._number_here == 1:
                 line = self._begin(line)
-            if line and not line.isspace():
-                if self._as_json is None:
-                    return line
-                if self.number - self.num_blank == 1:
-                    self._refuse_other_than_prompts(line)
-                return self._as_json(line)
-            self.num_blank += 1
+            if not line or line.isspace():
+                self.num_blank += 1
+                continue
+            was_begun, self._is_begun = self._is_begun, True
+            if self._as_json is None:
+                return line
+            if not was_begun:
+                self._refuse_other_than_prompts(line)
+            return self._as_json(line)
         return None
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
@@ -402,14 +435,15 @@ class LineReader:
 
         So a pipe is not waited for, and no line is too long: the buffer is smaller than that.
         """
-        as_json = self._as_json
         self._skip_rest()
-        while self.number:  # the first line shows what the input is
+        while self._is_begun:  # the first line shows what the file is
             try:
                 peeked = self._stream.peek()
             except (OSError, EOFError, zlib.error) as error:
                 raise self._broken(error) from error
             if not peeked:
+                if self._begin_next():
+                    break
                 return Block([], [])  # a terminal that is read again waits for another end
             texts = list(islice(io.BytesIO(peeked), max_lines))
             if texts and not texts[-1].endswith(b"\n"):
@@ -427,18 +461,21 @@ class LineReader:
                 self.num_blank += len(texts) - len(filled)
                 texts = [texts[number - numbers[0]] for number in filled]
             if texts:
+                as_json = self._as_json
                 return Block(filled, texts if as_json is None else list(map(as_json, texts)))
         text = self.read()
         return Block([], []) if text is None else Block([self.number], [text])
 
     def read_at(self, start: int) -> bytes:
-        self._stream.seek(start)
+        place = bisect_right(self._bytes_before, start) - 1
+        self._stream, self._name, self._as_json = self._streams[place]
+        self._stream.seek(start - self._bytes_before[place])
         line = self._readline(MAX_LINE_BYTES + 1)
         return line if self._as_json is None else self._as_json(line)
 
     def _begin(self, line: bytes) -> bytes:
         """Return the first line without a byte order mark; refuse compressed data."""
-        name = self.name
+        name = self._name
         if line.startswith(b"PK\x03\x04") and b"[Content_Types].xml" in line[:256]:
             what = "an Office document, such as an Excel workbook: save it as CSV or text first"
             raise InputError(f"{name} is {what}")
@@ -451,7 +488,8 @@ class LineReader:
             note = f"{name} begins with a byte order mark, which is skipped"
             if note not in self._notes:
                 self._notes.append(note)
-            self.start, line = len(_BOM), line[len(_BOM) :]
+            self.start += len(_BOM)
+            line = line[len(_BOM) :]
         return line
 
     def _refuse_other_than_prompts(self, line: bytes) -> None:
@@ -459,13 +497,13 @@ class LineReader:
             fields = msgspec.json.decode(line, type=dict[str, Any])
             if {"prompt", "messages", "body"} & fields.keys():
                 raise InputError(
-                    f"{self.name} contains requests in JSON, not plain prompts: pass it without "
+                    f"{self._name} contains requests in JSON, not plain prompts: pass it without "
                     "--prompts"
                 )
         if b"\r" in line.strip() and not line.endswith(b"\n"):
-            file = "" if self.name == "<stdin>" else f" <{shlex.quote(self.name)}"
+            file = "" if self._name == "<stdin>" else f" <{shlex.quote(self._name)}"
             how = rf"tr '\r' '\n'{file}"
-            raise InputError(f"{self.name} has lines that end in CR. Convert it: {how}")
+            raise InputError(f"{self._name} has lines that end in CR. Convert it: {how}")
 
     def _readline(self, max_bytes: int) -> bytes:
         try:
@@ -475,7 +513,7 @@ class LineReader:
 
     def _broken(self, error: Exception) -> InputError:
         kind = CutOffError if isinstance(error, EOFError) else InputError
-        return kind(f"cannot read {self.name} after line {self.number}: {_reason(error)}")
+        return kind(f"cannot read {self._name} after line {self._number_here}: {_reason(error)}")
 
     def _skip_rest(self) -> None:
         num_skipped = 0
@@ -485,64 +523,8 @@ class LineReader:
             num_skipped += len(part)
             self._is_cut = bool(part) and not part.endswith(b"\n")
             if num_skipped > MAX_SKIPPED_BYTES:
-                limit = f"{MAX_SKIPPED_BYTES >> 30} GiB"
-                raise InputError(
-                    f"cannot read {self.name}: line {self.number} does not end within {limit}"
-                )
-
-
-class ChainedReader(LineReader):
-    """Reads one input after the other; its numbers and offsets count on from input to input.
-
-    num_before: the lines before each input, as far as they are known.
-    """
-
-    def __init__(self, readers: Sequence[LineReader], num_before: list[int]) -> None:
-        self.name, self.number, self.start = readers[0].name, 0, 0
-        self._readers, self._num_before, self._bytes_before = readers, num_before, [0]
-
-    @property
-    def num_blank(self) -> int:  # type: ignore[override]  # the sum of them
-        return sum(reader.num_blank for reader in self._readers)
-
-    def place_of(self, number: int) -> tuple[str, int]:
-        return _place_in(self._readers, self._num_before, number)
-
-    def read(self) -> bytes | None:
-        for reader, num_lines, num_bytes in self._remaining():
-            line = reader.read()
-            if line is not None:
-                self.number, self.start = num_lines + reader.number, num_bytes + reader.start
-                return line
-        return None
-
-    def read_block(self, max_lines: int) -> Block:
-        for reader, num_lines, _ in self._remaining():
-            numbers, texts = reader.read_block(max_lines)
-            if texts:
-                return Block([num_lines + number for number in numbers], texts)
-        return Block([], [])
-
-    def read_at(self, start: int) -> bytes:
-        index = bisect_right(self._bytes_before, start) - 1
-        return self._readers[index].read_at(start - self._bytes_before[index])
-
-    def _remaining(self) -> Iterator[tuple[LineReader, int, int]]:
-        """Yield the present input and those after it, each with the lines and bytes before it."""
-        for index in range(len(self._bytes_before) - 1, len(self._readers)):
-            reader, num_lines = self._readers[index], self._num_before[index]
-            num_bytes = self._bytes_before[index]
-            yield reader, num_lines, num_bytes
-            if index + 1 == len(self._num_before):
-                self._num_before.append(num_lines + reader.number)
-            self._bytes_before.append(num_bytes + reader.end)
-
-
-def _place_in(
-    inputs: Sequence[OpenInput | LineReader], num_before: list[int], number: int
-) -> tuple[str, int]:
-    index = bisect_left(num_before, number) - 1
-    return inputs[index].name, number - num_before[index]
+                what = f"line {self._number_here} does not end within {MAX_SKIPPED_BYTES >> 30} GiB"
+                raise InputError(f"cannot read {self._name}: {what}")
 
 
 # -- requests, in the order of the lines

@@ -220,7 +220,7 @@ class Endless(io.RawIOBase):
 @pytest.mark.timeout(10)
 def test_a_line_without_an_end_is_a_bad_line_and_then_an_error(monkeypatch):
     monkeypatch.setattr(intake, "MAX_SKIPPED_BYTES", 2**20)
-    reader = LineReader(io.BufferedReader(Endless()), "in", [])
+    reader = LineReader([(io.BufferedReader(Endless()), "in", None)], [])
     assert len(reader.read()) == intake.MAX_LINE_BYTES + 1
     for read in (reader.read, lambda: reader.read_block(9)):
         with pytest.raises(InputError, match="line 1 does not end within"):
@@ -238,7 +238,7 @@ def test_a_line_too_long_is_a_bad_line(monkeypatch):
     monkeypatch.setattr(intake, "MAX_LINE_BYTES", 30)
     monkeypatch.setattr("cli.run.input.MAX_LINE_BYTES", 30)
     data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
-    reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
+    reader = LineReader([(io.BufferedReader(io.BytesIO(data)), "in", None)], [])
     requests = RequestReader(reader, RequestParser(ModelCapabilities(vocab_size=512)))
     _, (_, _, too_long), (_, _, last) = requests
     assert too_long.problems[0].code == "line-too-long"
@@ -263,7 +263,7 @@ def test_the_turns_of_a_session_are_read_in_their_order_whenever_they_arrive(tmp
     assert [entry[1] for entry in ids_of(source)] == ["early", "a1", "b1", "a2"]
     parser = RequestParser(ModelCapabilities())
     stream = io.BufferedReader(io.BytesIO(TURNS))
-    pipe = PipeSource(RequestReader(LineReader(stream, "", []), parser))
+    pipe = PipeSource(RequestReader(LineReader([(stream, "", None)], []), parser))
     assert [entry[1:] for entry in ids_of(pipe)] == [("a1", False), ("b1", False), ("a2", False)]
 
 
@@ -272,7 +272,7 @@ def test_the_turns_of_a_session_are_read_in_their_order_whenever_they_arrive(tmp
 
 def read_all(data):
     notes = []
-    reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", notes)
+    reader = LineReader([(io.BufferedReader(io.BytesIO(data)), "in", None)], notes)
     lines = []
     while (line := reader.read()) is not None:
         lines.append((reader.number, reader.start, line))
@@ -305,7 +305,7 @@ def test_lines_are_numbered_and_placed_and_blank_ones_skipped(data, lines, num_b
 )
 def test_blocks_of_lines_are_the_lines(pieces, last, buffer_size, most):
     data, notes = b"".join(pieces) + last, []
-    reader = LineReader(io.BufferedReader(io.BytesIO(data), buffer_size), "in", notes)
+    reader = LineReader([(io.BufferedReader(io.BytesIO(data), buffer_size), "in", None)], notes)
     found = []
     while (block := reader.read_block(most)).texts:
         assert len(block.texts) <= most
