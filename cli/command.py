@@ -1,12 +1,13 @@
-"""Commands: a function with its options.
+"""Commands: a function, and a dataclass of its options.
 
-    def check(*, batch: Annotated[int, option("Decoding", "Slots.", "N", "-b", min=1)] = 8) -> None:
-        ...
+    @dataclass(frozen=True, kw_only=True)
+    class CheckOptions:
+        batch: int = option("Decoding", "Slots.", "N", "-b", min=1, default=8)
 
-    COMMANDS = {"check": command(check)}
+    COMMANDS = {"check": command(check, CheckOptions)}
 
 typer parses the line, the environment (BATCHDECODE_BATCH) and the defaults of --config, and makes
-help and completion.  A command with many options has them in a dataclass.
+help and completion.  A command with few options may have them as `Annotated` parameters.
 """
 
 import gc
@@ -14,9 +15,10 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 from typer._click import types
@@ -39,7 +41,8 @@ _CHECKED = (types.IntParamType, types.FloatParamType, types.BoolParamType)
 _PRESET = {"DEFAULT_MAP", "ENVIRONMENT"}  # typer's names of the sources
 _MAX_SHOWN = 60  # characters of a wrong value
 _HELP_ALL = "help_all"
-
+_OPTION = "option"  # the metadata of a field
+REQUIRED: Any = MISSING  # the default of an option that must be given
 
 Completer = str | Callable[[str], Iterable[str | tuple[str, str]]]
 
@@ -53,11 +56,14 @@ class Option(OptionInfo):
 class OptionGroup(NamedTuple):
     """Options that become one field of a record.
 
-    kinds: their annotations by name.  read: makes the field from the given values.
+    kinds: the type and the field of each, by name.  read: makes the one field from given values.
     """
 
-    kinds: Mapping[str, Any]
+    kinds: Mapping[str, tuple[Any, Any]]
     read: Callable[[dict[str, Any]], Any]
+
+    def as_field(self) -> Any:
+        return field(default_factory=lambda: self.read({}), metadata={_OPTION: self})
 
 
 def option(
@@ -67,9 +73,10 @@ def option(
     *flags: str,
     common: bool = False,
     complete: Completer | None = None,
+    default: Any = None,
     **more: Any,
-) -> Option:
-    """Declare an option, or a flag if it has no metavar.
+) -> Any:
+    """Return the field of an option, or of a flag if it has no metavar.
 
     panel: its title in help.  text: may end with `  [default: ...]`.  flags: a letter in addition
     to its name, or another name.  complete: a name in cli/completion.py, or a function of the first
@@ -86,17 +93,20 @@ def option(
         **more,
     )
     made.is_common = common
-    return made
+    return field(default=default, metadata={_OPTION: made})
 
 
-def flag(panel: str, text: str, *flags: str, common: bool = False) -> Option:
-    return option(panel, text, None, *flags, common=common)
+def flag(panel: str, text: str, *flags: str, common: bool = False) -> Any:
+    return option(panel, text, None, *flags, common=common, default=False)
 
 
-def argument(text: str, metavar: str, complete: Completer | None = None) -> ArgumentInfo:
-    return ArgumentInfo(
+def argument(
+    text: str, metavar: str, complete: Completer | None = None, default: Any = None
+) -> Any:
+    made = ArgumentInfo(
         default=..., help=text, metavar=metavar, autocompletion=_completer(complete)
     )
+    return field(default=default, metadata={_OPTION: made})
 
 
 def _completer(values: Completer | None) -> Callable[..., Any] | None:
@@ -297,27 +307,27 @@ def command(
     get sections of --config.  The field preset gets the names of the options that the environment
     or --config sets, unless the line sets them as well.
     """
-    names = signature(record or function).parameters
-    declared = {name: _declared(parameter.annotation) for name, parameter in names.items()}
-    groups = {name: group for name, group in declared.items() if isinstance(group, OptionGroup)}
-    arguments = [name for name, each in declared.items() if isinstance(each, ArgumentInfo)]
-    parameters = list(_parameters(names.values()))
+    declared = list(_declared(record or function))
+    options = {name: option for name, _, _, option in declared}
+    groups = {name: each for name, each in options.items() if isinstance(each, OptionGroup)}
+    arguments = [name for name, each in options.items() if isinstance(each, ArgumentInfo)]
+    parameters = list(_parameters(declared))
 
     def carry_out(context: typer.Context, **given: Any) -> None:
         inputs = [*arguments, "prompt", "prompts"]
         if "input" in arguments and os.isatty(0) and not any(given.get(name) for name in inputs):
             typer.echo(context.get_help(), err=True)  # no input was given
             raise typer.Exit(2)
-        if "preset" in names:
+        if "preset" in options:
             sources = {name: context.get_parameter_source(name) for name in given}
             preset = {name for name, source in sources.items() if source and source.name in _PRESET}
             given["preset"] = preset
-        for field, group in groups.items():
+        for own, group in groups.items():
             values = {name: given.pop(name) for name in group.kinds}
-            given[field] = group.read({n: v for n, v in values.items() if v is not None})
-        if "model_settings" in names and given["config"] is not None:
+            given[own] = group.read({n: v for n, v in values.items() if v is not None})
+        if "model_settings" in options and given["config"] is not None:
             sections = model_settings(given["config"])
-            given |= {name: value for name, value in sections.items() if name in names}
+            given |= {name: value for name, value in sections.items() if name in options}
         gc.freeze()  # imported objects are never collected
         gc.enable()
         raise typer.Exit((function(**given) if record is None else function(record(**given))) or 0)
@@ -337,7 +347,7 @@ def command(
     for param in made.params:
         if isinstance(param.type, _CHECKED) or hasattr(param.type, "choices"):
             param.type = Value(param.type)
-    infos = {parameter.name: _declared(parameter.annotation) for parameter in parameters}
+    infos = {parameter.name: get_args(parameter.annotation)[1] for parameter in parameters}
     made.common = frozenset(n for n, info in infos.items() if getattr(info, "is_common", False))
     if made.common:
         made.params.append(
@@ -363,24 +373,34 @@ def _show_all(ctx: Any, param: Any, value: bool) -> None:  # noqa: ARG001, FBT00
         ctx.exit()
 
 
-def _declared(annotation: Any) -> Any:
-    return get_args(annotation)[1] if get_origin(annotation) is Annotated else None
+def _declared(made: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield the name, type, default and option of each field of a dataclass, or parameter.
+
+    The option may be an argument or a group, and is None for other fields.
+    """
+    if is_dataclass(made):
+        for each in fields(made):
+            default = Parameter.empty if each.default is MISSING else each.default
+            yield each.name, each.type, default, each.metadata.get(_OPTION)
+        return
+    for name, parameter in signature(made).parameters.items():
+        kind, option = get_args(parameter.annotation)
+        yield name, kind, parameter.default, option.metadata[_OPTION]
 
 
-def _parameters(declared: Iterable[Parameter]) -> Iterator[Parameter]:
+def _parameters(declared: Iterable[tuple[str, Any, Any, Any]]) -> Iterator[Parameter]:
     """Yield the parameters for typer, with those of groups."""
     for each in declared:
-        info = _declared(each.annotation)
-        if isinstance(info, OptionGroup):
-            found = [(name, kind, None) for name, kind in info.kinds.items()]
-        else:
-            found = [(each.name, each.annotation, each.default)] if info is not None else []
-        for name, annotation, default in found:
-            kind, info = get_args(annotation)[:2]
+        found = [each]
+        if isinstance(each[-1], OptionGroup):
+            kinds = each[-1].kinds.items()
+            found = [(name, kind, None, made.metadata[_OPTION]) for name, (kind, made) in kinds]
+        for name, kind, default, declared_option in found:
+            info = copy(declared_option)
             if isinstance(info, OptionInfo):
                 flags = info.param_decls or ()
                 if not any(flag.startswith("--") for flag in flags):
-                    info = copy(info)
                     info.param_decls = (f"--{name.replace('_', '-')}", *flags)
-            made: Any = Annotated[kind, info]
-            yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=made)
+            if info is not None:
+                made: Any = Annotated[kind, info]
+                yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=made)

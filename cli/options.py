@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import msgspec
 import typer
@@ -33,7 +33,6 @@ from .command import (
     SCHEDULING,
     SPECULATION,
     TIME,
-    Option,
     OptionGroup,
     argument,
     flag,
@@ -99,7 +98,7 @@ def _sentence(words: str, default: str = "", more: str = "") -> str:
 # -- options of requests, models and files ---------------------------------------------------------
 
 
-def config_option(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Option:
+def config_option(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Any:
     """Return the option --config.
 
     names: the options that the file may set here, since one file may serve several commands; None
@@ -115,7 +114,7 @@ def config_option(panel: str, text: str, names: Collection[str] | None = OF_REQU
     return option(panel, f"YAML file with {text}.", "FILE", is_eager=True, callback=use)
 
 
-def output_option(text: str) -> Option:
+def output_option(text: str) -> Any:
     return option(
         OUTPUT,
         f"{text}  [default: stdout]",
@@ -126,99 +125,72 @@ def output_option(text: str) -> Option:
     )
 
 
-def output_file(text: str, *, common: bool = False) -> Option:
+def output_file(text: str, *, common: bool = False) -> Any:
     return option(OUTPUT, text, "FILE", callback=refuse_stdout, common=common)
 
 
-TraceFile = Annotated[
-    str | None,
-    output_file(
-        "Write every scheduling decision to FILE (gzipped if it ends in .gz).", common=True
-    ),
-]
+def trace_option() -> Any:
+    text = "Write every scheduling decision to FILE (gzipped if it ends in .gz)."
+    return output_file(text, common=True)
 
 
-def grammar_timeout_option(panel: str = DECODING, shown: str = "") -> Option:
+def grammar_timeout_option(panel: str = DECODING, shown: str = "") -> Any:
     text = f"Maximum processor time for compiling a constraint.{shown}"
-    return option(panel, text, "SECONDS", min=0.1, max=MAX_DELAY)
+    return option(panel, text, "SECONDS", min=0.1, max=MAX_DELAY, default=GRAMMAR_TIMEOUT)
 
 
-def meta_option(panel: str) -> Option:
+def meta_option(panel: str) -> Any:
     text = (
         "JSON file with the limits of the run, named as in vLLM.  [default: *meta.json next to LOG]"
     )
     return option(panel, text, "FILE", common=True)
 
 
-Input = Annotated[
-    str | None, argument("Requests, one JSON object per line: a file or - for stdin.", "INPUT")
-]
-Inputs = Annotated[
-    list[str] | None,
-    argument("Requests, one JSON object per line: files, or - for stdin.", "INPUT..."),
-]
-Prompts = Annotated[
-    list[str] | None,
-    option(
-        INPUT,
-        "Prompt to decode; repeat for several.",
-        "TEXT",
-        "-p",
-        common=True,
-        allow_from_autoenv=False,
-    ),
-]
-PromptFiles = Annotated[
-    list[str] | None,
-    option(
-        INPUT,
-        "File of plain text with one prompt per line, or - for stdin; repeat for several.",
-        "FILE",
-        allow_from_autoenv=False,
-    ),
-]
-Config = Annotated[
-    str | None,
-    config_option(
-        INPUT,
+def input_argument() -> Any:
+    return argument("Requests, one JSON object per line: a file or - for stdin.", "INPUT")
+
+
+def whole_config_option() -> Any:
+    text = (
         "defaults for these options, and settings of models under simulated:, llm:, transformer: "
-        "and hf:",
-        names=None,
-    ),
-]
-ConfigOfModel = Annotated[
-    str | None,
-    config_option(
-        INPUT, "--model, and settings of models", names={"model", "chat", *LOADING_SETTINGS}
-    ),
-]
-Batch = Annotated[
-    int, option(DECODING, "Number of slots.", "N", "-b", common=True, min=1, max=MAX_BATCH)
-]
-GrammarTimeout = Annotated[float, grammar_timeout_option()]
-Plot = Annotated[
-    str | None, option(OUTPUT, "Plot throughput against latency: FILE.svg or FILE.png.", "FILE")
-]
-Force = Annotated[bool, flag(OUTPUT, "Overwrite a file that is not empty.")]
-Color = Annotated[
-    Literal["auto", "always", "never"],
-    option(DISPLAY, "Colours: auto (on a terminal), always or never.", "WHEN"),
-]
+        "and hf:"
+    )
+    return config_option(INPUT, text, names=None)
+
+
+def model_config_option() -> Any:
+    names = {"model", "chat", *LOADING_SETTINGS}
+    return config_option(INPUT, "--model, and settings of models", names)
+
+
+def force_flag() -> Any:
+    return flag(OUTPUT, "Overwrite a file that is not empty.")
+
+
+Color = Literal["auto", "always", "never"]
+
+
+def color_option() -> Any:
+    text = "Colours: auto (on a terminal), always or never."
+    return option(DISPLAY, text, "WHEN", default="auto")
+
+
 Live = Literal["auto", "always", "plain", "never"]
-SloLimits = Annotated[
-    str | None,
-    option(OUTPUT, f"Count the requests within these limits: {SLO}.", "LIMIT,...", complete="slo"),
-]
 
 
-def slos_option(panel: str) -> Option:
+def live_option(what: str) -> Any:
+    text = f"Live view of the {what}: auto (on a terminal), always, plain (lines of text) or never."
+    return option(DISPLAY, text, "WHEN", common=True, default="auto")
+
+
+def slos_option(panel: str, default: Any = None) -> Any:
     text = f"Latency targets: {SLO}; repeat for a class: priority=1:ttft=.3."
-    return option(panel, text, "LIMIT,...", common=True, complete="slos")
+    return option(panel, text, "LIMIT,...", common=True, complete="slos", default=default)
 
 
 def _optional(kind: Any, panel: str, text: str, metavar: str | None = None, **more: Any) -> Any:
-    """Return the annotation of an option with the default None."""
-    return Annotated[kind | None, option(panel, text, metavar, **more)]
+    """Return the type and the field of an option with the default None."""
+    return kind | None, option(panel, text, metavar, **more)
 
 
 def checkpoint_group(panel: str = DECODING) -> OptionGroup:
@@ -261,11 +233,9 @@ class ModelOptions:
     sections of --config.
     """
 
-    model: Annotated[str, option(DECODING, MODEL, "NAME", common=True, complete="model")] = (
-        "simulated"
-    )
-    chat: Annotated[bool, flag(DECODING, CHAT, common=True)] = False
-    checkpoint: Annotated[dict[str, Any], checkpoint_group()] = field(default_factory=dict)
+    model: str = option(DECODING, MODEL, "NAME", common=True, complete="model", default="simulated")
+    chat: bool = flag(DECODING, CHAT, common=True)
+    checkpoint: dict[str, Any] = checkpoint_group().as_field()
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
@@ -276,21 +246,37 @@ class ModelOptions:
 class DecodingOptions(ModelOptions):
     """The options of commands that decode in slots, with defaults of requests."""
 
-    batch: Batch = 8
-    defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
-    grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
-    strict_constraints: Annotated[
-        bool, flag(DECODING, "Reject schemas that cannot be fully enforced while decoding.")
-    ] = False
+    batch: int = option(
+        DECODING, "Number of slots.", "N", "-b", common=True, min=1, max=MAX_BATCH, default=8
+    )
+    defaults: dict[str, Any] = defaults_group().as_field()
+    grammar_timeout: float = grammar_timeout_option()
+    strict_constraints: bool = flag(
+        DECODING, "Reject schemas that cannot be fully enforced while decoding."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # as above
 class RequestOptions(DecodingOptions):
     """The options of commands that decode requests from several inputs."""
 
-    input: Inputs = None
-    prompt: Prompts = None
-    prompts: PromptFiles = None
+    input: list[str] | None = argument(
+        "Requests, one JSON object per line: files, or - for stdin.", "INPUT..."
+    )
+    prompt: list[str] | None = option(
+        INPUT,
+        "Prompt to decode; repeat for several.",
+        "TEXT",
+        "-p",
+        common=True,
+        allow_from_autoenv=False,
+    )
+    prompts: list[str] | None = option(
+        INPUT,
+        "File of plain text with one prompt per line, or - for stdin; repeat for several.",
+        "FILE",
+        allow_from_autoenv=False,
+    )
 
 
 # -- options of scheduling -------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated
 
 from msgspec import Struct
 
@@ -15,7 +14,7 @@ from batcher.requests.validation import num_slots_needed
 
 from ..command import OUTPUT, command, flag
 from ..models import capabilities_of, load
-from ..options import Color, Config, RequestOptions
+from ..options import Color, RequestOptions, color_option, whole_config_option
 from ..run.files import print_json, print_text
 from ..run.input import Line, OpenInput, RequestReader, open_requests
 from ..run.problems import InvalidInput, ProblemReport, say
@@ -27,9 +26,9 @@ from ..signals import user_code_prints_to_stderr
 class CheckOptions(RequestOptions):
     """The options of `batchdecode check`; docs/reference/cli.md has a table of them."""
 
-    config: Config = None
-    json: Annotated[bool, flag(OUTPUT, "Print the plan as JSON.", common=True)] = False
-    color: Color = "auto"
+    config: str | None = whole_config_option()
+    json: bool = flag(OUTPUT, "Print the plan as JSON.", common=True)
+    color: Color = color_option()
 
 
 class ArrivalSpan(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -13,7 +14,7 @@ from batcher.trace.run import SlotSpan
 from batcher.trace.timeline import Timeline
 
 from ..command import command
-from ..options import Color
+from ..options import Color, color_option
 from ..screen.terminal import can_animate, can_print, encoding_of, terminal_size, wants_color
 
 BATCH_SIZE = 3
@@ -40,7 +41,7 @@ Try next:
 """
 
 
-def demo(*, color: Color = "auto") -> int:
+def demo(*, color: Annotated[Color, color_option()] = "auto") -> int:
     """Play a small run slowly: continuous batching explained in fifteen seconds."""
     engine = Engine(SimulatedModel(), BATCH_SIZE)
     run, events = engine.run_event(), list[Event]()

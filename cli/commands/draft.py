@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -15,15 +15,21 @@ from batcher.models.loading import load_model
 from batcher.prompts import read_prompt
 from batcher.request import SAMPLING_FIELDS, Request
 from batcher.requests.validation import misfit
-from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.speculation.diagnosis import Cause, Diagnosis, TargetOutput, can_be_compared
 from batcher.speculation.diagnosis import diagnose as diagnose_draft
 from batcher.speculation.settings import expected_tokens, parse_draft
 from batcher.transformer.config import is_checkpoint, is_hf
 
-from ..command import OUTPUT, command, flag, option
+from ..command import OUTPUT, REQUIRED, command, flag, option
 from ..models import capabilities_of, load, model_again
-from ..options import Color, ConfigOfModel, GrammarTimeout, Input, ModelOptions
+from ..options import (
+    Color,
+    ModelOptions,
+    color_option,
+    grammar_timeout_option,
+    input_argument,
+    model_config_option,
+)
 from ..run.files import print_json, print_text
 from ..run.input import open_input, read_requests
 from ..screen.terminal import aligned, counted, printable
@@ -49,34 +55,29 @@ _ADVICE: dict[Cause, str] = {
 class DiagnoseOptions(ModelOptions):
     """The options of `batchdecode draft diagnose`; docs/guide/speculation.md explains them."""
 
-    input: Input = None
-    config: ConfigOfModel = None
-    grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
-    draft: Annotated[
-        str, option(DRAFT, "Draft model, named as for --model.", "NAME", complete="model")
-    ]
-    draft_fields: Annotated[
-        str | None,
-        option(
-            DRAFT, 'Sampling fields that differ for the draft, such as {"temperature": 1}.', "JSON"
-        ),
-    ] = None
-    sample: Annotated[
-        int, option(DRAFT, "Number of requests to decode.", "N", min=1, max=MAX_SAMPLE, common=True)
-    ] = 8
-    tokens: Annotated[
-        int,
-        option(
-            DRAFT,
-            "Number of tokens to compare per request.",
-            "N",
-            min=1,
-            max=MAX_SAMPLE,
-            common=True,
-        ),
-    ] = 48
-    json: Annotated[bool, flag(OUTPUT, "Print the diagnosis as JSON.", common=True)] = False
-    color: Color = "auto"
+    input: str | None = input_argument()
+    config: str | None = model_config_option()
+    grammar_timeout: float = grammar_timeout_option()
+    draft: str = option(
+        DRAFT, "Draft model, named as for --model.", "NAME", complete="model", default=REQUIRED
+    )
+    draft_fields: str | None = option(
+        DRAFT, 'Sampling fields that differ for the draft, such as {"temperature": 1}.', "JSON"
+    )
+    sample: int = option(
+        DRAFT, "Number of requests to decode.", "N", min=1, max=MAX_SAMPLE, common=True, default=8
+    )
+    tokens: int = option(
+        DRAFT,
+        "Number of tokens to compare per request.",
+        "N",
+        min=1,
+        max=MAX_SAMPLE,
+        common=True,
+        default=48,
+    )
+    json: bool = flag(OUTPUT, "Print the diagnosis as JSON.", common=True)
+    color: Color = color_option()
 
 
 def diagnose(options: DiagnoseOptions) -> None:

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from batcher.errors import BatchdecodeError
-from batcher.settings import GRAMMAR_TIMEOUT, SETTINGS
+from batcher.settings import SETTINGS
 
 from ..command import (
     DECODING,
     INPUT,
     OUTPUT,
+    REQUIRED,
     SCHEDULING,
     SPECULATION,
     TIME,
@@ -22,14 +23,14 @@ from ..command import (
 from ..config import OF_REQUESTS
 from ..options import (
     Color,
-    Force,
-    GrammarTimeout,
-    Input,
     ModelOptions,
-    Plot,
+    color_option,
     config_option,
     defaults_group,
+    force_flag,
+    grammar_timeout_option,
     help_of,
+    input_argument,
     slos_option,
 )
 
@@ -40,14 +41,11 @@ _DRAFTS = {
     "draft_acceptance": ("Probability that a draft is accepted if all before it are.", "SHARE"),
     "draft_cost": ("Cost of a draft, as a share of a step.  [default: 0]", "SHARE"),
 }
-Prices = Annotated[
-    str | None,
-    option(
-        FLEET,
-        "YAML file with prices and power of GPUs, for dollars and energy per output token.",
-        "FILE",
-    ),
-]
+
+
+def prices_option() -> Any:
+    text = "YAML file with prices and power of GPUs, for dollars and energy per output token."
+    return option(FLEET, text, "FILE")
 
 
 def _axes(*, as_lists: bool) -> OptionGroup:
@@ -57,7 +55,7 @@ def _axes(*, as_lists: bool) -> OptionGroup:
     """
 
     def kind(panel: str, text: str, value: str, *flags: str, **more: Any) -> Any:
-        return Annotated[str | None, option(panel, text, value + ",..." * as_lists, *flags, **more)]
+        return str | None, option(panel, text, value + ",..." * as_lists, *flags, **more)
 
     kinds = {"batch": kind(DECODING, "Number of slots.  [default: 8]", "N", "-b", common=True)}
     for name, setting in SETTINGS.items():
@@ -89,26 +87,24 @@ def _axes(*, as_lists: bool) -> OptionGroup:
 class SimulationOptions(ModelOptions):
     """Shared options; preset: names of those set by the environment or --config."""
 
-    input: Input = None
-    prices: Prices = None
-    plot: Plot = None
-    force: Force = False
-    jobs: Annotated[
-        int | None,
-        option(OUTPUT, "Number of processes.  [default: one per core]", "N", "-j", min=1, max=4096),
-    ] = None
-    defaults: Annotated[dict[str, Any], defaults_group()] = field(default_factory=dict)
-    grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
-    config: Annotated[
-        str | None,
-        config_option(
-            INPUT,
-            "defaults for --batch, --model and rows, and settings of models",
-            OF_REQUESTS - set(_DRAFTS),
-        ),
-    ] = None
-    color: Color = "auto"
-    quiet: Annotated[bool, flag(OUTPUT, "Print no progress and no notes.", "-q")] = False
+    input: str | None = input_argument()
+    prices: str | None = prices_option()
+    plot: str | None = option(
+        OUTPUT, "Plot throughput against latency: FILE.svg or FILE.png.", "FILE"
+    )
+    force: bool = force_flag()
+    jobs: int | None = option(
+        OUTPUT, "Number of processes.  [default: one per core]", "N", "-j", min=1, max=4096
+    )
+    defaults: dict[str, Any] = defaults_group().as_field()
+    grammar_timeout: float = grammar_timeout_option()
+    config: str | None = config_option(
+        INPUT,
+        "defaults for --batch, --model and rows, and settings of models",
+        OF_REQUESTS - set(_DRAFTS),
+    )
+    color: Color = color_option()
+    quiet: bool = flag(OUTPUT, "Print no progress and no notes.", "-q")
     preset: set[str] = field(default_factory=set)
 
 
@@ -116,61 +112,50 @@ class SimulationOptions(ModelOptions):
 class CompareOptions(SimulationOptions):
     """The options of `batchdecode compare`; axes: name -> values as a text with commas."""
 
-    axes: Annotated[Mapping[str, str], _axes(as_lists=True)] = field(default_factory=dict)
-    slo: Annotated[list[str] | None, slos_option(OUTPUT)] = None
-    knee: Annotated[
-        float | None,
-        option(
-            OUTPUT,
-            "Minimum gain from doubling the batch; a smaller gain marks the knee.  [default: 0.1]",
-            "SHARE",
-            min=0,
-            max=1,
-        ),
-    ] = None
-    sort: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "Sort by this column, best first: throughput, requests, goodput, preemptions, "
-            "hits, or ttft, tpot, e2e, queue with -p50 or -p99.",
-            "COLUMN",
-            common=True,
-            complete="column",
-        ),
-    ] = None
-    json: Annotated[bool, flag(OUTPUT, "Print a JSON line per combination.", common=True)] = False
-    csv: Annotated[bool, flag(OUTPUT, "Print the table as CSV.")] = False
+    axes: Mapping[str, str] = _axes(as_lists=True).as_field()
+    slo: list[str] | None = slos_option(OUTPUT)
+    knee: float | None = option(
+        OUTPUT,
+        "Minimum gain from doubling the batch; a smaller gain marks the knee.  [default: 0.1]",
+        "SHARE",
+        min=0,
+        max=1,
+    )
+    sort: str | None = option(
+        OUTPUT,
+        "Sort by this column, best first: throughput, requests, goodput, preemptions, "
+        "hits, or ttft, tpot, e2e, queue with -p50 or -p99.",
+        "COLUMN",
+        common=True,
+        complete="column",
+    )
+    json: bool = flag(OUTPUT, "Print a JSON line per combination.", common=True)
+    csv: bool = flag(OUTPUT, "Print the table as CSV.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(SimulationOptions):
     """The options of `batchdecode plan`; axes: name -> value as a text."""
 
-    slo: Annotated[list[str], slos_option(SEARCH)]
-    goodput: Annotated[
-        float,
-        option(
-            SEARCH,
-            "Share of the requests that must meet the SLO.",
-            "SHARE",
-            min=0,
-            max=1,
-            common=True,
-        ),
-    ] = 0.99
-    search: Annotated[
-        Literal["batch", "kv-blocks", "max-batch-tokens", "replicas", "rate"],
-        option(
-            SEARCH,
-            "Find the smallest batch, kv-blocks, max-batch-tokens or replicas, or the largest "
-            "rate.",
-            "QUANTITY",
-            common=True,
-        ),
-    ] = "batch"
-    axes: Annotated[Mapping[str, str], _axes(as_lists=False)] = field(default_factory=dict)
-    json: Annotated[bool, flag(OUTPUT, "Print the plan as JSON.", common=True)] = False
+    slo: list[str] = slos_option(SEARCH, default=REQUIRED)
+    goodput: float = option(
+        SEARCH,
+        "Share of the requests that must meet the SLO.",
+        "SHARE",
+        min=0,
+        max=1,
+        common=True,
+        default=0.99,
+    )
+    search: Literal["batch", "kv-blocks", "max-batch-tokens", "replicas", "rate"] = option(
+        SEARCH,
+        "Find the smallest batch, kv-blocks, max-batch-tokens or replicas, or the largest rate.",
+        "QUANTITY",
+        common=True,
+        default="batch",
+    )
+    axes: Mapping[str, str] = _axes(as_lists=False).as_field()
+    json: bool = flag(OUTPUT, "Print the plan as JSON.", common=True)
 
 
 def compare(options: CompareOptions) -> int:

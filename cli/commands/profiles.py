@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +38,7 @@ from batcher.timing.profiles import (
 )
 
 from ..command import OUTPUT, argument, command, flag, option
-from ..options import Force, output_option
+from ..options import force_flag, output_option
 from ..run.files import check_replaceable, output_sink, print_json, print_text
 from ..run.input import open_input
 from ..run.problems import say
@@ -256,54 +257,45 @@ _TIMES, _TRACE, _REMOTE = b'"queued_ts"', b'"event":"run"', b'"layout":"remote"'
 _UNSTATED = dict.fromkeys(MORE_TERMS, 0.0) | {"pipeline_parallel": 1}
 
 
-def calibrate(
-    log: Annotated[
-        str | None,
-        argument(
-            "Step times: a log, or the trace of a run with --profile wall; a file, a .gz file, "
-            "or -.",
-            "LOG",
-        ),
-    ] = None,
-    *,
-    name: Annotated[
-        str | None,
-        option(PROFILE, "Name of the profile.  [default: the name of LOG]", "NAME", common=True),
-    ] = None,
-    hardware: Annotated[
-        str | None,
-        option(
-            PROFILE, "GPU of the run, to check the profile.", "GPU", common=True, complete="gpu"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        option(
-            PROFILE,
-            "Model of the run, to check the profile.",
-            "MODEL",
-            common=True,
-            complete="model_shape",
-        ),
-    ] = None,
-    tensor_parallel: Annotated[
-        int | None,
-        option(
-            PROFILE, "Number of GPUs that shared the model.  [default: 1]", "N", min=1, max=1024
-        ),
-    ] = None,
-    output: Annotated[str | None, output_option("Write the profile to FILE, as YAML.")] = None,
-    force: Force = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """The options of `batchdecode calibrate`."""
+
+    log: str | None = argument(
+        "Step times: a log, or the trace of a run with --profile wall; a file, a .gz file, or -.",
+        "LOG",
+    )
+    name: str | None = option(
+        PROFILE, "Name of the profile.  [default: the name of LOG]", "NAME", common=True
+    )
+    hardware: str | None = option(
+        PROFILE, "GPU of the run, to check the profile.", "GPU", common=True, complete="gpu"
+    )
+    model: str | None = option(
+        PROFILE,
+        "Model of the run, to check the profile.",
+        "MODEL",
+        common=True,
+        complete="model_shape",
+    )
+    tensor_parallel: int | None = option(
+        PROFILE, "Number of GPUs that shared the model.  [default: 1]", "N", min=1, max=1024
+    )
+    output: str | None = output_option("Write the profile to FILE, as YAML.")
+    force: bool = force_flag()
+
+
+def calibrate(options: CalibrateOptions) -> None:
     """Fit a profile to a log of real step times, and report its error."""
+    hardware, model, output = options.hardware, options.model, options.output
     if hardware is not None:
         load_gpu(hardware)
     experts = None if model is None else load_model_shape(model).experts
     if output is not None and not is_profile_file(output):
         raise BatchdecodeError(f"--output {output}: profiles are in .yaml or .yml files")
-    if output is not None and not force:
+    if output is not None and not options.force:
         check_replaceable("--output", output)
-    with open_input(log, nullcontext) as source:
+    with open_input(options.log, nullcontext) as source:
         lines = source.lines()
         head = list(islice(lines, 1))
         first = head[0][1] if head else b""
@@ -325,7 +317,7 @@ def calibrate(
             "num_experts_per_tok": per_token,
             "hardware": hardware,
             "model": model,
-            "tensor_parallel": tensor_parallel or 1,
+            "tensor_parallel": options.tensor_parallel or 1,
             "error": fit.errors.describe(),
             "source": f"fitted to {count} of {Path(source.name).name}",
         },
@@ -346,12 +338,13 @@ def calibrate(
         for field, value in asdict(profile).items()
         if value not in (None, (), _UNSTATED.get(field))
     }
+    name = options.name
     if name is None:
-        stem = Path(log or "-").name.partition(".")[0]
+        stem = Path(options.log or "-").name.partition(".")[0]
         name = _DEFAULT_NAME if stem in ("", "-") else stem
     text = yaml.safe_dump({name: stated}, sort_keys=False, allow_unicode=True, width=100)
     with output_sink(output) as sink:
         sink.write(text.encode())
 
 
-COMMANDS = {"profiles": command(profiles), "calibrate": command(calibrate)}
+COMMANDS = {"profiles": command(profiles), "calibrate": command(calibrate, CalibrateOptions)}

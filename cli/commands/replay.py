@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from msgspec import Struct
 
@@ -37,7 +37,7 @@ from ..run.input import open_input
 from ..run.problems import say
 from ..screen.terminal import aligned, counted, printable
 from ..views.plan_tables import cost_text
-from .plan import FLEET, REPORT_INTERVAL, Prices
+from .plan import FLEET, REPORT_INTERVAL, prices_option
 
 # No token is computed, a log has neither priorities nor deadlines, and --profile is of its own.
 NOT_TAKEN = ("check", "preempt_for", "profile", "kv_memory", *SPECULATION_SETTINGS)
@@ -56,61 +56,46 @@ EXAMPLES = (
 class ReplayOptions:
     """The options of `batchdecode replay`; docs/guide/replay.md explains them."""
 
-    input: Annotated[
-        str | None,
-        argument("Requests of a vLLM run with their times: a file or - for stdin.", "LOG"),
-    ] = None
-    profile: Annotated[
-        str | None,
-        option(
-            TIME,
-            "Duration of a step: a profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  "
-            "[required]",
-            "NAME",
-            common=True,
-            complete="profile",
-        ),
-    ] = None
-    meta: Annotated[str | None, meta_option(INPUT)] = None
-    batch: Annotated[
-        int | None,
-        option(
-            DECODING,
-            "Maximum number of requests that ran at once.",
-            "N",
-            "-b",
-            min=1,
-            max=MAX_BATCH,
-            common=True,
-        ),
-    ] = None
-    scheduling: Annotated[SchedulingOptions, scheduling_group(without=NOT_TAKEN)]
-    replicas: Annotated[
-        int | None,
-        option(
-            FLEET,
-            "Number of engines that served the requests.  [default: as in LOG, else 1]",
-            "N",
-            min=1,
-            max=MAX_REPLICAS,
-            common=True,
-        ),
-    ] = None
-    router: Annotated[
-        str | None,
-        option(
-            FLEET,
-            "Routing to the replicas, as for compare.  [default: as in LOG, else round-robin]",
-            "NAME",
-            common=True,
-            complete="router",
-        ),
-    ] = None
-    report_interval: Annotated[
-        float | None, option(FLEET, REPORT_INTERVAL, "SECONDS", min=1e-6, max=1e6)
-    ] = None
-    prices: Prices = None
-    json: Annotated[bool, flag(OUTPUT, "Print the result as JSON.", common=True)] = False
+    input: str | None = argument(
+        "Requests of a vLLM run with their times: a file or - for stdin.", "LOG"
+    )
+    profile: str | None = option(
+        TIME,
+        "Duration of a step: a profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  "
+        "[required]",
+        "NAME",
+        common=True,
+        complete="profile",
+    )
+    meta: str | None = meta_option(INPUT)
+    batch: int | None = option(
+        DECODING,
+        "Maximum number of requests that ran at once.",
+        "N",
+        "-b",
+        min=1,
+        max=MAX_BATCH,
+        common=True,
+    )
+    scheduling: SchedulingOptions = scheduling_group(without=NOT_TAKEN).as_field()
+    replicas: int | None = option(
+        FLEET,
+        "Number of engines that served the requests.  [default: as in LOG, else 1]",
+        "N",
+        min=1,
+        max=MAX_REPLICAS,
+        common=True,
+    )
+    router: str | None = option(
+        FLEET,
+        "Routing to the replicas, as for compare.  [default: as in LOG, else round-robin]",
+        "NAME",
+        common=True,
+        complete="router",
+    )
+    report_interval: float | None = option(FLEET, REPORT_INTERVAL, "SECONDS", min=1e-6, max=1e6)
+    prices: str | None = prices_option()
+    json: bool = flag(OUTPUT, "Print the result as JSON.", common=True)
 
 
 # The defaults of vLLM for a server on a GPU with less than 70 GiB.

@@ -2,9 +2,9 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -14,13 +14,15 @@ from ..command import DECODING, DISPLAY, command, flag, option
 from ..options import (
     Color,
     DecodingOptions,
-    Force,
     Live,
     SchedulingOptions,
-    TraceFile,
+    color_option,
     config_option,
+    force_flag,
+    live_option,
     num_bytes,
     scheduling_group,
+    trace_option,
 )
 from ..signals import user_code_prints_to_stderr
 
@@ -57,80 +59,61 @@ class ServeOptions(DecodingOptions):
     max_body: in bytes.
     """
 
-    host: Annotated[str, option(SERVING, "Address to listen on.", "ADDRESS", common=True)] = (
-        "127.0.0.1"
+    host: str = option(
+        SERVING, "Address to listen on.", "ADDRESS", common=True, default="127.0.0.1"
     )
-    port: Annotated[
-        int, option(SERVING, "Port (0 picks a free one).", "N", min=0, max=MAX_PORT, common=True)
-    ] = 8000
-    api_key: Annotated[
-        str | None,
-        option(
-            SERVING,
-            "Key that requests must send; set BATCHDECODE_API_KEY instead to keep it secret.",
-            "KEY",
-            callback=_usable_key,
-            common=True,
-        ),
-    ] = None
-    allow_origin: Annotated[
-        list[str] | None,
-        option(
-            SERVING,
-            "Allow web pages from ORIGIN, such as https://chat.example, or * for all; repeatable.",
-            "ORIGIN",
-            callback=_usable_origins,
-        ),
-    ] = None
-    served_model_name: Annotated[
-        str | None, option(SERVING, "Model name in requests.  [default: --model]", "NAME")
-    ] = None
-    max_queue: Annotated[
-        int,
-        option(
-            SERVING,
-            "Maximum number of waiting outputs; further requests get status 429.",
-            "N",
-            min=0,
-            max=MAX_QUEUE,
-        ),
-    ] = 1024
-    max_body: Annotated[
-        Any,
-        option(SERVING, "Maximum size of a request body.", "SIZE", callback=num_bytes, parser=str),
-    ] = "16MiB"
-    workers: Annotated[
-        int,
-        option(
-            SERVING,
-            "Number of processes that share the address, each with its own engine and model.",
-            "N",
-            min=1,
-            max=MAX_WORKERS,
-        ),
-    ] = 1
-    config: Annotated[
-        str | None,
-        config_option(
-            DECODING, "defaults for -b, --model, requests and scheduling, and settings of models"
-        ),
-    ] = None
-    scheduling: Annotated[SchedulingOptions, scheduling_group(default_time="wall")] = field(
-        default_factory=SchedulingOptions
+    port: int = option(
+        SERVING, "Port (0 picks a free one).", "N", min=0, max=MAX_PORT, common=True, default=8000
     )
-    trace: TraceFile = None
-    force: Force = False
-    live: Annotated[
-        Live,
-        option(
-            DISPLAY,
-            "Live view of the slots: auto (on a terminal), always, plain (lines of text) or never.",
-            "WHEN",
-            common=True,
-        ),
-    ] = "auto"
-    color: Color = "auto"
-    quiet: Annotated[bool, flag(DISPLAY, "Show only problems.", "-q", common=True)] = False
+    api_key: str | None = option(
+        SERVING,
+        "Key that requests must send; set BATCHDECODE_API_KEY instead to keep it secret.",
+        "KEY",
+        callback=_usable_key,
+        common=True,
+    )
+    allow_origin: list[str] | None = option(
+        SERVING,
+        "Allow web pages from ORIGIN, such as https://chat.example, or * for all; repeatable.",
+        "ORIGIN",
+        callback=_usable_origins,
+    )
+    served_model_name: str | None = option(
+        SERVING, "Model name in requests.  [default: --model]", "NAME"
+    )
+    max_queue: int = option(
+        SERVING,
+        "Maximum number of waiting outputs; further requests get status 429.",
+        "N",
+        min=0,
+        max=MAX_QUEUE,
+        default=1024,
+    )
+    max_body: Any = option(
+        SERVING,
+        "Maximum size of a request body.",
+        "SIZE",
+        callback=num_bytes,
+        parser=str,
+        default="16MiB",
+    )
+    workers: int = option(
+        SERVING,
+        "Number of processes that share the address, each with its own engine and model.",
+        "N",
+        min=1,
+        max=MAX_WORKERS,
+        default=1,
+    )
+    config: str | None = config_option(
+        DECODING, "defaults for -b, --model, requests and scheduling, and settings of models"
+    )
+    scheduling: SchedulingOptions = scheduling_group(default_time="wall").as_field()
+    trace: str | None = trace_option()
+    force: bool = force_flag()
+    live: Live = live_option("slots")
+    color: Color = color_option()
+    quiet: bool = flag(DISPLAY, "Show only problems.", "-q", common=True)
     chat: bool = False  # no option: messages are chats, and prompts are not
 
 

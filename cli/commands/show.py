@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from batcher.page.page import PageTimeline
 
     from ..views.player import InteractiveTerminal, Player
-    from .trace import TraceOptions, WhyOptions
+    from .trace import DiffOptions, TraceOptions, WhyOptions
 
 STDIN = "-"
 FEW_NAMES = 8  # which a message lists all
@@ -435,21 +435,20 @@ def _missing_id(argument: str) -> str:
     return f"; put the ID of a request, or --longest, before the file {argument}"
 
 
-def show_diff(
-    path_a: str, path_b: str, *, top: int, json: bool, html: bool, output: str | None, force: bool
-) -> int:
+def show_diff(options: "DiffOptions") -> int:
     """Run `batchdecode trace diff`; return its exit status."""
+    path_a, path_b, output = options.a, options.b, options.output
     if path_a == path_b == STDIN:
         raise BatchdecodeError("A and B are both stdin: use a file for one of them")
     (again_a, source_a), (again_b, source_b) = open_twice(path_a), open_twice(path_b)
     with source_a, source_b:
-        if html and json:
+        if options.html and options.json:
             raise BatchdecodeError("--html cannot be used with --json")
-        if html:
+        if options.html:
             check_no_terminal("--html", output)
             for source, path in ((source_a, path_a), (source_b, path_b)):
                 check_distinct(source.statuses, [("--output", output)], [path])
-            if output is not None and not force:
+            if output is not None and not options.force:
                 check_replaceable("--output", output, is_page_start)
         elif output is not None:
             raise BatchdecodeError("--output needs --html")
@@ -468,11 +467,11 @@ def show_diff(
         with user_code_prints_to_stderr(), _contradictions_named(names, "events"):
             comparison = compare(events_a, events_b)
         told = list(describe(comparison, source_a.name, source_b.name))
-        width = None if html else columns_of(1, os.environ)
-        results = results_of(comparison, top, width)
-        if json:
+        width = None if options.html else columns_of(1, os.environ)
+        results = results_of(comparison, options.top, width)
+        if options.json:
             print_json(comparison)
-        elif html:
+        elif options.html:
             from batcher.page.page import (  # noqa: PLC0415 - the text starts faster without
                 PageDifference,
                 PageFacts,
@@ -482,7 +481,7 @@ def show_diff(
             )
 
             step = None if comparison.parting is None else comparison.parting.step
-            changed = [change.label for change in comparison.changes[:top]]
+            changed = [change.label for change in comparison.changes[: options.top]]
             facts = PageFacts(diff=PageDifference(step, [*told, *results], changed))
             with user_code_prints_to_stderr():
                 runs = [

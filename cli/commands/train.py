@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import log
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -16,7 +16,7 @@ from batcher.errors import BatchdecodeError
 from batcher.requests.validation import misfit
 from batcher.training.data import STATE, TrainingSettings, loss_curve, write_model, write_whole
 
-from ..command import OUTPUT, argument, command, flag, option
+from ..command import OUTPUT, REQUIRED, argument, command, flag, option
 from ..config import settings_in
 from ..run.files import print_text
 from ..run.problems import say
@@ -40,45 +40,31 @@ Show = Callable[[int, float, "Evaluation | None"], None]
 class TrainOptions:
     """The options of `batchdecode train`, None where not given; see docs/guide/training.md."""
 
-    corpus: Annotated[
-        str, argument("Training text: a file in UTF-8, or a folder of .txt files.", "CORPUS")
-    ]
-    config: Annotated[
-        str | None,
-        option(TRAINING, "YAML file with model sizes and training settings.", "FILE"),
-    ] = None
-    distill: Annotated[
-        str | None,
-        option(TRAINING, "Distill this trained model into a draft model for it.", "TARGET"),
-    ] = None
-    steps: Annotated[
-        int | None, option(TRAINING, "Number of optimizer steps.  [default: 1000]", "N", min=1)
-    ] = None
-    accumulate: Annotated[
-        int | None,
-        option(
-            TRAINING,
-            "Number of batches whose gradients make up one step.  [default: 1]",
-            "N",
-            min=1,
-        ),
-    ] = None
-    precision: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None,
-        option(TRAINING, "Precision of products; weights are fp32.  [default: fp32]", "KIND"),
-    ] = None
-    seed: Annotated[
-        int | None,
-        option(
-            TRAINING, "Seed of the initial weights and the data order.  [default: 0]", "N", min=0
-        ),
-    ] = None
-    output: Annotated[
-        str, option(OUTPUT, "Folder for the model; pass it to --model.", "FOLDER", "-o")
-    ]
-    resume: Annotated[bool, flag(OUTPUT, "Resume the training in the folder.")] = False
-    force: Annotated[bool, flag(OUTPUT, "Write into a folder that is not empty.")] = False
-    quiet: Annotated[bool, flag(OUTPUT, "Show only problems, no progress.", "-q")] = False
+    corpus: str = argument(
+        "Training text: a file in UTF-8, or a folder of .txt files.", "CORPUS", default=REQUIRED
+    )
+    config: str | None = option(
+        TRAINING, "YAML file with model sizes and training settings.", "FILE"
+    )
+    distill: str | None = option(
+        TRAINING, "Distill this trained model into a draft model for it.", "TARGET"
+    )
+    steps: int | None = option(TRAINING, "Number of optimizer steps.  [default: 1000]", "N", min=1)
+    accumulate: int | None = option(
+        TRAINING, "Number of batches whose gradients make up one step.  [default: 1]", "N", min=1
+    )
+    precision: Literal["fp32", "bf16", "fp16"] | None = option(
+        TRAINING, "Precision of products; weights are fp32.  [default: fp32]", "KIND"
+    )
+    seed: int | None = option(
+        TRAINING, "Seed of the initial weights and the data order.  [default: 0]", "N", min=0
+    )
+    output: str = option(
+        OUTPUT, "Folder for the model; pass it to --model.", "FOLDER", "-o", default=REQUIRED
+    )
+    resume: bool = flag(OUTPUT, "Resume the training in the folder.")
+    force: bool = flag(OUTPUT, "Write into a folder that is not empty.")
+    quiet: bool = flag(OUTPUT, "Show only problems, no progress.", "-q")
 
 
 def train(options: TrainOptions) -> int:

@@ -5,7 +5,7 @@ import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -13,14 +13,21 @@ from msgspec.structs import replace
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Tokenizer, bytes_of
-from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.speculation.settings import SpeculationSettings
 from batcher.verifying import Case, Difference, Verdict, make_cases, needs_of
 from batcher.verifying import verify as verify_outputs
 
 from ..command import OUTPUT, command, flag, option
 from ..models import capabilities_of, load, model_again
-from ..options import Color, ConfigOfModel, GrammarTimeout, Input, ModelOptions, speculation_group
+from ..options import (
+    Color,
+    ModelOptions,
+    color_option,
+    grammar_timeout_option,
+    input_argument,
+    model_config_option,
+    speculation_group,
+)
 from ..run.files import print_json, print_text
 from ..run.input import open_input, read_requests
 from ..run.problems import seldom
@@ -36,30 +43,27 @@ MAX_SETTINGS = 100_000
 class VerifyOptions(ModelOptions):
     """The options of `batchdecode verify`; docs/reference/cli.md has a table of them."""
 
-    input: Input = None
-    config: ConfigOfModel = None
-    grammar_timeout: GrammarTimeout = GRAMMAR_TIMEOUT
-    speculation: Annotated[SpeculationSettings | None, speculation_group()] = None
-    settings: Annotated[
-        int,
-        option(
-            VERIFYING,
-            "Number of batch settings to try.",
-            "N",
-            min=1,
-            max=MAX_SETTINGS,
-            common=True,
-        ),
-    ] = 64
-    seed: Annotated[
-        int, option(VERIFYING, "Seed of the random settings and arrivals.", "S", common=True)
-    ] = 0
-    only: Annotated[
-        int | None,
-        option(VERIFYING, "Try only setting K.", "K", min=1, max=MAX_SETTINGS, common=True),
-    ] = None
-    json: Annotated[bool, flag(OUTPUT, "Print the verdict as JSON.", common=True)] = False
-    color: Color = "auto"
+    input: str | None = input_argument()
+    config: str | None = model_config_option()
+    grammar_timeout: float = grammar_timeout_option()
+    speculation: SpeculationSettings | None = speculation_group().as_field()
+    settings: int = option(
+        VERIFYING,
+        "Number of batch settings to try.",
+        "N",
+        min=1,
+        max=MAX_SETTINGS,
+        common=True,
+        default=64,
+    )
+    seed: int = option(
+        VERIFYING, "Seed of the random settings and arrivals.", "S", common=True, default=0
+    )
+    only: int | None = option(
+        VERIFYING, "Try only setting K.", "K", min=1, max=MAX_SETTINGS, common=True
+    )
+    json: bool = flag(OUTPUT, "Print the verdict as JSON.", common=True)
+    color: Color = color_option()
 
 
 PROVEN, DIFFERENT = 0, 1

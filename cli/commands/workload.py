@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 from batcher.errors import BatchdecodeError
 from batcher.planning import synthetic
@@ -25,8 +25,8 @@ from batcher.planning.workload_traces import (
 )
 from batcher.request import MAX_LENGTH
 
-from ..command import OUTPUT, OptionGroup, argument, command, flag, option
-from ..options import Force, output_option
+from ..command import OUTPUT, REQUIRED, OptionGroup, argument, command, flag, option
+from ..options import force_flag, output_option
 from ..run.files import check_distinct, check_replaceable, output_sink
 from ..run.input import InputError, open_input
 from ..run.problems import say
@@ -47,7 +47,7 @@ def _options() -> OptionGroup:
     def add(
         name: str, kind: Any, panel: str, text: str, value: str, *short: str, **more: Any
     ) -> None:
-        kinds[name] = Annotated[kind | None, option(panel, text, value, *short, **more)]
+        kinds[name] = kind | None, option(panel, text, value, *short, **more)
 
     factor = {"min": 1e-6, "max": 1e6}
     text = "Number of requests.  [default: 1000; for a trace, all]"
@@ -88,21 +88,17 @@ def _options() -> OptionGroup:
 class WorkloadOptions:
     """The options of `batchdecode workload`; values: of the given options, by name."""
 
-    source: Annotated[
-        str,
-        argument(
-            "constant, poisson, gamma, bursty, closed; or a trace: azure, mooncake, vllm.",
-            "SOURCE",
-            lambda _: OPTIONS_OF,
-        ),
-    ]
-    file: Annotated[str | None, argument("The trace: a file or - for stdin.", "FILE")] = None
-    values: Annotated[dict[str, Any], _options()]
-    output: Annotated[
-        str | None, output_option("Write the requests to FILE (gzipped if it ends in .gz).")
-    ] = None
-    force: Force = False
-    quiet: Annotated[bool, flag(OUTPUT, "Print no summary.", "-q")] = False
+    source: str = argument(
+        "constant, poisson, gamma, bursty, closed; or a trace: azure, mooncake, vllm.",
+        "SOURCE",
+        lambda _: OPTIONS_OF,
+        default=REQUIRED,
+    )
+    file: str | None = argument("The trace: a file or - for stdin.", "FILE")
+    values: dict[str, Any] = _options().as_field()
+    output: str | None = output_option("Write the requests to FILE (gzipped if it ends in .gz).")
+    force: bool = force_flag()
+    quiet: bool = flag(OUTPUT, "Print no summary.", "-q")
 
 
 DEFAULT_REQUESTS, DEFAULT_RATE = 1000, 1.0
@@ -116,7 +112,7 @@ _LENGTHS = (
 _OPEN = ("rate", "turns", "think_time", *_LENGTHS)
 _TRACE = ("file", "rate", "scale")
 # The options of each source, in addition to those of all.
-OPTIONS_OF = {
+OPTIONS_OF: dict[str, tuple[str, ...]] = {
     "constant": _OPEN,
     "poisson": _OPEN,
     "gamma": ("burstiness", *_OPEN),

@@ -1,7 +1,7 @@
 """The options of `batchdecode run`."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from batcher.errors import BatchdecodeError
 from batcher.events import MAX_WORKERS
@@ -10,16 +10,18 @@ from ..command import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, flag, option
 from ..options import (
     MAX_DELAY,
     MIN_INTERVAL,
+    SLO,
     Color,
-    Config,
     Live,
     RequestOptions,
     SchedulingOptions,
-    SloLimits,
-    TraceFile,
+    color_option,
+    live_option,
     output_file,
     output_option,
     scheduling_group,
+    trace_option,
+    whole_config_option,
 )
 
 if TYPE_CHECKING:
@@ -44,167 +46,111 @@ class RunOptions(RequestOptions):
     call_timeout: in seconds; overrides the one in llm_settings.
     """
 
-    follow: Annotated[
-        bool, flag(INPUT, "Start the next step without waiting for the next line of a pipe.")
-    ] = False
-    config: Config = None
-    workers: Annotated[
-        int | None,
-        option(
-            DECODING,
-            "Number of worker processes, each with a model and --batch slots; a dead worker is "
-            "replaced.  [default: none, decode in this process]",
-            "N",
-            min=1,
-            max=MAX_WORKERS,
-        ),
-    ] = None
-    on: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "Cluster for the workers: ray, or ray:ADDRESS.  [default: this machine]",
-            "ENGINE",
-        ),
-    ] = None
-    call_timeout: Annotated[
-        float | None,
-        option(
-            DECODING,
-            "Time limit for one call of an LLM.  [default: 120]",
-            "SECONDS",
-            min=MIN_INTERVAL,
-            max=MAX_DELAY,
-        ),
-    ] = None
-    scheduling: Annotated[SchedulingOptions, scheduling_group()] = field(
-        default_factory=SchedulingOptions
+    follow: bool = flag(INPUT, "Start the next step without waiting for the next line of a pipe.")
+    config: str | None = whole_config_option()
+    workers: int | None = option(
+        DECODING,
+        "Number of worker processes, each with a model and --batch slots; a dead worker is "
+        "replaced.  [default: none, decode in this process]",
+        "N",
+        min=1,
+        max=MAX_WORKERS,
     )
-    output: Annotated[
-        str | None, output_option("Write results to FILE (gzipped if it ends in .gz).")
-    ] = None
-    format: Annotated[
-        Literal["jsonl", "text"] | None,
-        option(
-            OUTPUT,
-            "Format of results on stdout: jsonl (one object per line), or text (for reading).  "
-            "[default: text on a terminal, else jsonl]",
-            "FORMAT",
-            common=True,
-            allow_from_autoenv=False,  # that would be the one of `trace`, too
-        ),
-    ] = None
-    keep_order: Annotated[
-        bool, flag(OUTPUT, "Write results in input order, not as they finish.", common=True)
-    ] = False
-    resume: Annotated[
-        bool,
-        flag(
-            OUTPUT,
-            "Resume the run that wrote --output; --resume=repair first removes foreign lines.",
-            common=True,
-        ),
-    ] = False
-    repair: Annotated[bool, option(OUTPUT, "", hidden=True)] = False  # of --resume=repair
-    retry_failed: Annotated[bool, flag(OUTPUT, "With --resume: retry the failed requests.")] = False
-    force: Annotated[bool, flag(OUTPUT, "Overwrite existing files.")] = False
-    stream: Annotated[bool, flag(OUTPUT, "Print the new text of each row after every step.")] = (
-        False
+    on: str | None = option(
+        DECODING, "Cluster for the workers: ray, or ray:ADDRESS.  [default: this machine]", "ENGINE"
     )
-    trace: TraceFile = None
-    summary_json: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "Write the numbers of the run as JSON; - is stdout, if --output is a file.",
-            "FILE",
-        ),
-    ] = None
-    report: Annotated[str | None, output_file("Write an HTML report for a browser.")] = None
-    open: Annotated[bool, flag(OUTPUT, "Open the report in a browser at the end.")] = False
-    slo: SloLimits = None
-    metrics_port: Annotated[
-        str | None,
-        option(OUTPUT, "Serve Prometheus metrics on PORT (0 picks a free one).", "[ADDRESS:]PORT"),
-    ] = None
-    metrics_file: Annotated[
-        str | None,
-        output_file(
-            "Write the metrics to FILE.prom every few seconds for the node exporter of Prometheus."
-        ),
-    ] = None
-    otel: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "Send a trace of each request to this OTLP/HTTP collector; env takes the URL from "
-            "OTEL_EXPORTER_OTLP_ENDPOINT.",
-            "URL",
-        ),
-    ] = None
-    timeseries: Annotated[
-        str | None, output_file("Write metrics over time as CSV (gzipped if it ends in .gz).")
-    ] = None
-    timeseries_interval: Annotated[
-        float | None,
-        option(
-            OUTPUT,
-            "Engine time per row of --timeseries.  [default: 1, more in a long run]",
-            "SECONDS",
-            min=MIN_INTERVAL,
-            max=MAX_DELAY,
-        ),
-    ] = None
-    keep_going: Annotated[
-        bool,
-        flag(ERRORS, "Report invalid lines as error results instead of stopping.", common=True),
-    ] = False
-    max_errors: Annotated[
-        int | None,
-        option(ERRORS, "Stop reading after N failed requests; implies --keep-going.", "N", min=1),
-    ] = None
-    live: Annotated[
-        Live,
-        option(
-            DISPLAY,
-            "Live view of the batch: auto (on a terminal), always, plain (lines of text) or never.",
-            "WHEN",
-            common=True,
-        ),
-    ] = "auto"
-    step_delay: Annotated[
-        float,
-        option(
-            DISPLAY,
-            "Pause after each step, and draw every step.",
-            "SECONDS",
-            min=0,
-            max=MAX_DELAY,
-            show_default=False,
-        ),
-    ] = 0.0
-    color: Color = "auto"
-    stats: Annotated[bool, flag(DISPLAY, "Print tables of all numbers after the summary.")] = False
-    quiet: Annotated[
-        bool, flag(DISPLAY, "Show no live view and no summary, only problems.", "-q", common=True)
-    ] = False
-    max_rate: Annotated[
-        float | None, option(SERVER, "Maximum requests per second.", "N", min=1e-6, max=1e6)
-    ] = None
-    max_wait: Annotated[
-        float | None,
-        option(
-            SERVER,
-            "Longest wait that a server may ask for (Retry-After); a longer one fails the request.",
-            "SECONDS",
-            min=0,
-            max=1e9,
-        ),
-    ] = None
-    extra_body: Annotated[
-        str | None,
-        option(SERVER, "Fields to add to the body of every request; null removes a field.", "JSON"),
-    ] = None
+    call_timeout: float | None = option(
+        DECODING,
+        "Time limit for one call of an LLM.  [default: 120]",
+        "SECONDS",
+        min=MIN_INTERVAL,
+        max=MAX_DELAY,
+    )
+    scheduling: SchedulingOptions = scheduling_group().as_field()
+    output: str | None = output_option("Write results to FILE (gzipped if it ends in .gz).")
+    format: Literal["jsonl", "text"] | None = option(
+        OUTPUT,
+        "Format of results on stdout: jsonl (one object per line), or text (for reading).  "
+        "[default: text on a terminal, else jsonl]",
+        "FORMAT",
+        common=True,
+        allow_from_autoenv=False,  # that would be the one of `trace`, too
+    )
+    keep_order: bool = flag(
+        OUTPUT, "Write results in input order, not as they finish.", common=True
+    )
+    resume: bool = flag(
+        OUTPUT,
+        "Resume the run that wrote --output; --resume=repair first removes foreign lines.",
+        common=True,
+    )
+    repair: bool = option(OUTPUT, "", hidden=True, default=False)  # of --resume=repair
+    retry_failed: bool = flag(OUTPUT, "With --resume: retry the failed requests.")
+    force: bool = flag(OUTPUT, "Overwrite existing files.")
+    stream: bool = flag(OUTPUT, "Print the new text of each row after every step.")
+    trace: str | None = trace_option()
+    summary_json: str | None = option(
+        OUTPUT, "Write the numbers of the run as JSON; - is stdout, if --output is a file.", "FILE"
+    )
+    report: str | None = output_file("Write an HTML report for a browser.")
+    open: bool = flag(OUTPUT, "Open the report in a browser at the end.")
+    slo: str | None = option(
+        OUTPUT, f"Count the requests within these limits: {SLO}.", "LIMIT,...", complete="slo"
+    )
+    metrics_port: str | None = option(
+        OUTPUT, "Serve Prometheus metrics on PORT (0 picks a free one).", "[ADDRESS:]PORT"
+    )
+    metrics_file: str | None = output_file(
+        "Write the metrics to FILE.prom every few seconds for the node exporter of Prometheus."
+    )
+    otel: str | None = option(
+        OUTPUT,
+        "Send a trace of each request to this OTLP/HTTP collector; env takes the URL from "
+        "OTEL_EXPORTER_OTLP_ENDPOINT.",
+        "URL",
+    )
+    timeseries: str | None = output_file(
+        "Write metrics over time as CSV (gzipped if it ends in .gz)."
+    )
+    timeseries_interval: float | None = option(
+        OUTPUT,
+        "Engine time per row of --timeseries.  [default: 1, more in a long run]",
+        "SECONDS",
+        min=MIN_INTERVAL,
+        max=MAX_DELAY,
+    )
+    keep_going: bool = flag(
+        ERRORS, "Report invalid lines as error results instead of stopping.", common=True
+    )
+    max_errors: int | None = option(
+        ERRORS, "Stop reading after N failed requests; implies --keep-going.", "N", min=1
+    )
+    live: Live = live_option("batch")
+    step_delay: float = option(
+        DISPLAY,
+        "Pause after each step, and draw every step.",
+        "SECONDS",
+        min=0,
+        max=MAX_DELAY,
+        show_default=False,
+        default=0.0,
+    )
+    color: Color = color_option()
+    stats: bool = flag(DISPLAY, "Print tables of all numbers after the summary.")
+    quiet: bool = flag(
+        DISPLAY, "Show no live view and no summary, only problems.", "-q", common=True
+    )
+    max_rate: float | None = option(SERVER, "Maximum requests per second.", "N", min=1e-6, max=1e6)
+    max_wait: float | None = option(
+        SERVER,
+        "Longest wait that a server may ask for (Retry-After); a longer one fails the request.",
+        "SECONDS",
+        min=0,
+        max=1e9,
+    )
+    extra_body: str | None = option(
+        SERVER, "Fields to add to the body of every request; null removes a field.", "JSON"
+    )
     server_settings: dict[str, Any] = field(default_factory=dict)
     preset: set[str] = field(default_factory=set)
 
