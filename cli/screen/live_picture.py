@@ -4,7 +4,6 @@ Every slot is in the picture, in a row, a cell or a share of a cell.  A picture 
 `Scene`.  A cell of a strip stands for all steps since the previous frame.
 """
 
-import re
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,7 +51,6 @@ from .terminal import (
 )
 from .theme import (
     ALL,
-    HUES,
     LABEL,
     Glyphs,
     Line,
@@ -74,7 +72,6 @@ STYLES |= dict.fromkeys(("length", "unused"), "stop")
 EMPTY = "-"
 MAX_CELLS = 256  # of a strip
 MAX_ALL_CELLS = 2**18  # of all strips together
-FIRST_IN_HUE = 0xE000  # private use
 MANY = 2  # admissions in a cell, which is then shaded by how busy it was
 
 MAX_BAR, MIN_BAR, MAX_TREND, MIN_TREND, MAX_QUEUE = 60, 8, 30, 8, 20  # cells of the header
@@ -90,7 +87,6 @@ MIN_PANEL = 34
 MIN_LABELLED = 30
 MAX_CELL = 12
 PER_ROW = (8, 16, 32, 64, 128, 256, 512)
-_RUNS = re.compile(r"(.)\1*")
 
 SHOWN_SECONDS = {"admitted": 0.5, "preempted": 3.0, "failed": 5.0, "note": 10.0}
 """How long marks of slots and notes are shown."""
@@ -107,22 +103,8 @@ HEADER_SHARE = 4  # the header has 1 / 4 of the lines
 MANY_SLOTS = 256  # are always a map
 
 
-def cell_parts(glyphs: Glyphs) -> dict[str, Part]:
-    """Return the glyph and style of each cell that `strip_cell` returns."""
-    styles = {
-        glyphs.marks["preempted"]: "preempted",
-        glyphs.marks["failed"]: "failed",
-        glyphs.admitted: "admitted",
-        glyphs.nothing: "idle",
-        **dict.fromkeys(glyphs.shades, "bar"),
-    }
-    in_hue = [(glyph, hue) for hue in HUES for glyph in (glyphs.running, glyphs.prefill)]
-    parts: dict[str, Part] = {glyph: (glyph, style) for glyph, style in styles.items()}
-    return parts | {chr(FIRST_IN_HUE + n): part for n, part in enumerate(in_hue)}
-
-
-def strip_cell(stays: Sequence[Stay], steps: range, glyphs: Glyphs) -> str:
-    """Return the cell for `steps` of a slot, a key of `cell_parts`."""
+def strip_cell(stays: Sequence[Stay], steps: range, glyphs: Glyphs) -> Part:
+    """Return the cell for `steps` of a slot."""
     busy = num_admitted = 0
     newest: Stay | None = None
     for stay in reversed(stays):
@@ -136,38 +118,38 @@ def strip_cell(stays: Sequence[Stay], steps: range, glyphs: Glyphs) -> str:
         num_admitted += stay.start >= steps.start
         # The step of a preemption does not belong to the stay.
         if stay.kind and stay.end is not None and stay.end - (stay.kind == "failed") in steps:
-            return glyphs.marks[stay.kind]
+            return glyphs.marks[stay.kind], stay.kind
     is_held = newest is not None and newest.end is None
     share = busy / len(steps) if steps else float(is_held)
     if num_admitted:
-        return glyphs.admitted if num_admitted < MANY else shade(share, glyphs)
+        is_one = num_admitted < MANY
+        return (glyphs.admitted, "admitted") if is_one else (shade(share, glyphs), "bar")
     if 2 * share < 1 or newest is None:
-        return glyphs.nothing
-    place = 2 * HUES.index(hue_of(newest.request_id)) + newest.is_prefilling(steps.stop - 1)
-    return chr(FIRST_IN_HUE + place)
+        return glyphs.nothing, "idle"
+    glyph = glyphs.prefill if newest.is_prefilling(steps.stop - 1) else glyphs.running
+    return glyph, hue_of(newest.request_id)
 
 
 class Strips:
     """The cells of all slots, one for the steps between two frames."""
 
     def __init__(self, run: RunState, glyphs: Glyphs) -> None:
-        self._run, self._glyphs, self.parts = run, glyphs, cell_parts(glyphs)
-        self._max_cells = max(1, min(MAX_CELLS, MAX_ALL_CELLS // run.num_slots))
-        self._ends: deque[int] = deque([0], maxlen=self._max_cells + 1)
-        self._cells = [""] * run.num_slots
+        self._run, self._glyphs = run, glyphs
+        most = max(1, min(MAX_CELLS, MAX_ALL_CELLS // run.num_slots))
+        self._ends = deque([0], maxlen=most + 1)
+        self._cells = [deque[Part](maxlen=most) for _ in range(run.num_slots)]
 
     def extend(self, step: int) -> None:
         """Add a cell for the steps up to `step`."""
-        run, most, first = self._run, self._max_cells, self._ends[-1]
-        for slot in range(run.num_slots):
+        run, first = self._run, self._ends[-1]
+        for slot, cells in enumerate(self._cells):
             steps = range(run.own_step(slot, first - 1) + 1, run.own_step(slot, step) + 1)
-            cell = strip_cell(run.stays(slot), steps, self._glyphs)
-            self._cells[slot] = (self._cells[slot] + cell)[-most:]
+            cells.append(strip_cell(run.stays(slot), steps, self._glyphs))
         self._ends.append(step + 1)
         run.forget(first)  # the next cells do not need what has ended before
 
-    def last(self, number: int, width: int) -> str:
-        return self._cells[number][-width:]
+    def last(self, number: int, width: int) -> Line:
+        return list(self._cells[number])[-width:]
 
     def ends(self, width: int) -> list[int]:
         """Return the first step of each of the last `width` cells, and the one after them."""
@@ -178,10 +160,9 @@ class StepStrips(Strips):
     """Strips with a cell for each step, made from recent stays on demand."""
 
     def __init__(self, run: RunState, glyphs: Glyphs, step: int) -> None:
-        self._run, self._glyphs, self.parts = run, glyphs, cell_parts(glyphs)
-        self._step = step
+        self._run, self._glyphs, self._step = run, glyphs, step
 
-    def last(self, number: int, width: int) -> str:
+    def last(self, number: int, width: int) -> Line:
         stays, (first, *_, stop) = self._run.stays(number), self.ends(width)
         changes = {first}
         for stay in stays:
@@ -190,9 +171,10 @@ class StepStrips(Strips):
             changes.update((stay.start, stay.start + 1, after_prefill, end - 1, end, end + 1))
         points = [*sorted(step for step in changes if first <= step < stop), stop]
         cells = (
-            (strip_cell(stays, range(a, a + 1), self._glyphs), b - a) for a, b in pairwise(points)
+            [strip_cell(stays, range(a, a + 1), self._glyphs)] * (b - a)
+            for a, b in pairwise(points)
         )
-        return "".join(cell * length for cell, length in cells)
+        return list(chain.from_iterable(cells))
 
     def ends(self, width: int) -> list[int]:
         return list(range(max(self._step + 1 - min(width, MAX_CELLS), 0), self._step + 2))
@@ -486,12 +468,8 @@ def _row(scene: Scene, number: int, row: Row, columns: Columns) -> Line:
         style = STYLES.get(row.phase, row.phase)
         line += [("  ", ""), (f"{row.phase:<{columns.phase}}", style)]
     if columns.strip:  # it grows to the right, then scrolls
-        cells, parts = scene.strips.last(number, columns.strip), scene.strips.parts
-        line.append(("  ", ""))
-        for same in _RUNS.finditer(cells):
-            glyph, style = parts[same.group(1)]
-            line.append((glyph * len(same.group()), style))
-        line.append((" " * (columns.strip - len(cells)), ""))
+        cells = scene.strips.last(number, columns.strip)
+        line += [("  ", ""), *joined(cells), (" " * (columns.strip - len(cells)), "")]
     return line
 
 

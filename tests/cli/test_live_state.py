@@ -17,7 +17,7 @@ from worker_runs import worker_runs
 
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, JumpEvent, RejectEvent
 from batcher.trace.run import event_of_worker
-from cli.screen.live_picture import Scene, Strips, cell_parts, picture
+from cli.screen.live_picture import Scene, Strips, picture
 from cli.screen.live_state import MAX_UNSEEN, Moment, QueueDepths, RunHistory, RunState
 from cli.screen.theme import UNICODE
 from cli.screen.view import GaugeReading, RunPlan
@@ -154,7 +154,7 @@ def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, s
     units, batch = workload
     run = play_units(units, batch, seed)
     state = RunState(batch)
-    strips, parts = Strips(state, UNICODE), cell_parts(UNICODE)
+    strips = Strips(state, UNICODE)
     last = 0
     for step in range(len(run.labels)):
         observe(state, [e for e in run.events[1:-1] if e.step == step])
@@ -165,7 +165,7 @@ def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, s
             steps = range(last, step + 1)
             busy = sum(run.labels[i][slot] is not None for i in steps)
             admitted = sum(stay.slot == slot and stay.start in steps for stay in run.stays)
-            cell, _ = parts[strips.last(slot, 1)]
+            [(cell, _)] = strips.last(slot, 1)
             if cell == "✗":
                 failed = [
                     stay for stay in run.stays if stay.outcome in ("error", "aborted", "lost")
