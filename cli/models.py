@@ -1,6 +1,5 @@
 """Loading the model that a command's options name, with a progress bar."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -114,7 +113,7 @@ def capabilities_of(engine: "Engine | RemoteEngine", options: ModelOptions) -> M
 
 @contextmanager
 def _loading_bar(name: str, *, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    if not (is_shown and is_checkpoint(name) and can_animate(2, os.environ)):
+    if not (is_shown and is_checkpoint(name) and can_animate(2)):
         yield lambda _number, _total: None
         return
     from rich.markup import escape  # noqa: PLC0415 - only on a terminal

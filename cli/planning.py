@@ -86,7 +86,7 @@ def compare_requests(options: "CompareOptions") -> int:
     if options.json or options.csv:
         print_text(json_of(cells) if options.json else csv_of(cells))
     else:
-        width = columns_of(1, os.environ)
+        width = columns_of(1)
         print_text(table_of(cells, width, options.sort or ""))
     if options.plot is not None:
         show_plot(options.plot, charts_of_cells(question, cells))

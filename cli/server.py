@@ -189,7 +189,7 @@ class Server(Gauges):
         name = options.served_model_name or options.model
         self._trace = None if options.trace is None else TraceWriter(self._trace_file.open())
         live = options.live
-        if live == "auto" and not can_animate(2, os.environ):
+        if live == "auto" and not can_animate(2):
             live = "never"
         policy = engine.settings.policy
         self._view = open_view(

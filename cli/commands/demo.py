@@ -1,6 +1,5 @@
 """`batchdecode demo`: plays a small run slowly, and explains each key moment in a sentence."""
 
-import os
 import sys
 from typing import Annotated
 
@@ -52,17 +51,17 @@ def demo(*, color: Annotated[Color, color_option()] = "auto") -> int:
     events.append(engine.end_event())
     timeline = Timeline.from_events([run, *events])
     captions = captions_of(timeline, events)
-    if not can_animate(1, os.environ):
+    if not can_animate(1):
         typer.echo("".join(f"step {step}: {text}\n" for step, text in captions.items()))
     elif status := _play(run, events, captions, color):
         return status
     from ..screen.theme import colored  # noqa: PLC0415 - after the run
     from ..views.gantt import render_gantt  # noqa: PLC0415 - as above
 
-    width = min(terminal_size(1, os.environ).columns, MAX_WIDTH)
-    is_unicode = can_print(encoding_of(sys.stdout.encoding, os.environ))
+    width = min(terminal_size(1).columns, MAX_WIDTH)
+    is_unicode = can_print(encoding_of(sys.stdout.encoding))
     gantt = render_gantt(timeline, width=width, height=None, ascii_only=not is_unicode)
-    has_color = wants_color(color, 1, os.environ)
+    has_color = wants_color(color, 1)
     lines = colored(gantt) if has_color else ["".join(text for text, _ in line) for line in gantt]
     typer.echo("\n".join(lines), color=has_color)
     typer.echo(NEXT, nl=False)

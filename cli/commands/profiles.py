@@ -1,6 +1,5 @@
 """`batchdecode profiles` and `calibrate`: list, check and fit profiles of step times."""
 
-import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ def profiles(
     if json:
         print_json(reports)
     else:
-        width = columns_of(1, os.environ)
+        width = columns_of(1)
         is_one = name is not None and len(reports) == 1
         print_text(details_of(reports[0], width) if is_one else table_of(reports, width))
 

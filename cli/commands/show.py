@@ -193,10 +193,10 @@ def _summary_lines(events: Iterator[Event], options: "TraceOptions") -> list[byt
         RunFiles(),
         is_complete=num_left == 0,
         elapsed=end,
-        encoding=encoding_of(sys.stdout.encoding, os.environ),
-        has_color=wants_color(options.color, 1, os.environ),
+        encoding=encoding_of(sys.stdout.encoding),
+        has_color=wants_color(options.color, 1),
         is_timed=bool(run.step_time),
-        columns=columns_of(1, os.environ),
+        columns=columns_of(1),
     )
     hint = advice(summary)
     return [text.encode(), f"{hint}\n".encode()] if hint is not None else [text.encode()]
@@ -298,8 +298,8 @@ def _gantt(
 
     encoding = "utf-8"
     if options.output is None:
-        encoding = encoding_of(sys.stdout.encoding, os.environ)
-    size = terminal_size(1, os.environ)
+        encoding = encoding_of(sys.stdout.encoding)
+    size = terminal_size(1)
     gantt = render_gantt(
         timeline,
         selection,
@@ -309,7 +309,7 @@ def _gantt(
     )
     lines = ["".join(text for text, _ in line) for line in gantt]
     may_color = to_terminal or options.color == "always"  # FORCE_COLOR does not count for a pipe
-    if may_color and wants_color(options.color, 1, os.environ):
+    if may_color and wants_color(options.color, 1):
         from ..screen.theme import colored  # noqa: PLC0415 - with it comes rich
 
         lines = colored(gantt)
@@ -321,7 +321,7 @@ def _play(options: "TraceOptions") -> int:
         if getattr(options, name):
             raise BatchdecodeError(f"--{name} does not work with --play, which shows every slot")
     path, source = open_twice(options.input)
-    if not can_animate(1, os.environ):
+    if not can_animate(1):
         raise BatchdecodeError("--play needs a terminal; use --format gantt or steps instead")
     from ..views.player import play  # noqa: PLC0415 - as above
 
@@ -467,7 +467,7 @@ def show_diff(options: "DiffOptions") -> int:
         with user_code_prints_to_stderr(), _contradictions_named(names, "events"):
             comparison = compare(events_a, events_b)
         told = list(describe(comparison, source_a.name, source_b.name))
-        width = None if options.html else columns_of(1, os.environ)
+        width = None if options.html else columns_of(1)
         results = results_of(comparison, options.top, width)
         if options.json:
             print_json(comparison)
@@ -498,7 +498,7 @@ def show_diff(options: "DiffOptions") -> int:
 
 
 def _in_columns(lines: list[str]) -> list[str]:
-    width = terminal_size(1, os.environ).columns
+    width = terminal_size(1).columns
     return [part for line in lines for part in wrapped(printable(line), width)]
 
 

@@ -1,6 +1,5 @@
 """`batchdecode train`: trains a small model on texts, or a draft model for another."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -138,7 +137,7 @@ def settings_of(options: TrainOptions) -> TrainingSettings:
 @contextmanager
 def _showing(num_steps: int, options: TrainOptions) -> Iterator[Show]:
     """Yield a function that shows progress: a bar on a terminal, else a line per evaluation."""
-    if options.quiet or not can_animate(2, os.environ):
+    if options.quiet or not can_animate(2):
 
         def print_line(step: int, loss: float, held_out: "Evaluation | None") -> None:
             if held_out is not None and not options.quiet:

@@ -1,6 +1,5 @@
 """`batchdecode verify`: checks that outputs do not depend on the batch, or shows where they do."""
 
-import os
 import shlex
 import sys
 from contextlib import nullcontext
@@ -183,7 +182,7 @@ def _differences(
 
 
 def _marks() -> Any:
-    return marks_in(encoding_of((sys.__stdout__ or sys.stdout).encoding, os.environ))
+    return marks_in(encoding_of((sys.__stdout__ or sys.stdout).encoding))
 
 
 def _context(tokens: list[int], position: int, tokenizer: Tokenizer) -> str:

@@ -1,6 +1,5 @@
 """Report problems of the input, of options and of a model on stderr."""
 
-import os
 import re
 import shlex
 import sys
@@ -72,8 +71,8 @@ class ProblemReport:
             self._num_shown += 1
             from batcher.requests.problems import render_problem  # noqa: PLC0415 - rare
 
-            width = terminal_size(2, os.environ).columns
-            color = wants_color(self._color, 2, os.environ)
+            width = terminal_size(2).columns
+            color = wants_color(self._color, 2)
             # a problem of the whole input: the other lines that have it are only counted
             name, line = self._place_of(problem.line)
             if line != problem.line:  # of several inputs
@@ -351,7 +350,7 @@ def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Iterator[OnDone]:
         return
     if total > LARGE_GRID:
         say(f"{counted(total, 'cell')}, {num_jobs} at a time\n")
-    if not can_animate(2, os.environ):
+    if not can_animate(2):
         cells = counted(total, "cell")
         yield seldom(
             lambda done: f"{int(done):,} of {cells}, {unfinished_percent(done / total)} of the work"

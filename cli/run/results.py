@@ -5,7 +5,6 @@ On a terminal these lines are shown as text, see ResultText.
 A request with one result, which becomes a line when it comes, takes no memory here.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -285,7 +284,7 @@ class ResultText:
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         stdout = sys.__stdout__ or sys.stdout  # the other one may lead to stderr
-        self._encoding = encoding_of(stdout.encoding, os.environ)
+        self._encoding = encoding_of(stdout.encoding)
         self._dots = "…" if can_print(self._encoding, "…") else "..."
         self._write = write
 
@@ -323,7 +322,7 @@ class ResultText:
         return f"{printable(label)}  {text}{dots}{printable(remark)}"
 
     def _show(self, texts: Iterable[str]) -> None:
-        columns = columns_of(stdout_descriptor(), os.environ)
+        columns = columns_of(stdout_descriptor())
         shown = [f"{line}\n" for text in texts for line in self._wrapped(text, columns)]
         self._write("".join(shown).encode(self._encoding, "backslashreplace"))
 

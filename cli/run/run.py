@@ -547,10 +547,10 @@ class Run:
             is_complete=loop.is_complete,
             num_unread=loop.num_unread or 0,
             elapsed=elapsed,
-            encoding=encoding_of(sys.stderr.encoding, os.environ),
-            has_color=wants_color(options.color, 2, os.environ),
+            encoding=encoding_of(sys.stderr.encoding),
+            has_color=wants_color(options.color, 2),
             is_timed=bool(run.step_time),
-            columns=columns_of(2, os.environ),
+            columns=columns_of(2),
             kv_bytes=kv_bytes,
         )
         say(text + printable_lines(remark))

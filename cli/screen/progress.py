@@ -1,6 +1,5 @@
 """The choice of a view for a run: a picture, plain lines of progress, or messages only."""
 
-import os
 import sys
 
 from .terminal import (
@@ -34,13 +33,12 @@ def open_view(
     something else writes to it.  has_stdin: stdin is free for keys.  pace: of the run, for keys;
     None if the run cannot be paused.
     """
-    fd, environ = sys.stderr.fileno(), os.environ
-    encoding = encoding_of(sys.stderr.encoding, environ)
-    terminal = Terminal(fd, encoding, wants_color(color, fd, environ), environ)
+    fd = sys.stderr.fileno()
+    terminal = Terminal(fd, encoding_of(sys.stderr.encoding), wants_color(color, fd))
     if is_quiet or live == "never":
         return View(terminal)
-    is_plain = live == "auto" and (is_piped or not can_animate(fd, environ))
-    if live == "plain" or is_plain or is_dumb(environ):
+    is_plain = live == "auto" and (is_piped or not can_animate(fd))
+    if live == "plain" or is_plain or is_dumb():
         from .live_state import ProgressLines  # noqa: PLC0415 - not for a quiet run
 
         return ProgressLines(plan, gauges, terminal)

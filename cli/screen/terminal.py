@@ -14,7 +14,7 @@ import stat
 import sys
 import termios
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,28 +32,29 @@ MANY, HALF = 0.1, 0.5
 FEW_SLOTS = 8  # none of these is worth advice if it is empty
 
 
-def can_animate(fd: int, environ: Mapping[str, str]) -> bool:
+def can_animate(fd: int) -> bool:
     """Return whether `fd` is an interactive terminal that can redraw a picture."""
-    return os.isatty(fd) and not is_dumb(environ) and not _is_set(environ, "CI")
+    return os.isatty(fd) and not is_dumb() and not _is_set("CI")
 
 
-def wants_color(choice: ColorChoice, fd: int, environ: Mapping[str, str]) -> bool:
+def wants_color(choice: ColorChoice, fd: int) -> bool:
     """Return whether to colour `fd`, by --color, NO_COLOR, FORCE_COLOR, or its kind."""
     if choice != "auto":
         return choice == "always"
-    if environ.get("NO_COLOR"):
+    if os.environ.get("NO_COLOR"):
         return False
-    if environ.get("FORCE_COLOR"):
-        return _is_set(environ, "FORCE_COLOR")
-    return os.isatty(fd) and not is_dumb(environ)
+    if os.environ.get("FORCE_COLOR"):
+        return _is_set("FORCE_COLOR")
+    return os.isatty(fd) and not is_dumb()
 
 
-def is_dumb(environ: Mapping[str, str]) -> bool:
-    return environ.get("TERM", "").lower() in ("dumb", "unknown")
+def is_dumb() -> bool:
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
-def encoding_of(encoding: str, environ: Mapping[str, str]) -> str:
+def encoding_of(encoding: str) -> str:
     """Return `encoding`, or ascii in the C locale, where Python would write UTF-8."""
+    environ = os.environ
     named = environ.get("LC_ALL") or environ.get("LANG")
     has_ctype = environ.get("LC_CTYPE", "C.UTF-8") != "C.UTF-8" and not environ.get("LC_ALL")
     return "ascii" if named in ("C", "POSIX") and not has_ctype else encoding
@@ -84,7 +85,7 @@ def is_same_terminal(fd: int, other: int) -> bool:
     return True
 
 
-def terminal_size(fd: int, environ: Mapping[str, str]) -> os.terminal_size:
+def terminal_size(fd: int) -> os.terminal_size:
     """Return the size of `fd`; if unknown, COLUMNS and LINES, or 80x24."""
     try:
         columns, rows = os.get_terminal_size(fd)
@@ -92,33 +93,32 @@ def terminal_size(fd: int, environ: Mapping[str, str]) -> os.terminal_size:
         columns = rows = 0
 
     def size_in(name: str) -> int:
-        text = environ.get(name, "")
+        text = os.environ.get(name, "")
         return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else 0
 
     columns = columns or size_in("COLUMNS") or _DEFAULT_COLUMNS
     return os.terminal_size((columns, rows or size_in("LINES") or _DEFAULT_ROWS))
 
 
-def columns_of(fd: int, environ: Mapping[str, str]) -> int | None:
-    return terminal_size(fd, environ).columns if os.isatty(fd) else None
+def columns_of(fd: int) -> int | None:
+    return terminal_size(fd).columns if os.isatty(fd) else None
 
 
-def _is_set(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "").lower() not in ("", "0", "false")
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() not in ("", "0", "false")
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """A descriptor for messages, a terminal or not; `environ` may have its size."""
+    """A descriptor for messages, a terminal or not."""
 
     fd: int
     encoding: str
     has_color: bool
-    environ: Mapping[str, str]
 
     @property
     def size(self) -> os.terminal_size:
-        return terminal_size(self.fd, self.environ)
+        return terminal_size(self.fd)
 
     @property
     def is_ours(self) -> bool:
@@ -495,7 +495,7 @@ class Keyboard:
 
 
 def keyboard_of(terminal: Terminal) -> Keyboard | None:
-    is_here = can_animate(0, terminal.environ) and is_same_terminal(0, terminal.fd)
+    is_here = can_animate(0) and is_same_terminal(0, terminal.fd)
     return Keyboard(0, terminal) if is_here else None
 
 

@@ -311,8 +311,8 @@ class InteractiveTerminal:
     """The terminal at stdout, and its keyboard."""
 
     def __init__(self, color: ColorChoice) -> None:
-        environ, encoding = os.environ, encoding_of(sys.stdout.encoding, os.environ)
-        self.output = Terminal(os.dup(1), encoding, wants_color(color, 1, environ), environ)
+        encoding = encoding_of(sys.stdout.encoding)
+        self.output = Terminal(os.dup(1), encoding, wants_color(color, 1))
         self.glyphs: Glyphs = UNICODE if can_print(encoding) else ASCII
         self.display = ScreenLive(self.output)
         keyboard_fd = 0

@@ -74,7 +74,7 @@ def test_of_a_long_paste_the_beginning_is_kept():
 
 
 def keyboard(fd):
-    return Keyboard(fd, Terminal(fd, "utf-8", has_color=False, environ={}))
+    return Keyboard(fd, Terminal(fd, "utf-8", has_color=False))
 
 
 def test_keys_come_at_once_and_unshown_and_then_the_terminal_is_as_before(tty):
@@ -119,10 +119,9 @@ def test_the_keyboard_of_a_terminal_that_is_gone_is_silent():
 
 
 OWN_KEYBOARD = """
-import os
 from cli.screen.terminal import keyboard_of
 from cli.screen.terminal import Terminal
-print(keyboard_of(Terminal(2, "utf-8", False, dict(os.environ))) is not None)
+print(keyboard_of(Terminal(2, "utf-8", False)) is not None)
 """
 
 

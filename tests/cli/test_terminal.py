@@ -29,8 +29,9 @@ def file_fd(tmp_path):
         ({"TERM": "xterm", "CI": "false"}, True),
     ],
 )
-def test_a_terminal_can_animate_unless_it_is_dumb_or_a_ci_log(tty, environ, expected):
-    assert can_animate(tty[1], environ) is expected
+def test_a_terminal_can_animate_unless_it_is_dumb_or_a_ci_log(tty, monkeypatch, environ, expected):
+    monkeypatch.setattr(os, "environ", environ)
+    assert can_animate(tty[1]) is expected
 
 
 @pytest.mark.parametrize(
@@ -47,10 +48,11 @@ def test_a_terminal_can_animate_unless_it_is_dumb_or_a_ci_log(tty, environ, expe
     ],
 )
 def test_the_flag_decides_colour_then_the_environment(
-    tty, file_fd, choice, environ, on_tty, on_file
+    tty, file_fd, monkeypatch, choice, environ, on_tty, on_file
 ):
-    assert wants_color(choice, tty[1], environ) is on_tty
-    assert wants_color(choice, file_fd, environ) is on_file
+    monkeypatch.setattr(os, "environ", environ)
+    assert wants_color(choice, tty[1]) is on_tty
+    assert wants_color(choice, file_fd) is on_file
 
 
 IS_DEV_TTY_OURS = """
@@ -58,7 +60,7 @@ import os, fcntl, termios
 from cli.screen.terminal import Terminal, is_same_terminal
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 tty = os.open("/dev/tty", os.O_WRONLY)
-ours = Terminal(1, "utf-8", False, {}).is_ours
+ours = Terminal(1, "utf-8", False).is_ours
 print(is_same_terminal(1, tty), ours)
 """
 
@@ -85,10 +87,11 @@ def test_dev_tty_is_the_terminal_of_the_session(tty):
         ((0, 0), {"COLUMNS": "wide", "LINES": "-3"}, (80, 24)),
     ],
 )
-def test_the_size_is_the_terminals_own_if_it_has_one(tty, winsize, environ, expected):
+def test_the_size_is_the_terminals_own_if_it_has_one(tty, monkeypatch, winsize, environ, expected):
+    monkeypatch.setattr(os, "environ", environ)
     fcntl.ioctl(tty[1], termios.TIOCSWINSZ, struct.pack("HHHH", *winsize, 0, 0))
-    assert terminal_size(tty[1], environ) == expected
-    assert Terminal(tty[1], "utf-8", has_color=False, environ=environ).size == expected
+    assert terminal_size(tty[1]) == expected
+    assert Terminal(tty[1], "utf-8", has_color=False).size == expected
 
 
 @pytest.mark.parametrize(
@@ -101,5 +104,6 @@ def test_the_size_is_the_terminals_own_if_it_has_one(tty, winsize, environ, expe
         ({"LANG": "en_US.UTF-8", "LC_ALL": "C"}, "ascii"),
     ],
 )
-def test_a_locale_without_unicode_gets_none(environ, expected):
-    assert encoding_of("utf-8", environ) == expected
+def test_a_locale_without_unicode_gets_none(monkeypatch, environ, expected):
+    monkeypatch.setattr(os, "environ", environ)
+    assert encoding_of("utf-8") == expected
