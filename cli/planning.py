@@ -13,23 +13,11 @@ from batcher.garbage import look_seldom
 from batcher.metrics.slo import Slo, class_name, parse_slos
 from batcher.models.base import Model
 from batcher.planning.compare import DEFAULT_GROWTH, compare
-from batcher.planning.deployments import (
-    AXES,
-    Deployment,
-    Value,
-    check_given,
-    engines_of,
-    grid_of,
-)
+from batcher.planning.deployments import AXES, Deployment, Value, check_given, engines_of, grid_of
 from batcher.planning.measure import Question, price_of, read_prices
 from batcher.planning.plan import Plan, Searched, Trial, find_plan
 from batcher.planning.workload import PREFIX as STREAMED
-from batcher.planning.workload import (
-    AnyWorkload,
-    has_exact_length,
-    parse_streamed,
-    workload_of,
-)
+from batcher.planning.workload import AnyWorkload, has_exact_length, parse_streamed, workload_of
 from batcher.request import Request
 
 from .models import capabilities_of, load

@@ -21,13 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from batcher.events import BlockedReason, Event, RunEvent
-from batcher.metrics.summary import (
-    EngineState,
-    RunMetrics,
-    RunTotals,
-    Summary,
-    state_of,
-)
+from batcher.metrics.summary import EngineState, RunMetrics, RunTotals, Summary, state_of
 from batcher.metrics.times import MICROSECONDS, Histogram
 from batcher.request import NOTHING_UNREAD, Unread
 

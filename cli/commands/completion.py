@@ -86,5 +86,5 @@ COMMANDS = {
             'eval "$(batchdecode completion bash)"',
             "batchdecode completion fish | source",
         ),
-    ),
+    )
 }

@@ -413,17 +413,15 @@ class LineReader:
             self.start = self.end
             self.end += len(line)
             self._is_cut = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
-            if self._number_here == 1:
+            if not self._is_begun and self._number_here == 1:
                 line = self._begin(line)
             if not line or line.isspace():
                 self.num_blank += 1
                 continue
-            was_begun, self._is_begun = self._is_begun, True
-            if self._as_json is None:
-                return line
-            if not was_begun:
+            if self._as_json is not None and not self._is_begun:
                 self._refuse_other_than_prompts(line)
-            return self._as_json(line)
+            self._is_begun = True
+            return line if self._as_json is None else self._as_json(line)
         return None
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:

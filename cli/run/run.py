@@ -44,14 +44,7 @@ from .engine_setup import EngineSetup
 from .files import NAMES_OF_STDOUT, OutputError, ResumeError, UploadedResults, output_sink
 from .input import InputError, OpenInput, Waiting, open_requests, open_source
 from .loop import Loop
-from .problems import (
-    InvalidInput,
-    ModelTracebacks,
-    ProblemReport,
-    say,
-    say_of_memory,
-    say_of_slo,
-)
+from .problems import InvalidInput, ModelTracebacks, ProblemReport, say, say_of_memory, say_of_slo
 from .recording import OpenRun, ResultWriter, TraceWriter, opened_run, stdout_beside
 from .results import Answers, InputOrder, Replaying, ResultText
 from .resume import conclude_finished

@@ -32,15 +32,7 @@ from batcher.result import ErrorInfo
 from batcher.trace.run import event_of_worker
 
 from .engine_setup import EngineSetup
-from .input import (
-    InputError,
-    LineParser,
-    Source,
-    arrival_goes_back,
-    checksum_of,
-    id_of,
-    parse_line,
-)
+from .input import InputError, LineParser, Source, arrival_goes_back, checksum_of, id_of, parse_line
 from .loop import Loop
 from .problems import ModelTracebacks, ProblemReport
 from .results import Answers, InputOrder

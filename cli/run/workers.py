@@ -40,15 +40,7 @@ from batcher.trace.run import RequestFold, is_follower
 
 from ..screen.terminal import printable_lines
 from ..screen.view import GaugeReading, Gauges
-from .input import (
-    BLOCK_LINES,
-    Block,
-    InputError,
-    OpenInput,
-    ReadAhead,
-    Survey,
-    Waiting,
-)
+from .input import BLOCK_LINES, Block, InputError, OpenInput, ReadAhead, Survey, Waiting
 from .loop import RunOutcome
 from .problems import InvalidInput, ProblemReport, say
 from .results import InputOrder

@@ -36,7 +36,7 @@ class Screen(Terminal):
     """A terminal that is looked at: writes go into an emulator."""
 
     def __init__(self, columns=80, rows=24, *, encoding="utf-8", has_color=False):
-        super().__init__(-1, encoding, has_color, {})
+        super().__init__(-1, encoding, has_color)
         emulator = Emulator(columns, rows, history=10_000, ratio=1)
         stream = pyte.ByteStream(emulator)
         vars(self).update(emulator=emulator, stream=stream, written=[], is_foreground=True)
