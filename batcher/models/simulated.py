@@ -306,12 +306,11 @@ class SimulatedModel:
             if chunk.is_scored
         }
         if pages is None:
-            parts, has_part = self._parts, False
+            does_yield, parts = batch.slots.size > 0, self._parts
             for chunk in chunks:
                 slot, token_ids = chunk.slot, chunk.token_ids
                 before = self._hash_before(chunk, batch)
                 if not batch.holds(slot):
-                    has_part = True
                     parts[slot] = hash_after(before, token_ids)
                     continue
                 if parts:
@@ -320,7 +319,6 @@ class SimulatedModel:
                     before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
                 self._hashes[slot] = hash_after(before, token_ids[:-1])
                 self._tokens[slot] = token_ids[-1]
-            does_yield = not has_part or batch.slots.size > 0
         if not chunk_logits and draft_logits is None:
             return self._output, does_yield
         output = ModelOutput(self._tokens, chunk_logits=chunk_logits, draft_logits=draft_logits)
@@ -401,19 +399,15 @@ class PagedHashes:
             self._move_on(pages)
             self._hashes.take(self._read, None, hashes, "clip")
             return True
-        does_yield = goes_on = False
         for chunk in chunks:
-            does_yield = does_yield or batch.holds(chunk.slot)
             if self._stride_of[chunk.slot]:
                 self.release(chunk.slot)
-            if chunk.start:
-                goes_on = True
-        does_yield = does_yield or batch.slots.size > 0
+        does_yield = batch.slots.size > 0
         if does_yield:
             self._move_on(pages)
             if self._tokens is not None:
                 self._tokens[self._write] = tokens
-            if goes_on:  # they may read cells that others compute now
+            if any(chunk.start for chunk in chunks):  # may read cells that others compute now
                 self._hashes.take(self._read, None, hashes, "clip")
                 self.store((hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER))
         entered = self._compute(batch, pages, tokens)
@@ -484,7 +478,7 @@ class PagedHashes:
         draft_tokens, draft_hashes = list[int](), list[int]()
         for chunk in batch.chunks:
             slot, token_ids, start = chunk.slot, chunk.token_ids, chunk.start
-            before = self.hash_before(chunk, pages) if start else self._begin_hash
+            before = self.hash_before(chunk, pages)
             num_drafts, num_tokens = chunk.num_drafts, len(token_ids)
             num_known = num_tokens - num_drafts
             hashes = hashes_after(before, token_ids[:num_known] if num_drafts else token_ids)

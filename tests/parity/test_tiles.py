@@ -603,7 +603,7 @@ def test_weights_that_do_not_fit_are_an_error(monkeypatch):
 def test_the_free_memory_is_that_of_the_device(exact_models, monkeypatch):
     model = exact_models["llama"]
     assert free_kv_bytes_of(model) > 2**20  # of the computer
-    monkeypatch.setattr(model.inner._decoder, "num_free_bytes", lambda: 1000)
+    monkeypatch.setattr(model.inner, "num_free_bytes", lambda: 1000)
     assert free_kv_bytes_of(model) == 900
 
 
