@@ -197,6 +197,7 @@ class Group:
     """Rows with equal settings, all beams or none, and the arrays made of their settings.
 
     is_narrow: see SamplingRow.
+    slots: of its rows, ascending.
     is_allowed: [vocab], None if all ids are allowed.
     can_edit: whether the settings may change any logit.
     remembers: whether earlier tokens of a row change its logits.
@@ -213,8 +214,7 @@ class Group:
     ) -> None:
         self.params, self.is_beam, self.bad_words = params, is_beam, bad_words
         self.is_narrow = is_narrow
-        self.members: set[int] = set()
-        self._slots: IntArray | None = None  # computed when needed
+        self.slots: IntArray = np.zeros(0, np.int64)
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self.bias = np.array([value for _, value in params.logit_bias], np.float32)
         self.is_allowed: NDArray[np.bool_] | None = None
@@ -228,17 +228,6 @@ class Group:
             or params.min_tokens
             or params.allowed_token_ids is not None
         )
-
-    @property
-    def slots(self) -> IntArray:
-        """The members, ascending."""
-        if self._slots is None:
-            self._slots = np.array(sorted(self.members), np.int64)
-        return self._slots
-
-    def forget_slots(self) -> None:
-        """Compute `slots` again, since the members have changed."""
-        self._slots = None
 
 
 # Guidance, and the tokens that penalties count.

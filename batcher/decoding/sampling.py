@@ -415,9 +415,8 @@ class Sampler:
         entry = self._rows[slot]
         if entry is not None:
             row, group = entry
-            group.members.discard(slot)
-            group.forget_slots()
-            if not group.members:
+            group.slots = group.slots[group.slots != slot]
+            if not len(group.slots):
                 del self._groups[row.params, row.is_beam, row.is_narrow]
             self._rows[slot] = None
             self._partners[slot] = NONE
@@ -657,8 +656,7 @@ class Sampler:
                 vocab_size=self._vocab_size,
                 bad_words=self._bad_words(words) if words else None,
             )
-        group.members.add(slot)
-        group.forget_slots()
+        group.slots = np.union1d(group.slots, [slot])
         self._rows[slot] = row, group
         self._partners[slot] = NONE if row.partner is None else row.partner
         self._set_wanted(slot, row, is_wanted=True)

@@ -45,7 +45,7 @@ from batcher.events import (
     TokenEvent,
 )
 from batcher.foreign import check_members
-from batcher.lifecycle import ABORT, FINISH, Move, State
+from batcher.lifecycle import ABORT, FINISH, State
 from batcher.models.base import (
     Model,
     can_score,
@@ -133,7 +133,20 @@ class Engine(DrivenEngine):
         strict_constraints: bool = False,
         speculation: "SpeculationSettings | Drafter | None" = None,
     ) -> None:
-        _check_arguments(batch_size, settings, step_time, clock, grammar_timeout)
+        if type(batch_size) is not int or not 1 <= batch_size <= MAX_BATCH_SIZE:  # excludes bool
+            raise BatchdecodeError(
+                f"batch size {batch_size!r} is not an integer from 1 to {MAX_BATCH_SIZE}"
+            )
+        if not isinstance(settings, SchedulingSettings):
+            raise BatchdecodeError(
+                f"settings must be SchedulingSettings, not a {type(settings).__name__}"
+            )
+        if step_time is not None:
+            check_members("step_time", step_time, StepTime)
+        if clock is not None:
+            check_members("clock", clock, Clock)
+        if not (isinstance(grammar_timeout, int | float) and grammar_timeout > 0):
+            raise BatchdecodeError(f"grammar_timeout {grammar_timeout!r} is not a number above 0")
         self._model = model = as_model(model)
         if clock is None:
             clock = ConstantClock() if step_time is None else FormulaClock(step_time)
@@ -281,10 +294,10 @@ class Engine(DrivenEngine):
         step = self._clock.step
         for first in self._batch.firsts:
             if first.id == request_id:
-                self._finish(first, "aborted", step - 1, move=ABORT)
+                self._finish(first, "aborted", step - 1)
         for waiting in self._queue.find(request_id):
             self._queue.remove(waiting)
-            self._finish(waiting, "aborted", step, move=ABORT)
+            self._finish(waiting, "aborted", step)
         self._sessions.abort(request_id)
         self._sessions.start_turns()
 
@@ -519,7 +532,6 @@ class Engine(DrivenEngine):
         reason: FinishReason,
         step: int,
         failure: Failure | None = None,
-        move: Move = FINISH,
     ) -> None:
         """End a group: free its slots, if it has any, and append its results and events.
 
@@ -527,6 +539,7 @@ class Engine(DrivenEngine):
         """
         runner, clock, events = self._runner, self._clock, self._events
         request, was_admitted = first.request, first.admitted_step is not None
+        move = ABORT if reason == "aborted" else FINISH
         if first.state is State.RUNNING:
             has_failed = failure is not None
             lacks_token = has_failed and first.is_decoding  # read before the release
@@ -676,13 +689,6 @@ class Engine(DrivenEngine):
         return self._queue.num_pending + self._sessions.num_turns
 
     @property
-    def has_work(self) -> bool:
-        """Whether `step` still has something to do or to return."""
-        return bool(self._num_open or self._events) or (
-            self._stats is not None and self._stats.is_full
-        )
-
-    @property
     def block_use(self) -> "BlockUse | None":
         """The use of the KV blocks, or None without blocks."""
         kv_cache = self.scheduler.kv_cache
@@ -755,26 +761,3 @@ class Engine(DrivenEngine):
 def _rank(result: Result) -> tuple[bool, float, int]:
     is_whole = result.finish_reason in {"stop", "length"}
     return not is_whole, -(result.cumulative_logprob or 0.0), result.index
-
-
-def _check_arguments(
-    batch_size: object,
-    settings: object,
-    step_time: object,
-    clock: object,
-    grammar_timeout: float,
-) -> None:
-    """Check all arguments of an Engine except the model and the speculation."""
-    if type(batch_size) is not int or not 1 <= batch_size <= MAX_BATCH_SIZE:  # excludes bool
-        message = f"batch size {batch_size!r} is not an integer from 1 to {MAX_BATCH_SIZE}"
-        raise BatchdecodeError(message)
-    if not isinstance(settings, SchedulingSettings):
-        raise BatchdecodeError(
-            f"settings must be SchedulingSettings, not a {type(settings).__name__}"
-        )
-    if step_time is not None:
-        check_members("step_time", step_time, StepTime)
-    if clock is not None:
-        check_members("clock", clock, Clock)
-    if not (isinstance(grammar_timeout, int | float) and grammar_timeout > 0):
-        raise BatchdecodeError(f"grammar_timeout {grammar_timeout!r} is not a number above 0")

@@ -10,7 +10,6 @@ from typing import Generic, NamedTuple, TypeVar
 from batcher.engine.sequence import DroppedTurns, More, Sequence, SequenceMaker
 from batcher.errors import Failure, InvariantError
 from batcher.events import ArriveReason
-from batcher.lifecycle import ABORT, FINISH, Move
 from batcher.models.base import Model, context_of
 from batcher.prompts import count_tokens, num_lasting_tokens, prefix_of
 from batcher.request import Request
@@ -99,7 +98,7 @@ class Sessions:
         maker: SequenceMaker,
         clock: Clock,
         begin: Callable[[Sequence], None],
-        end: Callable[[Sequence, FinishReason, int, Failure | None, Move], None],
+        end: Callable[[Sequence, FinishReason, int, Failure | None], None],
     ) -> None:
         self._model, self._maker, self._clock = model, maker, clock
         self._context, self._begin, self._end = context_of(model), begin, end
@@ -130,7 +129,7 @@ class Sessions:
                 if turn.request_id == request_id:
                     aborted, *others = session.break_off(request_id, "aborted", place)
                     [sequence] = self._maker.make(*aborted)
-                    self._end(sequence, "aborted", self._clock.step, None, ABORT)
+                    self._end(sequence, "aborted", self._clock.step, None)
                     for other in others:
                         self._begin_turn(session, other, session.failure)
                     return
@@ -186,7 +185,7 @@ class Sessions:
             sequence.more = sequence.more or More()
             sequence.more.dropped = DroppedTurns(len(dropped), num_tokens)
         if why is not None:
-            self._end(sequence, "error", self._clock.step, Failure("session-failed", why), FINISH)
+            self._end(sequence, "error", self._clock.step, Failure("session-failed", why))
             return
         arrival = session.arrival_of(request)
         if arrival > request.arrival_time:

@@ -511,11 +511,8 @@ class Scheduler(Generic[S]):
         kv_cache = self.kv_cache
         if kv_cache is None:
             return []
-        start, stop = (
-            row.num_computed_tokens - num_tokens,
-            kv_cache.num_blocks(row.num_computed_tokens),
-        )
-        blocks = set(row.block_table[start // kv_cache.block_size : stop])
+        start = (row.num_computed_tokens - num_tokens) // kv_cache.block_size
+        blocks = {*row.block_table[start : kv_cache.num_blocks(row.num_computed_tokens)]}
         return [
             holder
             for holder in self.batch.holders
