@@ -28,14 +28,8 @@ def compact(tokens: Tokens, vocab_size: int | None) -> Tokens:
 
 def joined(parts: Iterable[Tokens], vocab_size: int | None) -> Tokens:
     """Return the concatenated tokens of all `parts`, as a new list or array."""
-    whole = packed(parts, vocab_size)
-    return whole.tolist() if len(whole) <= MANY else whole
-
-
-def packed(parts: Iterable[Tokens], vocab_size: int | None) -> "array[int]":
-    """Return the concatenated tokens of all `parts`, in a new array."""
     whole: array[int] = array(typecode_of(vocab_size))
     for part in parts:
         is_alike = isinstance(part, array) and part.typecode == whole.typecode
         whole.extend(part if is_alike else iter(part))
-    return whole
+    return whole.tolist() if len(whole) <= MANY else whole

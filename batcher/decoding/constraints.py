@@ -44,24 +44,41 @@ if TYPE_CHECKING:
 
 
 class VocabularyIndex:
-    """The tokens of a vocabulary by their bytes, without EOS and tokens without bytes."""
+    """The tokens of a vocabulary by their bytes, without EOS and tokens without bytes.
+
+    llguidance reads it as a tokenizer.  Only ids with text are ever allowed: EOS ends an output and
+    never has text here.
+
+    tokens: [vocab_size] the bytes of each id.
+    """
+
+    is_tokenizer_wrapper = True  # tells llguidance to read the attributes
+    bos_token_id = None
+    special_token_ids = ()  # tokens without text count as special anyway
 
     def __init__(
         self, token_bytes: Sequence[bytes], vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
         self.vocab_size = vocab_size
-        self._bytes_of = list(token_bytes[:vocab_size])
+        self.tokens = list(token_bytes[:vocab_size])
+        self.tokens += [b""] * (vocab_size - len(self.tokens))
+        # if None, llguidance adds an id after the last
+        self.eos_token_id = eos_token_ids[0] if eos_token_ids else None
         for token_id in eos_token_ids:
-            if token_id < len(self._bytes_of):
-                self._bytes_of[token_id] = b""
-        ids = [token_id for token_id, text in enumerate(self._bytes_of) if text]
-        ids.sort(key=self._bytes_of.__getitem__)
-        self._sorted = [self._bytes_of[token_id] for token_id in ids]
+            if token_id < vocab_size:
+                self.tokens[token_id] = b""
+        ids = [token_id for token_id, text in enumerate(self.tokens) if text]
+        ids.sort(key=self.tokens.__getitem__)
+        self._sorted = [self.tokens[token_id] for token_id in ids]
         self._ids = np.array(ids, np.int64)
         self.max_length = max(map(len, self._sorted), default=0)  # bytes of the longest token
 
+    def __call__(self, text: str) -> list[int]:
+        """Refuse to tokenize: masks that force nothing never need it."""
+        raise NotImplementedError
+
     def bytes_of(self, token_id: int) -> bytes:
-        return self._bytes_of[token_id] if token_id < len(self._bytes_of) else b""
+        return self.tokens[token_id] if token_id < self.vocab_size else b""
 
     def next_tokens(self, text: bytes) -> IntArray:
         """Return the tokens that an output starting with `text` can begin with.
@@ -341,19 +358,12 @@ class CompiledConstraint:
 # -- compiling -------------------------------------------------------------------------------------
 
 
-class MissingGrammarError(BatchdecodeError):
-    """A constraint needs packages that are not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
+def need_grammar_packages() -> None:
+    if any(find_spec(name) is None for name in _NEEDED_MODULES):
+        raise BatchdecodeError(
             "constraints need llguidance, jsonschema and regex: "
             "install them with `pip install 'batchdecode[grammar]'`"
         )
-
-
-def need_grammar_packages() -> None:
-    if any(find_spec(name) is None for name in _NEEDED_MODULES):
-        raise MissingGrammarError
 
 
 class ConstraintTimes(Struct):
@@ -469,34 +479,7 @@ class ConstraintCompiler:
         need_grammar_packages()
         from llguidance import LLTokenizer  # noqa: PLC0415 - an optional dependency
 
-        ends = self._eos_token_ids
-        vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, ends)
         return LLTokenizer(
-            vocabulary,  # type: ignore[arg-type]  # all that the grammar reads
-            eos_token=[*ends] or None,
+            self.vocabulary,  # type: ignore[arg-type]  # all that the grammar reads
+            eos_token=[*self._eos_token_ids] or None,
         )
-
-
-class _Vocabulary:
-    """The attributes of a tokenizer that llguidance reads.
-
-    Only ids with text are ever allowed. EOS ends an output and never has text here.
-    """
-
-    is_tokenizer_wrapper = True  # tells llguidance to read the attributes
-    bos_token_id = None
-    special_token_ids = ()  # tokens without text count as special anyway
-
-    def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
-    ) -> None:
-        self.tokens = list(tokenizer.token_bytes[:vocab_size])
-        self.tokens += [b""] * (vocab_size - len(self.tokens))
-        for token_id in eos_token_ids:
-            self.tokens[token_id] = b""
-        # if None, llguidance adds an id after the last
-        self.eos_token_id = eos_token_ids[0] if eos_token_ids else None
-
-    def __call__(self, text: str) -> list[int]:
-        """Refuse to tokenize: masks that force nothing never need it."""
-        raise NotImplementedError

@@ -8,7 +8,6 @@ import pytest
 from constrained import compiler, follow, language, must_end, source
 
 from batcher import Request, decode
-from batcher.decoding.constraints import MissingGrammarError
 from batcher.decoding.grammars import ConstraintSource, constraint_source
 from batcher.decoding.verification import TRIALS, Enforceable, Trials
 from batcher.errors import BatchdecodeError, GrammarError
@@ -138,7 +137,7 @@ def test_the_constraint_of_a_request(fields, expected):
 
 def test_without_llguidance_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(MissingGrammarError, match=r"pip install 'batchdecode\[grammar\]'"):
+    with pytest.raises(BatchdecodeError, match=r"pip install 'batchdecode\[grammar\]'"):
         compiler().compile(source("regex", "a"))
 
 
