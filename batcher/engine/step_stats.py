@@ -15,7 +15,6 @@ class StepStats:
 
     def __init__(self, scheduler: Scheduler[Sequence], clock: Clock) -> None:
         self._scheduler, self._batch, self._clock = scheduler, scheduler.batch, clock
-        self._batch.tracks_padding = True
         self._is_even = isinstance(clock, ConstantClock)
         self._pool = None if scheduler.kv_cache is None else scheduler.kv_cache.pool
         self._first_step = self._padding = 0

@@ -10,14 +10,12 @@ all rows follow from the sum of their offsets.
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Generic
 
 from batcher.errors import InvariantError
 from batcher.lifecycle import ADMIT, Move
 from batcher.scheduling.sequence import NEVER, S
-
-MAX_GONE = 256  # stale entries in a heap
 
 
 class RunningBatch(Generic[S]):
@@ -31,7 +29,6 @@ class RunningBatch(Generic[S]):
     num_decoding: rows that decode.
     by_boundary: the rows by the decode steps, modulo the block size, in which they begin a block.
     prefilling: the first sequences of running groups without a token in this step, by admission.
-    tracks_padding: whether `padding` is used.
     """
 
     def __init__(self, num_slots: int, block_size: int) -> None:
@@ -48,9 +45,7 @@ class RunningBatch(Generic[S]):
         self._num_admissions = 0
         self._first_of: dict[S, S] = {}  # running sequence -> the first of its group
         self._sum_of_offsets = 0
-        self.tracks_padding = False
-        # A heap of row offsets with slots, the largest first; entries may be stale.
-        self._by_offset: list[tuple[int, int]] = []
+        self._longest: int | None = None  # the largest offset, if known
         self.by_boundary: defaultdict[int, dict[S, None]] = defaultdict(dict)
         self._forked: dict[S, None] = {}
 
@@ -123,8 +118,8 @@ class RunningBatch(Generic[S]):
         self._sum_of_offsets += offset
         if self.block_size:
             self.by_boundary[-offset % self.block_size][row] = None
-        if self.tracks_padding:
-            self._note_offset(row)
+        if self._longest is not None and offset > self._longest:
+            self._longest = offset
 
     def end_after(self, first: S, num_steps: int) -> None:
         """Schedule the end of a decoding group after this many steps, the current one included."""
@@ -144,9 +139,8 @@ class RunningBatch(Generic[S]):
             self._forget_end(row)
             ending[last_step].append(row.slot)
             row.offset, row.last_decode_step = offset, last_step
-            if self.tracks_padding:
-                self._note_offset(row)
         self._sum_of_offsets += sum(num_more.values())
+        self._longest = None
 
     def end_decode_step(self) -> Collection[int]:
         """Move to the next decode step; return the slots whose sequences have all their tokens."""
@@ -169,6 +163,8 @@ class RunningBatch(Generic[S]):
         row.is_decoding = False
         self.num_decoding -= 1
         self._sum_of_offsets -= offset
+        if offset == self._longest:
+            self._longest = None
         if self.block_size:
             del self.by_boundary[-offset % self.block_size][row]
             if self._forked:
@@ -203,27 +199,12 @@ class RunningBatch(Generic[S]):
 
     @property
     def padding(self) -> int:
-        """The padding tokens if all rows were as long as the longest, in any step.
-
-        Only valid if `tracks_padding` was set from the start.
-        """
+        """The padding tokens if all rows were as long as the longest, in any step."""
         if not self.num_decoding:
             return 0
-        by_offset = self._by_offset
-        while not self._is_current(by_offset[0]):
-            heappop(by_offset)
-        return -by_offset[0][0] * self.num_decoding - self._sum_of_offsets
-
-    def _note_offset(self, row: S) -> None:
-        heappush(self._by_offset, (-row.offset, row.slot))
-        if len(self._by_offset) > 4 * len(self.slots) + MAX_GONE:
-            self._by_offset = [*filter(self._is_current, self._by_offset)]
-            heapify(self._by_offset)
-
-    def _is_current(self, entry: tuple[int, int]) -> bool:
-        """Whether the row in the slot still decodes at that offset."""
-        row = self.slots[entry[1]]
-        return row is not None and row.is_decoding and row.offset == -entry[0]
+        if self._longest is None:
+            self._longest = max(row.offset for row in self.holders if row.is_decoding)
+        return self._longest * self.num_decoding - self._sum_of_offsets
 
     # -- rows that need a block ------------------------------------------------------------------
 

@@ -97,7 +97,6 @@ MOVES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(-1, 9)))
 @given(MOVES)
 def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves):
     batch = RunningBatch(60, SIZE)
-    batch.tracks_padding = True
     rows = []
     for move, number in moves[:60]:
         if move == "add":
@@ -146,7 +145,6 @@ def check_padding(batch, rows):
 def batch_with_a_longest_row(*positions):
     """Return a batch in which the longest row was looked for among rows at these positions."""
     batch = RunningBatch(6, SIZE)
-    batch.tracks_padding = True
     longer, *rows = [row_at(batch, position) for position in (9, *positions)]
     check_padding(batch, [longer, *rows])
     batch.stop_decoding(longer)
