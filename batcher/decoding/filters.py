@@ -15,7 +15,6 @@ from batcher.decoding.logprobs import Floats, log_softmax
 from batcher.decoding.stops import END, Exit, StopAutomaton, StopReader
 from batcher.models.base import HIGHEST, FloatArray, IntArray, bytes_of
 from batcher.request import REQUEST_FIELDS, SAMPLING_FIELDS, PromptInput, Request
-from batcher.tokens import Tokens
 
 # Bad words, however they are cut into tokens: the automaton of a trie over bytes, lifted to the
 # tokens of a vocabulary for the states that rows reach.  The state of a row is one number.
@@ -230,9 +229,6 @@ class Group:
         )
 
 
-# Guidance, and the tokens that penalties count.
-
-
 def guide(logits: FloatArray, negative: FloatArray, scale: float) -> FloatArray:
     """Return log-probabilities [rows, vocab] guided away from those of `negative`, same shape.
 
@@ -245,34 +241,6 @@ def guide(logits: FloatArray, negative: FloatArray, scale: float) -> FloatArray:
     guided[np.isneginf(logits) | np.isneginf(negative)] = -np.inf
     with np.errstate(over="ignore"):
         return np.minimum(guided, HIGHEST).astype(np.float32)
-
-
-class SeenTokens:
-    """By slot, how often a row has generated each of its tokens; 0 for prompt tokens."""
-
-    def __init__(self) -> None:
-        self.counts: dict[int, dict[int, int]] = {}
-
-    def open(self, slot: int, prompt_tokens: Tokens) -> None:
-        self.counts[slot] = dict.fromkeys(prompt_tokens, 0)
-
-    def fork(self, source: int, target: int) -> None:
-        if source in self.counts:
-            self.counts[target] = self.counts[source].copy()
-
-    def add(self, slots: IntArray, tokens: IntArray) -> None:
-        """Count one generated token for each of `slots`, tokens: [slots]."""
-        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
-            counts = self.counts[slot]
-            counts[token] = counts.get(token, 0) + 1
-
-    def of(self, slots: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return (index in `slots`, token id, times generated) of every seen token."""
-        counts = [self.counts[slot] for slot in slots.tolist()]
-        rows = np.arange(len(slots)).repeat([len(own) for own in counts])
-        token_ids = np.fromiter((token for own in counts for token in own), np.int64, len(rows))
-        values = (count for own in counts for count in own.values())
-        return rows, token_ids, np.fromiter(values, np.int64, len(rows))
 
 
 # Temperature and the filters of the sampling literature.

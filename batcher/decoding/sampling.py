@@ -19,7 +19,6 @@ from batcher.decoding.filters import (
     Candidates,
     Group,
     SamplingParams,
-    SeenTokens,
     Vocabulary,
     guide,
 )
@@ -291,7 +290,7 @@ class SamplingRow(NamedTuple):
 
 
 class SuspendedSampling(NamedTuple):
-    """A row outside the sampler: its entries in the arrays by slot, and its SeenTokens."""
+    """A row outside the sampler: its entries in the arrays by slot, and its seen tokens."""
 
     row: SamplingRow
     numbers: list[float]
@@ -349,7 +348,8 @@ class Sampler:
         self._mu = np.zeros(num_slots)
         self._bad_word_states: IntArray = np.zeros(num_slots, np.int64)
         self._cumulative = np.zeros(num_slots)
-        self._seen = SeenTokens()
+        # By slot, how often a row has generated each of its tokens; 0 for prompt tokens.
+        self._seen: dict[int, dict[int, int]] = {}
         # by slot and position: drafts to verify, and drafts drawn now
         self._drafts: dict[tuple[int, int], DrawnDraft] = {}
         self._drafted: dict[tuple[int, int], DrawnDraft] | None = None
@@ -406,7 +406,7 @@ class Sampler:
         self._bad_word_states[slot] = 0
         self._cumulative[slot] = 0
         if row.params.has_penalties:
-            self._seen.open(slot, row.prompt_tokens)
+            self._seen[slot] = dict.fromkeys(row.prompt_tokens, 0)
 
     def close(self, slot: int) -> None:
         """Forget the row in `slot` and its partner; do nothing for an empty or a partner's slot."""
@@ -420,7 +420,7 @@ class Sampler:
                 del self._groups[row.params, row.is_beam, row.is_narrow]
             self._rows[slot] = None
             self._partners[slot] = NONE
-            self._seen.counts.pop(slot, None)
+            self._seen.pop(slot, None)
             self._set_wanted(slot, row, is_wanted=False)
 
     def suspend(self, slot: int) -> SuspendedSampling | None:
@@ -430,7 +430,7 @@ class Sampler:
             return None
         [row, _] = entry
         numbers = [state.item(slot) for state in self._states]
-        seen = self._seen.counts.get(slot)
+        seen = self._seen.get(slot)
         self.close(slot)
         return SuspendedSampling(row, numbers, seen)
 
@@ -440,7 +440,7 @@ class Sampler:
         for state, number in zip(self._states, suspended.numbers, strict=True):
             state[slot] = number
         if suspended.seen is not None:
-            self._seen.counts[slot] = suspended.seen
+            self._seen[slot] = suspended.seen
 
     def fork(self, source: int, target: int) -> None:
         """Copy the row in `source` to `target`, whose row is forgotten."""
@@ -451,7 +451,8 @@ class Sampler:
         self._enter(target, entry[0])
         for state in self._states:
             state[target] = state[source]
-        self._seen.fork(source, target)
+        if source in self._seen:
+            self._seen[target] = self._seen[source].copy()
 
     def extend(self, given: Mapping[int, Sequence[int]]) -> None:
         """Append tokens that `sample` has not chosen; given: slot -> its tokens."""
@@ -460,7 +461,7 @@ class Sampler:
             entry = self._rows[slot]
             if entry is not None and entry[1].remembers:
                 for token in tokens:
-                    self._remember(entry[1], np.array([slot]), np.array([token]))
+                    self._remember(entry[1], slot, token)
 
     def sample(
         self,
@@ -555,7 +556,8 @@ class Sampler:
                 tokens[self._partners[slots]] = chosen
             self._positions[slots] += 1
             if group.remembers:
-                self._remember(group, slots, chosen)
+                for slot, token in zip(slots.tolist(), chosen.tolist(), strict=True):
+                    self._remember(group, slot, token)
         return sampled
 
     def _parts(
@@ -612,14 +614,13 @@ class Sampler:
     def undone(self, slots: IntArray) -> Iterator[None]:
         """Undo inside changes of rows at the end; slots: [rows]."""
         numbers = [state[slots] for state in self._states]
-        counts = self._seen.counts
-        seen = {slot: counts[slot].copy() for slot in slots.tolist() if slot in counts}
+        kept = {slot: self._seen[slot].copy() for slot in slots.tolist() if slot in self._seen}
         try:
             yield
         finally:
             for state, before in zip(self._states, numbers, strict=True):
                 state[slots] = before
-            counts |= seen
+            self._seen |= kept
 
     @contextmanager
     def drafting(self, slots: IntArray) -> Iterator[None]:
@@ -734,7 +735,11 @@ class Sampler:
         num_biases = len(slots) * len(group.bias)
         bias_rows = np.arange(len(slots)).repeat(len(group.bias))
         penalized = slots if params.has_penalties else slots[:0]
-        rows, token_ids, counts = self._seen.of(penalized)
+        seen = [self._seen[slot] for slot in penalized.tolist()]
+        rows = np.arange(len(seen)).repeat([len(own) for own in seen])
+        token_ids = np.fromiter((token for own in seen for token in own), np.int64, len(rows))
+        times = (count for own in seen for count in own.values())
+        counts = np.fromiter(times, np.int64, len(rows))
         repetition = np.full(len(rows), params.repetition_penalty, np.float64)
         reduction = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
         return LogitEdits(
@@ -751,10 +756,10 @@ class Sampler:
             reduction.astype(np.float64),
         )
 
-    def _remember(self, group: Group, slots: IntArray, tokens: IntArray) -> None:
+    def _remember(self, group: Group, slot: int, token: int) -> None:
         if group.params.has_penalties:
-            self._seen.add(slots, tokens)
+            counts = self._seen[slot]
+            counts[token] = counts.get(token, 0) + 1
         if group.bad_words is not None:
-            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
-                state = int(self._bad_word_states[slot])
-                self._bad_word_states[slot] = group.bad_words.next_state(state, token)
+            state = int(self._bad_word_states[slot])
+            self._bad_word_states[slot] = group.bad_words.next_state(state, token)
