@@ -46,7 +46,7 @@ class StreamedOutput(NamedTuple):
     texts: list[str]
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class Difference(Struct, frozen=True):
     """The first difference: the output, the field, and both values.
 
     position: of the first different token, None for other fields.
@@ -106,18 +106,13 @@ def stream_difference(
 
 
 def _difference(key: Key, unlike: Unlike, one: Result | None, other: Result | None) -> Difference:
-    name, position, value, other_value = unlike
     return Difference(
-        id=key[0],
-        index=key[1],
-        field=name,
-        position=position,
-        alone=value,
-        here=other_value,
-        alone_tokens=[] if one is None else one.token_ids,
-        here_tokens=[] if other is None else other.token_ids,
-        alone_error=None if one is None else one.error,
-        here_error=None if other is None else other.error,
+        *key,
+        *unlike,
+        [] if one is None else one.token_ids,
+        [] if other is None else other.token_ids,
+        None if one is None else one.error,
+        None if other is None else other.error,
     )
 
 

@@ -44,14 +44,10 @@ class OutputTokens:
         self.row += 1
 
     def append_more(self, slots: IntArray, tokens: IntArray) -> None:
-        """Append further tokens of some rows to the last step.
-
-        slots: [rows]. tokens: [most of a row, rows], filled up with NO_TOKEN.
-        """
-        for line in tokens:
-            self.append(np.full(self.page.shape[1], NO_TOKEN))
-            self.page[self.row - 1, slots] = line
-            self._has_gaps = True
+        """Append a further token of some rows to the last step; slots, tokens: [rows]."""
+        self.append(np.full(self.page.shape[1], NO_TOKEN))
+        self.page[self.row - 1, slots] = tokens
+        self._has_gaps = True
 
     def extend(self, slot: int, tokens: list[int]) -> None:
         """Append `tokens` to the row in `slot`."""

@@ -169,18 +169,11 @@ class StopMatcher:
 
     def advance_row(self, slot: int, token_ids: Sequence[int]) -> int:
         """Let one row read tokens up to one that would end it; return how many it has read."""
-        if slot not in self.watched:
-            return len(token_ids)
-        state, flat, shared = self.states.item(slot), self._flat, self._shared
         for number, token_id in enumerate(token_ids):
-            after = flat.item(state + (token_id if shared is None else min(token_id, shared)))
-            if after < 0:
-                self.states[slot] = state
-                after = self._state_after(slot, token_id)
-                if after == ENDED:
-                    return number
-            state = after
-        self.states[slot] = state
+            state = self._state_after(slot, token_id)
+            if state == ENDED:
+                return number
+            self.states[slot] = state
         return len(token_ids)
 
     def would_end(self, slot: int, token_id: int) -> bool:

@@ -100,9 +100,8 @@ def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
     state. An exit that ends at an earlier byte goes first; ids end with their token.
     """
     is_text = isinstance(way.pattern, bytes)
-    num_ids = (
-        0 if is_text or way.given is None else len(way.pattern)
-    )  # EOS ranks last, as text does
+    # EOS ranks last, as text does
+    num_ids = 0 if is_text or way.given is None else len(way.pattern)
     return -size, -num_ids, place
 
 

@@ -344,7 +344,7 @@ class RowDecoder:
             decoded.stopped.extend(self._stops.advance(tokens))
         else:
             some = [slot for slot in some if slot not in is_over]
-            self._tokens.append_more(np.array(some, np.int64), tokens[None, some])
+            self._tokens.append_more(np.array(some, np.int64), tokens[some])
             decoded.stopped.extend(self._stops.advance_some(some, tokens))
             rows = {slot: rows[slot] for slot in some if slot in rows}
         if is_over:

@@ -38,7 +38,8 @@ def test_rows_come_out_as_they_went_in(moves):
             token += len(more)
             lines[: len(more), place] = more
             rows[open_slot] += more
-        kept.append_more(np.array(slots, np.int64), lines)
+        for line in lines:
+            kept.append_more(np.array(slots, np.int64), line)
         for open_slot, row in rows.items():
             if token % 2:  # reading changes nothing
                 stop = min(7, len(row))
