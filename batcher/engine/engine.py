@@ -689,6 +689,13 @@ class Engine(DrivenEngine):
         return self._queue.num_pending + self._sessions.num_turns
 
     @property
+    def has_work(self) -> bool:
+        """Whether `step` still has something to do or to return."""
+        return bool(self._num_open or self._events) or (
+            self._stats is not None and self._stats.is_full
+        )
+
+    @property
     def block_use(self) -> "BlockUse | None":
         """The use of the KV blocks, or None without blocks."""
         kv_cache = self.scheduler.kv_cache
