@@ -34,6 +34,7 @@ from batcher.trace.timeline import SortedRecords, Timeline
 # Each script uses those before it.
 SCRIPTS = ("d3.min.js", "run.js", "view.js", "chart.js", "panel.js", "controls.js", "page.js")
 OUTCOMES = ("", "preempted", *get_args(FinishReason), "unused", "lost")
+SPAN_COLUMNS = ("+start", "steps", "slot", "+sequence", "outcome", "resumed", "prefill", "cached")
 ROWS_OF_BLOCK = 2**14
 MAX_STORIES = 100_000  # at some 70 bytes each; `trace why` has the others
 _DIGITS = 6  # of times in seconds
@@ -237,17 +238,7 @@ def _run_lines(run: PageRun, words: StoryWords) -> Iterator[bytes]:
         )
         for span, owner in zip(timeline.spans, timeline.owners, strict=True)
     )
-    columns: tuple[str, ...] = (
-        "+start",
-        "steps",
-        "slot",
-        "+sequence",
-        "outcome",
-        "resumed",
-        "prefill",
-        "cached",
-    )
-    yield from _table("spans", columns, spans)
+    yield from _table("spans", SPAN_COLUMNS, spans)
     columns = ("id", "label", "+leader", "+arrived", "+end", "reason", "story")
     yield from _table("sequences", columns, _sequence_rows(timeline, words))
     # A stretch has one reason throughout, but different sequences in the slots.

@@ -286,16 +286,16 @@ class PatientPipe(io.RawIOBase):
 
 
 class Unpacked(io.RawIOBase):
-    """The bytes of `packed`, unpacked if they begin as gzip does.
+    """The bytes of `packed`, unpacked if they begin as gzip does, or is_gzip is set.
 
     A read returns what has come, so a pipe can be followed as far as it was flushed.  It raises
     EOFError where the data is cut off, and zlib.error where it is damaged.
     """
 
-    def __init__(self, packed: io.RawIOBase) -> None:
+    def __init__(self, packed: io.RawIOBase, *, is_gzip: bool = False) -> None:
         self._packed = packed
         self._data: bytes = b""  # read, and not unpacked yet
-        self._is_begun = self._is_packed = False
+        self._is_begun = self._is_packed = is_gzip
         self._unpacker = zlib.decompressobj(wbits=31)
 
     def readable(self) -> bool:

@@ -18,9 +18,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from io import BytesIO
+from io import BytesIO, FileIO
 from itertools import chain
 from pathlib import Path
+from shutil import copyfileobj
 from typing import Any, BinaryIO, Literal, Self
 from zlib import adler32, crc32
 
@@ -42,7 +43,7 @@ from ..config import OF_ROWS
 from ..options import WALL
 from ..screen.terminal import counted, printable_lines
 from .files import BESIDE_RESULTS, OutFile, OutputError, ResumeError, Sink, write_lines
-from .input import IdRegistry, OpenInput
+from .input import IdRegistry, OpenInput, Unpacked
 from .problems import say
 from .run_options import RunOptions
 
@@ -594,19 +595,10 @@ def _open(output: str) -> tuple[bool, BinaryIO]:
     if not output.endswith(".gz"):
         return True, Path(output).open("r+b")
     lines, is_whole = _temporary(output), True
-    decompressor = zlib.decompressobj(wbits=31)
-    with Path(output).open("rb") as packed:
-        while is_whole and (chunk := packed.read(_CHUNK)):
-            while chunk:
-                if decompressor.eof:  # a run that was resumed has left more than one stream
-                    decompressor = zlib.decompressobj(wbits=31)
-                try:
-                    lines.write(decompressor.decompress(chunk))
-                except zlib.error:
-                    is_whole = False
-                    break
-                chunk = decompressor.unused_data
-        # an empty file is whole, too
-        is_whole &= decompressor.eof or not packed.tell()
+    with FileIO(output) as packed:
+        try:
+            copyfileobj(Unpacked(packed, is_gzip=True), lines, _CHUNK)
+        except (EOFError, zlib.error):
+            is_whole = not packed.tell()  # an empty file is whole, too
     lines.flush()
     return is_whole, lines

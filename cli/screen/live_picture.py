@@ -126,8 +126,9 @@ def strip_cell(stays: Sequence[Stay], steps: range, glyphs: Glyphs) -> Part:
         return (glyphs.admitted, "admitted") if is_one else (shade(share, glyphs), "bar")
     if 2 * share < 1 or newest is None:
         return glyphs.nothing, "idle"
-    glyph = glyphs.prefill if newest.is_prefilling(steps.stop - 1) else glyphs.running
-    return glyph, hue_of(newest.request_id)
+    first = newest.first_token  # of a prompt that takes several steps, steps up to it are prefill
+    is_prefill = first is None or (newest.start < first and steps.stop - 1 <= first)
+    return glyphs.prefill if is_prefill else glyphs.running, hue_of(newest.request_id)
 
 
 class Strips:

@@ -147,12 +147,6 @@ class Stay(NamedTuple):
     first_token: int | None
     kind: Kind | Literal[""] = ""
 
-    def is_prefilling(self, step: int) -> bool:
-        """Return whether `step` computed a part of a prompt that takes several steps."""
-        if self.first_token is None:
-            return True
-        return self.start < self.first_token and step <= self.first_token
-
 
 class Row(NamedTuple):
     """A slot after a step.  request: the sequence that used the slot in this step, or None."""
