@@ -754,10 +754,6 @@ class RequestReader:
         self.lines, self.survey = lines, Survey(lines.place_of, arrival)
         self._parser = parser
 
-    @property
-    def num_read(self) -> int:
-        return self.survey.num_read
-
     def __iter__(self) -> Iterator[ReadLine]:
         for block in self.blocks():
             yield from block
@@ -808,7 +804,7 @@ def read_requests(
             report.add(line.parsed)
     say(source.take_notes() + report.closing())
     if report.num_lines:
-        raise InvalidInput(report, reader.num_read, what_now)
+        raise InvalidInput(report, reader.survey.num_read, what_now)
     return found
 
 

@@ -23,7 +23,7 @@ from batcher.events import (
 )
 from batcher.request import Unread
 from batcher.requests.lines import BadLine, ParsedLine
-from batcher.trace.run import RequestFold, RequestTimeline, label_of_name
+from batcher.trace.run import RequestTimeline, label_of_name
 
 from ..screen.view import MAX_LISTED, GaugeReading
 from .input import InputError, Line, Source, has_arrived, name_of
@@ -31,9 +31,7 @@ from .results import Answers
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import RunCollector
-    from batcher.metrics.slo import Slo
     from batcher.metrics.summary import RunMetrics
-    from batcher.metrics.times import TimeSeries
     from batcher.remote.engine import RemoteEngine
 
 MAX_HELD = 1024  # results or bad lines, before they are yielded without a step
@@ -123,10 +121,6 @@ class Loop:
     def num_steps(self) -> list[int]:
         return [self.engine.num_steps]
 
-    @property
-    def num_all_steps(self) -> int:
-        return self.engine.num_steps
-
     def __iter__(self) -> Iterator[RunOutcome]:
         engine = self.engine
         while True:
@@ -153,18 +147,6 @@ class Loop:
 
     def end_events(self) -> list[EndEvent]:
         return [self.engine.end_event()]
-
-    def open_metrics(
-        self,
-        limits: "Slo | None",
-        all_series: "Sequence[TimeSeries | None]",
-        fold: RequestFold | None,
-        *,
-        is_watched: bool,
-    ) -> "RunMetrics":
-        from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - a quiet run has none
-
-        return RunMetrics(limits, all_series[0], fold, is_watched=is_watched)
 
     def collector(self, metrics: "RunMetrics", model: str) -> "RunCollector":
         from batcher.metrics.prometheus import RunCollector  # noqa: PLC0415 - an extra

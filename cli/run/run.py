@@ -231,6 +231,8 @@ class Run:
         Interrupted: a signal came while a FIFO had no reader.
     """
 
+    _metrics: "RunMetrics | None" = None
+
     def __init__(
         self,
         setup: "RunSetup | Workers",
@@ -267,11 +269,16 @@ class Run:
             sink = files["--timeseries"].open()
             series = SeriesWriter(sink, options.timeseries_interval, len(all_series))
             all_series = list(series.all_series)
-        self._metrics: RunMetrics | None = None
         is_asked = not options.quiet or options.summary_json or options.report or series
         if is_exposed or is_asked:
+            from batcher.metrics.summary import RunMetrics  # noqa: PLC0415 - a quiet run has none
+
             limits = options.limits
-            metrics = loop.open_metrics(limits, all_series, view.fold, is_watched=is_exposed)
+            if isinstance(loop, Loop):
+                metrics = RunMetrics(limits, all_series[0], view.fold, is_watched=is_exposed)
+            else:
+                metrics = RunMetrics(limits, is_watched=is_exposed, worker_series=all_series)
+                loop.metrics, loop.fold = metrics, view.fold
             self._metrics, observe = metrics, metrics.observe
             lock = view.lock if isinstance(loop, Loop) else nullcontext()
             if opened.exposition is not None:
@@ -395,7 +402,7 @@ class Run:
                     view.note_results(lines_now)
                 if report.news:
                     view.write_message(report.take())
-                if (num_steps := loop.num_all_steps) > num_shown:
+                if (num_steps := sum(loop.num_steps)) > num_shown:
                     num_shown = num_steps
                     if view.is_watched:
                         if not is_one:

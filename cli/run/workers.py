@@ -61,8 +61,6 @@ from .worker import (
 
 if TYPE_CHECKING:
     from batcher.metrics.prometheus import WorkersCollector
-    from batcher.metrics.slo import Slo
-    from batcher.metrics.times import TimeSeries
 
 MAX_AHEAD = 4 * BLOCK_LINES  # lines of a pipe that no worker has
 MAX_BATCHES = 2  # that a worker checks or has to check
@@ -451,7 +449,7 @@ class _Member:
 class Workers(Gauges):
     """The workers of a run in place of its engine and its Loop, which see for other attributes.
 
-    num_restarts: how many workers replaced another one.
+    num_restarts: how many workers replaced another one.  metrics, fold: of the run, if it has some.
 
     Raises, in all but its constructor:
         BatchdecodeError: a worker failed, or workers keep dying.
@@ -470,8 +468,8 @@ class Workers(Gauges):
         self.first_failure: str | None = None
         self.is_complete = False
         self._states = [EngineState(options.batch)] * num_workers
-        self._fold: RequestFold | None = None
-        self._metrics: RunMetrics | None = None
+        self.fold: RequestFold | None = None
+        self.metrics: RunMetrics | None = None
         self._transport, self._num_slots = transport, options.batch
         self._run: RunEvent | None = None
         self._order: InputOrder | None = None
@@ -572,8 +570,8 @@ class Workers(Gauges):
         self._num_answered += sum(map(bool, lines))
         if report.state is not None:
             self._states[number] = report.state
-        if self._metrics is not None:
-            own = self._metrics.workers[number]
+        if self.metrics is not None:
+            own = self.metrics.workers[number]
             own.note_steps(report.num_steps)
             own.note_constraints(*report.constraints)
         if self._is_resumed or self._order is not None:
@@ -709,10 +707,6 @@ class Workers(Gauges):
     def num_steps(self) -> list[int]:
         return [member.num_steps for member in self._members]
 
-    @property
-    def num_all_steps(self) -> int:
-        return sum(self.num_steps)
-
     def rest(self) -> Iterator[bytes]:
         return iter(()) if self._order is None else self._order.rest()
 
@@ -724,18 +718,6 @@ class Workers(Gauges):
         return []
 
     end_events = arrived  # each worker reports its own
-
-    def open_metrics(
-        self,
-        limits: "Slo | None",
-        all_series: "Sequence[TimeSeries | None]",
-        fold: RequestFold | None,
-        *,
-        is_watched: bool,
-    ) -> RunMetrics:
-        self._fold = fold
-        self._metrics = RunMetrics(limits, is_watched=is_watched, worker_series=all_series)
-        return self._metrics
 
     def collector(self, metrics: RunMetrics, model: str) -> "WorkersCollector":
         from batcher.metrics.prometheus import WorkersCollector  # noqa: PLC0415 - an extra
@@ -755,7 +737,7 @@ class Workers(Gauges):
 
     def read_gauges(self) -> GaugeReading:
         queued, coming = self.backlog
-        waiting = [] if self._fold is None else self._fold.open
+        waiting = [] if self.fold is None else self.fold.open
         own = [found for found in waiting if not is_follower(found)]
         queued += sum(found.admission is None for found in own)
         num_begun = sum(member.num_begun for member in self._members)
