@@ -80,7 +80,7 @@ def option(
 
     panel: its title in help.  text: may end with `  [default: ...]`.  flags: a letter in addition
     to its name, or another name.  complete: a name in cli/completion.py, or a function of the first
-    letters.  more: arguments of typer.Option.
+    letters.  default: REQUIRED for an option without one.  more: arguments of typer.Option.
     """
     more.setdefault("show_default", "[default: " not in text)
     made = Option(

@@ -106,7 +106,7 @@ class InputFile:
         return self._pipe
 
     def seekable(self) -> io.BufferedReader | io.BufferedRandom:
-        """Return the file so that it can go to any offset; a packed one is unpacked on the disk."""
+        """Return a stream that can seek; a packed file is unpacked on the disk for it."""
         if not self._is_packed:
             return self.from_start()
         import tempfile  # noqa: PLC0415 - only for a packed file that is out of order
@@ -121,10 +121,10 @@ class InputFile:
 
 
 class OpenInput:
-    """Open files, which are read one after the other as if they were one.
+    """The open files of a command, read one after the other as if they were one.
 
-    They are closed when its context ends.  is_file: all can be read again.  is_terminal: a person
-    types one of them.  statuses: of the files.
+    Its context closes them.  is_file: all can be read again.  is_terminal: a person types one of
+    them.  statuses: of the files.
     """
 
     def __init__(self, *files: InputFile) -> None:
