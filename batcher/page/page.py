@@ -16,7 +16,8 @@ from functools import cache
 from hashlib import sha256
 from heapq import merge
 from importlib.resources import files
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -258,7 +259,8 @@ def _run_lines(run: PageRun, words: StoryWords) -> Iterator[bytes]:
     if timeline.has_figures:
         series |= {"tokens": enumerate(figures.tokens), "blocks": enumerate(figures.blocks)}
     for name, numbers in series.items():
-        yield from _table(name, ("+step", "value"), _changes(numbers))
+        changes = (next(run) for _, run in groupby(numbers, itemgetter(1)))
+        yield from _table(name, ("+step", "value"), changes)
     if timeline.has_figures:
         yield from _table("times", ("+step", "before", "start"), _time_rows(timeline))
 
@@ -288,14 +290,6 @@ def _sequence_rows(timeline: PageTimeline, words: StoryWords) -> Iterator[tuple[
         began = found.arrive or (found.admissions[0].event if found.admissions else None)
         arrived, end = 0 if began is None else began.step, found.end(timeline.num_steps)
         yield found.id, found.label, leader, arrived, end, reason, lines
-
-
-def _changes(series: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    last = None
-    for step, number in series:
-        if number != last:
-            yield step, number
-            last = number
 
 
 def _table(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:

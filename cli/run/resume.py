@@ -569,15 +569,11 @@ def _take_over(
                 earlier.add(number, line, results)
         kept.flush()
         is_whole &= earlier.end == lines.seek(0, os.SEEK_END)
+        kept.truncate(earlier.end)
         if is_copied or (output.endswith(".gz") and not is_whole):
             kept.seek(0)
-            left = earlier.end
             with file.replace() as sink:
-                while left and (chunk := kept.read(min(_CHUNK, left))):
-                    sink.write(chunk)
-                    left -= len(chunk)
-        else:
-            lines.truncate(earlier.end)
+                copyfileobj(kept, sink, _CHUNK)
         on_failure.pop_all()
         if is_copied:
             lines.close()

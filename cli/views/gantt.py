@@ -3,7 +3,6 @@
 The choice of slots, steps and labels below is shared with the SVG.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, takewhile
@@ -248,13 +247,8 @@ def readable_steps(timeline: Timeline, num_cells: int) -> int:
 
 def usual_length(spans: Iterable[SlotSpan]) -> int:
     """Return the median number of steps, or 0 without spans."""
-    lengths = Counter(span.end - span.start for span in spans)
-    middle = lengths.total() // 2
-    for length, number in sorted(lengths.items()):
-        middle -= number
-        if middle < 0:
-            return length
-    return 0
+    lengths = sorted(span.end - span.start for span in spans)
+    return lengths[len(lengths) // 2] if lengths else 0
 
 
 # -- rows of cells -------------------------------------------------------------------------------

@@ -326,10 +326,9 @@ def _lines(story: Story, length: Length, *, is_so_far: bool) -> Iterator[str]:
 
 
 def names(labels: Sequence[str]) -> str:
-    shown = list(labels[:MAX_NAMES])
     if len(labels) > MAX_NAMES:
-        return f"{', '.join(shown[:-1])} and {len(labels) - MAX_NAMES + 1} more"
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+        labels = [*labels[: MAX_NAMES - 1], f"{len(labels) - MAX_NAMES + 1} more"]
+    return listed(labels, "and")
 
 
 def span_of(start: int, end: int) -> str:
@@ -343,8 +342,9 @@ def why_waiting(part: StoryPart, story: Story) -> str:
     if part.cause == "slots":
         wanted = "a slot" if story.num_rows == 1 else f"{story.num_rows} slots at once"
         verb = "was" if len(part.by) == 1 else "were"
-        taken = f": {len(part.by)} of {story.batch} {verb} taken, by {names(part.by)}"
-        return f"for {wanted}{taken if part.by else ''}"
+        if not part.by:
+            return f"for {wanted}"
+        return f"for {wanted}: {len(part.by)} of {story.batch} {verb} taken, by {names(part.by)}"
     if part.cause == "queue":
         if story.worker is not None:  # its queue includes requests that it does not have yet
             return "in the queue: its worker had not been handed it, or slots were too few"
