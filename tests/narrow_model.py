@@ -37,10 +37,5 @@ class NarrowModel(SimulatedModel):
         largest = top_logits(of_top, self.num_top_logits, batch.edits)
         logits = output.logits[every.searchsorted(whole)]
         return ModelOutput(
-            output.tokens,
-            output.failed,
-            logits,
-            output.chunk_logits,
-            output.draft_logits,
-            largest,
+            output.tokens, output.failed, logits, output.chunk_logits, output.draft_logits, largest
         )

@@ -112,18 +112,12 @@ COMMANDS = [
         )
         for command in ["run in", "check in", "verify in", "trace in", "compare in"]
     ),
-    (
-        "run in --device cuda",
-        "--device is only for models of transformers (hf:...), not for ",
-    ),
+    ("run in --device cuda", "--device is only for models of transformers (hf:...), not for "),
     (
         f"run in --model {TINY} --exact",
         f"only for models of transformers (hf:...), not for {TINY}\n",
     ),
-    (
-        "run in --model hf:gpt2 --weights q8",
-        "--weights is only for checkpoints (.gguf files, f",
-    ),
+    ("run in --model hf:gpt2 --weights q8", "--weights is only for checkpoints (.gguf files, f"),
     ("run in --max-rate 5", "--max-rate works only with a server, and simulated is not one"),
     ("check in --model SERVER", "only `batchdecode run` can use one"),
     ("run in --model SERVER --kv-blocks 8", "--kv-blocks has no effect on a server"),

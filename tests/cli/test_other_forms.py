@@ -45,9 +45,7 @@ FORMS = {  # what an input is: its bytes or text, what its requests are, and its
     "zip": None,
     "tar": None,
 }
-NAMES = {
-    "CSV by its name": "my input.csv",
-}
+NAMES = {"CSV by its name": "my input.csv"}
 
 
 def content_of(form):

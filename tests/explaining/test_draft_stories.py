@@ -69,10 +69,7 @@ def test_a_story_says_what_drafts_brought():
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            DraftChange(4, 0, "cost"),
-            "no more drafts from step 5 on: more would not pay off",
-        ),
+        (DraftChange(4, 0, "cost"), "no more drafts from step 5 on: more would not pay off"),
         (DraftChange(4, 1, "gain"), "1 draft a step from step 5 on: more pay off"),
         (DraftChange(4, 0, "failure"), "no more drafts from step 5 on: the drafter failed"),
     ],

@@ -8,12 +8,7 @@ from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import PROMPT_TOKENS, beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import ArriveEvent, DropEvent, FinishEvent, JumpEvent, RejectEvent, RunEvent
-from batcher.metrics.summary import (
-    Constraints,
-    Positions,
-    Summary,
-    encode_summary,
-)
+from batcher.metrics.summary import Constraints, Positions, Summary, encode_summary
 from batcher.metrics.times import Distribution, Histogram
 
 

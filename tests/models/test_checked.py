@@ -6,14 +6,7 @@ from narrow_model import top_logits
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel, decode
 from batcher.errors import ModelError
-from batcher.models.base import (
-    Batch,
-    Chunk,
-    ModelOutput,
-    Pages,
-    can_verify,
-    can_verify_trees,
-)
+from batcher.models.base import Batch, Chunk, ModelOutput, Pages, can_verify, can_verify_trees
 from batcher.models.loading import as_model
 from batcher.models.tokenizers import ByteTokenizer
 

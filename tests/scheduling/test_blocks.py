@@ -13,13 +13,7 @@ from slow_pool import SlowPool
 
 from batcher.errors import InvariantError
 from batcher.events import SequenceName
-from batcher.scheduling.blocks import (
-    NO_BLOCK,
-    NO_NODE,
-    NUM_EVICTION_PRIORITIES,
-    ROOT,
-    BlockPool,
-)
+from batcher.scheduling.blocks import NO_BLOCK, NO_NODE, NUM_EVICTION_PRIORITIES, ROOT, BlockPool
 
 NUM_BLOCKS = 7
 
