@@ -5,28 +5,14 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from process import COMMAND, ROOT, batchdecode, lines_of, start, workload
-from processes import are_gone
+from processes import are_gone, children_of
 
 TINY = ROOT / "samples" / "tiny.gguf"
 REQUESTS = ROOT / "samples" / "tiny.jsonl"
 PARALLEL = ["--model", TINY, "--tensor-parallel", 2]
-
-
-def children_of(pid):
-    """Return the processes that `pid` has started, by what they are told to do."""
-    found = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = status.read_text().rpartition(")")[2].split()[1]
-            if int(parent) == pid:
-                found[int(status.parent.name)] = (status.parent / "cmdline").read_text()
-        except OSError:  # it has ended meanwhile
-            continue
-    return found
 
 
 @contextmanager

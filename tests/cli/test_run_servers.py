@@ -75,11 +75,11 @@ def test_a_failure_is_exit_status_1_and_the_key_stands_nowhere(folder):
 
 
 def test_a_refused_key_ends_the_run_and_another_one_goes_on(folder):
-    refused = [answer("a"), refusal(401)]
+    refused = [answer("a"), refusal(401, f"not {KEY}")]
     with FaultServer({f"p{number}": refused[number > 3 :] for number in range(8)}) as server:
         done = run(folder, server, "-q")
         assert done.returncode == 1
-        assert "HTTP 401: no; the key is that of OPENAI_API_KEY" in done.stderr
+        assert "HTTP 401: not ***; the key is that of OPENAI_API_KEY" in done.stderr
         assert "--resume" in done.stderr
         server.behaviours = {}
         num_done = len(results(folder))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from inner_workers import InnerWorkers
 from killing_model import MODEL
 from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, start, workload
+from processes import children_of
 
 from batcher.errors import BatchdecodeError
 from cli.options import SchedulingOptions
@@ -316,11 +317,6 @@ def undisturbed(tmp_path_factory):
     command = ("run", "requests.jsonl", "--model", "killing:sleepy", "-b", 40, "-q")
     assert batchdecode(*command, "-o", "out.jsonl", cwd=folder).returncode == 0
     return as_set(written(folder / "out.jsonl"))
-
-
-def children_of(pid):
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return list(map(int, found.read_text().split())) if found.exists() else []
 
 
 def workers_of(process):
