@@ -1,6 +1,4 @@
 import json
-import os
-import pty
 import re
 import subprocess
 
@@ -47,13 +45,10 @@ def test_so_it_is_for_every_command():
         assert (status, stderr) == (1, "error: cannot write stdout: Bad file descriptor\n")
 
 
-def test_run_on_a_terminal_without_input_shows_its_help():
-    ours, theirs = pty.openpty()
+def test_run_on_a_terminal_without_input_shows_its_help(tty):
     done = subprocess.run(
-        [*COMMAND, "run"], stdin=theirs, env=ENVIRONMENT, capture_output=True, check=False
+        [*COMMAND, "run"], stdin=tty[1], env=ENVIRONMENT, capture_output=True, check=False
     )
-    os.close(ours)
-    os.close(theirs)
     assert done.returncode == 2
     assert done.stdout == b""
     assert done.stderr.startswith(b"Usage: batchdecode run")

@@ -108,15 +108,12 @@ def test_open_shows_the_file_in_a_browser(traces, opened, kind):
     )
 
 
-def test_open_without_output_writes_a_temporary_file(traces, tmp_path, opened):
+def test_open_without_output_writes_a_temporary_file(traces, tmp_path, opened, tty):
     browser, urls = opened
-    ours, theirs = os.openpty()
     environment = os.environ | {"BROWSER": browser, "TMPDIR": str(tmp_path)}
     command = ["trace", "2.trace", "--format", "html", "--open"]
-    with start(*command, cwd=traces, stdout=theirs, env=environment) as process:
+    with start(*command, cwd=traces, stdout=tty[1], env=environment) as process:
         said = process.stderr.read().decode()
-    os.close(theirs)
-    os.close(ours)
     [page] = tmp_path.glob("batchdecode-*.html")
     assert (process.returncode, said, urls()) == (0, f"page: {page}\n", [page.as_uri()])
     assert parts_of(page.read_bytes())[1]
@@ -188,11 +185,8 @@ def test_a_page_of_two_runs_goes_where_nothing_is_lost(traces, options, message)
 @pytest.mark.parametrize(
     "command", ["trace 2.trace --format html", "trace diff 2.trace 3.trace --html"]
 )
-def test_a_page_does_not_go_to_a_terminal(traces, command):
-    ours, theirs = os.openpty()
-    with start(*command.split(), cwd=traces, stdout=theirs) as process:
+def test_a_page_does_not_go_to_a_terminal(traces, command, tty):
+    with start(*command.split(), cwd=traces, stdout=tty[1]) as process:
         said = process.stderr.read()
-    os.close(theirs)
-    os.close(ours)
     assert process.returncode == 2
     assert b"html cannot be shown in a terminal; use -o FILE.html" in said

@@ -5,14 +5,13 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import termios
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from command_terminal import CommandTerminal
 from examples import mostly_heavy, rest_heavy
 from process import COMMAND, ENVIRONMENT, batchdecode, start
 
@@ -277,27 +276,11 @@ def test_an_address_that_is_taken_is_an_error():
     ("number", "status"), rest_heavy(1, [(signal.SIGHUP, 0), (signal.SIGQUIT, -signal.SIGQUIT)])
 )
 def test_a_server_shows_its_slots_takes_keys_and_leaves_the_terminal_as_before(number, status):
-    ours, theirs = os.openpty()
-    before = termios.tcgetattr(theirs)
-    process = subprocess.Popen(
-        [*COMMAND, "serve", "--port", "0"],
-        stdin=theirs,
-        stderr=theirs,
-        env={**ENVIRONMENT, "CI": "", "TERM": "xterm"},
-    )
-    seen = b""
-    try:
-        while not (url := re.search(rb"http://[\w.:]+/v1", seen)):
-            seen += os.read(ours, 1000)
-        body = {"prompt": "Once", "max_tokens": 9}
-        httpx.post(f"{url[0].decode()}/completions", json=body, timeout=30)
-        while termios.tcgetattr(theirs)[3] & termios.ECHO or b"busy" not in seen:
-            seen += os.read(ours, 1000)
-        process.send_signal(number)
-        assert process.wait(30) == status
-        assert termios.tcgetattr(theirs) == before
-        assert b"Traceback" not in seen
-    finally:
-        process.kill()
-        os.close(ours)
-        os.close(theirs)
+    with CommandTerminal("serve", "--port", "0") as terminal:
+        terminal.wait_for(lambda: re.search(rb"http://[\w.:]+/v1", terminal.written))
+        url = re.search(rb"http://[\w.:]+/v1", terminal.written)[0].decode()
+        httpx.post(f"{url}/completions", json={"prompt": "Once", "max_tokens": 9}, timeout=30)
+        terminal.wait_for(lambda: terminal.takes_keys and b"busy" in terminal.written)
+        terminal.process.send_signal(number)
+        assert terminal.ended() == status
+        assert b"Traceback" not in terminal.written

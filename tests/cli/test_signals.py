@@ -1,20 +1,17 @@
 import csv
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from emulated_run import Screen
+from command_terminal import CommandTerminal
 from examples import mostly_heavy
 from page_reader import parts_of, shown_spans, spans_of
 from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start, workload
@@ -144,59 +141,35 @@ def test_a_stopped_stream_says_how_many_events_there_are(tmp_path):
 
 def test_ctrl_z_leaves_the_terminal_as_it_was_and_the_run_goes_on(tmp_path):
     (tmp_path / "in").write_bytes(lines_of(*workload(3, max_tokens=30)))
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
     arguments = ["run", "in", "-b", "2", "--live", "always", "--step-delay", "0.05"]
-    process = start(*arguments, cwd=tmp_path, command=COMMAND, stderr=theirs, process_group=0)
-    os.close(theirs)
-    screen = Screen(80, 24)
-    while "decode" not in screen.text():
-        screen.write_bytes(os.read(ours, 65536))
-    assert screen.is_alternate
-    process.send_signal(signal.SIGTSTP)
-    _, status = os.waitpid(process.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
-    while select.select([ours], [], [], 0)[0]:
-        screen.write_bytes(os.read(ours, 65536))
-    assert not screen.is_alternate
-    assert not screen.text()
-    process.send_signal(signal.SIGCONT)
-    process.send_signal(signal.SIGTSTP)
-    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
-    process.send_signal(signal.SIGCONT)
-    threading.Thread(target=drain, args=(ours,), daemon=True).start()
-    assert len(process.communicate(timeout=20)[0].splitlines()) == 3
-    assert process.returncode == 0
+    pipes = {"is_job": True, "stdout": subprocess.PIPE}
+    with CommandTerminal(*arguments, folder=tmp_path, **pipes) as terminal:
+        terminal.see("decode")
+        assert terminal.screen.is_alternate
+        for _ in range(2):
+            terminal.process.send_signal(signal.SIGTSTP)
+            assert os.WIFSTOPPED(os.waitpid(terminal.process.pid, os.WUNTRACED)[1])
+            while terminal.read():
+                pass
+            assert not terminal.screen.is_alternate
+            assert not terminal.screen.text()
+            terminal.process.send_signal(signal.SIGCONT)
+        assert terminal.ended() == 0
+        assert len(terminal.process.communicate()[0].splitlines()) == 3
 
 
 def test_a_signal_leaves_the_terminal_in_order(tmp_path):
     (tmp_path / "in").write_bytes(lines_of(*workload(9, max_tokens=900)))
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
     arguments = ["run", "in", "-o", "out", "-b", "2", "--live", "always", "--step-delay", "0.02"]
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": theirs}
-    process = start(*arguments, cwd=tmp_path, **pipes)
-    os.close(theirs)
-    screen = Screen(80, 24)
-    while "decode" not in screen.text():
-        screen.stream.feed(os.read(ours, 65536))
-    process.send_signal(signal.SIGINT)
-    with suppress(OSError):
-        while data := os.read(ours, 65536):
-            screen.stream.feed(data)
-    os.close(ours)
-    assert process.wait(10) == 130
-    assert not screen.is_alternate
-    assert not screen.emulator.cursor.hidden
-    assert re.search(r"^\d+ steps · 2 slots · .* still running", screen.lines()[0])
-    assert "continue with: batchdecode run in" in screen.text()
-
-
-def drain(descriptor):
-    with suppress(OSError):
-        while os.read(descriptor, 65536):
-            pass
-    os.close(descriptor)
+    with CommandTerminal(*arguments, folder=tmp_path, stdout=subprocess.DEVNULL) as terminal:
+        terminal.see("decode")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.ended() == 130
+        assert not terminal.screen.is_alternate
+        assert not terminal.screen.emulator.cursor.hidden
+        lines = terminal.screen.lines()
+        assert re.search(r"^\d+ steps · 2 slots · .* still running", lines[0])
+        terminal.see("continue with: batchdecode run in")
 
 
 def wait_for_handler(process):

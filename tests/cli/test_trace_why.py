@@ -1,8 +1,6 @@
 """`trace why` and `trace diff` at the command line: sentences, JSON, exit statuses, mistakes."""
 
 import json
-import os
-import pty
 import re
 
 import pytest
@@ -122,17 +120,14 @@ def test_an_unknown_id_gets_those_like_it_and_the_longest_needs_none(traces):
     assert [story["id"] for story in json.loads(as_json.stdout)["stories"]] == ["c"]
 
 
-def test_on_a_terminal_a_line_without_a_file_is_told_which_are_meant(traces):
-    ours, theirs = pty.openpty()
+def test_on_a_terminal_a_line_without_a_file_is_told_which_are_meant(traces, tty):
     for name, hint in {
         "r 12": WHICH_RUN,
         "tight.jsonl": "; put the ID of a request, or --longest, before the file tight.jsonl",
     }.items():
-        process = start("trace", "why", name, cwd=traces, stdin=theirs)
+        process = start("trace", "why", name, cwd=traces, stdin=tty[1])
         said = process.communicate()[1].decode()
         assert said == f"error: trace why {name} needs an INPUT, - for stdin{hint}\n"
-    os.close(ours)
-    os.close(theirs)
 
 
 def test_the_id_goes_before_the_file_and_without_one_it_is_said(traces):
