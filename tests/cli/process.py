@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -91,6 +92,13 @@ def write(path, data):
 
 def results(data):
     return [json.loads(line) for line in data.splitlines()]
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def pretend_to_have_stopped(output, data=None):

@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 from emulated_run import Screen
 from examples import mostly_heavy
-from process import ENVIRONMENT, ROOT, batchdecode, lines_of, pretend_to_have_stopped, start
+from process import (
+    ENVIRONMENT,
+    ROOT,
+    batchdecode,
+    lines_of,
+    pretend_to_have_stopped,
+    start,
+    wait_for,
+)
 from sample_checkpoint import write
 from tiny_checkpoints import config_json, random_tensors, write_gguf
 
@@ -327,8 +335,7 @@ def screen_of(folder, *arguments, stdout=subprocess.DEVNULL):
     termios.tcsetwinsize(theirs, (24, 80))
     process = start_slowly(folder, *arguments, stdout=stdout, stderr=theirs)
     os.close(theirs)
-    while not (folder / "reading").exists():
-        time.sleep(0.01)
+    wait_for((folder / "reading").exists)
     time.sleep(0.15)  # a bar is drawn ten times a second
     (folder / "loaded").touch()
     screen, seen = Screen(80, 24), ""
@@ -349,8 +356,7 @@ def test_a_bar_shows_how_much_is_loaded_and_nothing_of_it_stays(folder):
 
 def test_a_signal_ends_the_loading_at_once(folder):
     process = start_slowly(folder)
-    while not (folder / "reading").exists():
-        time.sleep(0.01)
+    wait_for((folder / "reading").exists)
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=30) == (b"", b"")
     assert process.returncode == 143

@@ -2,12 +2,11 @@
 
 import json
 import signal
-import time
 from contextlib import contextmanager
 
 import pytest
 from examples import rest_heavy
-from process import batchdecode, lines_of, start
+from process import batchdecode, lines_of, start, wait_for
 
 COMMON = """
 import asyncio, ctypes, pathlib, time
@@ -87,9 +86,7 @@ def hanging(folder, model):
     """The process of a run whose model hangs now, after one result."""
     with start(*ARGUMENTS, f"models:{model}", cwd=folder) as process:
         try:
-            while not (folder / "hanging").exists():
-                assert process.poll() is None
-                time.sleep(0.02)
+            wait_for((folder / "hanging").exists)
             yield process
         finally:
             process.kill()

@@ -3,11 +3,10 @@
 import os
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from process import batchdecode, lines_of, start, workload
+from process import batchdecode, lines_of, start, wait_for, workload
 
 from cli.errors import WriteError
 from cli.run.files import OutFile
@@ -21,8 +20,7 @@ def running(tmp_path):
     (tmp_path / "in").write_bytes(lines_of(*workload(60)))
     files = ["-o", "out", "--trace", "trace", "--report", "report"]
     process = start("run", "in", *files, "-q", "--step-delay", "0.005", cwd=tmp_path)
-    while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
-        time.sleep(0.005)
+    wait_for(lambda: (tmp_path / "out").exists() and (tmp_path / "out").stat().st_size)
     yield process
     process.kill()
     process.communicate()
@@ -70,8 +68,7 @@ def test_what_becomes_of_a_file_is_noticed(tmp_path, what):
 )
 def test_a_run_tells_of_its_lost_files_and_how_to_go_on(tmp_path, running, name, what):
     damage, reason = DAMAGES[what]
-    while not (tmp_path / name).exists() or not (tmp_path / name).stat().st_size:
-        time.sleep(0.005)
+    wait_for(lambda: (tmp_path / name).exists() and (tmp_path / name).stat().st_size)
     damage(tmp_path / name)
     stderr = running.communicate()[1].decode()
     assert running.returncode == 1, stderr
@@ -94,8 +91,7 @@ def test_a_prompt_in_the_command_to_continue_stays_as_it_is(tmp_path):
     prompt = ["-p", "use --resume now,\nor 'later'"]
     run = ["run", *prompt, "-o", "out", "-q", "--max-tokens", "2", "-p", "last"]
     with start(*run, "--step-delay", "0.3", cwd=tmp_path) as process:
-        while not (tmp_path / "out.run.json").exists():
-            time.sleep(0.005)
+        wait_for((tmp_path / "out.run.json").exists)
         write_over(tmp_path / "out")
         stderr = process.communicate()[1].decode()
     told = re.search("continue with: batchdecode (.*)", stderr)[1]

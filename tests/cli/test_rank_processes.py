@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import time
 from contextlib import contextmanager
 
 import pytest
-from process import COMMAND, ROOT, batchdecode, lines_of, start, workload
+from process import COMMAND, ROOT, batchdecode, lines_of, start, wait_for, workload
 from processes import are_gone, children_of
 
 TINY = ROOT / "samples" / "tiny.gguf"
@@ -24,9 +23,7 @@ def running(folder):
         "run", "in", *PARALLEL, "-o", "out", cwd=folder, command=COMMAND, start_new_session=True
     )
     out = folder / "out"
-    while not out.exists() or not out.stat().st_size:
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_for(lambda: out.exists() and out.stat().st_size)
     children = children_of(process.pid)
     ranks = [pid for pid, told in children.items() if "spawn_main" in told]
     assert len(ranks) == 2

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from page_reader import parts_of, shown_spans, spans_of
-from process import batchdecode, lines_of, start, workload
+from process import batchdecode, lines_of, start, wait_for, workload
 
 REQUESTS = lines_of(*workload(40, arrivals=lambda i: i * 0.3))
 RUNS = {
@@ -94,8 +94,7 @@ def test_a_run_that_finished_nothing_has_no_rate(tmp_path, clock):
     (tmp_path / "in").write_text('{"prompt": "a", "max_tokens": 900, "ignore_eos": true}\n')
     run = ["run", "in", "-o", "out", "--report", "r.html", "-q", "--step-delay", "0.05"]
     with start(*run, "--profile", clock, cwd=tmp_path) as process:
-        while not (tmp_path / "out.run.json").exists():
-            time.sleep(0.005)
+        wait_for((tmp_path / "out.run.json").exists)
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
         process.communicate()

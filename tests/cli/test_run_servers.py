@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from examples import mostly_heavy
 from fault_server import FaultServer, answer, chunks, refusal, reset
-from process import COMMAND, batchdecode, lines_of, start
+from process import COMMAND, batchdecode, lines_of, start, wait_for
 
 from batcher.events import BlockedReason
 from batcher.explaining.story import SHORT_CAUSES
@@ -296,13 +296,6 @@ def test_what_is_stopped_goes_on_and_nothing_is_lost_or_asked_twice(folder, numb
     assert sorted(asked_again) == sorted(f"p{i}" for i in range(8) if f"r{i}" not in before)
     if number != signal.SIGKILL:
         assert set(before) == {"r0", "r1", "r2", "r3", "r5"}
-
-
-def wait_for(condition):
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_trace_of_a_server_is_replayed(folder):

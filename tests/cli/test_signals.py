@@ -14,7 +14,7 @@ import pytest
 from command_terminal import CommandTerminal
 from examples import mostly_heavy
 from page_reader import parts_of, shown_spans, spans_of
-from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start, workload
+from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start, wait_for, workload
 
 from cli.signals import STEPPING_ASIDE, STOPPING, Interrupted, StopSignals
 
@@ -101,8 +101,7 @@ def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path):
     arguments = ["run", "in put.jsonl", "-o", "out", "--trace", "trace", "--step-delay", "0.01"]
     files = ["--report", "report", "--timeseries", "series", "--timeseries-interval", "1"]
     process = start(*arguments, *files, cwd=tmp_path)
-    while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
-        time.sleep(0.01)
+    wait_for(lambda: (tmp_path / "out").exists() and (tmp_path / "out").stat().st_size)
     process.send_signal(signal.SIGTERM)
     stderr = process.communicate(timeout=10)[1].decode()
     assert process.returncode == 143
@@ -126,8 +125,7 @@ def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path):
 def test_a_stopped_stream_says_how_many_events_there_are(tmp_path):
     (tmp_path / "in").write_bytes(lines_of(*workload(3, max_tokens=900)))
     process = start("run", "in", "--stream", "-o", "out", "--step-delay", "0.01", cwd=tmp_path)
-    while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
-        time.sleep(0.01)
+    wait_for(lambda: (tmp_path / "out").exists() and (tmp_path / "out").stat().st_size)
     process.send_signal(signal.SIGINT)
     stderr = process.communicate(timeout=10)[1].decode()
     lines = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
@@ -196,10 +194,7 @@ def test_a_run_that_waits_for_its_pipe_has_shown_all_and_stops_at_once(tmp_path)
     long, waiting = (request | {"max_tokens": 50} for request in others)
     process.stdin.write(lines_of(long, short, waiting))  # the third fills the slot of the second
     process.stdin.flush()
-    began = time.monotonic()
-    while not trace.exists() or b'"finish"' not in trace.read_bytes():
-        assert time.monotonic() - began < 20
-        time.sleep(0.01)
+    wait_for(lambda: trace.exists() and b'"finish"' in trace.read_bytes())
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=5) == 130
     stdout, stderr = process.communicate()
