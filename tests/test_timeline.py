@@ -25,8 +25,8 @@ from made_events import (
     steps,
 )
 from reference_drafts import drafted_workloads, play_drafts
-from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
-from reference_schedule import DESIGN_JOBS, Job, timeline_of, workloads
+from reference_paged import Limits, PagedJob, paged_workloads, play_paged
+from reference_schedule import Job, timeline_of, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.errors import BatchdecodeError, InvariantError
@@ -45,29 +45,15 @@ from batcher.events import (
 )
 from batcher.metrics.summary import RunMetrics, encode_summary
 from batcher.trace.run import (
-    BlockedSpan,
     DraftCounts,
     Fork,
     RequestFold,
-    SlotSpan,
-    SpanPreemption,
     Wait,
 )
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline, worst_bubble
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 from cli.screen.live_state import RunState
 from cli.views.gantt import choose_zoom
-
-
-def test_the_example_of_the_design_gives_its_spans_and_waits():
-    timeline = timeline_of(DESIGN_JOBS)
-    assert list(timeline.spans) == [
-        SlotSpan(0, "a", 0, 0, 3, "length"),
-        SlotSpan(1, "b", 0, 0, 1, "length"),
-        SlotSpan(1, "c", 0, 1, 3, "length"),
-        SlotSpan(0, "d", 0, 3, 7, "length"),
-    ]
-    assert list(timeline.waits) == [Wait("c", 0, 0, 1), Wait("d", 0, 0, 3)]
 
 
 @given(workloads(), st.integers(1, 4), st.integers(-3, 12), st.integers(-3, 12))
@@ -300,22 +286,6 @@ def test_events_that_break_off_anywhere_give_the_timeline_up_to_there(workload, 
         assert figures.start_of(step) <= figures.end_of(step) <= figures.start_of(step + 1)
         if step < len(figures.ends):
             assert figures.end_of(step) == run.ends[step]
-
-
-def test_a_preempted_sequence_waits_again_from_that_step():
-    timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
-    assert list(timeline.spans) == [
-        SlotSpan(0, "a", 0, 0, 9, "length"),
-        SlotSpan(1, "b", 0, 0, 7, "preempted", preemption=SpanPreemption("kv", "a", 0, 8, 7)),
-        SlotSpan(0, "b", 0, 9, 13, "length", prefill=3, generated=7, resumed=True),
-        SlotSpan(0, "c", 0, 13, 16, "length", prefill=2),
-    ]
-    assert list(timeline.waits) == [Wait("c", 0, 0, 13), Wait("b", 0, 7, 9)]
-    assert list(timeline.blocked) == [
-        BlockedSpan("b", 0, 7, 8, "preemption", 0),
-        BlockedSpan("b", 0, 8, 9, "kv", 5),
-        BlockedSpan("c", 0, 9, 13, "kv", 4),
-    ]
 
 
 def test_a_span_has_what_was_found_in_the_cache_and_how_far_its_prompt_came():

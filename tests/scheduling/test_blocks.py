@@ -143,32 +143,6 @@ TestPools = Pools.TestCase
 TestPools.settings = settings(examples(100), stateful_step_count=40)
 
 
-def test_a_chain_is_found_as_far_as_it_is_there_though_only_its_first_block_has_a_key() -> None:
-    pool = BlockPool(4)
-    table, contents = pool.take(4), iter("abcd")
-    node = pool.register(table[:3], ROOT, contents)
-    assert list(pool._found) == [(ROOT, "a")]
-    assert pool.register(table[3:], node, iter("d")) == node + 1
-    node = ROOT
-    for block, content in zip(table, "abcd", strict=True):
-        assert pool.find(node, content) == block
-        node = pool.nodes[block]
-    assert next(contents) == "d", "it belongs to another chain"
-
-
-def test_a_pool_without_a_limit_grows_and_takes_old_blocks_first() -> None:
-    pool = BlockPool(None)
-    assert pool.has_room(10**9)
-    first = pool.take(3)
-    pool.register(first[:1], ROOT, iter(["kept"]))
-    pool.give_back(first)
-    assert set(first[1:]) <= set(pool.take(4))
-    assert pool._found == {(ROOT, "kept"): first[0]}
-    pool.take(100)
-    assert len(pool._found) == 1, "nothing is evicted while there can be more blocks"
-    assert pool.num_used + pool.num_free == pool.num_total
-
-
 @pytest.mark.parametrize("tables", [[], [[0]], [[0, 1], [1]], [[0, 1, 2]], [[0, 2]]])
 def test_tables_that_are_not_those_of_the_pool_are_found_out(tables: list[list[int]]) -> None:
     pool = BlockPool(5)  # of which two are made

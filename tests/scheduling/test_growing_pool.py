@@ -32,14 +32,6 @@ def test_it_keeps_a_number_of_blocks_and_then_the_latest(monkeypatch):
     assert {key[0] for _, key in pool._found} == {*range(42, 50)}
 
 
-def test_what_runs_gets_as_many_as_it_needs(monkeypatch):
-    monkeypatch.setattr(kv_cache, "MAX_GROWN_BLOCKS", 30)
-    pool = pool_of(block_size=16)
-    tables = [pool.take(25) for _ in range(4)]
-    assert pool.num_used == 100
-    pool.check(tables)
-
-
 def test_large_blocks_are_fewer(monkeypatch):
     monkeypatch.setattr(kv_cache, "MAX_GROWN_TOKENS", 1000)
     pool = pool_of(block_size=100)

@@ -37,16 +37,6 @@ def test_what_is_remembered_of_a_waiting_sequence_is_not_built_again():
     assert cache.match(waiting).blocks == waiting.prefix.blocks[:15], "the others are evicted"
 
 
-def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it():
-    cache = Cache()
-    cache.begin(first := cache.sequence("a", range(5), role="beam"))
-    cache.tokens["a"] += range(5, 20)
-    cache.extend(first, 9)
-    first.num_computed_tokens = 9
-    cache.leave(first)
-    assert cache.match(cache.sequence("b", range(15))).num_tokens == 4
-
-
 # -- segments --------------------------------------------------------------------------------------
 
 

@@ -45,20 +45,6 @@ def test_a_fork_without_a_block_of_its_own_shares_the_last_one_until_it_writes()
     cache.check_all()
 
 
-def test_forks_of_one_parent_give_their_blocks_back_one_by_one():
-    cache = Cache()
-    rows = [cache.sequence(name, range(6), role="beam") for name in "abc"]
-    for row in rows:
-        cache.begin(row)
-    for child in rows[1:]:
-        cache.fork(rows[0], child, 6)
-    cache.check_all()
-    for row in rows:
-        cache.leave(row)
-        cache.check_all()
-    assert cache.pool.num_used == 0
-
-
 @pytest.mark.parametrize(("length", "num_found"), [(3, 2), (4, 3), (8, 7), (9, 8), (1, 0)])
 def test_a_sample_starts_from_what_its_sibling_has_computed(length, num_found):
     cache = Cache(prefix_cache=False)
