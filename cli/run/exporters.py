@@ -6,10 +6,10 @@ Metrics are served and written by their own threads, which the run waits for onl
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from threading import Event as Flag
 from threading import Thread
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from msgspec.structs import astuple
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WRITE_SECONDS = 5.0  # between two versions of the metrics file
 
 
-class Exposition:
+class Exposition(AbstractContextManager["Exposition"]):
     """Serves the metrics of a collector to Prometheus and writes them to a file.
 
     It has none until `tell` is called, while a model loads.  where: (address, port); port 0
@@ -78,9 +78,6 @@ class Exposition:
         if self._file is not None and not self._writer.is_alive():
             self._write(self._file)
             self._writer.start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the server, and write the file a last time."""

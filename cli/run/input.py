@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import islice
 from shutil import copyfileobj
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -120,7 +120,7 @@ class InputFile:
         return self._unpacked
 
 
-class OpenInput:
+class OpenInput(AbstractContextManager["OpenInput"]):
     """The open files of a command, read one after the other as if they were one.
 
     Its context closes them.  is_file: all can be read again.  is_terminal: a person types one of
@@ -137,9 +137,6 @@ class OpenInput:
         self._num_before = [0]  # lines before each file, as far as they are read
         self._notes: list[str] = []
         self._num_taken = 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for file in self._files:

@@ -16,7 +16,7 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from io import BytesIO, FileIO
 from itertools import chain
@@ -83,7 +83,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     input_sha256: str | None
 
 
-class Resumption:
+class Resumption(AbstractContextManager["Resumption"]):
     """A run that may resume an earlier run, and may be resumed itself.
 
     file: the results, locked.  earlier: the results of the earlier run, or None.
@@ -175,9 +175,6 @@ class Resumption:
             is_kept = not (options.repair or options.retry_failed)
             self.has_finished = is_kept and before is not None and before.size == size
         self._record, self.is_possible = record, record.input_sha256 is not None
-        return self
-
-    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -24,7 +24,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -100,7 +100,7 @@ class _Process(NamedTuple):
     threads: list[Thread]
 
 
-class Processes:
+class Processes(AbstractContextManager["Processes"]):
     """A Transport to processes of this machine; a context manager that kills them at the end.
 
     Threads read and write, so that the run never blocks on a worker.
@@ -125,9 +125,6 @@ class Processes:
         self._context.set_forkserver_preload([f"{__package__}.worker"])
         self._workers: dict[int, _Process] = {}
         self._told: SimpleQueue[tuple[int, Report | None] | None] = SimpleQueue()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers.values():

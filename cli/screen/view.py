@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from .terminal import Terminal
 
@@ -79,7 +79,7 @@ class RunPlan(NamedTuple):
     num_workers: int = 1
 
 
-class View:
+class View(AbstractContextManager["View"]):
     """A view that shows messages only; the base of the others.
 
     is_watched: it wants `after_step`.  fold: the sequences it reads, or None.  The owner of the
@@ -127,9 +127,6 @@ class View:
 
     def close(self) -> None:
         """Show the end and release the terminal; further calls do nothing."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
