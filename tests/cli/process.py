@@ -35,6 +35,13 @@ def batchdecode(*arguments, cwd=None, stdin=b"", **environment):
     return done
 
 
+def refused(*arguments, **more):
+    """Run a command that is refused before it has written anything; return what it says."""
+    done = batchdecode(*arguments, **more)
+    assert (done.returncode, done.stdout) == (2, b"")
+    return done.stderr
+
+
 def run_command(arguments, folder, environment, stdin, timeout):
     """Run a command of the server to its end, without a process for its client."""
     *_, path = command_line()

@@ -22,6 +22,7 @@ from process import (
     batchdecode,
     lines_of,
     pretend_to_have_stopped,
+    refused,
     start,
     wait_for,
 )
@@ -297,9 +298,8 @@ def test_a_damaged_checkpoint_is_one_line_with_its_name(command, folder):
     (folder / "folder").mkdir()
     (folder / "folder" / "config.json").write_text("{")
     for name in ("cut.gguf", "missing.gguf", "folder"):
-        done = batchdecode(command, "in", "--model", name, cwd=folder)
-        assert done.returncode == 2
-        assert re.fullmatch(f"error: {name}[^\n]*\n", done.stderr)
+        said = refused(command, "in", "--model", name, cwd=folder)
+        assert re.fullmatch(f"error: {name}[^\n]*\n", said)
 
 
 SLOW = """

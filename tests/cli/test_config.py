@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from process import ROOT, batchdecode, lines_of, workload
+from process import ROOT, batchdecode, lines_of, refused, workload
 from typer.testing import CliRunner
 
 from cli.commands import COMMANDS, app, command_of
@@ -86,9 +86,7 @@ seed: 2
 
 def test_all_that_is_wrong_in_the_file_is_said_at_once_and_very_much_counted(check, tmp_path):
     (tmp_path / "all.yaml").write_text(MISTAKES)
-    done = batchdecode("check", "in", "--config", "all.yaml", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == (
+    assert refused("check", "in", "--config", "all.yaml", cwd=tmp_path) == (
         "error: all.yaml:1:1: unknown setting bacth; did you mean batch?\n"
         'error: all.yaml:2:1: batch must be an integer from 1 to 1,048,576, not "x"\n'
         "error: all.yaml:3:1: live must be auto, always, plain or never, not 3\n"
@@ -114,9 +112,7 @@ def test_a_file_without_an_end_is_refused_before_it_is_read_whole(option, tmp_pa
     endless = tmp_path / "endless.yaml"
     endless.symlink_to("/dev/zero")
     command = ["trace", "-", option, str(endless)]
-    done = batchdecode(*command, stdin=b'{"prompt":"x","max_tokens":1}\n')
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == (
+    assert refused(*command, stdin=b'{"prompt":"x","max_tokens":1}\n') == (
         f"error: cannot read {endless}: it is larger than 1 MiB, and no file of settings is\n"
     )
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from process import ENVIRONMENT, ROOT, batchdecode, lines_of, workload
+from process import ENVIRONMENT, ROOT, batchdecode, lines_of, refused, workload
 
 TINY = ROOT / "samples" / "tiny.gguf"
 REQUESTS = ROOT / "samples" / "requests.jsonl"
@@ -27,10 +27,9 @@ def refusal(tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
 
     def refusal(*arguments, stdin=b"", **environment):
-        done = batchdecode(*arguments, stdin=stdin, cwd=tmp_path, **environment)
-        assert (done.returncode, done.stdout) == (2, b"")
+        said = refused(*arguments, stdin=stdin, cwd=tmp_path, **environment)
         assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
-        return done.stderr
+        return said
 
     return refusal
 

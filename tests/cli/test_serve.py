@@ -13,7 +13,7 @@ import httpx
 import pytest
 from command_terminal import CommandTerminal
 from examples import mostly_heavy, rest_heavy
-from process import COMMAND, ENVIRONMENT, batchdecode, start
+from process import COMMAND, ENVIRONMENT, batchdecode, refused, start
 
 from batcher import decode
 
@@ -194,9 +194,8 @@ def test_a_second_signal_ends_it_whatever_clients_have_begun():
 
 @pytest.mark.parametrize("key", ["", "key ", "kl\u00e0"])
 def test_a_key_that_no_header_can_hold_is_refused(key):
-    done = batchdecode("serve", "--port", "0", BATCHDECODE_API_KEY=key)
-    assert done.returncode == 2
-    assert "must be printable ASCII, not be empty, and not begin or end with" in done.stderr
+    said = refused("serve", "--port", "0", BATCHDECODE_API_KEY=key)
+    assert "must be printable ASCII, not be empty, and not begin or end with" in said
 
 
 OWN, EVIL, FRIEND = "{own}", "http://evil.example", "https://chat.example:3000"

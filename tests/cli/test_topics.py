@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from process import COMMAND, ENVIRONMENT, batchdecode
+from process import COMMAND, ENVIRONMENT, batchdecode, refused
 
 from batcher.errors import BatchdecodeError
 from batcher.request import REQUEST_FIELDS
@@ -80,9 +80,7 @@ def test_words_lead_to_where_they_are_told(words, page, told):
 
 
 def test_a_topic_goes_to_a_pipe_as_markdown_and_an_unknown_one_suggests():
-    done = batchdecode("help", "schedulng")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == (
+    assert refused("help", "schedulng") == (
         "error: no topic 'schedulng'; did you mean: scheduling? "
         "(batchdecode help lists all pages)\n"
     )

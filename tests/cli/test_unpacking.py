@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from process import ROOT, batchdecode, lines_of, start
+from process import ROOT, batchdecode, lines_of, refused, start
 
 from cli.run.input import Unpacked
 
@@ -99,9 +99,8 @@ def test_what_runs_when_a_pipe_breaks_is_finished(follow, tmp_path):
     packed = gzip.compress(b"".join(REQUESTS.splitlines(keepends=True)[:19]))
     results, summary = tmp_path / "out.jsonl", tmp_path / "summary.json"
     files = ["-o", results, "--summary-json", summary]
-    done = batchdecode("run", "-q", "-", *follow, *files, stdin=packed[:-5])
-    assert done.returncode == 2
-    assert "error: cannot read <stdin> after line 19: the compressed data is cut" in done.stderr
+    said = refused("run", "-q", "-", *follow, *files, stdin=packed[:-5])
+    assert "error: cannot read <stdin> after line 19: the compressed data is cut" in said
     assert len(results.read_bytes().splitlines()) == 19
     assert json.loads(summary.read_bytes())["unfinished"] == 0
     record = json.loads((tmp_path / "out.jsonl.run.json").read_bytes())
