@@ -458,10 +458,8 @@ class KVCache(Generic[S]):
             self._register(sequence, num_computed_tokens // self.block_size)
         if self._siblings and self._siblings.get(sequence.id) is sequence:
             del self._siblings[sequence.id]
-        table = sequence.block_table
-        self.pool.give_back(held(table) if self.has_windows else table)
-        for table in sequence.group_tables:
-            self.pool.give_back(held(table))
+        for table in tables_of(sequence):
+            self.pool.give_back(held(table) if self.has_windows else table)
         sequence.block_table, sequence.group_tables = [], ()
 
     def forget(self, sequence: S) -> None:

@@ -97,16 +97,10 @@ def _custom_policy(name: str, own_key: Callable[[Candidate], Any]) -> Policy:
     """
 
     def key(sequence: Schedulable) -> Key:
-        candidate = Candidate(
-            sequence.id,
-            sequence.index,
-            sequence.arrival_time,
-            sequence.num_prompt_tokens,
-            sequence.max_tokens,
-            sequence.priority,
-            sequence.deadline,
-            sequence.num_generated,
-        )
+        who = sequence.id, sequence.index, sequence.arrival_time
+        lengths = sequence.num_prompt_tokens, sequence.max_tokens
+        urgency = sequence.priority, sequence.deadline
+        candidate = Candidate(*who, *lengths, *urgency, sequence.num_generated)
         with calling(f"the policy {name} raised"):
             found = own_key(candidate)
         numbers = found if isinstance(found, tuple) else (found,)
@@ -119,8 +113,6 @@ def _custom_policy(name: str, own_key: Callable[[Candidate], Any]) -> Policy:
 
     return key
 
-
-Entry = tuple[Key, int]
 
 MAX_GONE = 256  # stale entries of a KeyQueue
 MAX_MATCHED = 128  # the longest waiting ones, whose prefixes are looked up
@@ -275,9 +267,8 @@ class KeyQueue(WaitingQueue[S]):
         super().__init__()
         self._policy, self._aging = policy, aging
         self._numbers: dict[S, int] = {}  # of its valid entries
-        self._by_number: dict[int, S] = {}
-        self._by_key: list[Entry] = []
-        self._by_arrival: list[Entry] = []
+        self._by_key: list[tuple[Key, int, S]] = []
+        self._by_arrival: list[tuple[Key, int, S]] = []
         self._num_pushed = 0
 
     @property
@@ -320,35 +311,32 @@ class KeyQueue(WaitingQueue[S]):
     def _insert(self, sequence: S) -> None:
         number = self._num_pushed
         self._num_pushed += 1
-        heappush(self._by_key, (self._policy(sequence), number))
-        heappush(self._by_arrival, (queue_number(sequence), number))
+        heappush(self._by_key, (self._policy(sequence), number, sequence))
+        heappush(self._by_arrival, (queue_number(sequence), number, sequence))
         self._numbers[sequence] = number
-        self._by_number[number] = sequence
 
     def _discard(self, sequence: S) -> None:
-        there = self._by_number
-        del there[self._numbers.pop(sequence)]
+        there = self._numbers
+        del there[sequence]
         if not there or len(self._by_key) + len(self._by_arrival) > 4 * len(there) + MAX_GONE:
             for heap in (self._by_key, self._by_arrival):
-                heap[:] = [entry for entry in heap if entry[1] in there]
+                heap[:] = [entry for entry in heap if there.get(entry[2]) == entry[1]]
                 heapify(heap)
 
-    def _smallest(self, heap: list[Entry]) -> Iterator[S]:
+    def _smallest(self, heap: list[tuple[Key, int, S]]) -> Iterator[S]:
         """Yield the sequences of a heap in order, without sorting all of it."""
         nodes = [(heap[0], 0)] if heap else []
         while nodes:
-            (_, number), place = heappop(nodes)
-            if number in self._by_number:
-                yield self._by_number[number]
+            (_, number, sequence), place = heappop(nodes)
+            if self._numbers.get(sequence) == number:
+                yield sequence
             for child in range(2 * place + 1, min(2 * place + 3, len(heap))):
                 heappush(nodes, (heap[child], child))
 
-    def _top(self, heap: list[Entry]) -> S:
-        while True:
-            sequence = self._by_number.get(heap[0][1])
-            if sequence is not None:
-                return sequence
+    def _top(self, heap: list[tuple[Key, int, S]]) -> S:
+        while self._numbers.get(heap[0][2]) != heap[0][1]:
             heappop(heap)
+        return heap[0][2]
 
 
 class PrefixQueue(WaitingQueue[S]):

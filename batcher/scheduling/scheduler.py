@@ -299,6 +299,10 @@ class Scheduler(Generic[S]):
         The rows of a group must reach their last tokens in the same step.
         """
         budget, num_held_back = output.budget, output.num_held_back
+        if not first.others:
+            num_left = first.num_tokens - first.num_computed_tokens - num_held_back
+            num_tokens = min(num_left, budget, self._max_chunk)
+            return {first: num_tokens} if num_tokens > 0 else {}
         rows = first.computed_group
         most = min(budget, max(self._max_chunk, len(rows)))
         if sum(row.num_tokens - row.num_computed_tokens for row in rows) > most:
@@ -396,14 +400,22 @@ class Scheduler(Generic[S]):
         Also the number of free blocks required to admit the group.  Until it is admitted,
         `num_computed_tokens` of its rows is only the length of the match.
         """
-        matches = kv_cache.matches_of(first)
-        for row, match in matches.items():
-            row.num_computed_tokens = match.num_tokens
-        shares = self._split(first, output)
-        for row, match in matches.items():
-            match.num_planned = shares.get(row, 0)
-            if shares:  # else this step may compute the last tokens
-                match.stop = match.num_tokens + match.num_planned
+        if not first.others:
+            match = kv_cache.match(first)
+            num_left = first.num_tokens - match.num_tokens - output.num_held_back
+            num_planned = min(num_left, output.budget, self._max_chunk)
+            if num_planned > 0:
+                match.num_planned, match.stop = num_planned, match.num_tokens + num_planned
+            matches = {first: match}
+        else:
+            matches = kv_cache.matches_of(first)
+            for row, match in matches.items():
+                row.num_computed_tokens = match.num_tokens
+            shares = self._split(first, output)
+            for row, match in matches.items():
+                match.num_planned = shares.get(row, 0)
+                if shares:  # else this step may compute the last tokens
+                    match.stop = match.num_tokens + match.num_planned
         if self.settings.capacity == "no-evict":
             for row, match in matches.items():
                 match.stop = row.most_tokens

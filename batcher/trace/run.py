@@ -539,17 +539,11 @@ class RequestTimeline(Struct, gc=False, eq=False):
     ) -> SlotSpan:
         admit, preempt = admission.event, admission.preempt
         first_token = end - 1 if admission.first_token is None else admission.first_token
+        held = admit.slot, admit.id, admit.index, admit.step, end, outcome, admit.role
+        numbers = admission.num_jumped, admission.num_drafted, admission.num_accepted
         return SlotSpan(
-            admit.slot,
-            admit.id,
-            admit.index,
-            admit.step,
-            end,
-            outcome,
-            admit.role,
-            admission.num_jumped,
-            admission.num_drafted,
-            admission.num_accepted,
+            *held,
+            *numbers,
             forks=tuple(admission.forks or ()),
             prefill=first_token + 1 - admit.step,
             cached=admit.cached,

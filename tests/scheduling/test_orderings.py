@@ -180,7 +180,7 @@ def test_what_has_gone_is_not_kept(policy: str) -> None:
         ordering.push(sequence)
     for sequence in sequences:
         ordering.take(sequence)
-    kept = [getattr(ordering, name, ()) for name in ("_by_key", "_by_arrival", "_by_number")]
+    kept = [getattr(ordering, name, ()) for name in ("_by_key", "_by_arrival", "_numbers")]
     assert [len(part) for part in kept] == [0, 0, 0]
     assert ordering.head(0.0) is None
 
