@@ -351,9 +351,7 @@ class TileCache:
         self._move(*(np.array(moves).T + self.first_cell))
 
     def _move(self, *cells: IntArray) -> None:
-        sources, targets = (
-            torch.from_numpy(each).to(self._device, non_blocking=True) for each in cells
-        )
+        sources, targets = (_sent(each, self._device) for each in cells)
         for store in (self.keys, self.values):
             store[:, targets] = store[:, sources]
 
@@ -379,8 +377,7 @@ class TileCache:
                 own[:num, slot] = table[:num]
                 self._width = max(self._width, num)
         for target, own in zip(self.tables, self._tables, strict=True):
-            source = torch.from_numpy(own[: self._width])
-            target[: self._width].copy_(source, non_blocking=True)
+            target[: self._width].copy_(_sent(own[: self._width], self._device))
 
     @torch.inference_mode()
     def compute(
@@ -409,7 +406,7 @@ class TileCache:
                 spares = self._spare_cells(group, slots)
                 cells = np.where(positions % self.block_size, cells, spares)
             fields[_FIELDS + group, :num_tokens] = cells
-        inputs = torch.from_numpy(fields).to(self._device, non_blocking=True)
+        inputs = _sent(fields, self._device)
         if isinstance(token_ids, torch.Tensor):
             inputs[0, :num_tokens] = token_ids
         begin, hidden = 0, []
@@ -419,8 +416,7 @@ class TileCache:
             tile.run()
             first, last = np.searchsorted(wanted, [begin, begin + size])
             if first < last:
-                own = torch.from_numpy(wanted[first:last] - begin)
-                hidden.append(tile.hidden[own.to(self._device, non_blocking=True)])
+                hidden.append(tile.hidden[_sent(wanted[first:last] - begin, self._device)])
             begin += size
         return torch.cat(hidden) if hidden else self.decoder.hidden[:0]
 
@@ -437,7 +433,7 @@ class TileCache:
     ) -> tuple[torch.Tensor, Callable[[], IntArray]]:
         """Return some of `tokens`, and a function that waits for them and returns them."""
         if len(rows) < len(tokens):
-            tokens = tokens[torch.from_numpy(rows).to(self._device, non_blocking=True)]
+            tokens = tokens[_sent(rows, self._device)]
         on_host = self._to_host(tokens)
         if self._device.type == "cpu":
             return tokens, on_host.numpy
@@ -483,7 +479,7 @@ class TileCache:
         for head, num_rows, begin in self._heads_of(hidden):
             tokens.append(head.tokens[:num_rows].clone())
             own, own_top = (
-                torch.from_numpy(each[first:last] - begin).to(self._device, non_blocking=True)
+                _sent(each[first:last] - begin, self._device)
                 for each in (rows, top_rows)
                 for first, last in [np.searchsorted(each, [begin, begin + num_rows])]
             )
@@ -508,7 +504,7 @@ class TileCache:
         none = np.zeros((0, self.decoder.config.vocab_size), np.float32)
 
         def whole(indices: IntArray) -> FloatArray:
-            lines = of_tops[0][torch.from_numpy(indices).to(self._device)]
+            lines = of_tops[0][_sent(indices, self._device)]
             all_logits: FloatArray = lines.float().cpu().numpy()
             return all_logits
 
@@ -525,6 +521,12 @@ class TileCache:
         return host.copy_(numbers, non_blocking=True)
 
 
+def _sent(numbers: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return numbers on a device, which reads them from pinned memory: so nothing waits for it."""
+    tensor = torch.from_numpy(numbers)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 def _edited(logits: torch.Tensor, edits: Any) -> torch.Tensor:
     """Return edited logits as float32, to the bit as LogitEdits.apply does."""
     device, vocab_size = logits.device, logits.shape[1]
@@ -533,11 +535,9 @@ def _edited(logits: torch.Tensor, edits: Any) -> torch.Tensor:
     parts: list[NDArray[Any]] = [*eights, edits.bias, packed]
     every_byte = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
     edited = logits.to(torch.float32, copy=True)
-    sent = torch.from_numpy(np.concatenate(every_byte))
+    sent = _sent(np.concatenate(every_byte), device)
     if not len(sent):
         return edited
-    if device.type != "cpu":
-        sent = sent.pin_memory().to(device, non_blocking=True)
     on_device, begin = [], 0
     for part in parts:
         own = sent[begin : begin + part.nbytes]
