@@ -30,7 +30,6 @@ from batcher.engine.step_stats import StepStats
 from batcher.errors import BatchdecodeError, Failure, InvariantError, RequestError, id_in_use
 from batcher.events import (
     AdmitEvent,
-    AdmitReason,
     ArriveEvent,
     ArriveReason,
     BlockedEvent,
@@ -378,9 +377,21 @@ class Engine(DrivenEngine):
                 dropped, failure = more.dropped, more.failure
                 if more.replayed is not None and more.replayed.slot is None:
                     needs_slot = False
-            who = step, time, first.id, first.index, first.arrive_reason
-            limits = first.num_prompt_tokens, request.output_limit, request.deadline
-            events.append(ArriveEvent(*who, *limits, *dropped, first.has_default_limit))
+            events.append(
+                ArriveEvent(
+                    step,
+                    time,
+                    first.id,
+                    first.index,
+                    first.arrive_reason,
+                    first.num_prompt_tokens,
+                    request.output_limit,
+                    request.deadline,
+                    dropped.num_turns,
+                    dropped.num_tokens,
+                    first.has_default_limit,
+                )
+            )
             if failure is None and not needs_slot:
                 # at the current step, not at that of its arrival, to keep results in order
                 self._finish(first, "length", clock.step)
@@ -424,10 +435,22 @@ class Engine(DrivenEngine):
                 num_left = row.num_tokens - row.num_computed_tokens
                 if not (row.is_decoding or row.num_tokens) and row in first.computed_group:
                     num_left = 1  # an empty prompt that this step gives no token
-                where = step, now, row.id, row.index, row.slot
-                why_slot: AdmitReason = "refill" if last_used[row.slot] == step - 1 else "empty"
-                numbers = num_generated, row.num_cached_tokens, num_left, num_tokens
-                events.append(AdmitEvent(*where, why_slot, row.role, *numbers, row.cached_from))
+                events.append(
+                    AdmitEvent(
+                        step,
+                        now,
+                        row.id,
+                        row.index,
+                        row.slot,
+                        "refill" if last_used[row.slot] == step - 1 else "empty",
+                        row.role,
+                        num_generated,
+                        row.num_cached_tokens,
+                        num_left,
+                        num_tokens,
+                        row.cached_from,
+                    )
+                )
             if forced:
                 events.append(JumpEvent(step, now, first.id, first.index, first.slot, len(forced)))
         if scheduled.has_continued:
@@ -561,9 +584,9 @@ class Engine(DrivenEngine):
         rows = first.group if first.others else (first,)
         for row, generated in zip_longest(rows, outputs):
             more, slot = row.more, None if row.slot == NO_SLOT else row.slot
-            where = step, time, request_id, row.index, slot
             if generated is None:  # a beam beyond the requested number
                 if was_admitted:
+                    where = step, time, request_id, row.index, slot
                     events.append(FinishEvent(*where, "unused", None, 0, row.role))
                 continue
             if more is not None and more.replayed is not None:
@@ -573,8 +596,22 @@ class Engine(DrivenEngine):
                 results.append(result)
             num_tokens = result.usage.completion_tokens
             self.num_tokens += num_tokens
-            ending = result.finish_reason, result.stop_reason, num_tokens, row.role, result.limit
-            events.append(FinishEvent(*where, *ending, None, result.error))
+            events.append(
+                FinishEvent(
+                    step,
+                    time,
+                    request_id,
+                    row.index,
+                    slot,
+                    result.finish_reason,
+                    result.stop_reason,
+                    num_tokens,
+                    row.role,
+                    result.limit,
+                    None,
+                    result.error,
+                )
+            )
             if request.session is not None:
                 self._sessions.note_end(row, result)
         num_open = self._num_open.pop(request_id) - 1
