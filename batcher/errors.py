@@ -40,13 +40,7 @@ RUN_ERROR_CODES = {
     "worker-died": "each worker that decoded the request alone died",
     "session-failed": "the previous request of its session failed or was aborted",
 }
-CLIENT_FAULTS = {
-    "too-few-outputs",
-    "constraint-error",
-    "content-filter",
-    "refusal",
-    "kv-too-small",
-}
+CLIENT_FAULTS = {"too-few-outputs", "constraint-error", "content-filter", "refusal", "kv-too-small"}
 """Those of RUN_ERROR_CODES that will happen again to the same request: its status is 400."""
 ERROR_CODES = REQUEST_ERROR_CODES | INPUT_ERROR_CODES | FIT_ERROR_CODES | RUN_ERROR_CODES
 

@@ -13,12 +13,7 @@ from batcher.models.base import Model
 from batcher.models.callables import LLM, CallSettings, LLMModel, checked_settings
 from batcher.models.loading import as_model, check_description, missing_methods
 from batcher.request import CONSTRAINT_FIELDS, SAMPLING_FIELDS, TO_THE_END, Request
-from batcher.requests.validation import (
-    ModelCapabilities,
-    find_problems,
-    num_slots_needed,
-    suggest,
-)
+from batcher.requests.validation import ModelCapabilities, find_problems, num_slots_needed, suggest
 from batcher.result import Result
 
 # Further arguments of `generate` and `generate_many`: these fields of a Request, as defined in

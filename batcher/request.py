@@ -238,8 +238,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         UpTo100,
         "guidance scale: distance from the logits of the negative prompt; 1: off",
         Field(
-            needs_logits=True,
-            excludes={"num_beams": "a beam has no negative prompt"} | _ONE_OUTPUT,
+            needs_logits=True, excludes={"num_beams": "a beam has no negative prompt"} | _ONE_OUTPUT
         ),
     ] = 1.0
     negative_prompt: Annotated[
@@ -340,10 +339,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         'object: name to list of `{"on", "to"}`',
     ] = None
     initial_state: Annotated[
-        str | None,
-        "first state",
-        "name; the first",
-        Field(needs=("states", "declare states")),
+        str | None, "first state", "name; the first", Field(needs=("states", "declare states"))
     ] = None
     speculate: Annotated[
         bool, "`false`: no [drafts](../guide/speculation.md), even if the run uses them"

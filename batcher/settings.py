@@ -139,9 +139,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
         Setting("N", "budget", 11, 1, is_common=True),
     ] = None
     long_prefill_threshold: Annotated[
-        int | None,
-        "maximum prompt tokens per request and step",
-        Setting("N", "threshold", 12, 1),
+        int | None, "maximum prompt tokens per request and step", Setting("N", "threshold", 12, 1)
     ] = None
     prefill_order: Annotated[
         PrefillOrder,

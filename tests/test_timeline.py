@@ -44,12 +44,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.metrics.summary import RunMetrics, encode_summary
-from batcher.trace.run import (
-    DraftCounts,
-    Fork,
-    RequestFold,
-    Wait,
-)
+from batcher.trace.run import DraftCounts, Fork, RequestFold, Wait
 from batcher.trace.timeline import EVERYTHING, Selection, Timeline, worst_bubble
 from batcher.trace.views import encode_chrome, encode_csv, encode_spans, encode_steps
 from cli.screen.live_state import RunState

@@ -14,14 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batcher.decoding import filters
-from batcher.decoding.filters import (
-    BadWords,
-    Candidates,
-    Group,
-    SamplingParams,
-    Vocabulary,
-    guide,
-)
+from batcher.decoding.filters import BadWords, Candidates, Group, SamplingParams, Vocabulary, guide
 from batcher.decoding.logprobs import Floats, as_told, log_softmax, token_logprob
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, LogitEdits, Tokenizer, TopLogits

@@ -550,11 +550,7 @@ class Engine(DrivenEngine):
         return uncomputed | decoded.failed
 
     def _finish(
-        self,
-        first: Sequence,
-        reason: FinishReason,
-        step: int,
-        failure: Failure | None = None,
+        self, first: Sequence, reason: FinishReason, step: int, failure: Failure | None = None
     ) -> None:
         """End a group: free its slots, if it has any, and append its results and events.
 

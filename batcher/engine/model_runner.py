@@ -11,24 +11,10 @@ from msgspec.structs import replace
 from batcher.decoding.logprobs import PromptLogprobs
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stop_matcher import StopMatcher
-from batcher.engine.sequence import (
-    NOTHING_DECODED,
-    Decoded,
-    Generated,
-    Sequence,
-    Suspended,
-)
+from batcher.engine.sequence import NOTHING_DECODED, Decoded, Generated, Sequence, Suspended
 from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.events import TokenEvent
-from batcher.models.base import (
-    Batch,
-    Chunk,
-    Model,
-    ModelOutput,
-    Pages,
-    can_page,
-    eos_token_ids_of,
-)
+from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page, eos_token_ids_of
 from batcher.request import ConstraintField
 from batcher.result import FinishReason
 from batcher.scheduling.scheduler import SchedulerOutput

@@ -95,10 +95,7 @@ def _merge_parts(
 
 
 def paged_attention(
-    call: Any,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    where: Any,
+    call: Any, keys: torch.Tensor, values: torch.Tensor, where: Any
 ) -> torch.Tensor:
     """Return the output [tokens, heads, value features] of an AttentionCall.
 
