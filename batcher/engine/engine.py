@@ -421,7 +421,7 @@ class Engine(DrivenEngine):
                 events.append(
                     PreemptEvent(*where, *why, num_computed_tokens, num_generated, row.role)
                 )
-            preemption.forget_slots()
+                row.slot = NO_SLOT
         for first in scheduled.admitted:
             forced = runner.open(first)
             if forced:

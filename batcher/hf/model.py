@@ -290,7 +290,7 @@ def fix_factors(body: nn.Module, context: int) -> None:
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model; see ModelSizes."""
+    """The sizes of a model. eos_token_ids: all that end a text."""
 
     vocab_size: int
     max_position_embeddings: int

@@ -52,7 +52,7 @@ from batcher.transformer.tokenizer import (
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
-from batcher.transformer.transformer import CausalModel, Transformer
+from batcher.transformer.transformer import Transformer
 from batcher.transformer.weights import Watch, Weights
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def load_transformer(
             f"{path}: --weights q4 needs a file with blocks of 4 bits ({known}); --weights q8 "
             "works for every checkpoint"
         )
-    decoder: CausalModel
+    decoder: Transformer
     if settings.tensor_parallel == 1:
         decoder = transformer_of(path, settings, None, watch, checkpoint)
     else:

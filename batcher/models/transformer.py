@@ -11,7 +11,7 @@ such a model continues from the token before its drafts.
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from itertools import pairwise
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from batcher.transformer.step import (
     Span,
     spans_of_tree,
 )
-from batcher.transformer.transformer import CausalModel, ModelSizes
+from batcher.transformer.transformer import Transformer
 
 
 class DecoderModel:
@@ -61,7 +61,7 @@ class DecoderModel:
         settings: dict[str, Any],
         max_context: int | None = None,
     ) -> None:
-        self._decoder, sizes = decoder, cast(ModelSizes, decoder.config)
+        self._decoder, sizes = decoder, decoder.config
         self.name, self.settings, self.tokenizer = name, settings, tokenizer
         self.vocab_size, self.eos_token_ids = sizes.vocab_size, sizes.eos_token_ids
         self.eos_token_id = next(iter(sizes.eos_token_ids), None)
@@ -329,7 +329,7 @@ class SpanCache:
     state_lengths: cell of states -> number of tokens they cover.
     """
 
-    def __init__(self, decoder: CausalModel, num_blocks: int, block_size: int) -> None:
+    def __init__(self, decoder: Transformer, num_blocks: int, block_size: int) -> None:
         self.store, self.states = decoder.new_store(), decoder.new_states()
         self.state_lengths: dict[int, int] = {}
         self.block_size = block_size
@@ -372,14 +372,14 @@ class SpanCache:
 
 
 class TransformerModel(PagedDecoderModel):
-    """A CausalModel with a SpanCache.
+    """A Transformer with a SpanCache.
 
     layout: of the decoder; padded, decoding rows and chunks are computed separately.
     recomputes_drafts: whether it has recurrent layers; if not, it also verifies_trees.
     """
 
     layout: Layout = "ragged"
-    _decoder: CausalModel
+    _decoder: Transformer
     _cache: SpanCache
 
     def _prepare(self) -> None:

@@ -164,8 +164,8 @@ def serve(connection: Connection, group: RankGroup, make: MakeRank) -> None:
 _GRACE = 5.0  # seconds to wait for the end of a process
 
 
-class RankProcesses:
-    """A CausalModel that other processes compute, each a part of every product.
+class RankProcesses(Transformer):
+    """A Transformer that other processes compute, each a part of every product.
 
     make: called in each of `world_size` processes. watch: called with the number of tensors that
     the first has read.

@@ -7,7 +7,6 @@ transformers.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -35,7 +34,6 @@ from batcher.transformer.layers import (
 )
 from batcher.transformer.step import (
     CacheGroup,
-    CacheSize,
     KVStore,
     RecurrentStates,
     Snapshot,
@@ -364,48 +362,15 @@ def _unit(x: FloatArray) -> FloatArray:
 EMBEDDING = "model.embed_tokens.weight"
 
 
-class ModelSizes(Protocol):
-    """The sizes of any model that returns logits; eos_token_ids: all of them."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_position_embeddings(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-
-class CausalModel(Protocol):
-    """A model that computes hidden states and logits, in any process.
-
-    cache_groups: layers that share a block table. cache_size: bytes of its store and states.
-    """
-
-    @property
-    def config(self) -> ModelSizes: ...
-    @property
-    def cache_groups(self) -> tuple[CacheGroup, ...]: ...
-    @property
-    def cache_size(self) -> CacheSize: ...
-    def new_store(self) -> KVStore: ...
-    def new_states(self) -> RecurrentStates | None: ...
-    def forward(
-        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None = None
-    ) -> FloatArray:
-        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order."""
-
-    def logits(self, hidden: FloatArray) -> FloatArray:
-        """Return the logits [rows, vocab_size] of hidden states."""
-
-
 _NUM_COMPARED = 21  # tokens
 _LEAST_ROWS = (1, 2, 16, None)  # to try in this order
 
 
 class Transformer:
-    """A CausalModel in this process.
+    """A model that computes hidden states and logits.
 
     layout: of steps.
+    cache_groups: layers that share a block table. cache_size: bytes of its store and states.
     """
 
     def __init__(
@@ -427,7 +392,12 @@ class Transformer:
         if config.logit_softcap is not None:
             logits = soft_cap(head.graph, logits, config.logit_softcap)
         self._head = head.graph.compiled(logits)
-        self._find_least_rows([self._body, self._head, *builder.experts], num_compared)
+        # Sessions compute a row in one way, whatever rows are beside it. Layers are alike.
+        for least_rows in _LEAST_ROWS:
+            for program in (self._body, self._head, *builder.experts):
+                program.least_rows = least_rows
+            if not least_rows or self._is_exact(num_compared):
+                break
 
     def new_store(self) -> KVStore:
         own = self._weights.own_heads(self.config.num_kv_heads)
@@ -440,11 +410,13 @@ class Transformer:
     def forward(
         self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None = None
     ) -> FloatArray:
+        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order."""
         step = Step(spans, store, states, self._layout, is_alone=self._body.least_rows is None)
         hidden: FloatArray = self._body(step, **self._inputs(step))
         return hidden[: step.num_tokens]
 
     def logits(self, hidden: FloatArray) -> FloatArray:
+        """Return the logits [rows, vocab_size] of hidden states."""
         logits: FloatArray = self._head(None, x=hidden)
         return logits
 
@@ -455,19 +427,11 @@ class Transformer:
             inputs[f"cosines{number}"], inputs[f"sines{number}"] = rotary.angles(step.positions)
         return inputs
 
-    def _find_least_rows(self, programs: Sequence[Program], num_steps: int) -> None:
-        """Find how sessions compute a row in one way, whatever rows are beside it.
-
-        num_steps: of the body, which are compared; layers are alike.
-        """
-        for least_rows in _LEAST_ROWS:
-            for program in programs:
-                program.least_rows = least_rows
-            if not least_rows or self._is_exact(num_steps):
-                return
-
     def _is_exact(self, num_steps: int) -> bool:
-        """Return whether tokens have equal bits in one chunk and in several."""
+        """Return whether tokens have equal bits in one chunk and in several.
+
+        num_steps: of the body, which are compared.
+        """
         num_groups = sum(not group.is_recurrent for group in self.cache_groups)
         ids = (np.arange(_NUM_COMPARED) % self.config.vocab_size).tolist()
         found: list[list[Array]] = []
