@@ -306,11 +306,12 @@ class SimulatedModel:
             if chunk.is_scored
         }
         if pages is None:
-            does_yield, parts = batch.slots.size > 0, self._parts
+            parts, has_part = self._parts, False
             for chunk in chunks:
                 slot, token_ids = chunk.slot, chunk.token_ids
                 before = self._hash_before(chunk, batch)
                 if not batch.holds(slot):
+                    has_part = True
                     parts[slot] = hash_after(before, token_ids)
                     continue
                 if parts:
@@ -319,6 +320,7 @@ class SimulatedModel:
                     before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
                 self._hashes[slot] = hash_after(before, token_ids[:-1])
                 self._tokens[slot] = token_ids[-1]
+            does_yield = not has_part or batch.slots.size > 0
         if not chunk_logits and draft_logits is None:
             return self._output, does_yield
         output = ModelOutput(self._tokens, chunk_logits=chunk_logits, draft_logits=draft_logits)
@@ -402,7 +404,7 @@ class PagedHashes:
         for chunk in chunks:
             if self._stride_of[chunk.slot]:
                 self.release(chunk.slot)
-        does_yield = batch.slots.size > 0
+        does_yield = any(batch.holds(chunk.slot) for chunk in chunks) or batch.slots.size > 0
         if does_yield:
             self._move_on(pages)
             if self._tokens is not None:
