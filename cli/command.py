@@ -376,7 +376,7 @@ def _show_all(ctx: Any, param: Any, value: bool) -> None:  # noqa: ARG001, FBT00
 def _declared(made: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     """Yield the name, type, default and option of each field of a dataclass, or parameter.
 
-    The option may be an argument or a group, and is None for other fields.
+    The option may be an argument or a group; other fields have None.
     """
     if is_dataclass(made):
         for each in fields(made):
