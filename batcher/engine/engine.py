@@ -421,7 +421,7 @@ class Engine(DrivenEngine):
                 events.append(
                     PreemptEvent(*where, *why, num_computed_tokens, num_generated, row.role)
                 )
-                row.slot = NO_SLOT
+            preemption.forget_slots()
         for first in scheduled.admitted:
             forced = runner.open(first)
             if forced:

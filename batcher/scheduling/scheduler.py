@@ -57,6 +57,11 @@ class Preemption(NamedTuple, Generic[S]):
     reason: PreemptReason
     num_computed_tokens: dict[S, int]
 
+    def forget_slots(self) -> None:
+        """Clear the slots of the sequences, after their events were written."""
+        for row in self.num_computed_tokens:
+            row.slot = NO_SLOT
+
 
 class Blocked(Struct, Generic[S], frozen=True):
     """The reason why the head of the waiting queue was not admitted to a free slot."""
