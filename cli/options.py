@@ -316,7 +316,10 @@ class SchedulingOptions:
             raise BatchdecodeError(
                 "--kv-memory cannot be used with --kv-blocks: one follows from the other"
             )
-        from batcher.models.base import free_kv_bytes_of, kv_block_bytes_of  # noqa: PLC0415 - with it comes numpy
+        from batcher.models.base import (  # noqa: PLC0415 - with it comes numpy
+            free_kv_bytes_of,
+            kv_block_bytes_of,
+        )
 
         block_size = self.values.get("block_size", DEFAULT_BLOCK_SIZE)
         num_bytes = kv_block_bytes_of(model, block_size)

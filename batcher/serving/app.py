@@ -327,9 +327,11 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
         return JSONResponse(model)
 
     async def health(_: Request) -> Response:
-        status = "draining" if service.engine.is_draining else "ok"
-        status = status if service.engine.failure is None else "failed"
-        return JSONResponse({"status": status}, OK if status == "ok" else UNAVAILABLE)
+        if service.engine.failure is not None:
+            return JSONResponse({"status": "failed"}, UNAVAILABLE)
+        if service.engine.is_draining:
+            return JSONResponse({"status": "draining"}, UNAVAILABLE)
+        return JSONResponse({"status": "ok"})
 
     async def metrics_text(_: Request) -> Response:
         return Response(metrics(), media_type="text/plain; version=1.0.0; charset=utf-8")

@@ -42,7 +42,11 @@ class Exposition(AbstractContextManager["Exposition"]):
 
     def __init__(self, where: tuple[str, int] | None, file: OutFile | None) -> None:
         try:
-            from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server  # noqa: PLC0415 - an extra
+            from prometheus_client import (  # noqa: PLC0415 - an extra
+                CollectorRegistry,
+                make_wsgi_app,
+                start_http_server,
+            )
         except ImportError as error:
             raise BatchdecodeError(
                 "--metrics-port and --metrics-file need prometheus-client: "
